@@ -1,0 +1,337 @@
+"""Every mode, the same trace: start a server a mode, replay, measure, stop; then tables and figures.
+
+    ./compare.sh [--modes a,b] [--numsamples N] [--lengths …] [--arrival …] [--trace F] [--seed S] [--out DIR] [any server setting]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from client import graph, report
+from client.data import (
+    ARRIVALS, LENGTHS, ORDERS, PromptData, Request, WorkloadError, describe, dumps, save_trace, workload,
+)  # fmt: skip
+from client.load import Outcome, ServerError, get, post, replay
+from config import MODES, Config, ConfigError, add_settings, build, flag, from_environment, meaningful, refuse_unknown
+from config import _Parser as Parser
+from stats import DEFINITIONS, fairness, occupancy_over_time, summarise
+
+ROOT = Path(__file__).resolve().parents[1]
+LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
+STARTUP_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    modes: list[str]
+    numsamples: int
+    lengths: str
+    arrival: str
+    order: str
+    trace: Path | None
+    seed: int
+    goodput: dict[str, float]
+    timeout: float
+    out: Path
+    flags: dict[str, Any]  # server settings, as given
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Parse compare.sh's command line. Raises ConfigError or WorkloadError; exits 0 after --help."""
+    parser = Parser(
+        prog="./compare.sh", description="Replay one trace against every batching mode.", allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+    )  # fmt: skip
+    parser.add_argument("--modes", default=",".join(MODES), help="modes to compare, separated by commas (default: all)")
+    parser.add_argument("--numsamples", type=int, default=300, help="requests (default: 300)")
+    parser.add_argument("--lengths", default="normal", help=f"completion lengths: {LENGTHS} (default: normal)")
+    parser.add_argument("--arrival", default="auto",
+                        help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the measured capacity of dynamic (default: auto)")  # fmt: skip
+    parser.add_argument("--order", choices=ORDERS, default="random", help="random, or descend: longest first")
+    parser.add_argument("--trace", type=Path, help="replay this trace.jsonl instead of drawing a workload")
+    parser.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits on ttft, tpot, e2el")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds that an answer may take (default: 3600)")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
+    add_settings(parser)
+    known, unknown = parser.parse_known_args(argv)
+    refuse_unknown(parser, unknown)
+    flags = {name: value for name, value in vars(known).items() if name in Config.model_fields}
+    for name in ("host", "port"):
+        if name in flags:
+            raise ConfigError(f"{flag(name)} has no meaning here: every mode gets a free port on this machine")
+    modes = known.modes.split(",")
+    if len(set(modes)) < len(modes):
+        raise ConfigError("--modes names a mode twice")
+    for mode in modes:  # a setting of one mode alone is given to that mode alone
+        build(mode, {name: value for name, value in flags.items() if meaningful(name, mode)}, from_environment(os.environ))
+    for name in flags:
+        if not any(meaningful(name, mode) for mode in modes):
+            raise ConfigError(f"{flag(name)} has no meaning in any of the modes {', '.join(modes)}")
+    if known.numsamples < 1:
+        raise ConfigError("--numsamples must be at least 1")
+    return Options(
+        modes, known.numsamples, known.lengths, known.arrival, known.order, known.trace, int(flags.get("seed", 0)),
+        parse_goodput(known.goodput), known.timeout, known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}", flags,
+    )  # fmt: skip
+
+
+def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
+    """{"ttft": 200.0} from ["ttft:200"]. Raises ConfigError."""
+    limits = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        try:
+            if name not in ("ttft", "tpot", "e2el"):
+                raise ValueError
+            limits[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"--goodput {text!r}: give ttft:MS, tpot:MS or e2el:MS") from None
+    return limits
+
+
+# ---- servers
+
+
+@contextlib.contextmanager
+def server(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
+    """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it whatever happens.
+
+    Raises ServerError with the end of the server's own output if it does not come up.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(ROOT / "app.py"), mode, "--host", "127.0.0.1", "--port", str(port)]
+    for name, value in flags.items():
+        if meaningful(name, mode):
+            switch = flag(name) if value is not False else flag(name).replace("--", "--no-", 1)
+            command += [switch] if isinstance(value, bool) else [switch, str(value)]
+    with tempfile.TemporaryFile() as output:
+        # a session of its own: Ctrl-C reaches us alone, and we stop it
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_ready(process, url)
+            if process.pid not in (pids := get(url)["pids"]):
+                raise ServerError(f"{url} is another server (processes {pids}, ours is {process.pid}); run the comparison again")
+            yield url
+        except ServerError as error:
+            output.seek(0)
+            said = output.read().decode(errors="replace").strip()[-2000:]
+            raise ServerError(f"{mode}: {error}" + (f"\nThe server said:\n{said}" if said else "")) from None
+        finally:
+            _stop(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + STARTUP_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerError(f"the server ended with exit code {process.returncode} before it was ready")
+        try:
+            get(f"{url}/ready", timeout_s=5)
+            return
+        except ServerError:
+            time.sleep(0.1)
+    raise ServerError(f"the server was not ready after {STARTUP_S} s")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGINT ends what is in flight at once; what is left of the session after that is killed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        pass
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+# ---- measuring
+
+
+def measure_capacity(url: str, max_batch_size: int, data: PromptData) -> dict[str, Any]:
+    """Tokens per second of a server while every row is busy, from a burst of three requests a row.
+
+    Counted are the tokens made until the last request was admitted: after that rows fall empty.
+    """
+    requests = data.requests(3 * max_batch_size, "burst")
+    outcomes = replay(url, requests)
+    answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    if len(answers) < len(requests):
+        raise ServerError(f"the burst that measures capacity failed: {next(o.error for o in outcomes if o.error)}")
+    timings = [answer.timings for answer in answers]
+    start = min(t["arrived_at"] for t in timings)
+    end = max(t["arrived_at"] + t["queue_s"] for t in timings)
+    made = sum(
+        int(np.sum(t["arrived_at"] + t["ttft_s"] + np.cumsum([0.0, *t["itl_s"]]) <= end)) for t in timings
+    )  # fmt: skip
+    mean = float(np.mean([answer.completion_tokens for answer in answers]))
+    return {"output_throughput": made / (end - start), "requests": len(requests), "mean_num_tokens": mean, "load": LOAD}
+
+
+def run_mode(url: str, requests: Sequence[Request], options: Options, progress: Progress, mode: str) -> dict[str, Any]:
+    """Warm a server up, replay the trace, and return MODE.json."""
+    for _ in range(2):
+        post(f"{url}/inference", {"prompt": "warm up", "num_tokens": 8})
+    post(f"{url}/stats/reset")
+    task = progress.add_task(mode, total=len(requests), failed="")
+    failures = 0
+
+    def show(outcome: Outcome) -> None:
+        nonlocal failures
+        failures += bool(outcome.error)
+        progress.update(task, advance=1, failed=f"{failures} failed" if failures else "")
+
+    outcomes = replay(url, requests, options.timeout, show)
+    engine = get(f"{url}/stats?iterations=1", timeout_s=120)
+    iterations = engine.pop("iterations")
+    engine.pop("definitions")
+    answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    result = {"mode": mode, "config": get(url)["config"]}
+    result |= summarise(answers, [outcome.sent_at for outcome in outcomes], options.goodput)
+    result["requested_rate"] = describe(requests)["requested_rate"]
+    result |= {key: engine[key] for key in ("useful_fraction", "occupancy", "largest_batch", "live_rows", "idle_rows")}
+    result["errors"] = sorted({outcome.error for outcome in outcomes if outcome.error})
+    result["server"] = engine
+    result["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)
+    result["definitions"] = DEFINITIONS
+    result["requests"] = [_record(outcome) for outcome in outcomes]
+    return result
+
+
+def _record(outcome: Outcome) -> dict[str, Any]:
+    """One request of MODE.json; the gaps between tokens stay out, they are summarised above."""
+    record: dict[str, Any] = {"id": outcome.request.id, "num_tokens": outcome.request.num_tokens, "sent_at": outcome.sent_at}
+    if outcome.answer is None:
+        return record | {"error": outcome.error}
+    record |= asdict(outcome.answer) | {"text": outcome.text}
+    record["timings"] = {name: value for name, value in record["timings"].items() if name != "itl_s"}
+    return record
+
+
+def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """How many of the requests that every mode answered got the same text in each."""
+    texts = [{r["id"]: r["text"] for r in result["requests"] if "text" in r} for result in results.values()]
+    common = set.intersection(*(set(t) for t in texts)) if texts else set()
+    return {"requests": len(common), "identical": sum(len({t[i] for t in texts}) == 1 for i in common)}
+
+
+SUMMARY_KEYS = (
+    "output_throughput request_throughput total_token_throughput goodput mean_e2el_ms p50_e2el_ms p99_e2el_ms mean_ttft_ms "
+    "p50_ttft_ms p99_ttft_ms mean_tpot_ms mean_normalized_latency_ms mean_queue_time_ms mean_held_time_ms useful_fraction "
+    "occupancy largest_batch fairness completed failed wall_clock_s client_limited p99_schedule_lag_ms achieved_rate"
+).split()
+
+
+def compare(options: Options, console: Console) -> dict[str, Any]:
+    """Run the comparison, write its folder, and return summary.json. Raises ServerError or WorkloadError."""
+    environment = from_environment(os.environ)
+    configs = {
+        mode: build(mode, {n: v for n, v in options.flags.items() if meaningful(n, mode)}, environment)
+        for mode in {*options.modes, "dynamic"}
+    }
+    data = PromptData(options.lengths, options.order, options.seed)
+    arrival, capacity = options.arrival, None
+    if arrival != "auto" or options.trace:  # a mistyped workload is found before any server starts
+        workload(options.trace, options.numsamples, options.lengths, "burst" if options.trace else arrival, options.order, 0)
+    options.out.mkdir(parents=True, exist_ok=True)
+    console.print(f"{len(options.modes)} modes on {configs['dynamic'].model}; results go to {options.out}")
+    if arrival == "auto" and not options.trace:
+        with console.status("measuring the capacity of dynamic with a short burst"), server("dynamic", options.flags) as url:
+            capacity = measure_capacity(url, configs["dynamic"].max_batch_size, data)
+        expected = np.mean([r.num_tokens for r in data.requests(options.numsamples)])
+        arrival = f"poisson:{LOAD * capacity['output_throughput'] / expected:.4g}"
+        console.print(f"capacity of dynamic: {capacity['output_throughput']:,.0f} tok/s; arrival: {arrival} requests a second")
+    requests = workload(options.trace, options.numsamples, options.lengths, arrival, options.order, options.seed)
+    save_trace(options.out / "trace.jsonl", requests)
+
+    results: dict[str, dict[str, Any]] = {}
+    columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("[red]{task.fields[failed]}"))  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        for mode in options.modes:
+            with server(mode, options.flags) as url:
+                results[mode] = run_mode(url, requests, options, progress, mode)
+            (options.out / f"{mode}.json").write_text(dumps(results[mode]))
+    shared = {k: v for k, v in results[options.modes[0]]["config"].items() if k not in ("mode", "port", "host", "log_level")}
+    summary = {
+        "modes": {mode: {key: result.get(key) for key in SUMMARY_KEYS} for mode, result in results.items()},
+        "identical_outputs": identical_outputs(results),
+        "config": shared,
+        "workload": describe(requests) | {"lengths": str(options.trace or options.lengths), "arrival": arrival},
+        "capacity": capacity,
+        "hardware": report.hardware(),
+        "commit": report.commit(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seed": options.seed,
+        "command": shlex.join(["./compare.sh", *sys.argv[1:]]),
+        "definitions": DEFINITIONS,
+    }
+    (options.out / "summary.json").write_text(dumps(summary))
+    _draw(options.out, results, summary)
+    report.write_report(options.out, summary)
+    return summary
+
+
+def _draw(folder: Path, results: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+    config = summary["config"]
+    caption = (
+        f"{config['model']}, {config['dtype']}, {summary['workload']['requests']} requests, {summary['workload']['arrival']} "
+        f"· {summary['hardware']['cpu']}, {config['threads']} threads · commit {summary['commit']}"
+    )
+    points = {}
+    for mode, result in results.items():
+        answered = [r for r in result["requests"] if "text" in r]
+        tokens = [r["completion_tokens"] for r in answered]
+        seconds = [r["answered_at"] - r["sent_at"] for r in answered]
+        points[mode] = (tokens, seconds, fairness(tokens, seconds))
+    graph.latency_vs_tokens(points, folder / "latency_vs_tokens.png", caption)
+    over_time = {mode: result["occupancy_over_time"] for mode, result in results.items()}
+    graph.occupancy(over_time, config["max_batch_size"], folder / "occupancy.png", caption)
+
+
+def main() -> None:
+    console = Console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop servers on SIGTERM as on Ctrl-C
+    try:
+        options = parse(sys.argv[1:])
+        summary = compare(options, console)
+    except (ConfigError, WorkloadError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ServerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted; the servers are stopped", file=sys.stderr)
+        sys.exit(130)
+    console.print(report.terminal_table(summary))
+    console.print(report.identity_sentence(summary))
+    console.print(f"report.md, figures and every request: {options.out}")
+    if any(result["failed"] for result in summary["modes"].values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""One validated Config, parsed once by the launcher: flags, then EB_* in the environment, then .env, then defaults.
+
+`Config` is always resolved: `auto` and settings left out are filled in before validation, so every field
+holds what will be used, and other files compute from it instead of repeating a number. Flags are strict:
+one that has no meaning in the chosen mode is refused. The environment and a .env file may be shared
+between modes, so there only unknown names are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+import psutil
+from dotenv import dotenv_values
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shapes import DTYPE_BYTES, SHAPES, Shape, shape_of
+
+Mode = Literal["nobatch", "static", "windowed", "dynamic"]
+MODES: tuple[str, ...] = get_args(Mode)
+ONLY_IN = {
+    "batch_size_target": ("windowed",),
+    "batch_size_limit": ("windowed",),
+    "max_batch_delay_ms": ("windowed",),
+    "compact_batches": ("static", "windowed"),
+}
+VOCABULARIES = {"r50k_base": 50257, "bytes": 257}
+DOTENV = Path(__file__).with_name(".env")
+HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # how the launcher gives the resolved Config to gunicorn's worker
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the message is one sentence that names the fix."""
+
+
+def _setting(default: Any, meaning: str, shown: str | None = None, **checks: Any) -> Any:
+    return Field(default, description=meaning, json_schema_extra={"shown": shown or str(default)}, **checks)
+
+
+class Config(BaseModel):
+    """Every setting of a server. Raises pydantic's ValidationError; `parse` turns that into a ConfigError."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    mode: Mode = Field(description="batching mode: nobatch, static, windowed or dynamic")
+    model: str = _setting(
+        "", f"{', '.join(SHAPES)}, or the folder of a Hugging Face GPT-2", "auto: gpt2-medium on a GPU, demo on a CPU"
+    )
+    weights: Literal["pretrained", "random"] = _setting(
+        "pretrained", "pretrained, or random: seeded, no download, the same speed"
+    )
+    tokenizer: Literal["r50k_base", "bytes"] = _setting(
+        "bytes", "r50k_base (GPT-2's BPE) or bytes", "auto: r50k_base, or bytes for a smaller vocabulary"
+    )
+    device: Literal["cpu", "cuda"] = _setting("cpu", "cpu or cuda", "auto: cuda if there is a GPU")
+    dtype: Literal["float32", "bfloat16"] = _setting(
+        "float32", "float32 or bfloat16", "auto: float32 on a CPU, bfloat16 on a GPU"
+    )
+    threads: int = _setting(1, "torch threads", "auto: physical cores; 1 for demo", ge=1)
+    generator: Literal["cached", "naive"] = _setting("cached", "cached, or naive: recompute everything, no KV cache")
+    max_batch_size: int = _setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU", ge=1)
+    max_waiting: int = _setting(1024, "requests that may wait beside max_batch_size running ones; beyond it 429", ge=0)
+    max_model_len: int = _setting(1024, "prompt + completion tokens of a request at most", ge=2)
+    block_size: int = _setting(16, "tokens in a KV block; max_model_len gives one slot per request", ge=1)
+    kv_cache_gb: float = _setting(
+        4.0, "memory for keys and values, in 10^9 bytes", "4 on a CPU, 0.9 of free memory on a GPU", gt=0, allow_inf_nan=False
+    )
+    token_budget: int = _setting(256, "prefill tokens in an iteration at most", "256 on a CPU, 2048 on a GPU", ge=1)
+    max_batch_delay_ms: float = _setting(
+        10.0, "windowed: a batch forms when the oldest request has waited this long", gt=0, allow_inf_nan=False
+    )
+    batch_size_target: int = _setting(4, "windowed: a batch forms when this many rows wait", ge=1)
+    batch_size_limit: int | None = _setting(None, "windowed: rows in a batch at most", "none", ge=1)
+    compact_batches: bool = _setting(False, "static, windowed: drop rows that are done instead of computing them idly", "off")
+    loop_interval_ms: float = _setting(
+        0.0, "sleep between iterations; 10 reproduces the original experiment's loop", ge=0, allow_inf_nan=False
+    )
+    request_timeout_s: float | None = _setting(
+        None, "answer 504 after this long; a request may set its own", "none", gt=0, allow_inf_nan=False
+    )
+    seed: int = _setting(0, "of random weights, and of requests that bring none", ge=0, lt=2**63)
+    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
+    port: int = _setting(8500, "port to listen on", ge=1, le=65535)
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug, info, warning or error")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """Resolve `auto` and what was left out. Values that are wrong are left to field validation."""
+        given = {name: value for name, value in dict(data).items() if value not in ("auto", "", None)}
+        gpu_memory = _gpu_memory() if given.get("device") != "cpu" else 0
+        device = given.get("device") or ("cuda" if gpu_memory else "cpu")
+        if device == "cuda" and not gpu_memory:
+            raise ValueError("device cuda: no GPU is usable here; use --device cpu")
+        gpu = device == "cuda"
+        model = str(given.get("model") or ("gpt2-medium" if gpu else "demo"))
+        if model not in SHAPES and Path(model).expanduser().is_dir():
+            model = str(Path(model).expanduser().resolve())
+        shape = shape_of(model)
+        defaults = {
+            "device": device,
+            "dtype": "bfloat16" if gpu else "float32",
+            "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
+            "threads": 1 if model in ("demo", "fake") else physical_cores(),
+            "max_batch_size": 256 if gpu else 32,
+            "max_model_len": min(1024, shape.n_ctx),
+            "token_budget": 2048 if gpu else 256,
+        }
+        resolved = defaults | given | {"model": model}
+        if gpu and resolved["dtype"] in DTYPE_BYTES:
+            free = 0.9 * (gpu_memory - shape.weight_bytes(resolved["dtype"]))
+            resolved.setdefault("kv_cache_gb", round(free / 1e9, 3))
+        return resolved
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        shape = self.shape
+        if self.max_model_len > shape.n_ctx:
+            raise ValueError(
+                f"max_model_len {self.max_model_len} is beyond the {shape.n_ctx} positions of {self.model}; lower it"
+            )
+        vocabulary = VOCABULARIES[self.tokenizer]
+        if vocabulary > shape.vocab_size:
+            raise ValueError(
+                f"tokenizer {self.tokenizer} has {vocabulary} ids and {self.model} only {shape.vocab_size}; "
+                "choose another --tokenizer"
+            )
+        if self.model == "fake":
+            return self
+        token = shape.kv_bytes_per_token(self.dtype)
+        if self.n_blocks < self.blocks_per_request:
+            need = self.blocks_per_request * self.block_size * token
+            raise ValueError(
+                f"kv_cache_gb {self.kv_cache_gb:g} holds {self.n_blocks} blocks of {self.block_size} tokens × {token:,} bytes, "
+                f"and one request of {self.max_model_len} tokens needs {self.blocks_per_request} ({need / 1e9:.3f} GB); "
+                "raise --kv-cache-gb or lower --max-model-len"
+            )
+        weights, kv, memory = shape.weight_bytes(self.dtype), self.kv_bytes, psutil.virtual_memory().total
+        if self.device == "cpu" and weights + kv > memory:
+            raise ValueError(
+                f"{self.model} needs {weights / 1e9:.2f} GB of weights + {kv / 1e9:.2f} GB of keys and values "
+                f"= {(weights + kv) / 1e9:.2f} GB, and this machine has {memory / 1e9:.2f} GB; "
+                "lower --kv-cache-gb or choose a smaller --model"
+            )
+        return self
+
+    @property
+    def shape(self) -> Shape:
+        return shape_of(self.model)
+
+    @property
+    def blocks_per_request(self) -> int:
+        """KV blocks of the longest request."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def n_blocks(self) -> int:
+        """KV blocks in the pool: what kv_cache_gb holds, but never more than max_batch_size rows can use."""
+        usable = self.max_batch_size * self.blocks_per_request
+        if self.model == "fake":
+            return usable
+        block = self.block_size * self.shape.kv_bytes_per_token(self.dtype)
+        return min(usable, int(self.kv_cache_gb * 1e9 / block))
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.n_blocks * self.block_size * self.shape.kv_bytes_per_token(self.dtype)
+
+    @property
+    def effective_target(self) -> int:
+        """Rows that flush a window: a batch can never be larger than its limits, so neither can the target."""
+        return min(self.batch_size_target, self.batch_size_limit or self.batch_size_target, self.max_batch_size)
+
+    @property
+    def group_limit(self) -> int | None:
+        """Prompts in one request at most, in the modes that never split a group."""
+        if self.mode == "static":
+            return self.max_batch_size
+        if self.mode == "windowed":
+            return min(self.batch_size_limit or self.max_batch_size, self.max_batch_size)
+        return None
+
+    @property
+    def http_threads(self) -> int:
+        """One for each request that may be in flight, and some for /health, /stats and refusals."""
+        return self.max_batch_size + self.max_waiting + 16
+
+    @property
+    def graceful_timeout_s(self) -> int:
+        """How long SIGTERM waits for requests in flight: their deadline if there is one, else an hour."""
+        return 3600 if self.request_timeout_s is None else int(self.request_timeout_s) + 10
+
+    def warnings(self) -> list[str]:
+        """What the user should know but need not change."""
+        found = []
+        if self.mode == "windowed" and self.effective_target != self.batch_size_target:
+            found.append(
+                f"batch_size_target {self.batch_size_target} can never be reached with batch_size_limit "
+                f"{self.batch_size_limit or 'none'} and max_batch_size {self.max_batch_size}: "
+                f"batches form at {self.effective_target}"
+            )
+        return found
+
+
+def meaningful(name: str, mode: str) -> bool:
+    """Whether a setting has a meaning in a mode."""
+    return mode in ONLY_IN.get(name, MODES)
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(psutil.cpu_count(logical=False) or usable, usable))
+
+
+def _gpu_memory() -> int:
+    """Free bytes of GPU memory, 0 without a usable GPU. torch takes seconds to import: only where there is a driver."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    import torch
+
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+
+
+# ---- parsing
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every setting but the mode. Values stay strings: Config checks them."""
+    group = parser.add_argument_group("settings (flag, or EB_NAME in the environment or in .env)")
+    for name, field in Config.model_fields.items():
+        if name == "mode":
+            continue
+        assert isinstance(field.json_schema_extra, dict)
+        text = f"{field.description} (default: {field.json_schema_extra['shown']})"
+        kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if field.annotation is bool else {"metavar": "X"}
+        group.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **kind)
+
+
+def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -> dict[str, str]:
+    """Return the settings of .env, overridden by EB_* variables. Raises ConfigError for an unknown EB_* name."""
+    values: dict[str, str] = {}
+    in_file = {k: v for k, v in dotenv_values(dotenv).items() if v is not None} if dotenv and dotenv.is_file() else {}
+    for source in (in_file, environ):
+        for key, value in source.items():
+            if not key.startswith("EB_"):
+                continue
+            name = key[3:].lower()
+            if name not in Config.model_fields or key != key.upper():
+                known = [f"EB_{field.upper()}" for field in Config.model_fields]
+                raise ConfigError(f"unknown variable {key}{_suggest(key, known)}; valid ones are {', '.join(known)}")
+            values[name] = value
+    return values
+
+
+def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str]) -> Config:
+    """Return the Config of a mode from flags over environment values. Raises ConfigError."""
+    mode = mode or values.get("mode")
+    if mode not in MODES:
+        what = f"unknown mode {mode!r}{_suggest(mode, MODES)}" if mode else "no mode given"
+        raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}")
+    for name in flags:
+        if not meaningful(name, mode):
+            raise ConfigError(f"{flag(name)} has no meaning in mode {mode}; it belongs to {' and '.join(ONLY_IN[name])}")
+    try:
+        return Config(**{**values, **flags, "mode": mode})
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if first["loc"]:
+            message = f"{flag(str(first['loc'][0]))} {first['input']!r}: {message[0].lower()}{message[1:]}"
+        raise ConfigError(message) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ, dotenv: Path | None = DOTENV) -> Config:
+    """Parse a server's command line. Raises ConfigError; exits 0 after --help."""
+    parser = _Parser(
+        prog="./server.sh", description="Serve GPT-2 in one batching mode.", allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+    )  # fmt: skip
+    parser.add_argument("mode", nargs="?", metavar="MODE", help=Config.model_fields["mode"].description)
+    add_settings(parser)
+    known, unknown = parser.parse_known_args(argv)
+    refuse_unknown(parser, unknown)
+    flags = vars(known)
+    return build(flags.pop("mode"), flags, from_environment(environ, dotenv))
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    """Raise ConfigError, naming the valid flags, if argparse left anything over."""
+    if unknown:
+        valid = [option for option in parser._option_string_actions if option.startswith("--")]
+        name = unknown[0].split("=")[0]
+        kind = "flag" if name.startswith("-") else "argument"
+        raise ConfigError(f"unknown {kind} {name}{_suggest(name, valid)}; valid flags are {', '.join(valid)}")
+
+
+def _suggest(word: str | None, valid: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word or "", valid, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -1,0 +1,52 @@
+"""What can go wrong with a request, drawn once; `app.py` translates it to HTTP, also once.
+
+    ServingError
+    ├── InvalidRequest     400  the request can never be served as it stands; `param` names the field
+    ├── Overloaded         429  the queue is full; try again after `retry_after_s`
+    ├── Draining           503  the server is shutting down
+    ├── DeadlinePassed     504  the request's deadline passed before its last token
+    ├── Cancelled          499  the caller gave the request up (nobody is left to read an answer)
+    └── GenerationFailed   500  the engine raised in an iteration of this request
+"""
+
+
+class ServingError(Exception):
+    """Base of every error a request can end with."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None):
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequest(ServingError):
+    status = 400
+    code = "invalid_request"
+
+
+class Overloaded(ServingError):
+    status = 429
+    code = "overloaded"
+    retry_after_s = 1
+
+
+class Draining(ServingError):
+    status = 503
+    code = "draining"
+
+
+class DeadlinePassed(ServingError):
+    status = 504
+    code = "deadline_passed"
+
+
+class Cancelled(ServingError):
+    status = 499
+    code = "cancelled"
+
+
+class GenerationFailed(ServingError):
+    status = 500
+    code = "generation_failed"

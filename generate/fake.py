@@ -1,0 +1,42 @@
+"""A generator without a model: deterministic ids at a stated cost. Needs no torch.
+
+It serves tests, virtual time and `--model fake`, where everything but the engine is real. Its cost is a
+straight line fitted by eye to `demo` on two CPU cores: an iteration costs something, and so does each row
+and each prompt token.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from array import array
+from collections.abc import Callable
+
+from inference import Iteration
+
+ITERATION_S = 1e-3
+ROW_S = 1e-4
+PREFILL_TOKEN_S = 2e-5
+LETTERS = b"etaoin shrdlu"
+
+
+def cost_s(iteration: Iteration) -> float:
+    """Seconds that an iteration takes."""
+    prefill = sum(row.n_tokens for row in iteration.rows if row.n_tokens > 1)
+    return ITERATION_S + ROW_S * len(iteration.rows) + PREFILL_TOKEN_S * prefill
+
+
+def token(prompt_ids: list[int], seed: int, index: int) -> int:
+    """The completion id at `index`: a letter that depends on the prompt, the seed and the index alone."""
+    key = array("q", [*prompt_ids, seed, index]).tobytes()
+    return LETTERS[zlib.crc32(key) % len(LETTERS)]
+
+
+class FakeGenerator:
+    def __init__(self, sleep: Callable[[float], None] = time.sleep):
+        self._sleep = sleep
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        self._sleep(cost_s(iteration))
+        sampled = [row.inference for row in iteration.rows if row.samples]
+        return [token(i.prompt_ids, i.sampling.seed, len(i.tokens)) for i in sampled]

@@ -1,0 +1,77 @@
+"""From logits to ids. A draw depends on (request seed, token index) and on the row's own logits, never on neighbours.
+
+Every step works on each row alone. Where sums could depend on the batch's shape they are kept in blocks
+with float64 partials: a float32 running sum over 50,257 entries flips about one draw in a thousand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from inference import Sampling
+
+BLOCK = 256
+
+
+def sample(logits: Tensor, draws: Sequence[tuple[Sampling, int]], n_vocab: int) -> list[int]:
+    """Return an id below `n_vocab` for each row.
+
+    logits: [N, V], V ≥ n_vocab. draws: for each row how to sample, and the index of the token in its
+    completion. Ids that the tokenizer could not decode are left out. temperature 0 takes the largest logit,
+    the lowest id of equals.
+    """
+    logits = logits[:, :n_vocab]
+    ids = logits.argmax(-1)
+    rows = [i for i, (sampling, _) in enumerate(draws) if sampling.temperature > 0]
+    if rows:
+        chosen = [draws[i] for i in rows]
+        temperature = torch.tensor([s.temperature for s, _ in chosen], device=logits.device)
+        scaled = logits[rows].float() / temperature[:, None]  # [R, V]
+        for i, (sampling, _) in enumerate(chosen):
+            if sampling.top_k is not None or sampling.top_p is not None:
+                scaled[i] = _restrict(scaled[i], sampling.top_k, sampling.top_p)
+        u = torch.tensor([uniform(s.seed, index) for s, index in chosen], dtype=torch.float64, device=logits.device)
+        ids[rows] = _invert(scaled.softmax(-1), u)
+    return ids.tolist()
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on the request's seed and the token's index alone."""
+    digest = hashlib.blake2b(struct.pack("<Qq", seed, index), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / 2**53
+
+
+def _restrict(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Mask [V] to the top_k largest, then to the fewest of them that hold top_p of the probability.
+
+    Equals of the last one kept are kept too, so that the result does not depend on the order of a sort.
+    """
+    if top_k is not None and top_k < logits.numel():
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+    if top_p is not None and top_p < 1:  # nucleus sampling (Holtzman et al. 2020, section 3.1)
+        largest = logits.sort(descending=True).values
+        below = largest.double().softmax(-1).cumsum(-1) < top_p
+        logits = logits.masked_fill(logits < largest[below.sum()], -torch.inf)
+    return logits
+
+
+def _invert(probabilities: Tensor, u: Tensor) -> Tensor:
+    """The id at which the cumulative distribution of each row passes u: [R, V], [R] -> int64 [R]."""
+    n_rows, n_vocab = probabilities.shape
+    blocks = F.pad(probabilities, (0, -n_vocab % BLOCK)).view(n_rows, -1, BLOCK).double()  # [R, V / 256, 256]
+    ends = blocks.sum(-1).cumsum(-1)  # [R, V / 256]
+    target = u * ends[:, -1]  # float32 probabilities need not add up to 1
+    block = torch.searchsorted(ends, target[:, None], right=True)[:, 0].clamp(max=ends.shape[1] - 1)
+    row = torch.arange(n_rows, device=u.device)
+    before = torch.where(block > 0, ends[row, block - 1], 0.0)
+    inside = blocks[row, block].cumsum(-1)  # [R, 256]
+    offset = torch.searchsorted(inside, (target - before)[:, None], right=True)[:, 0]
+    # rounding may carry the target past the last id that has any probability: step back to it
+    last = BLOCK - 1 - (blocks[row, block].flip(-1) > 0).int().argmax(-1)
+    return block * BLOCK + torch.minimum(offset, last)

@@ -1,0 +1,132 @@
+"""The nouns: an inference, a row of it in an iteration, and the engine's seam. Plain data, stdlib only.
+
+States: WAITING → RUNNING → FINISHED, with the exits FAILED, CANCELLED and EXPIRED from either.
+In a request-level batch a row that has all its tokens stays RUNNING (it is *held*) until its batch ends.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from errors import ServingError
+
+
+class State(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose a token. temperature 0 is greedy; `seed` and the token's index decide the draw."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Inference:
+    """One request while it is served. Times are seconds on the manager's clock."""
+
+    prompt_ids: list[int]
+    num_tokens: int
+    sampling: Sampling = Sampling()
+    deadline: float | None = None
+
+    id: int = -1  # arrival order; given by the scheduler, as are the next three
+    group: int = -1  # the id of the group's first inference
+    blocks_needed: int = 0  # KV blocks for the whole life: prompt + num_tokens
+    arrived_at: float = 0.0
+
+    state: State = State.WAITING
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0  # tokens whose keys and values are in the cache
+    tokens: list[int] = field(default_factory=list)  # completion ids
+    token_times: list[float] = field(default_factory=list)
+    admitted_at: float | None = None
+    answered_at: float | None = None
+    error: ServingError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def prefill_left(self) -> int:
+        """Prompt tokens not yet computed."""
+        return max(0, len(self.prompt_ids) - self.computed)
+
+    @property
+    def has_all_tokens(self) -> bool:
+        return len(self.tokens) == self.num_tokens
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is left to compute for it: its row, if it still has one, is idle."""
+        return self.has_all_tokens or self.answered_at is not None
+
+    def token(self, position: int) -> int:
+        """The id at `position` of prompt + completion."""
+        n = len(self.prompt_ids)
+        return self.prompt_ids[position] if position < n else self.tokens[position - n]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One inference in an iteration: compute tokens start … start + n_tokens − 1.
+
+    `samples`: the engine returns an id for it. `idle`: computed for an inference that is over; the id
+    is thrown away. `blocks` is the row's own reference, so that a request cancelled in the middle of
+    an iteration cannot pull them from under the engine.
+    """
+
+    inference: Inference
+    start: int
+    n_tokens: int
+    blocks: list[int]
+    samples: bool
+    idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One forward pass over a batch: plain integers, no tensors."""
+
+    rows: list[Row]
+    running: int  # inferences admitted, whether computed in this iteration or not
+    waiting: int
+    blocks_used: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """What an observer learns of one iteration. `started_at` in seconds on the manager's clock."""
+
+    started_at: float
+    seconds: float
+    iteration: Iteration
+    answered: Sequence[Inference]  # left in this iteration, with an answer or an error
+
+    @property
+    def live_rows(self) -> int:
+        return sum(not row.idle for row in self.iteration.rows)
+
+    @property
+    def idle_rows(self) -> int:
+        return sum(row.idle for row in self.iteration.rows)
+
+
+class Generator(Protocol):
+    """The engine's seam."""
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        """Compute the iteration; return one id per row with `samples`, in row order."""
+        ...

@@ -1,0 +1,169 @@
+"""GPT-2 in nanoGPT's order and names, one forward pass over a flat list of tokens, and the KV cache.
+
+Shapes at line ends: T tokens of all rows, one after another · E width · H heads · D = E / H · S slots of the
+KV cache · L live tokens of one row · V vocabulary.
+
+Linear layers run over the tokens of all rows at once; only attention is told which token belongs to
+whom (selective batching; Orca, OSDI 2022, section 3.2). It is handed in as a function, so that the oracle
+and the engine share every other line:
+
+    attend(layer, q, k, v) -> y        q, k, v, y: [T, H, D]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn import functional as F
+
+from shapes import Shape
+from weights import check
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Linear(nn.Module):
+    """x W + b with W as [in, out], the order of GPT-2's checkpoints.
+
+    addmm on this order beats nn.Linear's [out, in] from 8 rows up on the CPUs measured (1.3 to 4 times at 16
+    to 32 rows), and needs no transposition when loading.
+    """
+
+    def __init__(self, n_in: int, n_out: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_in, n_out))
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, shape: Shape, layer: int):
+        super().__init__()
+        self.layer, self.n_head = layer, shape.n_head
+        self.c_attn = Linear(shape.n_embd, 3 * shape.n_embd)
+        self.c_proj = Linear(shape.n_embd, shape.n_embd)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        q, k, v = self.c_attn(x).view(x.shape[0], 3, self.n_head, -1).unbind(1)  # 3 × [T, H, D]
+        return self.c_proj(attend(self.layer, q, k, v).reshape(x.shape))  # [T, E]
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.c_fc = Linear(shape.n_embd, 4 * shape.n_embd)
+        self.c_proj = Linear(4 * shape.n_embd, shape.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))  # [T, E]
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape, layer: int):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(shape.n_embd)
+        self.attn = SelfAttention(shape, layer)
+        self.ln_2 = nn.LayerNorm(shape.n_embd)
+        self.mlp = MLP(shape)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        x = x + self.attn(self.ln_1(x), attend)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2(nn.Module):
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape = shape
+        self.wte = nn.Embedding(shape.vocab_size, shape.n_embd)
+        self.wpe = nn.Embedding(shape.n_ctx, shape.n_embd)
+        self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
+        self.ln_f = nn.LayerNorm(shape.n_embd)
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, sample: Tensor) -> Tensor:
+        """Return the logits that follow the tokens at the indices `sample`.
+
+        ids, positions: int64 [T]; sample: int64 [N], indices into T. Returns [N, V] in the weights' dtype.
+        The LM head, whose weight is wte's, is computed for those N tokens alone.
+        """
+        x = self.wte(ids) + self.wpe(positions)  # [T, E]
+        for block in self.h:
+            x = block(x, attend)
+        return F.linear(self.ln_f(x[sample]), self.wte.weight)  # [N, V]
+
+
+def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention inside one sequence, without a cache: the plain path. [T, H, D] in and out."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, T, D]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
+
+
+class KVCache:
+    """Keys and values of all rows: a pool of blocks of `block_size` slots, a slot for each token.
+
+    Which block is whose is the scheduler's; here is where they lie: keys and values of a layer are
+    [2, 1, H, S, D], so that a row whose blocks are consecutive is read as one slice. Memory is touched when
+    it is written, not before.
+    """
+
+    def __init__(self, shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtype, device: str):
+        size = (shape.n_layer, 2, 1, shape.n_head, n_blocks * block_size, shape.n_embd // shape.n_head)
+        self.block_size = block_size
+        self._layers = torch.empty(size, dtype=dtype, device=device).unbind(0)
+
+    def slots(self, blocks: list[int], start: int, end: int) -> list[int]:
+        """The slots of tokens start … end − 1 of a row that owns `blocks`."""
+        size = self.block_size
+        return [blocks[position // size] * size + position % size for position in range(start, end)]
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k, v: [N, H, D] at `slots`: int64 [N]."""
+        keys, values = self._layers[layer].unbind(0)  # 2 × [1, H, S, D]
+        keys[0].index_copy_(1, slots, k.transpose(0, 1))
+        values[0].index_copy_(1, slots, v.transpose(0, 1))
+
+    def read(self, layer: int, live: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values at `live`, a slice (a view) or int64 [L] (a copy): 2 × [1, H, L, D]."""
+        keys, values = self._layers[layer][:, :, :, live].unbind(0)
+        return keys, values
+
+
+def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, device: str) -> GPT2:
+    """Return the model with the weights of a safetensors file, or seeded random ones if `path` is None.
+
+    Raises WeightsUnavailable for a file that does not fit.
+    """
+    with torch.device("meta"):  # nothing is allocated or initialised twice
+        model = GPT2(shape)
+    model.to(dtype)
+    model.to_empty(device=device)
+    if path is None:
+        _randomise(model, seed)
+    else:
+        names = check(path, shape)
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            for ours, parameter in model.named_parameters():
+                parameter.copy_(file.get_tensor(names[ours]))
+    return model.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def _randomise(model: GPT2, seed: int) -> None:
+    """GPT-2's initialisation (Radford et al. 2019, section 2.3): N(0, 0.02), residual projections / √(2 layers)."""
+    generator = torch.Generator().manual_seed(seed)
+    residual = 0.02 / (2 * model.shape.n_layer) ** 0.5
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif "ln_" in name:
+            parameter.fill_(1.0)
+        else:
+            std = residual if name.endswith("c_proj.weight") else 0.02
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))

@@ -1,0 +1,223 @@
+"""Requests become rows, rows become iterations: a state machine without thread, lock or clock.
+
+Knows inferences, rows, KV blocks (as integers) and time as it is told; knows no torch and no HTTP.
+
+    BlockPool   which KV blocks are free
+    Scheduler   enqueue → schedule → apply, with the exits fail and expire
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
+from inference import Inference, Iteration, Row, State
+from policies import Policy, View
+
+_EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
+
+
+class BlockPool:
+    """Free KV blocks, as sorted ranges, so that a request gets consecutive blocks when there are any.
+
+    Consecutive blocks let the plain PyTorch attention read a row's keys and values as one slice, without
+    gathering them. Free ranges are at most one more than live allocations, so a linear scan is cheap.
+    """
+
+    def __init__(self, n_blocks: int):
+        self.n_blocks = n_blocks
+        self.free_blocks = n_blocks
+        self._ranges = [(0, n_blocks)]  # (first, end), disjoint, sorted, never touching
+
+    def allocate(self, n: int) -> list[int]:
+        """Return n blocks: consecutive if any free range is long enough, else from several. ValueError if too few."""
+        if n > self.free_blocks:
+            raise ValueError(f"{n} blocks wanted, {self.free_blocks} free")
+        self.free_blocks -= n
+        for i, (first, end) in enumerate(self._ranges):
+            if end - first >= n:
+                self._ranges[i : i + 1] = [(first + n, end)] if first + n < end else []
+                return list(range(first, first + n))
+        taken: list[int] = []
+        while len(taken) < n:
+            first, end = self._ranges.pop(0)
+            stop = min(end, first + n - len(taken))
+            taken += range(first, stop)
+            if stop < end:
+                self._ranges.insert(0, (stop, end))
+        return taken
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """Give blocks back, merging neighbours."""
+        returned = [(block, block + 1) for block in blocks]
+        self.free_blocks += len(returned)
+        merged: list[tuple[int, int]] = []
+        for first, end in heapq.merge(self._ranges, sorted(returned)):
+            if merged and merged[-1][1] == first:
+                merged[-1] = (merged[-1][0], end)
+            else:
+                merged.append((first, end))
+        self._ranges = merged
+
+
+class Scheduler:
+    """Carries out a policy's plans: rows, KV blocks, states, time stamps.
+
+    A state machine without thread, lock or clock; every method that needs the time is told it.
+    `group_limit`: the most prompts one request may carry where groups are never split, else None.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_batch_size: int,
+        token_budget: int,
+        n_blocks: int,
+        block_size: int,
+        max_waiting: int,
+        group_limit: int | None = None,
+    ):
+        self.policy = policy
+        self.max_batch_size = max_batch_size
+        self.token_budget = token_budget
+        self.block_size = block_size
+        self.max_in_flight = max_batch_size + max_waiting
+        self.group_limit = group_limit
+        self.pool = BlockPool(n_blocks)
+        self.waiting: OrderedDict[int, Inference] = OrderedDict()  # O(1) to leave from the middle
+        self.running: dict[int, Inference] = {}
+        self._deadlines: list[tuple[float, int, Inference]] = []
+        self._next_id = 0
+
+    def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
+        """Queue one inference, or a group of them: all or none.
+
+        Raises InvalidRequest for what could never run, and Overloaded beyond max_batch_size + max_waiting
+        in flight.
+        """
+        needed = [-(-(len(i.prompt_ids) + i.num_tokens) // self.block_size) for i in inferences]
+        together = self.group_limit is not None
+        if together and len(inferences) > (limit := self.group_limit or 0):
+            raise InvalidRequest(
+                f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most {limit} in this mode.",
+                param="prompt",
+            )
+        if (most := sum(needed) if together else max(needed)) > self.pool.n_blocks:
+            raise InvalidRequest(
+                f"The request needs {most} KV blocks of {self.block_size} tokens and the whole pool has "
+                f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger --kv-cache-gb.",
+                param="num_tokens",
+            )
+        if len(self.waiting) + len(self.running) + len(inferences) > self.max_in_flight:
+            raise Overloaded(
+                f"{len(self.waiting)} requests are waiting and {len(self.running)} running; try again later, "
+                "or start the server with a larger --max-waiting."
+            )
+        group = self._next_id
+        for inference, blocks in zip(inferences, needed):
+            inference.id, self._next_id = self._next_id, self._next_id + 1
+            inference.group, inference.blocks_needed, inference.arrived_at = group, blocks, now
+            self.waiting[inference.id] = inference
+            if inference.deadline is not None:
+                heapq.heappush(self._deadlines, (inference.deadline, inference.id, inference))
+
+    def schedule(self, now: float) -> tuple[Iteration, float | None]:
+        """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to run) and `wake_at`."""
+        view = View(
+            now=now,
+            waiting=self.waiting.values(),
+            running=self.running.values(),
+            free_blocks=self.pool.free_blocks,
+            max_batch_size=self.max_batch_size,
+            token_budget=self.token_budget,
+        )
+        plan = self.policy.plan(view)
+        for inference in plan.admit:
+            del self.waiting[inference.id]
+            inference.blocks = self.pool.allocate(inference.blocks_needed)
+            inference.state, inference.admitted_at = State.RUNNING, now
+            self.running[inference.id] = inference
+        rows = [self._row(inference, n) for inference, n in plan.run]
+        used = self.pool.n_blocks - self.pool.free_blocks
+        return Iteration(rows, len(self.running), len(self.waiting), used, plan.reason), plan.wake_at
+
+    def _row(self, inference: Inference, n_tokens: int) -> Row:
+        if inference.is_over:  # recompute the last position: its cache does not grow
+            start = max(0, inference.computed - 1)
+            return Row(inference, start, 1, inference.blocks, samples=True, idle=True)
+        samples = n_tokens >= inference.prefill_left
+        return Row(inference, inference.computed, n_tokens, inference.blocks, samples, idle=False)
+
+    def apply(self, iteration: Iteration, ids: Sequence[int], now: float) -> list[Inference]:
+        """Take the sampled ids; return the inferences that are to be answered."""
+        sampled = iter(ids)
+        for row in iteration.rows:
+            token = next(sampled) if row.samples else None
+            inference = row.inference
+            if row.idle or inference.state is not State.RUNNING:  # cancelled meanwhile: its id is dropped
+                continue
+            inference.computed += row.n_tokens
+            if token is not None:
+                inference.tokens.append(token)
+                inference.token_times.append(now)
+        return self._release(now)
+
+    def _release(self, now: float) -> list[Inference]:
+        """Answer what is done: each on its own, or in a request-level batch all of them once nobody is left."""
+        over = [inference for inference in self.running.values() if inference.is_over]
+        if self.policy.request_level and len(over) < len(self.running):
+            return []
+        for inference in over:
+            del self.running[inference.id]
+        answered = [inference for inference in over if inference.state is State.RUNNING]
+        for inference in answered:
+            self._end(inference, State.FINISHED, now)
+        return answered
+
+    def fail(self, inferences: Iterable[Inference], error: ServingError, now: float) -> list[Inference]:
+        """End the given inferences with an error, wherever they are; return all that are now to be answered.
+
+        Those already over are left alone. Blocks are free at once. In a request-level batch the row of a
+        cancelled or expired inference stays, idle, until the batch ends; one that failed takes its row along.
+        """
+        ended = []
+        state = _EXITS.get(type(error), State.FAILED)
+        for inference in inferences:
+            if inference.state is State.WAITING:
+                self.waiting.pop(inference.id, None)
+            elif inference.state is not State.RUNNING:
+                continue
+            elif state is State.FAILED or not self.policy.request_level:
+                del self.running[inference.id]
+            inference.error = error
+            self._end(inference, state, now)
+            ended.append(inference)
+        return ended + self._release(now)
+
+    def expire(self, now: float) -> list[Inference]:
+        """End every inference whose deadline has passed."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            late.append(heapq.heappop(self._deadlines)[2])
+        return self.fail(late, DeadlinePassed("The request's deadline passed before its last token."), now)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` must be called next, if anything that is still in flight has a deadline."""
+        while self._deadlines and self._deadlines[0][2].answered_at is not None:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def in_flight(self) -> list[Inference]:
+        return [*self.waiting.values(), *self.running.values()]
+
+    def _end(self, inference: Inference, state: State, now: float) -> None:
+        inference.state, inference.answered_at = state, now
+        self.pool.free(inference.blocks)
+        inference.blocks = []

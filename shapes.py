@@ -1,0 +1,79 @@
+"""The architecture as numbers: how large a model is, before torch is imported or a weight is read.
+
+The launcher needs this arithmetic to refuse what cannot fit; `model.py` builds the same shape.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+GPT2_REPOSITORIES = {
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
+}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A GPT-2, in the names of its paper's released configuration."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    n_ctx: int = 1024
+    vocab_size: int = 50257
+
+    @property
+    def parameters(self) -> int:
+        """Weights, with the LM head tied to the token embedding."""
+        e = self.n_embd
+        block = 12 * e * e + 13 * e  # attention 4e² + 4e, MLP 8e² + 5e, two layer norms 4e
+        return self.n_layer * block + (self.vocab_size + self.n_ctx + 2) * e
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        return 2 * self.n_layer * self.n_embd * DTYPE_BYTES[dtype]
+
+    def weight_bytes(self, dtype: str) -> int:
+        return self.parameters * DTYPE_BYTES[dtype]
+
+
+SHAPES = {
+    "demo": Shape(n_layer=2, n_head=3, n_embd=192, vocab_size=257),
+    "fake": Shape(n_layer=1, n_head=1, n_embd=1, vocab_size=257),  # no tensors: blocks are only counted
+    "gpt2": Shape(n_layer=12, n_head=12, n_embd=768),
+    "gpt2-medium": Shape(n_layer=24, n_head=16, n_embd=1024),
+    "gpt2-large": Shape(n_layer=36, n_head=20, n_embd=1280),
+    "gpt2-xl": Shape(n_layer=48, n_head=25, n_embd=1600),
+}
+
+
+def shape_of(model: str) -> Shape:
+    """Return the shape of a named model or of a local Hugging Face GPT-2 folder.
+
+    Raises ValueError, with a sentence that names the fix, for anything else.
+    """
+    if model in SHAPES:
+        return SHAPES[model]
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"model {model!r} is neither a folder nor one of {', '.join(SHAPES)}")
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        if config.get("model_type", "gpt2") != "gpt2":
+            raise ValueError(f"{path} describes a {config['model_type']!r} model; only GPT-2 checkpoints can be served")
+        names = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_ctx": 1024, "vocab_size": 50257}  # Hugging Face's defaults
+        config.setdefault("n_ctx", config.get("n_positions", 1024))
+        shape = Shape(**{name: int(config.get(name, default)) for name, default in names.items()})
+    except OSError:
+        raise ValueError(f"folder {model!r} has no config.json; save the checkpoint with save_pretrained()") from None
+    except (TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as a GPT-2 configuration: {error}") from None
+    if min(shape.n_layer, shape.n_head, shape.n_embd, shape.n_ctx, shape.vocab_size) < 1 or shape.n_embd % shape.n_head:
+        raise ValueError(f"{path} has sizes that make no GPT-2: {shape}")
+    return shape

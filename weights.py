@@ -1,0 +1,108 @@
+"""Where weights come from: find or fetch a checkpoint, and check it before anything is read. No torch.
+
+A checkpoint is Hugging Face's safetensors form of GPT-2, tensor names with or without the `transformer.` prefix.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from config import Config
+from shapes import GPT2_REPOSITORIES, Shape
+
+FETCH_TIMEOUT_S = 5
+
+
+class WeightsUnavailable(Exception):
+    """No checkpoint, or one that does not fit; the message names the tensor or the ways on."""
+
+
+def locate(config: Config) -> Path | None:
+    """Return the safetensors file that `config` asks for, fetched if need be; None for seeded random weights.
+
+    Raises WeightsUnavailable, within seconds when there is no network.
+    """
+    if config.weights == "random" or config.model in ("demo", "fake"):
+        return None
+    path = _fetch(config.model) if config.model in GPT2_REPOSITORIES else Path(config.model) / "model.safetensors"
+    if not path.is_file():
+        raise WeightsUnavailable(f"{path} does not exist; save the checkpoint in safetensors form, or use --weights random")
+    check(path, config.shape)
+    return path
+
+
+def _fetch(model: str) -> Path:
+    from huggingface_hub import get_session, hf_hub_download, hf_hub_url
+
+    repository, name = GPT2_REPOSITORIES[model], "model.safetensors"
+    try:
+        return Path(hf_hub_download(repository, name, local_files_only=True))
+    except OSError:
+        pass  # not cached yet
+    try:
+        # hf_hub_download retries for half a minute when there is no network: ask once before
+        get_session().head(hf_hub_url(repository, name), timeout=FETCH_TIMEOUT_S)
+        return Path(hf_hub_download(repository, name))
+    except Exception as error:
+        raise WeightsUnavailable(
+            f"the weights of {model} could not be fetched ({type(error).__name__}): use --weights random (the same speed), "
+            "--model demo, or --model FOLDER with a local Hugging Face GPT-2 checkpoint"
+        ) from None
+
+
+def expected_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Names and sizes of a GPT-2's tensors, in the order of the computation; linear weights are [in, out]."""
+    e = shape.n_embd
+    tensors: dict[str, tuple[int, ...]] = {"wte.weight": (shape.vocab_size, e), "wpe.weight": (shape.n_ctx, e)}
+    block: dict[str, tuple[int, ...]] = {
+        "ln_1.weight": (e,), "ln_1.bias": (e,),
+        "attn.c_attn.weight": (e, 3 * e), "attn.c_attn.bias": (3 * e,),
+        "attn.c_proj.weight": (e, e), "attn.c_proj.bias": (e,),
+        "ln_2.weight": (e,), "ln_2.bias": (e,),
+        "mlp.c_fc.weight": (e, 4 * e), "mlp.c_fc.bias": (4 * e,),
+        "mlp.c_proj.weight": (4 * e, e), "mlp.c_proj.bias": (e,),
+    }  # fmt: skip
+    for i in range(shape.n_layer):
+        tensors |= {f"h.{i}.{name}": size for name, size in block.items()}
+    return tensors | {"ln_f.weight": (e,), "ln_f.bias": (e,)}
+
+
+def check(path: Path, shape: Shape) -> dict[str, str]:
+    """Return {our tensor name: name in the file} for every tensor of `shape`.
+
+    Reads the header alone. Raises WeightsUnavailable naming the first tensor that is missing or has
+    another size, or the file if it is truncated or no safetensors file. Other tensors (attention-mask
+    buffers, a copy of the tied LM head) are ignored.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            in_file = set(file.keys())
+            names = {}
+            for ours, size in expected_tensors(shape).items():
+                theirs = f"transformer.{ours}" if f"transformer.{ours}" in in_file else ours
+                if theirs not in in_file:
+                    raise WeightsUnavailable(f"{path} has no tensor {ours}; it is not a GPT-2 of {shape}")
+                found = tuple(file.get_slice(theirs).get_shape())
+                if found != size:
+                    raise WeightsUnavailable(f"{path}: tensor {theirs} has shape {found}, and config.json wants {size}")
+                names[ours] = theirs
+            return names
+    except (SafetensorError, OSError) as error:
+        raise WeightsUnavailable(f"{path} is damaged or no safetensors file ({_truncated(path, error)}); fetch it again") from None
+
+
+def _truncated(path: Path, error: Exception) -> str:
+    """Name the first tensor that the end of a truncated file cuts off, where the header can still be read."""
+    import json
+
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        size = path.stat().st_size - 8 - length
+        ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
+        return next(f"it ends inside tensor {name}" for end, name in ends if end > size)
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, MemoryError, OverflowError):
+        return str(error)
