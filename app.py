@@ -154,7 +154,7 @@ def create_app(config: Config, manager: BatchingManager | None = None, stats: Se
             prompts = [tokenizer.encode_ordinary(text) for text in texts]
         else:
             given = body.prompt_ids or []
-            prompts = [given] if given and isinstance(given[0], int) else given  # type: ignore[list-item,assignment]
+            prompts = [given] if given and isinstance(given[0], int) else given  # type: ignore[assignment]
         if not prompts or not all(prompts):
             raise InvalidRequest("A prompt must not be empty.", param=field)
         for ids in prompts:
@@ -309,7 +309,9 @@ def main() -> None:
     # every request in flight is an open socket; many systems allow 1,024 files unless asked
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * config.http_threads + 256
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)), hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(soft, wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)), hard)
+    )
     root = Path(__file__).resolve().parent
     os.environ[HANDOFF] = json.dumps(config.model_dump())
     command = [sys.executable, "-m", "gunicorn", "--config", str(root / "gunicorn_conf.py"), "app:serve()"]
@@ -324,7 +326,9 @@ def _check_port(config: Config) -> None:
         try:
             probe.bind((config.host, config.port))
         except OSError as error:
-            raise ConfigError(f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another --port") from None
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another --port"
+            ) from None
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ the HTTP layer never caps the batch.
 import os
 import signal
 import threading
+from types import FrameType
+from typing import Any
 
 from config import HANDOFF, Config
 
@@ -26,18 +28,18 @@ control_socket_disable = True
 loglevel = "warning" if resolved.log_level == "info" else resolved.log_level
 
 
-def post_worker_init(worker):
+def post_worker_init(worker: Any) -> None:
     """SIGTERM: new requests on connections that are still open get 503 while those in flight are finished."""
-    stop_accepting = signal.getsignal(signal.SIGTERM)
+    stop_accepting: Any = signal.getsignal(signal.SIGTERM)
 
-    def drain(signum, frame):
+    def drain(signum: int, frame: FrameType | None) -> None:
         worker.wsgi.extensions["manager"].drain()
         stop_accepting(signum, frame)
 
     signal.signal(signal.SIGTERM, drain)
 
 
-def worker_int(worker):
+def worker_int(worker: Any) -> None:
     """Ctrl-C: answer what is in flight with an error instead of computing it to the end.
 
     In a thread of its own, since the signal may have interrupted this thread anywhere.

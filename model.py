@@ -82,8 +82,8 @@ class GPT2(nn.Module):
     def __init__(self, shape: Shape):
         super().__init__()
         self.shape = shape
-        self.wte = nn.Embedding(shape.vocab_size, shape.n_embd)
-        self.wpe = nn.Embedding(shape.n_ctx, shape.n_embd)
+        self.wte = nn.Embedding.from_pretrained(torch.empty(shape.vocab_size, shape.n_embd))  # skips initialisation
+        self.wpe = nn.Embedding.from_pretrained(torch.empty(shape.n_ctx, shape.n_embd))
         self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
         self.ln_f = nn.LayerNorm(shape.n_embd)
 
@@ -140,10 +140,7 @@ def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, d
 
     Raises WeightsUnavailable for a file that does not fit.
     """
-    with torch.device("meta"):  # nothing is allocated or initialised twice
-        model = GPT2(shape)
-    model.to(dtype)
-    model.to_empty(device=device)
+    model = GPT2(shape).to(device, dtype)
     if path is None:
         _randomise(model, seed)
     else:

@@ -90,7 +90,9 @@ def check(path: Path, shape: Shape) -> dict[str, str]:
                 names[ours] = theirs
             return names
     except (SafetensorError, OSError) as error:
-        raise WeightsUnavailable(f"{path} is damaged or no safetensors file ({_truncated(path, error)}); fetch it again") from None
+        raise WeightsUnavailable(
+            f"{path} is damaged or no safetensors file ({_truncated(path, error)}); fetch it again"
+        ) from None
 
 
 def _truncated(path: Path, error: Exception) -> str:

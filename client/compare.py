@@ -1,6 +1,6 @@
 """Every mode, the same trace: start a server a mode, replay, measure, stop; then tables and figures.
 
-    ./compare.sh [--modes a,b] [--numsamples N] [--lengths …] [--arrival …] [--trace F] [--seed S] [--out DIR] [any server setting]
+./compare.sh [--modes a,b] [--numsamples N] [--lengths …] [--arrival …] [--trace F] [--seed S] [--out DIR] [any server setting]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from client import graph, report
 from client.data import (
-    ARRIVALS, LENGTHS, ORDERS, PromptData, Request, WorkloadError, describe, dumps, save_trace, workload,
+    ARRIVALS,
+    LENGTHS,
+    ORDERS,
+    PromptData,
+    Request,
+    WorkloadError,
+    describe,
+    dumps,
+    save_trace,
+    workload,
 )  # fmt: skip
 from client.load import Outcome, ServerError, get, post, replay
 from config import MODES, Config, ConfigError, add_settings, build, flag, from_environment, meaningful, refuse_unknown
@@ -64,7 +73,7 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--numsamples", type=int, default=300, help="requests (default: 300)")
     parser.add_argument("--lengths", default="normal", help=f"completion lengths: {LENGTHS} (default: normal)")
     parser.add_argument("--arrival", default="auto",
-                        help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the measured capacity of dynamic (default: auto)")  # fmt: skip
+                        help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of dynamic's capacity (default: auto)")  # fmt: skip
     parser.add_argument("--order", choices=ORDERS, default="random", help="random, or descend: longest first")
     parser.add_argument("--trace", type=Path, help="replay this trace.jsonl instead of drawing a workload")
     parser.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits on ttft, tpot, e2el")
@@ -131,7 +140,9 @@ def server(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
             url = f"http://127.0.0.1:{port}"
             _wait_until_ready(process, url)
             if process.pid not in (pids := get(url)["pids"]):
-                raise ServerError(f"{url} is another server (processes {pids}, ours is {process.pid}); run the comparison again")
+                raise ServerError(
+                    f"{url} is another server (processes {pids}, ours is {process.pid}); run the comparison again"
+                )
             yield url
         except ServerError as error:
             output.seek(0)
@@ -158,10 +169,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     """SIGINT ends what is in flight at once; what is left of the session after that is killed."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=15)
-    except subprocess.TimeoutExpired:
-        pass
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -170,13 +179,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 # ---- measuring
 
 
-def measure_capacity(url: str, max_batch_size: int, data: PromptData) -> dict[str, Any]:
+def measure_capacity(url: str, max_batch_size: int, data: PromptData, progress: Progress) -> dict[str, Any]:
     """Tokens per second of a server while every row is busy, from a burst of three requests a row.
 
     Counted are the tokens made until the last request was admitted: after that rows fall empty.
     """
     requests = data.requests(3 * max_batch_size, "burst")
-    outcomes = replay(url, requests)
+    task = progress.add_task("capacity", total=len(requests), failed="")
+    outcomes = replay(url, requests, on_outcome=lambda outcome: progress.advance(task))
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     if len(answers) < len(requests):
         raise ServerError(f"the burst that measures capacity failed: {next(o.error for o in outcomes if o.error)}")
@@ -186,8 +196,9 @@ def measure_capacity(url: str, max_batch_size: int, data: PromptData) -> dict[st
     made = sum(
         int(np.sum(t["arrived_at"] + t["ttft_s"] + np.cumsum([0.0, *t["itl_s"]]) <= end)) for t in timings
     )  # fmt: skip
-    mean = float(np.mean([answer.completion_tokens for answer in answers]))
-    return {"output_throughput": made / (end - start), "requests": len(requests), "mean_num_tokens": mean, "load": LOAD}
+    reached = made / (end - start)
+    progress.console.print(f"capacity of dynamic: {reached:,.0f} tok/s; arrival: Poisson at {LOAD:g} of it")
+    return {"output_throughput": reached, "requests": len(requests), "load": LOAD}
 
 
 def run_mode(url: str, requests: Sequence[Request], options: Options, progress: Progress, mode: str) -> dict[str, Any]:
@@ -237,11 +248,32 @@ def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, int
     return {"requests": len(common), "identical": sum(len({t[i] for t in texts}) == 1 for i in common)}
 
 
-SUMMARY_KEYS = (
-    "output_throughput request_throughput total_token_throughput goodput mean_e2el_ms p50_e2el_ms p99_e2el_ms mean_ttft_ms "
-    "p50_ttft_ms p99_ttft_ms mean_tpot_ms mean_normalized_latency_ms mean_queue_time_ms mean_held_time_ms useful_fraction "
-    "occupancy largest_batch fairness completed failed wall_clock_s client_limited p99_schedule_lag_ms achieved_rate"
-).split()
+SUMMARY_KEYS = [
+    "output_throughput",
+    "request_throughput",
+    "total_token_throughput",
+    "goodput",
+    "mean_e2el_ms",
+    "p50_e2el_ms",
+    "p99_e2el_ms",
+    "mean_ttft_ms",
+    "p50_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "mean_normalized_latency_ms",
+    "mean_queue_time_ms",
+    "mean_held_time_ms",
+    "useful_fraction",
+    "occupancy",
+    "largest_batch",
+    "fairness",
+    "completed",
+    "failed",
+    "wall_clock_s",
+    "client_limited",
+    "p99_schedule_lag_ms",
+    "achieved_rate",
+]
 
 
 def compare(options: Options, console: Console) -> dict[str, Any]:
@@ -257,23 +289,28 @@ def compare(options: Options, console: Console) -> dict[str, Any]:
         workload(options.trace, options.numsamples, options.lengths, "burst" if options.trace else arrival, options.order, 0)
     options.out.mkdir(parents=True, exist_ok=True)
     console.print(f"{len(options.modes)} modes on {configs['dynamic'].model}; results go to {options.out}")
-    if arrival == "auto" and not options.trace:
-        with console.status("measuring the capacity of dynamic with a short burst"), server("dynamic", options.flags) as url:
-            capacity = measure_capacity(url, configs["dynamic"].max_batch_size, data)
-        expected = np.mean([r.num_tokens for r in data.requests(options.numsamples)])
-        arrival = f"poisson:{LOAD * capacity['output_throughput'] / expected:.4g}"
-        console.print(f"capacity of dynamic: {capacity['output_throughput']:,.0f} tok/s; arrival: {arrival} requests a second")
-    requests = workload(options.trace, options.numsamples, options.lengths, arrival, options.order, options.seed)
-    save_trace(options.out / "trace.jsonl", requests)
-
     results: dict[str, dict[str, Any]] = {}
+    requests: list[Request] = []
     columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("[red]{task.fields[failed]}"))  # fmt: skip
+    measure_first = arrival == "auto" and not options.trace
+    order = ["dynamic", *(mode for mode in options.modes if mode != "dynamic")] if measure_first else options.modes
     with Progress(*columns, console=console) as progress:
-        for mode in options.modes:
+        for mode in order:
             with server(mode, options.flags) as url:
-                results[mode] = run_mode(url, requests, options, progress, mode)
-            (options.out / f"{mode}.json").write_text(dumps(results[mode]))
+                if measure_first and mode == "dynamic":
+                    capacity = measure_capacity(url, configs[mode].max_batch_size, data, progress)
+                    mean = float(np.mean([request.num_tokens for request in data.requests(options.numsamples)]))
+                    arrival = f"poisson:{LOAD * capacity['output_throughput'] / mean:.4g}"
+                if not requests:
+                    requests = workload(
+                        options.trace, options.numsamples, options.lengths, arrival, options.order, options.seed
+                    )  # fmt: skip
+                    save_trace(options.out / "trace.jsonl", requests)
+                if mode in options.modes:
+                    results[mode] = run_mode(url, requests, options, progress, mode)
+                    (options.out / f"{mode}.json").write_text(dumps(results[mode]))
+    results = {mode: results[mode] for mode in options.modes}
     shared = {k: v for k, v in results[options.modes[0]]["config"].items() if k not in ("mode", "port", "host", "log_level")}
     summary = {
         "modes": {mode: {key: result.get(key) for key in SUMMARY_KEYS} for mode, result in results.items()},
@@ -283,7 +320,7 @@ def compare(options: Options, console: Console) -> dict[str, Any]:
         "capacity": capacity,
         "hardware": report.hardware(),
         "commit": report.commit(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": options.seed,
         "command": shlex.join(["./compare.sh", *sys.argv[1:]]),
         "definitions": DEFINITIONS,
@@ -327,7 +364,10 @@ def main() -> None:
         print("interrupted; the servers are stopped", file=sys.stderr)
         sys.exit(130)
     console.print(report.terminal_table(summary))
-    console.print(report.identity_sentence(summary))
+    console.print(
+        "Latency of a request by its completion tokens, fitted:", *report.fairness_lines(summary), sep="\n", highlight=False
+    )
+    console.print("\n" + report.identity_sentence(summary))
     console.print(f"report.md, figures and every request: {options.out}")
     if any(result["failed"] for result in summary["modes"].values()):
         sys.exit(1)

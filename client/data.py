@@ -17,11 +17,28 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 LENGTHS = "normal, choice[:1,25,100], uniform:LOW:HIGH, fixed:N"
 ARRIVALS = "wait:SECONDS, poisson:RATE, burst"
 ORDERS = ("random", "descend")
-COUNTING = (
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-TENS = "twenty thirty forty fifty sixty".split()
+COUNTING = [
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty"]
 
 
 class WorkloadError(ValueError):
@@ -71,7 +88,9 @@ class PromptData:
             tokens, words = tokens[longest_first], words[longest_first]
         at = arrivals(arrival, n, self.seed)
         return [
-            Request(id=i, at=at[i], prompt=count(int(words[i])), num_tokens=int(tokens[i]), temperature=self.temperature, seed=i)
+            Request(
+                id=i, at=at[i], prompt=count(int(words[i])), num_tokens=int(tokens[i]), temperature=self.temperature, seed=i
+            )
             for i in range(n)
         ]
 

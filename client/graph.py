@@ -9,12 +9,14 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+
+from client.report import line_text
 
 COLOURS = {"nobatch": "#7f7f7f", "static": "#d95f02", "windowed": "#7570b3", "dynamic": "#1b9e77"}
 IDLE, EMPTY = "#e6ab02", "#ececec"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold",
     "axes.titlelocation": "left", "figure.dpi": 130, "savefig.bbox": "tight", "legend.frameon": False,
 }  # fmt: skip
@@ -35,9 +37,7 @@ def latency_vs_tokens(
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
         for mode, (tokens, seconds, line) in runs.items():
-            label = mode
-            if line:
-                label = f"{mode}:  {line['intercept_s']:.2f} s + {line['slope_s_per_token'] * 1e3:.1f} ms per token,  r = {line['r']:.2f}"
+            label = f"{mode}:  {line_text(line)}"
             for axis in axes:
                 axis.scatter(tokens, seconds, s=14, alpha=0.45, linewidths=0, color=colour(mode), label=label)
                 if line:
@@ -72,9 +72,9 @@ def occupancy(runs: Mapping[str, Mapping[str, Any]], max_batch_size: int, path: 
             axis.axhspan(0, max_batch_size, color=EMPTY, lw=0)
             axis.stairs(live, edges, fill=True, color=colour(mode))
             axis.stairs(live + idle, edges, baseline=live, fill=True, color=IDLE)
-            axis.set_title(mode, color=colour(mode), fontsize=12)
-            note = f"finished after {spans[mode]:.1f} s" + ("  →" if spans[mode] > window else "")
-            axis.text(0.995, 0.94, note, transform=axis.transAxes, ha="right", va="top", fontsize=10.5)
+            axis.set_title(mode, color=colour(mode), fontsize=12, loc="left")
+            note = f"done after {spans[mode]:.1f} s" + (" →" if spans[mode] > window else "")
+            axis.set_title(note, loc="right", fontsize=11, fontweight="normal")
             axis.set_ylim(0, max_batch_size)
             axis.set_xlim(0, window)
         axes[-1, 0].set_xlabel("seconds since the first request")

@@ -60,7 +60,7 @@ async def _replay(
                     body = await response.json(content_type=None)
                     answered_at = time.perf_counter() - start
                     outcome = _outcome(request, sent_at, answered_at, response.status, body)
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+            except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
                 outcome = Outcome(request, sent_at, error=f"{type(error).__name__}: {error}".rstrip(": "))
             on_outcome(outcome)
             return outcome
@@ -102,7 +102,7 @@ def _call(method: str, url: str, body: Any, timeout_s: float) -> dict[str, Any]:
 
     try:
         return asyncio.run(call())
-    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
         raise ServerError(f"no answer from {url} ({error or type(error).__name__}); start one with ./server.sh MODE") from None
     except (ValueError, KeyError, TypeError):
         raise ServerError(f"{url} did not answer with JSON in the form expected; is it an effective-batching server?") from None

@@ -10,53 +10,62 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from rich import box
 from rich.table import Table
 
 from stats import DEFINITIONS
 
-# heading, unit, key of a mode's summary, format
+# key of a mode's summary, heading in report.md, short heading for the terminal, scale, format
 COLUMNS = [
-    ("throughput", "tok/s", "output_throughput", "{:,.0f}"),
-    ("requests", "/s", "request_throughput", "{:.2f}"),
-    ("latency mean", "s", "mean_e2el_ms", "{:.2f}"),
-    ("p99", "s", "p99_e2el_ms", "{:.2f}"),
-    ("first token p50", "s", "p50_ttft_ms", "{:.2f}"),
-    ("per token, mean", "ms", "mean_normalized_latency_ms", "{:.1f}"),
-    ("useful rows", "%", "useful_fraction", "{:.0f}"),
-    ("occupancy", "%", "occupancy", "{:.0f}"),
-    ("largest batch", "rows", "largest_batch", "{:.0f}"),
+    ("output_throughput", "throughput, tok/s", "tok/s", 1, "{:,.0f}"),
+    ("mean_e2el_ms", "latency mean, s", "mean\ns", 1e-3, "{:.2f}"),
+    ("p99_e2el_ms", "latency p99, s", "p99\ns", 1e-3, "{:.2f}"),
+    ("p50_ttft_ms", "first token p50, s", "ttft\np50 s", 1e-3, "{:.2f}"),
+    ("mean_normalized_latency_ms", "latency per token mean, ms", "ms per\ntoken", 1, "{:.1f}"),
+    ("useful_fraction", "useful rows, %", "useful\n%", 100, "{:.0f}"),
+    ("occupancy", "occupancy, %", "occup.\n%", 100, "{:.0f}"),
+    ("largest_batch", "largest batch, rows", "largest\nbatch", 1, "{:.0f}"),
 ]
-SCALE = {"mean_e2el_ms": 1e-3, "p99_e2el_ms": 1e-3, "p50_ttft_ms": 1e-3, "useful_fraction": 100, "occupancy": 100}
 
 
 def _cells(mode: str, result: Mapping[str, Any]) -> list[str]:
     cells = [mode]
-    for _, _, key, form in COLUMNS:
+    for key, _, _, scale, form in COLUMNS:
         value = result.get(key)
-        cells.append("–" if value is None else form.format(value * SCALE.get(key, 1)))
-    line = result.get("fairness")
-    cells.append(f"{line['intercept_s']:.2f} + {line['slope_s_per_token'] * 1e3:.1f}/1000·n" if line else "–")
-    return [*cells, f"{result['completed']}" + (f", {result['failed']} failed" if result["failed"] else "")]
+        cells.append("–" if value is None else form.format(value * scale))
+    return cells
 
 
-def _headings() -> list[str]:
-    return ["mode", *(f"{name}, {unit}" for name, unit, _, _ in COLUMNS), "latency of n tokens, s", "answered"]
+def line_text(line: Mapping[str, float] | None) -> str:
+    """The least-squares line of a mode: "0.03 s + 7.8 ms per token, r = 0.92"."""
+    if line is None:
+        return "no line"
+    sign, slope = "−" if line["slope_s_per_token"] < 0 else "+", abs(line["slope_s_per_token"]) * 1e3
+    return f"{line['intercept_s']:.2f} s {sign} {slope:.1f} ms per token, r = {line['r']:.2f}"
 
 
 def terminal_table(summary: Mapping[str, Any]) -> Table:
-    table = Table(title="The same requests in every mode", title_justify="left")
-    for heading in _headings():
-        table.add_column(heading, justify="left" if heading == "mode" else "right")
+    """Fits 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("mode", no_wrap=True)
+    for _, _, short, _, _ in COLUMNS:
+        table.add_column(short, justify="right", no_wrap=True)
     for mode, result in summary["modes"].items():
         table.add_row(*_cells(mode, result))
     return table
 
 
 def markdown_table(summary: Mapping[str, Any]) -> str:
-    headings = _headings()
+    headings = ["mode", *(heading for _, heading, _, _, _ in COLUMNS), "latency of a request", "answered"]
     lines = [headings, ["---", *["--:"] * (len(headings) - 1)]]
-    lines += [_cells(mode, result) for mode, result in summary["modes"].items()]
+    for mode, result in summary["modes"].items():
+        answered = str(result["completed"]) + (f", {result['failed']} failed" if result["failed"] else "")
+        lines.append([*_cells(mode, result), line_text(result["fairness"]), answered])
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def fairness_lines(summary: Mapping[str, Any]) -> list[str]:
+    return [f"{mode:>8}: {line_text(result['fairness'])}" for mode, result in summary["modes"].items()]
 
 
 def identity_sentence(summary: Mapping[str, Any]) -> str:
@@ -82,24 +91,27 @@ def write_report(folder: Path, summary: Mapping[str, Any]) -> None:
             f"{capacity['requests']} requests reached in `dynamic` while every row was busy"
         )
     settings = ", ".join(f"{name} {value}" for name, value in config.items() if value is not None)
+    facts = [
+        f"workload: {load['requests']} requests, lengths `{load['lengths']}`, {load['mean_num_tokens']:.0f} completion "
+        f"tokens on average, arrival {arrival}, seed {summary['seed']} (`trace.jsonl`)",
+        f"settings: {settings}",
+        f"hardware: {hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
+        f"{hardware['system']}; Python {hardware['python']}, torch {hardware['torch']}",
+        f"commit {summary['commit']}, {summary['date']}, `{summary['command']}`",
+    ]
     parts = [
         f"# {', '.join(summary['modes'])} on {config['model']}",
         markdown_table(summary),
         identity_sentence(summary),
         "Latencies are of plain answers: a request-level batch is answered as a whole. "
         "Modes ran one after another on the same machine, each on a server of its own.",
-        f"- workload: {load['requests']} requests, lengths `{load['lengths']}`, {load['mean_num_tokens']:.0f} completion "
-        f"tokens on average, arrival {arrival}, seed {summary['seed']} (`trace.jsonl`)",
-        f"- settings: {settings}",
-        f"- hardware: {hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
-        f"{hardware['system']}; Python {hardware['python']}, torch {hardware['torch']}",
-        f"- commit {summary['commit']}, {summary['date']}, `{summary['command']}`",
+        "\n".join(f"- {fact}" for fact in facts),
         "![Latency against completion tokens](latency_vs_tokens.png)",
         "![Occupancy over time](occupancy.png)",
         "## Definitions",
         "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items()),
     ]
-    (folder / "report.md").write_text("\n\n".join(parts).replace("\n\n- ", "\n- ").replace("\n- workload", "\n\n- workload") + "\n")
+    (folder / "report.md").write_text("\n\n".join(parts) + "\n")
 
 
 def hardware() -> dict[str, Any]:
@@ -132,8 +144,12 @@ def commit() -> str:
     root = Path(__file__).resolve().parents[1]
     try:
         git = ["git", "-C", str(root)]
-        name = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True).stdout.strip()
+        name = subprocess.run(
+            [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{name} with changes" if dirty else name

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Replay one trace against every batching mode, print the table, write figures:  ./compare.sh [options]   (./compare.sh --help)
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+. "$ROOT/setup.sh" requirements.txt
+PYTHONPATH="$ROOT" exec "$PYTHON" -m client.compare "$@"

@@ -1,0 +1,38 @@
+# Sourced by the other scripts: makes .venv and installs the given requirements file, if that was not done yet.
+#   . "$ROOT/setup.sh" requirements.txt
+# Afterwards $PYTHON is the environment's interpreter.
+
+VENV="$ROOT/.venv"
+PYTHON="$VENV/bin/python"
+
+_newest_python() {
+    local candidate
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+        if command -v "$candidate" >/dev/null &&
+            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+_set_up() {
+    local wanted="$1" stamp="$VENV/installed-$1" contents python
+    contents="$(cat "$ROOT"/requirements*.txt "$ROOT/client/requirements.txt")"
+    if [ -x "$PYTHON" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$contents" ]; then return; fi
+    if ! [ -x "$PYTHON" ]; then
+        python="$(_newest_python)" || { echo "error: Python 3.11 or newer is needed; install it and try again" >&2; return 2; }
+        echo "making .venv with $("$python" --version)" >&2
+        "$python" -m venv "$VENV" ||
+            { rm -rf "$VENV"; echo "error: venv or pip is missing; on Debian and Ubuntu: apt install python3-venv" >&2; return 2; }
+    fi
+    echo "installing $wanted; this takes minutes the first time" >&2
+    export PIP_DISABLE_PIP_VERSION_CHECK=1
+    "$PYTHON" -m pip install --quiet "$(grep '^torch==' "$ROOT/requirements.txt")" &&
+        "$PYTHON" -m pip install --quiet -r "$ROOT/$wanted" ||
+        { echo "error: pip could not install $wanted; see its message above" >&2; return 2; }
+    printf '%s\n' "$contents" >"$stamp"
+}
+
+_set_up "$1" || exit $?

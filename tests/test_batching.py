@@ -1,0 +1,231 @@
+"""The handler thread with the fake generator: nothing ends it, nobody is forgotten."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from batching import BatchingManager, Inference, Iteration, IterationRecord
+from errors import Cancelled, DeadlinePassed, Draining, GenerationFailed
+from generate.fake import FakeGenerator, token
+from inference import Generator, State
+from policies import Dynamic, NoBatching, Policy, Static, Windowed
+from tests.virtual import make_scheduler
+
+ALL = [NoBatching(), Static(), Static(compact=True), Windowed(delay_s=0.01, target=3), Dynamic()]
+PATIENCE_S = 20  # a guard against hanging, not a measurement
+
+
+@pytest.fixture
+def manager_of() -> Iterator[Callable[..., BatchingManager]]:
+    managers: list[BatchingManager] = []
+
+    def make(policy: Policy, generator: Generator | None = None, **extra: Any) -> BatchingManager:
+        scheduler = make_scheduler(policy, max_batch_size=4, n_blocks=1000)
+        managers.append(BatchingManager(scheduler, lambda: generator or FakeGenerator(lambda seconds: None), **extra))
+        return managers[-1]
+
+    yield make
+    for manager in managers:
+        manager.close()
+        pool = manager._scheduler.pool
+        assert not manager._scheduler.has_work and pool.free_blocks == pool.n_blocks, "blocks or requests were lost"
+
+
+class Gate:
+    """A generator that waits to be let through, iteration by iteration, and may fail."""
+
+    def __init__(self) -> None:
+        self.started = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self.error: Exception | None = None
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        self.started.release()
+        assert self.go.acquire(timeout=PATIENCE_S)
+        if self.error:
+            raise self.error
+        return [1] * sum(row.samples for row in iteration.rows)
+
+    def wait_until_started(self) -> None:
+        assert self.started.acquire(timeout=PATIENCE_S)
+
+
+def wait(*inferences: Inference) -> None:
+    for inference in inferences:
+        assert inference.done.wait(PATIENCE_S), "nobody answered"
+
+
+@pytest.mark.parametrize("policy", ALL, ids=lambda policy: type(policy).__name__)
+def test_requests_from_many_threads_each_get_their_own_tokens(policy: Policy, manager_of: Callable[..., BatchingManager]) -> None:
+    manager = manager_of(policy)
+    inferences = [Inference([i, 1, 2], 1 + i % 7) for i in range(60)]
+    threads = [threading.Thread(target=manager.enqueue, args=([inference],)) for inference in inferences]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait(*inferences)
+    for inference in inferences:
+        assert inference.tokens == [token(inference.prompt_ids, 0, index) for index in range(inference.num_tokens)]
+
+
+def test_a_failing_iteration_answers_all_of_its_requests_and_the_loop_goes_on(
+    manager_of: Callable[..., BatchingManager], caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+    manager = manager_of(Dynamic(), gate)
+    doomed = [Inference([0], 5), Inference([0], 5)]
+    manager.enqueue(doomed)
+    gate.wait_until_started()
+    gate.error = RuntimeError("out of memory")
+    gate.go.release()
+    wait(*doomed)
+    for inference in doomed:
+        assert isinstance(inference.error, GenerationFailed) and "out of memory" in str(inference.error)
+    gate.error = None
+    later = Inference([0], 1)
+    manager.enqueue([later])
+    gate.go.release()
+    wait(later)
+    assert later.tokens == [1]
+
+
+def test_a_policy_that_raises_fails_its_requests_and_not_the_thread(
+    manager_of: Callable[..., BatchingManager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Dynamic()
+    manager = manager_of(policy)
+    with monkeypatch.context() as patch:
+        patch.setattr(policy, "plan", lambda view: 1 / 0, raising=False)
+        doomed = Inference([0], 1)
+        manager.enqueue([doomed])
+        wait(doomed)
+    assert isinstance(doomed.error, GenerationFailed)
+    later = Inference([0], 1)
+    manager.enqueue([later])
+    wait(later)
+    assert later.error is None and manager.not_ready_because() is None
+
+
+def test_an_observer_that_raises_disturbs_nobody(manager_of: Callable[..., BatchingManager]) -> None:
+    records: list[IterationRecord] = []
+
+    def broken(record: IterationRecord) -> None:
+        raise OSError("disk full")
+
+    manager = manager_of(Dynamic(), observers=[broken, records.append])
+    inference = Inference([0], 3)
+    manager.enqueue([inference])
+    wait(inference)
+    assert [record.live_rows for record in records] == [1, 1, 1]
+    assert [list(record.answered) for record in records] == [[], [], [inference]]
+
+
+def test_a_cancelled_request_is_answered_at_once_and_its_neighbour_goes_on(manager_of: Callable[..., BatchingManager]) -> None:
+    gate = Gate()
+    manager = manager_of(Dynamic(), gate)
+    gone, stays = Inference([0], 100), Inference([0], 2)
+    manager.enqueue([gone, stays])
+    gate.wait_until_started()
+    manager.cancel([gone])
+    wait(gone)
+    assert isinstance(gone.error, Cancelled) and gone.state is State.CANCELLED
+    gate.go.release(2)
+    wait(stays)
+    assert stays.tokens == [1, 1]
+
+
+def test_a_deadline_wakes_the_handler_even_while_a_window_is_open(manager_of: Callable[..., BatchingManager]) -> None:
+    manager = manager_of(Windowed(delay_s=3600, target=9))
+    inference = Inference([0], 1, deadline=manager.clock() + 0.05)
+    manager.enqueue([inference])
+    wait(inference)
+    assert isinstance(inference.error, DeadlinePassed)
+    assert inference.answered_at is not None and inference.answered_at >= inference.deadline  # type: ignore[operator]
+
+
+def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(manager_of: Callable[..., BatchingManager]) -> None:
+    gate = Gate()
+    manager = manager_of(Dynamic(), gate)
+    inference = Inference([0], 3)
+    manager.enqueue([inference])
+    gate.wait_until_started()
+    manager.drain()
+    with pytest.raises(Draining):
+        manager.enqueue([Inference([0], 1)])
+    assert manager.not_ready_because() == "the server is shutting down"
+    gate.go.release(3)
+    wait(inference)
+    assert inference.tokens == [1, 1, 1]
+
+
+def test_closing_answers_everybody_in_flight(manager_of: Callable[..., BatchingManager]) -> None:
+    gate = Gate()
+    manager = manager_of(NoBatching(), gate)
+    running, waiting = Inference([0], 9), Inference([0], 9)
+    manager.enqueue([running, waiting])
+    gate.wait_until_started()
+    closing = threading.Thread(target=manager.close)
+    closing.start()
+    wait(running, waiting)
+    gate.go.release()
+    closing.join(PATIENCE_S)
+    assert isinstance(running.error, Draining) and isinstance(waiting.error, Draining)
+
+
+def test_requests_that_come_while_the_model_loads_wait_for_it() -> None:
+    loading = threading.Event()
+
+    def load() -> Generator:
+        assert loading.wait(PATIENCE_S)
+        return FakeGenerator(lambda seconds: None)
+
+    manager = BatchingManager(make_scheduler(Dynamic()), load)
+    inference = Inference([0], 1)
+    manager.enqueue([inference])
+    assert manager.not_ready_because() == "the model is still loading" and not inference.done.is_set()
+    loading.set()
+    wait(inference)
+    assert inference.error is None
+    manager.close()
+
+
+def test_a_model_that_cannot_be_loaded_is_reported() -> None:
+    reported: list[Exception] = []
+    told = threading.Event()
+
+    def load() -> Generator:
+        raise OSError("no such file")
+
+    def report(error: Exception) -> None:
+        reported.append(error)
+        told.set()
+
+    manager = BatchingManager(make_scheduler(Dynamic()), load, on_load_failure=report)
+    assert told.wait(PATIENCE_S) and not manager.wait_until_loaded(PATIENCE_S)
+    assert manager.not_ready_because() == "loading failed: no such file" and isinstance(reported[0], OSError)
+    manager.close()
+
+
+def test_an_iteration_that_never_ends_makes_the_server_unready(manager_of: Callable[..., BatchingManager]) -> None:
+    gate = Gate()
+    manager = manager_of(Dynamic(), gate)
+    manager.enqueue([Inference([0], 1)])
+    gate.wait_until_started()
+    assert manager.not_ready_because() is None
+    time.sleep(0.02)
+    assert "an iteration has been running" in (manager.not_ready_because(stalled_after_s=0.01) or "")
+    gate.go.release()
+
+
+def test_the_loop_interval_makes_the_handler_sleep_between_iterations(manager_of: Callable[..., BatchingManager]) -> None:
+    manager = manager_of(Dynamic(), loop_interval_s=0.02)
+    inference = Inference([0], 5)
+    manager.enqueue([inference])
+    wait(inference)
+    assert min(b - a for a, b in zip(inference.token_times, inference.token_times[1:])) >= 0.02

@@ -1,0 +1,229 @@
+"""Fast equals plain: every mode, batch composition and cache layout gives the oracle's tokens, in float32.
+
+Rounding may decide a near-tie either way, so the oracle also checks that every decision here has a margin.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from generate.cached import CachedGenerator
+from generate.naive import NaiveGenerator
+from generate.sampling import _restrict, sample, uniform
+from inference import Generator, Inference, Iteration, Row, Sampling
+from model import GPT2, load_model
+from policies import Dynamic, NoBatching, Policy, Static, Windowed
+from shapes import Shape
+from tests.virtual import make_scheduler
+
+SHAPE = Shape(n_layer=2, n_head=2, n_embd=32, n_ctx=1024, vocab_size=300)
+N_VOCAB = 257  # the tokenizer has fewer ids than the model
+MARGIN = 1e-5
+POLICIES = [NoBatching(), Static(), Static(compact=True), Windowed(delay_s=3, target=2), Dynamic()]
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2:
+    model = load_model(SHAPE, None, seed=3, dtype=torch.float32, device="cpu")
+    return enliven(model)
+
+
+def enliven(model: GPT2) -> GPT2:
+    """Make the blocks matter: random weights of the usual size repeat the last token for ever."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
+            parameter.mul_(12)
+    model.ln_f.weight.mul_(20)
+    return model
+
+
+def workload(n: int, sampling: Sampling, longest_prompt: int = 40) -> list[Inference]:
+    rng = random.Random(5)
+    return [
+        Inference(
+            [rng.randrange(N_VOCAB) for _ in range(rng.randint(1, longest_prompt))],
+            rng.randint(1, 20),
+            replace(sampling, seed=i),
+        )
+        for i in range(n)
+    ]
+
+
+def serve(policy: Policy, generator: Generator, inferences: Sequence[Inference], **limits: int) -> list[list[int]]:
+    defaults = {"max_batch_size": 5, "token_budget": 24, "n_blocks": 80, "block_size": 4}
+    scheduler = make_scheduler(policy, **(defaults | limits))
+    now, arriving = 0.0, list(inferences)
+    while arriving or scheduler.has_work:
+        for inference in arriving[:2]:  # two arrive in every iteration
+            scheduler.enqueue([inference], now)
+        arriving = arriving[2:]
+        iteration, wake_at = scheduler.schedule(now)
+        now += 1.0 if iteration.rows or wake_at is None else wake_at - now
+        if iteration.rows:
+            scheduler.apply(iteration, generator.generate(iteration), now)
+    assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
+    return [inference.tokens for inference in inferences]
+
+
+class Oracle(NaiveGenerator):
+    """The naive generator, which also checks that no decision hangs on rounding noise."""
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        for row in iteration.rows:
+            if row.samples and not row.idle:
+                logits = self.logits(row.inference, row.start + row.n_tokens)[0, :N_VOCAB]
+                sampling, index = row.inference.sampling, len(row.inference.tokens)
+                if sampling.temperature == 0:
+                    best, second = logits.topk(2).values
+                    assert best - second > MARGIN, "choose another seed: this decision is a near-tie"
+                else:
+                    scaled = _restrict(logits / sampling.temperature, sampling.top_k, sampling.top_p)
+                    edges = scaled.double().softmax(-1).cumsum(-1)
+                    distance = (edges - uniform(sampling.seed, index)).abs().min()
+                    assert distance > 1e-7, "choose another seed: this draw is a near-tie"
+        return super().generate(iteration)
+
+
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.8),
+    Sampling(temperature=1.3, top_k=20),
+    Sampling(temperature=1.0, top_p=0.9),
+    Sampling(temperature=0.7, top_k=50, top_p=0.8),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_every_mode_and_both_generators_give_the_oracles_tokens(model: GPT2, sampling: Sampling) -> None:
+    expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, sampling))
+    assert len({token for tokens in expected for token in tokens}) > 20, "a model that repeats itself proves little"
+    assert max(token for tokens in expected for token in tokens) < N_VOCAB
+    for policy in POLICIES:
+        cached = CachedGenerator(model, N_VOCAB, n_blocks=80, block_size=4)
+        assert serve(policy, cached, workload(14, sampling)) == expected
+    assert serve(Dynamic(), NaiveGenerator(model, N_VOCAB), workload(14, sampling)) == expected
+
+
+@pytest.mark.parametrize(
+    ("block_size", "n_blocks", "budget"),
+    [(1, 400, 24), (4, 80, 1), (16, 20, 7), (64, 5, 1000), (1024, 5, 24), (4, 17, 24)],
+    ids=["1-token blocks", "1-token chunks", "chunks across blocks", "one block a row", "Orca's slots", "a tight pool"],
+)
+def test_neither_blocks_nor_chunks_change_a_token(model: GPT2, block_size: int, n_blocks: int, budget: int) -> None:
+    expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, Sampling()))
+    cached = CachedGenerator(model, N_VOCAB, n_blocks, block_size)
+    limits = {"block_size": block_size, "n_blocks": n_blocks, "token_budget": budget}
+    assert serve(Dynamic(), cached, workload(14, Sampling()), **limits) == expected
+
+
+def test_scattered_blocks_give_the_same_logits_as_consecutive_ones(model: GPT2) -> None:
+    inference = Inference(list(range(40)), 5)
+    together = CachedGenerator(model, N_VOCAB, n_blocks=40, block_size=4)
+    apart = CachedGenerator(model, N_VOCAB, n_blocks=40, block_size=4)
+    for start, n in ((0, 17), (17, 22), (39, 1)):
+        one = together.logits([Row(inference, start, n, list(range(10)), samples=True, idle=False)])
+        other = apart.logits([Row(inference, start, n, list(range(1, 31, 3)), samples=True, idle=False)])
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_a_freed_block_leaves_no_trace_of_its_former_owner(model: GPT2) -> None:
+    first, second = workload(2, Sampling())
+    second.prompt_ids, second.num_tokens = second.prompt_ids[:3], 4
+    fresh = serve(NoBatching(), CachedGenerator(model, N_VOCAB, 20, 4), [replace_(second)])
+    used = CachedGenerator(model, N_VOCAB, 20, 4)
+    assert serve(NoBatching(), used, [first, replace_(second)])[1:] == fresh
+
+
+def replace_(inference: Inference) -> Inference:
+    return Inference(inference.prompt_ids, inference.num_tokens, inference.sampling)
+
+
+def test_the_whole_context_of_1024_tokens_is_usable(model: GPT2) -> None:
+    rng = random.Random(1)
+    prompt = [rng.randrange(N_VOCAB) for _ in range(1020)]
+    expected = serve(NoBatching(), Oracle(model, N_VOCAB), [Inference(prompt, 4)], n_blocks=64, block_size=16)
+    cached = CachedGenerator(model, N_VOCAB, n_blocks=64, block_size=16)
+    assert serve(Dynamic(), cached, [Inference(prompt, 4)], n_blocks=64, block_size=16, token_budget=256) == expected
+
+
+def test_an_idle_row_without_blocks_is_computed_and_writes_nothing(model: GPT2) -> None:
+    live, gone = Inference([5, 6, 7], 2), Inference([8], 1, tokens=[9])
+    generator = CachedGenerator(model, N_VOCAB, n_blocks=2, block_size=4)
+    alone = generator.logits([Row(live, 0, 3, [0], samples=True, idle=False)])
+    beside = generator.logits(
+        [Row(gone, 0, 1, [], samples=True, idle=True), Row(live, 0, 3, [0], samples=True, idle=False)]
+    )  # fmt: skip
+    assert torch.allclose(alone[0], beside[1], atol=1e-5) and beside.isfinite().all()
+
+
+def test_warm_up_leaves_a_usable_engine(model: GPT2) -> None:
+    expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(4, Sampling()))
+    cached = CachedGenerator(model, N_VOCAB, n_blocks=80, block_size=4)
+    cached.warm_up(max_batch_size=5, prompt_tokens=24)
+    assert serve(Dynamic(), cached, workload(4, Sampling())) == expected
+
+
+def test_bfloat16_logits_are_near_float32s(model: GPT2) -> None:
+    # bfloat16 keeps 8 bits: logits of size ~20 differ by some tenths
+    low = load_model(SHAPE, None, seed=3, dtype=torch.bfloat16, device="cpu")
+    low.load_state_dict(model.state_dict())
+    row = Row(Inference(list(range(30)), 1), 0, 30, list(range(8)), samples=True, idle=False)
+    expected = CachedGenerator(model, N_VOCAB, 8, 4).logits([row])
+    found = CachedGenerator(low, N_VOCAB, 8, 4).logits([row]).float()
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+# ---- sampling alone
+
+
+def test_a_draw_does_not_depend_on_the_neighbours_in_the_batch() -> None:
+    logits = torch.randn(64, 50257, generator=torch.Generator().manual_seed(0)) * 3
+    draws = [(Sampling(temperature=1.0, seed=i), i) for i in range(64)]
+    together = sample(logits, draws, 50257)
+    assert together == [sample(logits[i : i + 1], draws[i : i + 1], 50257)[0] for i in range(64)]
+    order = list(range(63, -1, -1))
+    assert sample(logits[order], [draws[i] for i in order], 50257) == [together[i] for i in order]
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0]).repeat(20_000, 1)
+    ids = sample(logits, [(Sampling(temperature=0.5, seed=i), 0) for i in range(20_000)], 4)
+    expected = (torch.tensor([0.0, 1.0, 2.0, -1.0]) / 0.5).softmax(-1)
+    found = torch.bincount(torch.tensor(ids), minlength=4) / 20_000
+    assert (found - expected).abs().max() < 0.015  # over four standard errors
+
+
+def test_temperature_0_is_greedy_and_takes_the_lowest_of_equals() -> None:
+    logits = torch.tensor([[1.0, 5.0, 5.0, 9.0]])
+    assert sample(logits, [(Sampling(temperature=0), 0)], 3) == [1]
+
+
+def test_top_k_and_top_p_keep_the_fewest_that_suffice() -> None:
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+    kept = lambda k, p: _restrict(logits, k, p).isfinite().tolist()  # noqa: E731
+    assert kept(2, None) == [True, True, False, False]
+    assert kept(None, 0.5) == [True, False, False, False]
+    assert kept(None, 0.51) == [True, True, False, False]
+    assert kept(None, 1.0) == [True] * 4
+    assert kept(3, 0.9) == [True, True, True, False]
+    assert kept(9, 1e-9) == [True, False, False, False]
+
+
+def test_only_ids_that_the_tokenizer_can_decode_are_drawn() -> None:
+    logits = torch.full((200, 300), -1e9)
+    logits[:, 257:] = 50.0
+    logits[:, 3] = 0.0
+    assert set(sample(logits, [(Sampling(temperature=1.0, seed=i), 0) for i in range(200)], 257)) == {3}
+
+
+def test_uniform_depends_on_seed_and_index_alone_and_stays_below_one() -> None:
+    values = [uniform(seed, index) for seed in range(100) for index in range(100)]
+    assert all(0 <= value < 1 for value in values) and len(set(values)) == len(values)
+    assert math.isclose(sum(values) / len(values), 0.5, abs_tol=0.01)
+    assert uniform(7, 3) == uniform(7, 3)

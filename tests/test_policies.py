@@ -1,0 +1,168 @@
+"""Policies in virtual time: worked examples, then properties that hold for any workload."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference import Inference, Iteration, State
+from policies import Dynamic, NoBatching, Policy, Static, View, Windowed
+from scheduler import Scheduler
+from tests.virtual import Ask, run
+
+# A worked example, after Orca's figures 3 and 4: two rows, an iteration a second.
+#
+#     request   arrives   tokens
+#     A         0.0       5
+#     B         0.0       2
+#     C         0.5       3          both come while A and B run
+#     D         0.6       1
+EXAMPLE = [Ask(0.0, tokens=5), Ask(0.0, tokens=2), Ask(0.5, tokens=3), Ask(0.6, tokens=1)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "batches", "answered_at"),
+    [
+        (NoBatching(), "A A A A A B B C C C D", [5, 7, 10, 11]),
+        (Static(), "AB AB Ab Ab Ab CD Cd Cd", [5, 5, 8, 8]),
+        (Static(compact=True), "AB AB A A A CD C C", [5, 5, 8, 8]),
+        (Windowed(delay_s=9, target=2), "AB AB Ab Ab Ab CD Cd Cd", [5, 5, 8, 8]),
+        (Dynamic(), "AB AB AC AC AC D", [5, 2, 5, 6]),
+    ],
+    ids=["nobatch", "static", "static, compacted", "windowed", "dynamic"],
+)
+def test_each_mode_serves_the_worked_example_iteration_by_iteration(
+    policy: Policy, batches: str, answered_at: list[float]
+) -> None:
+    served = run(policy, EXAMPLE)
+    assert " ".join(served.batches) == batches
+    assert served.answered_at == answered_at
+
+
+def test_a_window_is_measured_from_the_oldest_arrival_not_from_when_the_engine_looked() -> None:
+    # A goes at 2 and runs to 5. B came at 2.5: when the engine is idle again its 2 s are over, and it goes at once.
+    served = run(Windowed(delay_s=2, target=9), [Ask(0.0, tokens=3), Ask(2.5)])
+    assert [i.admitted_at for group in served.groups for i in group] == [2.0, 5.0]
+    # B came at 4.5, half a second before the engine was idle: it waits for the rest of its 2 s.
+    served = run(Windowed(delay_s=2, target=9), [Ask(0.0, tokens=3), Ask(4.5)])
+    assert [i.admitted_at for group in served.groups for i in group] == [2.0, 6.5]
+
+
+def test_a_window_closes_at_the_target_and_takes_up_to_its_limit() -> None:
+    asks = [Ask(0.0, rows=1), Ask(0.25), Ask(0.5)]
+    served = run(Windowed(delay_s=10, target=3, limit=2), asks, max_batch_size=8)
+    # the third arrival meets the target; two go, and the one left waits for its own delay
+    assert [i.admitted_at for group in served.groups for i in group] == [0.5, 0.5, 10.5]
+    assert [iteration.reason for _, iteration in served.iterations] == ["target", "delay"]
+
+
+def test_a_group_is_never_split_and_nobody_overtakes_it() -> None:
+    asks = [Ask(0.0, tokens=2), Ask(0.0, tokens=2, rows=3), Ask(0.0, tokens=2)]
+    assert run(Static(), asks, max_batch_size=3, group_limit=3).batches == ["A", "A", "BCD", "BCD", "E", "E"]
+    assert run(Dynamic(), asks, max_batch_size=3).batches == ["ABC", "ABC", "DE", "DE"]
+
+
+def test_nobody_overtakes_a_head_of_queue_whose_whole_life_does_not_fit() -> None:
+    # 4 blocks of 4 tokens: A needs 3 (1 + 8 tokens), B needs 2, C needs 1 and would fit beside A
+    asks = [Ask(0.0, tokens=8), Ask(0.0, tokens=6), Ask(0.0, tokens=1)]
+    served = run(Dynamic(), asks, max_batch_size=8, n_blocks=4)
+    assert [i.admitted_at for group in served.groups for i in group] == [0.0, 8.0, 8.0]
+
+
+def test_a_long_prompt_is_computed_in_chunks_and_does_not_stall_the_row_that_decodes() -> None:
+    asks = [Ask(0.0, prompt=1, tokens=6), Ask(0.5, prompt=25, tokens=2)]
+    served = run(Dynamic(), asks, token_budget=10)
+    chunks = [[row.n_tokens for row in iteration.rows] for _, iteration in served.iterations]
+    assert chunks == [[1], [1, 10], [1, 10], [1, 5], [1, 1], [1]]
+    assert served.groups[0][0].token_times == [1, 2, 3, 4, 5, 6]
+    assert served.groups[1][0].token_times == [4, 5]
+
+
+def test_prompts_share_the_budget_in_order_and_the_last_sits_out() -> None:
+    served = run(Static(), [Ask(0.0, prompt=6), Ask(0.0, prompt=6), Ask(0.0, prompt=6)], max_batch_size=3, token_budget=10)
+    chunks = [[(row.n_tokens, row.idle) for row in iteration.rows] for _, iteration in served.iterations]
+    assert chunks == [[(6, False), (4, False)], [(1, True), (2, False), (6, False)]]
+
+
+def test_a_policy_keeps_no_state() -> None:
+    inference = Inference([0], 1, blocks_needed=1)
+    view = View(now=0.0, waiting=[inference], running=[], free_blocks=1, max_batch_size=1, token_budget=1)
+    for policy in (NoBatching(), Static(), Windowed(delay_s=0, target=1), Dynamic()):
+        assert policy.plan(view) == policy.plan(view)
+        assert inference.state is State.WAITING
+
+
+POLICIES = st.sampled_from(
+    [
+        NoBatching(),
+        Static(),
+        Static(compact=True),
+        Windowed(delay_s=2.5, target=3, limit=4),
+        Windowed(delay_s=0.5, target=2, compact=True),
+        Dynamic(),
+    ]
+)
+ASKS = st.lists(
+    st.builds(
+        Ask,
+        at=st.floats(0, 30).map(lambda at: round(at, 2)),
+        prompt=st.integers(1, 30),
+        tokens=st.integers(1, 12),
+        rows=st.integers(1, 3),
+    ),
+    max_size=25,
+).map(lambda asks: sorted(asks, key=lambda ask: ask.at))
+
+
+@settings(max_examples=200, deadline=None)
+@given(policy=POLICIES, asks=ASKS, rows=st.integers(4, 6), budget=st.integers(1, 40), spare_blocks=st.integers(0, 40))
+def test_any_workload_is_served_once_within_every_limit(
+    policy: Policy, asks: list[Ask], rows: int, budget: int, spare_blocks: int
+) -> None:
+    seen_running: set[int] = set()
+    prompts_computed: Counter[int] = Counter()
+
+    def check(scheduler: Scheduler, iteration: Iteration) -> None:
+        running = scheduler.running
+        assert len(running) <= (1 if isinstance(policy, NoBatching) else rows)
+        assert len(iteration.rows) <= len(running)
+        assert len({row.inference.id for row in iteration.rows}) == len(iteration.rows)
+        prefill = [row for row in iteration.rows if row.start < len(row.inference.prompt_ids) and not row.idle]
+        assert sum(row.n_tokens for row in prefill) <= budget
+        for row in prefill:
+            prompts_computed[row.inference.id] += row.n_tokens
+        for row in iteration.rows:
+            assert row.idle <= policy.request_level  # only request-level batches compute idly
+            assert not row.idle or not getattr(policy, "compact", False)
+        owned = [block for inference in running.values() for block in inference.blocks]
+        assert len(owned) == len(set(owned))
+        assert len(owned) + scheduler.pool.free_blocks == scheduler.pool.n_blocks
+        if policy.request_level and seen_running & set(running):
+            assert set(running) <= seen_running  # nobody joins a batch that has begun
+        seen_running.clear()
+        seen_running.update(running)
+
+    largest_group = 3 * -(-(30 + 12) // 4)
+    served = run(
+        policy, asks, check, max_batch_size=rows, token_budget=budget, n_blocks=largest_group + spare_blocks, group_limit=3
+    )
+    inferences = [inference for group in served.groups for inference in group]
+    for inference in inferences:
+        assert inference.state is State.FINISHED
+        assert len(inference.tokens) == len(inference.token_times) == inference.num_tokens
+        assert inference.arrived_at <= inference.admitted_at < inference.token_times[0]
+        assert inference.token_times == sorted(inference.token_times)
+        assert inference.token_times[-1] <= inference.answered_at
+        assert prompts_computed[inference.id] == len(inference.prompt_ids)
+        if not policy.request_level:
+            assert inference.answered_at == inference.token_times[-1]
+    admitted = [inference.admitted_at for inference in inferences]
+    assert admitted == sorted(admitted), "somebody was overtaken"
+    if policy.request_level:
+        for group in served.groups:
+            assert len({inference.admitted_at for inference in group}) == 1, "a group was split"
+    assert served.scheduler.pool.free_blocks == served.scheduler.pool.n_blocks
+    assert served.scheduler.next_deadline() is None

@@ -1,0 +1,161 @@
+"""The scheduler's exits (cancel, expire, fail) and its door; what policies decide is in test_policies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
+from inference import Inference, State
+from policies import Dynamic, Static
+from scheduler import BlockPool, Scheduler
+from tests.virtual import make_scheduler
+
+
+def step(scheduler: Scheduler, now: float) -> list[Inference]:
+    iteration, _ = scheduler.schedule(now)
+    return scheduler.apply(iteration, [7] * sum(row.samples for row in iteration.rows), now + 1)
+
+
+def test_a_queue_is_full_at_max_batch_size_plus_max_waiting_in_flight() -> None:
+    scheduler = make_scheduler(Dynamic(), max_batch_size=2, max_waiting=1)
+    scheduler.enqueue([Inference([0], 9) for _ in range(3)], now=0.0)
+    with pytest.raises(Overloaded, match="--max-waiting"):
+        scheduler.enqueue([Inference([0], 1)], now=0.0)
+    step(scheduler, 0.0)  # two run, one waits: still full
+    with pytest.raises(Overloaded):
+        scheduler.enqueue([Inference([0], 1)], now=1.0)
+
+
+def test_a_group_is_queued_whole_or_not_at_all() -> None:
+    scheduler = make_scheduler(Dynamic(), max_batch_size=2, max_waiting=1)
+    with pytest.raises(Overloaded):
+        scheduler.enqueue([Inference([0], 1) for _ in range(4)], now=0.0)
+    assert not scheduler.has_work
+
+
+def test_what_can_never_fit_is_refused_at_the_door() -> None:
+    scheduler = make_scheduler(Dynamic(), n_blocks=2, block_size=4)
+    scheduler.enqueue([Inference([0] * 4, 4)], now=0.0)
+    with pytest.raises(InvalidRequest, match="needs 3 KV blocks of 4 tokens and the whole pool has 2"):
+        scheduler.enqueue([Inference([0] * 4, 5)], now=0.0)
+    scheduler.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)  # one after another
+    together = make_scheduler(Static(), n_blocks=3, block_size=4, group_limit=2)
+    with pytest.raises(InvalidRequest, match="needs 4 KV blocks"):
+        together.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)
+    with pytest.raises(InvalidRequest, match="Maximum batch size exceeded: 3 prompts in one request, at most 2"):
+        together.enqueue([Inference([0], 1) for _ in range(3)], now=0.0)
+
+
+def test_a_cancelled_row_of_dynamic_is_free_before_the_next_iteration() -> None:
+    scheduler = make_scheduler(Dynamic(), max_batch_size=1)
+    first, second = Inference([0], 9), Inference([0], 1)
+    scheduler.enqueue([first, second], now=0.0)
+    step(scheduler, 0.0)
+    assert scheduler.fail([first], Cancelled("gone"), now=1.0) == [first]
+    assert first.state is State.CANCELLED and first.blocks == []
+    assert step(scheduler, 1.0) == [second]
+    assert scheduler.fail([first, second], Cancelled("again"), now=2.0) == []
+    assert second.state is State.FINISHED
+
+
+def test_a_request_cancelled_during_an_iteration_loses_that_iterations_token() -> None:
+    scheduler = make_scheduler(Dynamic())
+    inference = Inference([0], 9)
+    scheduler.enqueue([inference], now=0.0)
+    iteration, _ = scheduler.schedule(0.0)
+    scheduler.fail([inference], Cancelled("gone"), now=0.5)
+    assert iteration.rows[0].blocks, "the engine still needs the blocks it was given"
+    assert scheduler.apply(iteration, [7], 1.0) == []
+    assert inference.tokens == [] and not scheduler.has_work
+
+
+def test_a_cancelled_row_of_a_static_batch_stays_idle_and_its_blocks_are_free_at_once() -> None:
+    scheduler = make_scheduler(Static())
+    gone, stays = Inference([0], 3), Inference([0], 3)
+    scheduler.enqueue([gone, stays], now=0.0)
+    step(scheduler, 0.0)
+    scheduler.fail([gone], Cancelled("gone"), now=1.0)
+    assert scheduler.pool.n_blocks - scheduler.pool.free_blocks == stays.blocks_needed
+    iteration, _ = scheduler.schedule(1.0)
+    assert [(row.inference, row.idle, bool(row.blocks)) for row in iteration.rows] == [(gone, True, False), (stays, False, True)]
+    scheduler.apply(iteration, [7, 7], 2.0)
+    assert step(scheduler, 2.0) == [stays]
+    assert not scheduler.has_work
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_cancelling_the_last_live_row_of_a_batch_answers_those_that_were_held(compact: bool) -> None:
+    scheduler = make_scheduler(Static(compact))
+    held, long = Inference([0], 1), Inference([0], 9)
+    scheduler.enqueue([held, long], now=0.0)
+    assert step(scheduler, 0.0) == []
+    assert held.has_all_tokens and held.state is State.RUNNING
+    assert scheduler.fail([long], Cancelled("gone"), now=1.0) == [long, held]
+    assert (held.state, long.state) == (State.FINISHED, State.CANCELLED)
+    assert not scheduler.has_work
+
+
+def test_deadlines_end_waiting_and_running_requests_and_no_others() -> None:
+    scheduler = make_scheduler(Dynamic(), max_batch_size=1)
+    running, waiting, patient = Inference([0], 9, deadline=2.0), Inference([0], 1, deadline=1.0), Inference([0], 1)
+    scheduler.enqueue([running, waiting, patient], now=0.0)
+    step(scheduler, 0.0)
+    assert scheduler.next_deadline() == 1.0
+    assert scheduler.expire(1.0) == [waiting]
+    assert scheduler.expire(1.5) == []
+    assert scheduler.expire(2.0) == [running]
+    assert running.state is waiting.state is State.EXPIRED
+    assert step(scheduler, 2.0) == [patient]
+    assert scheduler.next_deadline() is None
+
+
+def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None:
+    scheduler = make_scheduler(Static(), max_batch_size=2, token_budget=5)
+    first, second = Inference([0] * 5, 2), Inference([0] * 5, 2)
+    scheduler.enqueue([first, second], now=0.0)
+    iteration, _ = scheduler.schedule(0.0)  # the budget covers the first alone
+    failed = scheduler.fail([row.inference for row in iteration.rows], GenerationFailed("broken"), now=1.0)
+    assert failed == [first] and first.state is State.FAILED
+    assert step(scheduler, 1.0) == [] and step(scheduler, 2.0) == [second]
+
+
+def test_thousands_in_the_queue_leave_in_any_order() -> None:
+    scheduler = make_scheduler(Dynamic(), max_waiting=10_000, n_blocks=4)
+    queued = [Inference([0], 1) for _ in range(5_000)]
+    for inference in queued:
+        scheduler.enqueue([inference], now=0.0)
+    scheduler.fail(queued[1::2], Cancelled("gone"), now=0.0)
+    answered: list[Inference] = []
+    while scheduler.has_work:
+        answered += step(scheduler, 0.0)
+    assert answered == queued[::2]
+
+
+def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it_must() -> None:
+    pool = BlockPool(10)
+    a, b, c = pool.allocate(3), pool.allocate(4), pool.allocate(3)
+    assert (a, b, c) == ([0, 1, 2], [3, 4, 5, 6], [7, 8, 9])
+    pool.free(a)
+    pool.free(c)
+    assert pool.allocate(2) == [0, 1]
+    assert pool.allocate(4) == [2, 7, 8, 9]
+    with pytest.raises(ValueError, match="1 blocks wanted, 0 free"):
+        pool.allocate(1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
+def test_a_pool_never_gives_a_block_twice_and_loses_none(steps: list[tuple[bool, int]]) -> None:
+    pool, live = BlockPool(40), []
+    for allocate, n in steps:
+        if allocate and n <= pool.free_blocks:
+            live.append(pool.allocate(n))
+            assert live[-1] == sorted(live[-1]) and len(live[-1]) == n
+        elif live:
+            pool.free(live.pop(n % len(live)))
+        owned = [block for blocks in live for block in blocks]
+        assert len(owned) == len(set(owned)) and len(owned) + pool.free_blocks == 40
+    for blocks in live:
+        pool.free(blocks)
+    assert pool.allocate(40) == list(range(40))

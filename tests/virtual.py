@@ -1,0 +1,78 @@
+"""The real scheduler and policies in virtual time: every iteration takes exactly one second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inference import Inference, Iteration
+from policies import Policy
+from scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request of `rows` prompts that arrives at `at`."""
+
+    at: float
+    prompt: int = 1
+    tokens: int = 1
+    rows: int = 1
+
+
+@dataclass
+class Run:
+    groups: list[list[Inference]]
+    iterations: list[tuple[float, Iteration]]
+    scheduler: Scheduler
+
+    @property
+    def answered_at(self) -> list[float | None]:
+        return [inference.answered_at for group in self.groups for inference in group]
+
+    @property
+    def batches(self) -> list[str]:
+        """Who is in each iteration: "AB" two live rows, "Ab" the second is idle."""
+        names = {id(i): chr(ord("A") + n) for n, i in enumerate(i for group in self.groups for i in group)}
+        return [
+            "".join(names[id(row.inference)].lower() if row.idle else names[id(row.inference)] for row in iteration.rows)
+            for _, iteration in self.iterations
+        ]
+
+
+def make_scheduler(policy: Policy, **limits: int) -> Scheduler:
+    defaults = {"max_batch_size": 2, "token_budget": 100, "n_blocks": 100, "block_size": 4, "max_waiting": 1000}
+    return Scheduler(policy, **(defaults | limits))
+
+
+def run(
+    policy: Policy,
+    asks: Sequence[Ask],
+    check: Callable[[Scheduler, Iteration], None] = lambda scheduler, iteration: None,
+    **limits: int,
+) -> Run:
+    """Serve `asks` (in order of arrival) to the end. Fails if the scheduler stops making progress."""
+    scheduler = make_scheduler(policy, **limits)
+    groups = [[Inference([0] * ask.prompt, ask.tokens) for _ in range(ask.rows)] for ask in asks]
+    result = Run(groups, [], scheduler)
+    now, arrived = 0.0, 0
+    most = 2 * sum(ask.rows * (ask.prompt + ask.tokens) for ask in asks) + 100
+    while arrived < len(asks) or scheduler.has_work:
+        while arrived < len(asks) and asks[arrived].at <= now:
+            scheduler.enqueue(groups[arrived], asks[arrived].at)
+            arrived += 1
+        iteration, wake_at = scheduler.schedule(now)
+        check(scheduler, iteration)
+        if iteration.rows:
+            now += 1.0
+            result.iterations.append((now - 1.0, iteration))
+            scheduler.apply(iteration, [0] * sum(row.samples for row in iteration.rows), now)
+        else:
+            events = [wake_at] if wake_at is not None else []
+            events += [asks[arrived].at] if arrived < len(asks) else []
+            assert events, "nothing to run, nothing to wait for, and work is left"
+            assert min(events) > now, "asked to wake up in the past"
+            now = min(events)
+        most -= 1
+        assert most > 0, "the scheduler makes no progress"
+    return result
