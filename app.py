@@ -94,7 +94,7 @@ def create_manager(config: Config, stats: ServerStats, n_vocab: int, path: Path 
     return BatchingManager(
         scheduler,
         lambda: load_generator(config, path, n_vocab),
-        observers=[stats.observe],
+        observers=[stats],
         loop_interval_s=config.loop_interval_ms / 1e3,
         **extra,
     )

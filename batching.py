@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from errors import Cancelled, Draining, GenerationFailed
 from inference import Generator, Inference, Iteration, IterationRecord, Sampling
@@ -19,7 +20,14 @@ __all__ = ["BatchingManager", "Inference", "Iteration", "IterationRecord", "Obse
 
 log = logging.getLogger("effective_batching")
 
-Observer = Callable[[IterationRecord], None]
+class Observer(Protocol):
+    """Told of all that happens, by the handler thread or under its lock: quickly, please. What it raises is logged."""
+
+    def iteration(self, record: IterationRecord) -> None:
+        """An iteration is over."""
+
+    def answered(self, inference: Inference) -> None:
+        """An inference has its answer or its error, and its caller is about to be woken."""
 
 
 class BatchingManager:
@@ -69,7 +77,7 @@ class BatchingManager:
     def cancel(self, inferences: Sequence[Inference]) -> None:
         """Give requests up: rows and blocks are free before the next iteration. Those already over are left alone."""
         with self._changed:
-            _answer(self._scheduler.fail(inferences, Cancelled("The request was cancelled."), self.clock()))
+            self._answer(self._scheduler.fail(inferences, Cancelled("The request was cancelled."), self.clock()))
             self._changed.notify()
 
     def drain(self) -> None:
@@ -81,7 +89,7 @@ class BatchingManager:
         with self._changed:
             self._closed = True
             error = Draining("The server was stopped before this request was finished.")
-            _answer(self._scheduler.fail(self._scheduler.in_flight(), error, self.clock()))
+            self._answer(self._scheduler.fail(self._scheduler.in_flight(), error, self.clock()))
             self._changed.notify()
         self._thread.join()
 
@@ -122,8 +130,10 @@ class BatchingManager:
             except Exception as error:
                 answered = self._fail((row.inference for row in iteration.rows), error)
             self._iteration_started_at = None
-            self._observe(IterationRecord(started_at, self.clock() - started_at, iteration, answered))
-            _answer(answered)
+            record = IterationRecord(started_at, self.clock() - started_at, iteration)
+            for observer in self._observers:
+                _tell(observer.iteration, record)
+            self._answer(answered)
             if self._loop_interval_s:
                 time.sleep(self._loop_interval_s)
 
@@ -132,14 +142,14 @@ class BatchingManager:
         with self._changed:
             while not self._closed:
                 now = self.clock()
-                _answer(self._scheduler.expire(now))
+                self._answer(self._scheduler.expire(now))
                 if not self._scheduler.has_work:
                     self._changed.wait()
                     continue
                 try:
                     iteration, wake_at = self._scheduler.schedule(now)
                 except Exception as error:  # a defect of a policy must not end the only handler thread
-                    _answer(self._fail(self._scheduler.in_flight(), error))
+                    self._answer(self._fail(self._scheduler.in_flight(), error))
                     continue
                 if iteration.rows:
                     return iteration
@@ -157,14 +167,15 @@ class BatchingManager:
             failure = GenerationFailed(f"Generation failed: {type(error).__name__}: {error}")
             return self._scheduler.fail(inferences, failure, self.clock())
 
-    def _observe(self, record: IterationRecord) -> None:
-        for observer in self._observers:
-            try:
-                observer(record)
-            except Exception:  # an observer cannot break the loop
-                log.exception("an observer failed; serving goes on")
+    def _answer(self, inferences: Iterable[Inference]) -> None:
+        for inference in inferences:
+            for observer in self._observers:
+                _tell(observer.answered, inference)
+            inference.done.set()
 
 
-def _answer(inferences: Iterable[Inference]) -> None:
-    for inference in inferences:
-        inference.done.set()
+def _tell(listener: Callable[[Any], None], what: Any) -> None:
+    try:
+        listener(what)
+    except Exception:  # an observer cannot break the loop
+        log.exception("an observer failed; serving goes on")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -108,12 +107,11 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """What an observer learns of one iteration. `started_at` in seconds on the manager's clock."""
+    """What an observer learns of one iteration. `started_at`: seconds on the manager's clock."""
 
     started_at: float
     seconds: float
     iteration: Iteration
-    answered: Sequence[Inference]  # left in this iteration, with an answer or an error
 
     @property
     def live_rows(self) -> int:

@@ -153,14 +153,17 @@ def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, d
 
 @torch.no_grad()
 def _randomise(model: GPT2, seed: int) -> None:
-    """GPT-2's initialisation (Radford et al. 2019, section 2.3): N(0, 0.02), residual projections / √(2 layers)."""
+    """Seeded weights: embeddings N(0, 0.02), linear layers N(0, 1 / √inputs).
+
+    GPT-2's own 0.02 everywhere leaves the residual stream to the token embedding, and since the LM head is tied
+    to it, greedy completions repeat the prompt's last token for ever: equal outputs would then prove nothing.
+    """
     generator = torch.Generator().manual_seed(seed)
-    residual = 0.02 / (2 * model.shape.n_layer) ** 0.5
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.zero_()
         elif "ln_" in name:
             parameter.fill_(1.0)
         else:
-            std = residual if name.endswith("c_proj.weight") else 0.02
+            std = 0.02 if name.startswith("w") else parameter.shape[0] ** -0.5
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))

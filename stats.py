@@ -198,13 +198,13 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
         done = np.concatenate([[0.0], np.cumsum(rows * seconds)])
         k = np.searchsorted(started, edges, side="right") - 1
         part = np.clip(edges - started[k], 0.0, seconds[k])
-        return [round(float(x), 3) for x in np.diff(done[k] + rows[k] * part) / width]
+        return [round(float(x), 4) for x in np.diff(done[k] + rows[k] * part) / width]
 
     return {"started_at": float(first), "bin_s": float(width), "live": binned(live), "idle": binned(idle)}
 
 
 class ServerStats:
-    """What /stats answers: an observer of iterations. Counts are exact; distributions cover the last `window` requests.
+    """What /stats answers: an observer of the manager. Counts are exact; distributions cover the last `window` requests.
 
     A run begins with the first request that arrives after `reset`; those in flight at the reset are left out.
     Thread-safe: the handler thread observes, HTTP threads read.
@@ -237,28 +237,31 @@ class ServerStats:
         with self._lock:
             self._counts[what] += 1
 
-    def observe(self, record: IterationRecord) -> None:
+    def iteration(self, record: IterationRecord) -> None:
         live, idle = record.live_rows, record.idle_rows
         with self._lock:
-            if record.started_at >= self._since:
-                self._iterations.append((record.started_at, record.seconds, live, idle))
-                self._rows["live"] += live
-                self._rows["idle"] += idle
-                self._busy_s += record.seconds
-                self._occupied_s += record.seconds * live / self._max_batch_size
-                self._largest_batch = max(self._largest_batch, record.iteration.running)
-                if record.iteration.reason:
-                    self._reasons[record.iteration.reason] += 1
-            for inference in record.answered:
-                if inference.arrived_at >= self._since:
-                    self._answered(inference)
+            if record.started_at < self._since:
+                return
+            self._iterations.append((record.started_at, record.seconds, live, idle))
+            self._rows["live"] += live
+            self._rows["idle"] += idle
+            self._busy_s += record.seconds
+            self._occupied_s += record.seconds * live / self._max_batch_size
+            self._largest_batch = max(self._largest_batch, record.iteration.running)
+            if record.iteration.reason:
+                self._reasons[record.iteration.reason] += 1
 
-    def _answered(self, inference: Inference) -> None:
-        self._counts[inference.state.value] += 1
-        self._first_arrival = min(self._first_arrival, inference.arrived_at)
-        if inference.error is not None:
-            return
+    def answered(self, inference: Inference) -> None:
+        with self._lock:
+            if inference.arrived_at < self._since:
+                return
+            self._counts[inference.state.value] += 1
+            if inference.error is None:
+                self._finished(inference)
+
+    def _finished(self, inference: Inference) -> None:
         times, n = times_of(inference), len(inference.tokens)
+        self._first_arrival = min(self._first_arrival, times.arrived_at)
         self._last_answer = max(self._last_answer, times.answered_at)
         self._counts["prompt_tokens"] += len(inference.prompt_ids)
         self._counts["completion_tokens"] += n

@@ -112,18 +112,42 @@ def test_a_policy_that_raises_fails_its_requests_and_not_the_thread(
     assert later.error is None and manager.not_ready_because() is None
 
 
+class Recorder:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.live_rows: list[int] = []
+        self.states: list[State] = []
+
+    def iteration(self, record: IterationRecord) -> None:
+        self.live_rows.append(record.live_rows)
+        if self.error:
+            raise self.error
+
+    def answered(self, inference: Inference) -> None:
+        assert not inference.done.is_set(), "observers are told before the caller wakes"
+        self.states.append(inference.state)
+        if self.error:
+            raise self.error
+
+
 def test_an_observer_that_raises_disturbs_nobody(manager_of: Callable[..., BatchingManager]) -> None:
-    records: list[IterationRecord] = []
-
-    def broken(record: IterationRecord) -> None:
-        raise OSError("disk full")
-
-    manager = manager_of(Dynamic(), observers=[broken, records.append])
+    broken, whole = Recorder(OSError("disk full")), Recorder()
+    manager = manager_of(Dynamic(), observers=[broken, whole])
     inference = Inference([0], 3)
     manager.enqueue([inference])
     wait(inference)
-    assert [record.live_rows for record in records] == [1, 1, 1]
-    assert [list(record.answered) for record in records] == [[], [], [inference]]
+    assert broken.live_rows == whole.live_rows == [1, 1, 1]
+    assert broken.states == whole.states == [State.FINISHED]
+
+
+def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: Callable[..., BatchingManager]) -> None:
+    recorder = Recorder()
+    manager = manager_of(Windowed(delay_s=3600, target=9), observers=[recorder])
+    late, gone = Inference([0], 1, deadline=manager.clock() + 0.01), Inference([0], 1)
+    manager.enqueue([late, gone])
+    wait(late)
+    manager.cancel([gone])
+    assert recorder.states == [State.EXPIRED, State.CANCELLED] and recorder.live_rows == []
 
 
 def test_a_cancelled_request_is_answered_at_once_and_its_neighbour_goes_on(manager_of: Callable[..., BatchingManager]) -> None:

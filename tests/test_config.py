@@ -1,0 +1,125 @@
+"""Bad settings end in one sentence that names the valid ones; good ones are resolved once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import config as config_module
+from config import Config, ConfigError, build, flag, from_environment, parse
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_module, "_gpu_memory", lambda: 0)
+
+
+def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(argv, environ or {}, dotenv=None)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["contnuous"], "unknown mode 'contnuous'; valid modes are nobatch, static, windowed, dynamic"),
+        (["dynmic"], r"unknown mode 'dynmic' \(did you mean dynamic\?\)"),
+        ([], "no mode given; valid modes are nobatch, static"),
+        (["dynamic", "--prot", "1"], r"unknown flag --prot \(did you mean --port\?\); valid flags are --help, --model"),
+        (["static", "--batch-size-target", "4"], "--batch-size-target has no meaning in mode static; it belongs to windowed"),
+        (["dynamic", "--compact-batches"], "no meaning in mode dynamic; it belongs to static and windowed"),
+        (["dynamic", "--max-batch-size", "0"], "--max-batch-size '0': input should be greater than or equal to 1"),
+        (["dynamic", "--max-batch-size", "many"], "--max-batch-size 'many': input should be a valid integer"),
+        (["windowed", "--max-batch-delay-ms", "0"], "--max-batch-delay-ms '0': input should be greater than 0"),
+        (["windowed", "--batch-size-limit", "0"], "--batch-size-limit '0': input should be greater than or equal to 1"),
+        (["dynamic", "--kv-cache-gb", "nan"], "--kv-cache-gb 'nan': input should be a finite number"),
+        (["dynamic", "--dtype", "int8"], "--dtype 'int8': input should be 'float32' or 'bfloat16'"),
+        (["dynamic", "--device", "cuda"], "no GPU is usable here; use --device cpu"),
+        (["dynamic", "--model", "gpt5"], "'gpt5' is neither a folder nor one of demo, fake, gpt2"),
+        (["dynamic", "--max-model-len", "2048"], "max_model_len 2048 is beyond the 1024 positions of demo"),
+        (["dynamic", "--tokenizer", "r50k_base"], "tokenizer r50k_base has 50257 ids and demo only 257"),
+        (["dynamic", "--port"], "--port: expected one argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_bad_command_line_is_answered_in_one_sentence(argv: list[str], said: str) -> None:
+    message = refused(*argv)
+    assert re.search(said, message)
+    assert "\n" not in message
+
+
+def test_what_cannot_fit_is_refused_with_the_arithmetic() -> None:
+    message = refused("dynamic", "--model", "gpt2-medium", "--kv-cache-gb", "0.1")
+    # 2 (keys, values) × 24 layers × 1024 × 4 bytes = 196,608 bytes a token; 16 tokens a block; 0.1 GB = 31 blocks
+    assert "0.1 holds 31 blocks of 16 tokens × 196,608 bytes" in message and "needs 64 (0.201 GB)" in message
+    assert "GB of weights" in refused("dynamic", "--model", "gpt2-xl", "--kv-cache-gb", "1e6", "--max-batch-size", "9999999")
+
+
+def test_the_pool_is_never_larger_than_its_rows_can_use() -> None:
+    config = build("dynamic", {"model": "demo", "max_batch_size": 2}, {})
+    assert config.n_blocks == 2 * 64
+    assert build("dynamic", {"model": "gpt2-medium"}, {}).n_blocks == int(4e9 / (16 * 196_608))
+
+
+def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path) -> None:
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("EB_PORT=1001\nEB_SEED=1\nEB_THREADS=7\nIP=10.0.0.1\nSOMETHING_ELSE=x\n")
+    config = parse(["dynamic", "--port", "1003"], {"EB_PORT": "1002", "EB_SEED": "2", "HOME": "/"}, dotenv)
+    assert (config.port, config.seed, config.threads) == (1003, 2, 7)
+
+
+def test_a_shared_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(tmp_path: Path) -> None:
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("EB_MODE=static\nEB_BATCH_SIZE_TARGET=9\n")
+    assert parse([], {}, dotenv).mode == "static"
+    with pytest.raises(ConfigError, match=r"unknown variable EB_BATCHSIZE .*valid ones are EB_MODE, EB_MODEL"):
+        from_environment({"EB_BATCHSIZE": "1"}, dotenv)
+
+
+def test_the_smallest_of_target_limit_and_rows_flushes_a_window_and_a_warning_says_so() -> None:
+    assert build("windowed", {}, {}).warnings() == []
+    config = build("windowed", {"batch_size_target": 9, "batch_size_limit": 3}, {})
+    assert config.effective_target == 3 and "batches form at 3" in config.warnings()[0]
+    assert build("windowed", {"batch_size_target": 9, "max_batch_size": 5}, {}).effective_target == 5
+
+
+def test_auto_means_demo_on_a_cpu_and_gpt2_medium_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = build("dynamic", {"model": "auto", "device": "auto", "threads": "auto"}, {})
+    assert (cpu.model, cpu.device, cpu.dtype, cpu.max_batch_size, cpu.token_budget) == ("demo", "cpu", "float32", 32, 256)
+    monkeypatch.setattr(config_module, "_gpu_memory", lambda: 80 * 10**9)
+    gpu = build("dynamic", {}, {})
+    assert (gpu.model, gpu.device, gpu.dtype, gpu.max_batch_size) == ("gpt2-medium", "cuda", "bfloat16", 256)
+    assert gpu.tokenizer == "r50k_base" and gpu.token_budget == 2048
+    assert 70 < gpu.kv_cache_gb < 72  # 0.9 × (80 − 0.71 GB of weights)
+
+
+def test_a_config_survives_the_way_to_the_worker() -> None:
+    config = build("windowed", {"model": "demo", "batch_size_limit": "8", "request_timeout_s": "2.5"}, {})
+    assert Config.model_validate_json(config.model_dump_json()) == config
+
+
+def test_http_threads_cover_every_request_in_flight() -> None:
+    config = build("dynamic", {"max_batch_size": 256, "max_waiting": 1044}, {})
+    assert config.http_threads > 1300
+
+
+def test_help_lists_every_setting_with_its_default() -> None:
+    shown = subprocess.run([sys.executable, "app.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in Config.model_fields:
+        if name != "mode":
+            assert flag(name) in shown
+    assert shown.count("(default:") == len(Config.model_fields) - 1
+
+
+def test_the_launcher_exits_with_2_and_no_traceback() -> None:
+    for argv in (["contnuous"], ["static", "--batch-size-target", "4"], ["dynamic", "--nope"]):
+        ended = subprocess.run([sys.executable, "app.py", *argv], cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
