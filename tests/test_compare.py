@@ -1,0 +1,138 @@
+"""The comparison from end to end on the fake model, and what it must leave behind: results, and no server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from client.compare import identical_outputs, parse, parse_goodput
+from client.data import WorkloadError
+from config import ConfigError
+from tests.servers import ROOT, launched
+
+
+def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "client.compare", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+
+
+def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
+    done = compare(
+        "--model", "fake", "--numsamples", "40", "--lengths", "choice:2,20", "--max-batch-size", "8", "--batch-size-target", "2",
+        "--goodput", "e2el:500", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "All 40 requests that every mode answered got the same text in each." in " ".join(done.stdout.split())
+    modes = ["nobatch", "static", "windowed", "dynamic"]
+    figures = ["latency_vs_tokens.png", "occupancy.png"]
+    wanted = {"trace.jsonl", "summary.json", "report.md", *figures, *(f"{mode}.json" for mode in modes)}
+    assert {path.name for path in tmp_path.iterdir()} == wanted
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert list(summary["modes"]) == modes and summary["identical_outputs"] == {"requests": 40, "identical": 40}
+    assert {"config", "hardware", "commit", "date", "seed", "command", "definitions"} <= set(summary)
+    assert summary["config"]["model"] == "fake" and summary["capacity"]["output_throughput"] > 0
+    rate = summary["capacity"]["output_throughput"] * 0.85 / summary["workload"]["mean_num_tokens"]
+    assert summary["workload"]["arrival"] == f"poisson:{rate:.4g}"
+    for mode in modes:
+        told = summary["modes"][mode]
+        assert told["completed"] == 40 and told["failed"] == 0 and told["output_throughput"] > 0
+        assert set(told["fairness"]) == {"intercept_s", "slope_s_per_token", "r"}
+        whole = json.loads((tmp_path / f"{mode}.json").read_text())
+        assert whole["mode"] == whole["config"]["mode"] == mode and len(whole["requests"]) == 40
+        assert {"p99_tpot_ms", "mean_itl_ms", "mean_ttft_from_schedule_ms", "goodput", "definitions"} <= set(whole)
+        # client and server agree on what was done
+        assert whole["total_output_tokens"] == whole["server"]["total_output_tokens"]
+        assert whole["mean_queue_time_ms"] == pytest.approx(whole["server"]["mean_queue_time_ms"], abs=0.01)
+        assert whole["mean_e2el_ms"] >= whole["server"]["mean_e2el_ms"]
+    assert summary["modes"]["nobatch"]["largest_batch"] == 1 and summary["modes"]["dynamic"]["useful_fraction"] == 1.0
+    assert summary["modes"]["static"]["useful_fraction"] < 1
+    assert json.loads((tmp_path / "windowed.json").read_text())["config"]["batch_size_target"] == 2
+    for figure in figures:
+        assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG") and f"({figure})" in (tmp_path / "report.md").read_text()
+
+    again = tmp_path / "again"
+    done = compare("--model", "fake", "--modes", "static,dynamic", "--trace", str(tmp_path / "trace.jsonl"), "--out", str(again))
+    assert done.returncode == 0, done.stderr
+    assert (again / "trace.jsonl").read_text() == (tmp_path / "trace.jsonl").read_text()
+    replayed = json.loads((again / "summary.json").read_text())
+    assert list(replayed["modes"]) == ["static", "dynamic"] and replayed["capacity"] is None
+    texts = [[request["text"] for request in json.loads((folder / "dynamic.json").read_text())["requests"]] for folder in (tmp_path, again)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_comparison_leaves_no_server_behind(how: signal.Signals, tmp_path: Path) -> None:
+    marker = str(tmp_path)
+    with launched(
+        "-m", "client.compare", "--model", "fake", "--modes", "nobatch", "--arrival", "burst", "--lengths", "fixed:900",
+        "--numsamples", "50", "--out", marker,
+    ) as process:  # fmt: skip
+        for _ in range(600):
+            if (tmp_path / "trace.jsonl").exists():
+                break
+            time.sleep(0.05)
+        time.sleep(1)  # in the middle of the replay
+        servers = servers_of(process.pid)
+        assert servers
+        process.send_signal(how)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 130 and "interrupted" in output and "Traceback" not in output
+    for pid in servers:
+        assert not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
+
+
+def servers_of(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout.split()
+    return [int(word) for word in found] + [grandchild for word in found for grandchild in servers_of(int(word))]
+
+
+def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 300}))
+    done = compare("--model", str(tmp_path), "--modes", "dynamic", "--arrival", "burst", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1 and "exit code 2" in done.stderr and "model.safetensors does not exist" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--modes", "static,dynamo"], "unknown mode 'dynamo'"),
+        (["--modes", "static,static"], "names a mode twice"),
+        (["--numsample", "3"], r"unknown flag --numsample \(did you mean --numsamples\?\)"),
+        (["--numsamples", "0"], "at least 1"),
+        (["--modes", "nobatch,dynamic", "--batch-size-target", "4"], "no meaning in any of the modes nobatch, dynamic"),
+        (["--port", "8500"], "every mode gets a free port"),
+        (["--max-batch-size", "none"], "--max-batch-size 'none'"),
+        (["--goodput", "ttft"], "give ttft:MS, tpot:MS or e2el:MS"),
+    ],
+)  # fmt: skip
+def test_a_bad_command_line_is_answered_before_any_server_starts(argv: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(argv)
+
+
+def test_a_bad_workload_is_refused_before_any_server_starts(tmp_path: Path) -> None:
+    for argv in (["--lengths", "zipf"], ["--arrival", "soon"], ["--trace", str(tmp_path / "absent")]):
+        started = time.monotonic()
+        done = compare("--model", "fake", *argv, "--out", str(tmp_path / "out"))
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+        assert not (tmp_path / "out").exists() and time.monotonic() - started < 60
+    assert issubclass(WorkloadError, ValueError)
+
+
+def test_goodput_limits_are_parsed() -> None:
+    assert parse_goodput(["ttft:200", "e2el:1e3"]) == {"ttft": 200.0, "e2el": 1000.0}
+
+
+def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None:
+    def result(*texts: str | None) -> dict[str, object]:
+        return {"requests": [{"id": i} | ({} if text is None else {"text": text}) for i, text in enumerate(texts)]}
+
+    assert identical_outputs({"a": result("x", "y", None), "b": result("x", "z", "w")}) == {"requests": 2, "identical": 1}
