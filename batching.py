@@ -20,6 +20,7 @@ __all__ = ["BatchingManager", "Inference", "Iteration", "IterationRecord", "Obse
 
 log = logging.getLogger("effective_batching")
 
+
 class Observer(Protocol):
     """Told of all that happens, by the handler thread or under its lock: quickly, please. What it raises is logged."""
 

@@ -29,19 +29,24 @@ loglevel = "warning" if resolved.log_level == "info" else resolved.log_level
 
 
 def post_worker_init(worker: Any) -> None:
-    """SIGTERM: new requests on connections that are still open get 503 while those in flight are finished."""
+    """Take over the worker's signals, once it has installed its own.
+
+    SIGTERM: requests in flight are finished, new ones on connections that are still open get 503. SIGINT and
+    SIGQUIT (Ctrl-C, which reaches the worker from the terminal and from gunicorn's master): those in flight
+    get an error at once. gunicorn's own handler for these takes the thread pool's lock, and deadlocks when the
+    second signal interrupts the first or the main thread holds that lock (gunicorn 27.0.1).
+    """
+    manager = worker.wsgi.extensions["manager"]
     stop_accepting: Any = signal.getsignal(signal.SIGTERM)
 
     def drain(signum: int, frame: FrameType | None) -> None:
-        worker.wsgi.extensions["manager"].drain()
+        manager.drain()
         stop_accepting(signum, frame)
 
+    def end(signum: int, frame: FrameType | None) -> None:
+        drain(signum, frame)
+        threading.Thread(target=manager.close).start()  # it waits for locks, which a signal handler must not
+
     signal.signal(signal.SIGTERM, drain)
-
-
-def worker_int(worker: Any) -> None:
-    """Ctrl-C: answer what is in flight with an error instead of computing it to the end.
-
-    In a thread of its own, since the signal may have interrupted this thread anywhere.
-    """
-    threading.Thread(target=worker.wsgi.extensions["manager"].close).start()
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGQUIT, end)

@@ -29,7 +29,9 @@ def test_lengths_follow_their_distributions() -> None:
     assert set(tokens("fixed:64")) == {64}
 
 
-@pytest.mark.parametrize("spec", ["", "normal:1", "choice:", "choice:0", "uniform:5", "uniform:9:1", "fixed:-1", "fixed:x", "zipf"])
+@pytest.mark.parametrize(
+    "spec", ["", "normal:1", "choice:", "choice:0", "uniform:5", "uniform:9:1", "fixed:-1", "fixed:x", "zipf"]
+)
 def test_unknown_lengths_are_refused_with_the_valid_ones(spec: str) -> None:
     with pytest.raises(WorkloadError, match=r"valid ones are normal, choice.*fixed:N"):
         PromptData(spec)
@@ -43,7 +45,9 @@ def test_arrivals_follow_their_distributions_and_begin_at_0() -> None:
     assert arrivals("burst", 3, seed=1) == [0, 0, 0] and arrivals("poisson:5", 2, seed=1)[0] == 0
 
 
-@pytest.mark.parametrize("spec", ["auto", "poisson", "poisson:0", "poisson:-1", "poisson:nan", "poisson:inf", "wait:x", "burst:3"])
+@pytest.mark.parametrize(
+    "spec", ["auto", "poisson", "poisson:0", "poisson:-1", "poisson:nan", "poisson:inf", "wait:x", "burst:3"]
+)
 def test_unknown_arrivals_are_refused_with_the_valid_ones(spec: str) -> None:
     with pytest.raises(WorkloadError, match="valid ones are wait:SECONDS, poisson:RATE, burst"):
         arrivals(spec, 3, seed=0)

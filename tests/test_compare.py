@@ -58,12 +58,17 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
         assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG") and f"({figure})" in (tmp_path / "report.md").read_text()
 
     again = tmp_path / "again"
-    done = compare("--model", "fake", "--modes", "static,dynamic", "--trace", str(tmp_path / "trace.jsonl"), "--out", str(again))
+    done = compare(
+        "--model", "fake", "--modes", "static,dynamic", "--trace", str(tmp_path / "trace.jsonl"), "--out", str(again)
+    )
     assert done.returncode == 0, done.stderr
     assert (again / "trace.jsonl").read_text() == (tmp_path / "trace.jsonl").read_text()
     replayed = json.loads((again / "summary.json").read_text())
     assert list(replayed["modes"]) == ["static", "dynamic"] and replayed["capacity"] is None
-    texts = [[request["text"] for request in json.loads((folder / "dynamic.json").read_text())["requests"]] for folder in (tmp_path, again)]
+    texts = [
+        [request["text"] for request in json.loads((folder / "dynamic.json").read_text())["requests"]]
+        for folder in (tmp_path, again)
+    ]
     assert texts[0] == texts[1]
 
 

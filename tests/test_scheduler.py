@@ -79,7 +79,10 @@ def test_a_cancelled_row_of_a_static_batch_stays_idle_and_its_blocks_are_free_at
     scheduler.fail([gone], Cancelled("gone"), now=1.0)
     assert scheduler.pool.n_blocks - scheduler.pool.free_blocks == stays.blocks_needed
     iteration, _ = scheduler.schedule(1.0)
-    assert [(row.inference, row.idle, bool(row.blocks)) for row in iteration.rows] == [(gone, True, False), (stays, False, True)]
+    assert [(row.inference, row.idle, bool(row.blocks)) for row in iteration.rows] == [
+        (gone, True, False),
+        (stays, False, True),
+    ]
     scheduler.apply(iteration, [7, 7], 2.0)
     assert step(scheduler, 2.0) == [stays]
     assert not scheduler.has_work

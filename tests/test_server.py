@@ -168,13 +168,21 @@ def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
         _wait_until_ready(process, f"http://127.0.0.1:{port}")  # type: ignore[arg-type]
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=PATIENCE_S)
-    assert "serving fake" in output and "--host 0.0.0.0" in output and f"ready: dynamic mode on http://127.0.0.1:{port}" in output
+    assert (
+        "serving fake" in output and "--host 0.0.0.0" in output and f"ready: dynamic mode on http://127.0.0.1:{port}" in output
+    )
 
 
 def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http() -> None:
     requests = PromptData(seed=1).requests(24, "burst")
     texts: dict[str, list[str]] = {}
-    for mode, settings in (("nobatch", {}), ("static", {}), ("windowed", {}), ("dynamic", {}), ("naive", {"generator": "naive"})):
+    for mode, settings in (
+        ("nobatch", {}),
+        ("static", {}),
+        ("windowed", {}),
+        ("dynamic", {}),
+        ("naive", {"generator": "naive"}),
+    ):
         with server("dynamic" if mode == "naive" else mode, {"model": "demo", **settings}) as url:
             outcomes = replay(url, requests)
             assert_all_answered(outcomes)
