@@ -62,7 +62,7 @@ class Config(BaseModel):
     dtype: Literal["float32", "bfloat16"] = _setting(
         "float32", "float32 or bfloat16", "auto: float32 on a CPU, bfloat16 on a GPU"
     )
-    threads: int = _setting(1, "torch threads", "auto: physical cores; 1 for demo", ge=1)
+    threads: int = _setting(1, "torch threads", "auto: physical cores", ge=1)
     generator: Literal["cached", "naive"] = _setting("cached", "cached, or naive: recompute everything, no KV cache")
     max_batch_size: int = _setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU", ge=1)
     max_waiting: int = _setting(1024, "requests that may wait beside max_batch_size running ones; beyond it 429", ge=0)
@@ -107,7 +107,7 @@ class Config(BaseModel):
             "device": device,
             "dtype": "bfloat16" if gpu else "float32",
             "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
-            "threads": 1 if model in ("demo", "fake") else physical_cores(),
+            "threads": physical_cores(),
             "max_batch_size": 256 if gpu else 32,
             "max_model_len": min(1024, shape.n_ctx),
             "token_budget": 2048 if gpu else 256,

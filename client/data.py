@@ -55,7 +55,7 @@ class Request(BaseModel):
     prompt: str | None = None
     prompt_ids: list[int] | None = None
     num_tokens: int = Field(ge=1)
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0)
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None

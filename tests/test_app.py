@@ -14,6 +14,7 @@ from app import create_app
 from batching import BatchingManager
 from config import build
 from inference import Iteration
+from policies import Dynamic
 from tests.virtual import make_scheduler
 
 HI = {"prompt": "hi", "num_tokens": 5}
@@ -191,7 +192,7 @@ def test_a_failing_engine_is_a_500_and_the_next_request_is_served() -> None:
             return [65] * sum(row.samples for row in iteration.rows)
 
     generator = Sometimes()
-    manager = BatchingManager(make_scheduler(__import__("policies").Dynamic()), lambda: generator)
+    manager = BatchingManager(make_scheduler(Dynamic()), lambda: generator)
     client = create_app(build("dynamic", {"model": "fake"}, {}), manager).test_client()
     failed = client.post("/inference", json=HI)
     assert failed.status_code == 500 and failed.get_json()["error"]["code"] == "generation_failed"

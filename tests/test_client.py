@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ def test_arrivals_follow_their_distributions_and_begin_at_0() -> None:
     poisson = np.diff(arrivals("poisson:50", 5001, seed=1))
     assert poisson.mean() == pytest.approx(1 / 50, rel=0.05) and poisson.std() == pytest.approx(1 / 50, rel=0.1)
     waits = np.diff(arrivals("wait:2", 5001, seed=1))
-    assert 0 <= waits.min() and waits.max() <= 2 and waits.mean() == pytest.approx(1, rel=0.05)
+    assert waits.min() >= 0 and waits.max() <= 2 and waits.mean() == pytest.approx(1, rel=0.05)
     assert arrivals("burst", 3, seed=1) == [0, 0, 0] and arrivals("poisson:5", 2, seed=1)[0] == 0
 
 
@@ -81,7 +82,7 @@ def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n{"id": 1, "at": 0, "prompt": "a"}', "line 2: num_tokens: Field required"),
+        ('{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n{"id": 1, "at": 0, "prompt": "a"}', "line 2: num_tokens: "),
         ("nonsense", "line 1: Invalid JSON"),
         ('{"id": 0, "at": -1, "prompt": "a", "num_tokens": 1}', "line 1: at: "),
         ('{"id": 0, "at": 0, "num_tokens": 1}', "line 1: give either prompt or prompt_ids"),
@@ -122,7 +123,7 @@ def test_the_client_sends_one_prompt_or_a_load_from_the_root_or_from_its_folder(
     with server("dynamic", {"model": "fake"}) as url:
         for folder in (Path(__file__).resolve().parents[1], Path(__file__).resolve().parents[1] / "client"):
             done = subprocess.run(
-                ["python" if False else client_command()[0], "client.py" if folder.name == "client" else "client/client.py",
+                [sys.executable, "client.py" if folder.name == "client" else "client/client.py",
                  "--url", url, "--prompt", "hi", "--numtokens", "10"],
                 cwd=folder, capture_output=True, text=True, check=True,
             )  # fmt: skip
@@ -141,8 +142,8 @@ def test_the_client_sends_one_prompt_or_a_load_from_the_root_or_from_its_folder(
 
 def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     with server("dynamic", {"model": "fake", "max_model_len": 100}) as url:
-        load = client_command("--url", url, "--numsamples", "10", "--arrival", "burst", "--numtokens_range", "1", "99", "--quiet",
-                              "--figure", str(tmp_path / "figure.png"))  # fmt: skip
+        load = client_command("--url", url, "--numsamples", "10", "--arrival", "burst", "--numtokens_range", "1", "99",
+                              "--quiet", "--figure", str(tmp_path / "figure.png"))  # fmt: skip
         ended = subprocess.run(load, capture_output=True, text=True)
         assert ended.returncode == 1 and "failed: 400 " in ended.stdout and "beyond the context" in ended.stdout
         assert " answered, " in ended.stdout and "10 answered" not in ended.stdout

@@ -25,8 +25,8 @@ def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     done = compare(
-        "--model", "fake", "--numsamples", "40", "--lengths", "choice:2,20", "--max-batch-size", "8", "--batch-size-target", "2",
-        "--goodput", "e2el:500", "--out", str(tmp_path),
+        "--model", "fake", "--numsamples", "40", "--lengths", "choice:2,20", "--max-batch-size", "8",
+        "--batch-size-target", "2", "--goodput", "e2el:500", "--out", str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "All 40 requests that every mode answered got the same text in each." in " ".join(done.stdout.split())

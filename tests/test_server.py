@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -196,7 +197,7 @@ def test_a_checkpoint_without_weights_stops_the_server_with_a_sentence(tmp_path:
     (tmp_path / "config.json").write_text(json.dumps(shape))
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
     ended = subprocess.run(
-        [str(Path(os.sys.executable)), "app.py", "dynamic", "--model", str(tmp_path), "--port", str(free_port())],  # type: ignore[attr-defined]
+        [sys.executable, "app.py", "dynamic", "--model", str(tmp_path), "--port", str(free_port())],
         cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert ended.returncode == 2 and "damaged or no safetensors file" in ended.stderr and "Traceback" not in ended.stderr
