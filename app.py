@@ -58,6 +58,11 @@ class InferenceRequest(BaseModel):
     echo: bool = False
     stream: bool = False
 
+    @property
+    def alone(self) -> bool:
+        """One prompt, and not a group of them (which a list of one is too)."""
+        return isinstance(self.prompt, str) or bool(self.prompt_ids and isinstance(self.prompt_ids[0], int))
+
     @model_validator(mode="after")
     def _one_prompt(self) -> InferenceRequest:
         if (self.prompt is None) == (self.prompt_ids is None):
@@ -88,7 +93,7 @@ def create_manager(config: Config, stats: ServerStats, n_vocab: int, path: Path 
         token_budget=config.token_budget,
         n_blocks=config.n_blocks,
         block_size=config.block_size,
-        max_waiting=config.max_waiting,
+        max_in_flight=config.max_in_flight,
         group_limit=config.group_limit,
     )
     return BatchingManager(
@@ -131,19 +136,20 @@ def create_app(config: Config, manager: BatchingManager | None = None, stats: Se
         shown = [member.prompt_ids + member.tokens if body.echo else member.tokens for member in group]
         texts = [tokenizer.decode(ids) for ids in shown]
         timings = [_timings(member) for member in group]
-        alone = isinstance(body.prompt, str) or (body.prompt_ids is not None and isinstance(body.prompt_ids[0], int))
         prompt_tokens = sum(len(ids) for ids in prompts)
         completion_tokens = sum(len(member.tokens) for member in group)
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
         usage["total_tokens"] = prompt_tokens + completion_tokens
         return jsonify(
-            completion=texts[0] if alone else texts, usage=usage, timings=timings[0] if alone else timings, seed=seed
+            completion=texts[0] if body.alone else texts, usage=usage, timings=timings[0] if body.alone else timings, seed=seed
         )
 
     def _prompts(body: InferenceRequest) -> list[list[int]]:
         """The ids of every prompt, each checked to fit. Refuses a text too long to tokenize before tokenizing it."""
         field = "prompt" if body.prompt is not None else "prompt_ids"
         room = config.max_model_len - body.num_tokens
+        if not body.alone and len(body.prompt or body.prompt_ids or []) > config.max_in_flight:
+            raise InvalidRequest(f"This server holds {config.max_in_flight} prompts at most; send fewer at once.", param=field)
         if body.prompt is not None:
             texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
             for text in texts:
@@ -153,8 +159,7 @@ def create_app(config: Config, manager: BatchingManager | None = None, stats: Se
                     )
             prompts = [tokenizer.encode_ordinary(text) for text in texts]
         else:
-            given = body.prompt_ids or []
-            prompts = [given] if given and isinstance(given[0], int) else given  # type: ignore[assignment]
+            prompts = [body.prompt_ids] if body.alone else body.prompt_ids  # type: ignore[assignment,list-item]
         if not prompts or not all(prompts):
             raise InvalidRequest("A prompt must not be empty.", param=field)
         for ids in prompts:

@@ -187,9 +187,14 @@ class Config(BaseModel):
         return None
 
     @property
+    def max_in_flight(self) -> int:
+        """Requests running and waiting at most; beyond it 429."""
+        return self.max_batch_size + self.max_waiting
+
+    @property
     def http_threads(self) -> int:
         """One for each request that may be in flight, and some for /health, /stats and refusals."""
-        return self.max_batch_size + self.max_waiting + 16
+        return self.max_in_flight + 16
 
     @property
     def graceful_timeout_s(self) -> int:

@@ -77,14 +77,14 @@ class Scheduler:
         token_budget: int,
         n_blocks: int,
         block_size: int,
-        max_waiting: int,
+        max_in_flight: int,
         group_limit: int | None = None,
     ):
         self.policy = policy
         self.max_batch_size = max_batch_size
         self.token_budget = token_budget
         self.block_size = block_size
-        self.max_in_flight = max_batch_size + max_waiting
+        self.max_in_flight = max_in_flight
         self.group_limit = group_limit
         self.pool = BlockPool(n_blocks)
         self.waiting: OrderedDict[int, Inference] = OrderedDict()  # O(1) to leave from the middle
@@ -95,8 +95,7 @@ class Scheduler:
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
         """Queue one inference, or a group of them: all or none.
 
-        Raises InvalidRequest for what could never run, and Overloaded beyond max_batch_size + max_waiting
-        in flight.
+        Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
         """
         needed = [-(-(len(i.prompt_ids) + i.num_tokens) // self.block_size) for i in inferences]
         together = self.group_limit is not None

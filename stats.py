@@ -204,7 +204,7 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
 
 
 class ServerStats:
-    """What /stats answers: an observer of the manager. Counts are exact; distributions cover the last `window` requests.
+    """What /stats answers: an observer of the manager. Counts are exact; distributions cover the last `window` values.
 
     A run begins with the first request that arrives after `reset`; those in flight at the reset are left out.
     Thread-safe: the handler thread observes, HTTP threads read.

@@ -138,7 +138,7 @@ def server(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait_until_ready(process, url)
+            wait_until_ready(process, url)
             if process.pid not in (pids := get(url)["pids"]):
                 raise ServerError(
                     f"{url} is another server (processes {pids}, ours is {process.pid}); run the comparison again"
@@ -152,7 +152,7 @@ def server(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
             _stop(process)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_ready(process: subprocess.Popen[Any], url: str) -> None:
     deadline = time.monotonic() + STARTUP_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -368,6 +368,8 @@ def main() -> None:
         "Latency of a request by its completion tokens, fitted:", *report.fairness_lines(summary), sep="\n", highlight=False
     )
     console.print("\n" + report.identity_sentence(summary))
+    if late := report.client_limited_sentence(summary):
+        console.print(late)
     console.print(f"report.md, figures and every request: {options.out}")
     if any(result["failed"] for result in summary["modes"].values()):
         sys.exit(1)

@@ -13,9 +13,9 @@ import psutil
 from rich import box
 from rich.table import Table
 
-from stats import DEFINITIONS
+from stats import CLIENT_LIMITED_MS, DEFINITIONS
 
-# key of a mode's summary, heading in report.md, short heading for the terminal, scale, format
+# key of a mode's summary, heading in report.md, short heading for the terminal (none: not shown there), scale, format
 COLUMNS = [
     ("output_throughput", "throughput, tok/s", "tok/s", 1, "{:,.0f}"),
     ("mean_e2el_ms", "latency mean, s", "mean\ns", 1e-3, "{:.2f}"),
@@ -23,7 +23,7 @@ COLUMNS = [
     ("p50_ttft_ms", "first token p50, s", "ttft\np50 s", 1e-3, "{:.2f}"),
     ("mean_normalized_latency_ms", "latency per token mean, ms", "ms per\ntoken", 1, "{:.1f}"),
     ("useful_fraction", "useful rows, %", "useful\n%", 100, "{:.0f}"),
-    ("occupancy", "occupancy, %", "occup.\n%", 100, "{:.0f}"),
+    ("occupancy", "occupancy, %", "", 100, "{:.0f}"),  # not in 80 columns
     ("largest_batch", "largest batch, rows", "largest\nbatch", 1, "{:.0f}"),
 ]
 
@@ -49,9 +49,11 @@ def terminal_table(summary: Mapping[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("mode", no_wrap=True)
     for _, _, short, _, _ in COLUMNS:
-        table.add_column(short, justify="right", no_wrap=True)
+        if short:
+            table.add_column(short, justify="right", no_wrap=True)
     for mode, result in summary["modes"].items():
-        table.add_row(*_cells(mode, result))
+        name, *cells = _cells(mode, result)
+        table.add_row(name, *(cell for cell, column in zip(cells, COLUMNS) if column[2]))
     return table
 
 
@@ -79,6 +81,13 @@ def identity_sentence(summary: Mapping[str, Any]) -> str:
     return f"{identical} of {n} requests that every mode answered got the same text in each; {n - identical} differ."
 
 
+def client_limited_sentence(summary: Mapping[str, Any]) -> str | None:
+    late = [mode for mode, result in summary["modes"].items() if result["client_limited"]]
+    if not late:
+        return None
+    return f"The client sent late in {', '.join(late)} (p99 of the schedule lag over {CLIENT_LIMITED_MS:g} ms)."
+
+
 def write_report(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write report.md beside the figures of a comparison."""
     load, hardware, config = summary["workload"], summary["hardware"], summary["config"]
@@ -102,7 +111,7 @@ def write_report(folder: Path, summary: Mapping[str, Any]) -> None:
     parts = [
         f"# {', '.join(summary['modes'])} on {config['model']}",
         markdown_table(summary),
-        identity_sentence(summary),
+        " ".join(filter(None, [identity_sentence(summary), client_limited_sentence(summary)])),
         "Latencies are of plain answers: a request-level batch is answered as a whole. "
         "Modes ran one after another on the same machine, each on a server of its own.",
         "\n".join(f"- {fact}" for fact in facts),

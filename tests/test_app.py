@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 from app import create_app
 from batching import BatchingManager
 from config import build
-from inference import Iteration
+from inference import Inference, Iteration
 from policies import Dynamic
 from tests.virtual import make_scheduler
 
@@ -93,6 +93,7 @@ def test_a_group_is_answered_together_with_the_texts_each_has_alone(mode: str, c
         ({"prompt": [], "num_tokens": 1}, "prompt"),
         ({"prompt": ["a", ""], "num_tokens": 1}, "prompt"),
         ({"prompt": 5, "num_tokens": 1}, "prompt"),
+        ({"prompt": ["a"] * 100_000, "num_tokens": 1}, "prompt"),
         ({"prompt_ids": [], "num_tokens": 1}, "prompt_ids"),
         ({"prompt_ids": [[]], "num_tokens": 1}, "prompt_ids"),
         ({"prompt_ids": [1, 257], "num_tokens": 1}, "prompt_ids"),
@@ -160,10 +161,15 @@ def test_a_group_beyond_the_modes_limit_is_refused(
 
 def test_a_full_queue_is_a_429_with_retry_after(client_of: Callable[..., FlaskClient]) -> None:
     client = client_of(max_batch_size=1, max_waiting=1)
-    response = client.post("/inference", json={"prompt": ["a", "b", "c"], "num_tokens": 1})
+    long = [Inference([0], 1000), Inference([0], 1000)]
+    client.application.extensions["manager"].enqueue(long)
+    response = client.post("/inference", json=HI)
     assert response.status_code == 429 and response.headers["Retry-After"] == "1"
     assert client.get("/stats").get_json()["refused"] == 1
-    assert client.post("/inference", json={"prompt": ["a", "b"], "num_tokens": 1}).status_code == 200
+    client.application.extensions["manager"].cancel(long)
+    assert client.post("/inference", json=HI).status_code == 200
+    # more prompts than the server can ever hold: trying again would not help
+    assert client.post("/inference", json={"prompt": ["a", "b", "c"], "num_tokens": 1}).status_code == 400
 
 
 def test_a_deadline_is_a_504_from_the_request_or_from_the_server(client_of: Callable[..., FlaskClient]) -> None:

@@ -76,7 +76,8 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
 def test_an_interrupted_comparison_leaves_no_server_behind(how: signal.Signals, tmp_path: Path) -> None:
     marker = str(tmp_path)
     with launched(
-        "-m", "client.compare", "--model", "fake", "--modes", "nobatch", "--arrival", "burst", "--lengths", "fixed:900",
+        sys.executable, "-m", "client.compare", "--model", "fake", "--modes", "nobatch", "--arrival", "burst",
+        "--lengths", "fixed:900",
         "--numsamples", "50", "--out", marker,
     ) as process:  # fmt: skip
         for _ in range(600):

@@ -106,6 +106,7 @@ def test_a_config_survives_the_way_to_the_worker() -> None:
 
 
 def test_http_threads_cover_every_request_in_flight() -> None:
+    assert build("dynamic", {"max_batch_size": 2, "max_waiting": 3}, {}).max_in_flight == 5
     config = build("dynamic", {"max_batch_size": 256, "max_waiting": 1044}, {})
     assert config.http_threads > 1300
 

@@ -18,8 +18,8 @@ def step(scheduler: Scheduler, now: float) -> list[Inference]:
     return scheduler.apply(iteration, [7] * sum(row.samples for row in iteration.rows), now + 1)
 
 
-def test_a_queue_is_full_at_max_batch_size_plus_max_waiting_in_flight() -> None:
-    scheduler = make_scheduler(Dynamic(), max_batch_size=2, max_waiting=1)
+def test_a_queue_is_full_at_max_in_flight() -> None:
+    scheduler = make_scheduler(Dynamic(), max_batch_size=2, max_in_flight=3)
     scheduler.enqueue([Inference([0], 9) for _ in range(3)], now=0.0)
     with pytest.raises(Overloaded, match="--max-waiting"):
         scheduler.enqueue([Inference([0], 1)], now=0.0)
@@ -29,7 +29,7 @@ def test_a_queue_is_full_at_max_batch_size_plus_max_waiting_in_flight() -> None:
 
 
 def test_a_group_is_queued_whole_or_not_at_all() -> None:
-    scheduler = make_scheduler(Dynamic(), max_batch_size=2, max_waiting=1)
+    scheduler = make_scheduler(Dynamic(), max_batch_size=2, max_in_flight=3)
     with pytest.raises(Overloaded):
         scheduler.enqueue([Inference([0], 1) for _ in range(4)], now=0.0)
     assert not scheduler.has_work
@@ -125,7 +125,7 @@ def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None
 
 
 def test_thousands_in_the_queue_leave_in_any_order() -> None:
-    scheduler = make_scheduler(Dynamic(), max_waiting=10_000, n_blocks=4)
+    scheduler = make_scheduler(Dynamic(), max_in_flight=10_000, n_blocks=4)
     queued = [Inference([0], 1) for _ in range(5_000)]
     for inference in queued:
         scheduler.enqueue([inference], now=0.0)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from client.compare import _wait_until_ready
+from client.compare import wait_until_ready
 from client.data import PromptData, Request
 from client.load import Outcome, ServerError, get, post, replay
 from tests.servers import ROOT, launched, server
@@ -82,8 +82,8 @@ def wait_until_running(url: str, n: int) -> None:
 def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with launched("app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
-        _wait_until_ready(process, url)  # type: ignore[arg-type]
+    with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
+        wait_until_ready(process, url)
         thread, outcomes = in_background(url, asks(20, 500))
         wait_until_running(url, 20)
         process.send_signal(signal.SIGTERM)
@@ -98,8 +98,8 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
 def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with launched("app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
-        _wait_until_ready(process, url)  # type: ignore[arg-type]
+    with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
+        wait_until_ready(process, url)
         thread, outcomes = in_background(url, asks(3, 1000))
         wait_until_running(url, 3)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
@@ -158,15 +158,15 @@ def test_a_port_in_use_is_a_sentence_that_names_another() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with launched("app.py", "dynamic", "--model", "fake", "--port", str(taken.getsockname()[1])) as process:
+        with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(taken.getsockname()[1])) as process:
             output, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 2 and "Address already in use" in output and "--port" in output
 
 
 def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
     port = free_port()
-    with launched("app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
-        _wait_until_ready(process, f"http://127.0.0.1:{port}")  # type: ignore[arg-type]
+    with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
+        wait_until_ready(process, f"http://127.0.0.1:{port}")
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert (

@@ -41,7 +41,7 @@ class Run:
 
 
 def make_scheduler(policy: Policy, **limits: int) -> Scheduler:
-    defaults = {"max_batch_size": 2, "token_budget": 100, "n_blocks": 100, "block_size": 4, "max_waiting": 1000}
+    defaults = {"max_batch_size": 2, "token_budget": 100, "n_blocks": 100, "block_size": 4, "max_in_flight": 1000}
     return Scheduler(policy, **(defaults | limits))
 
 

@@ -1,0 +1,78 @@
+"""The README's commands work as written: every line of its shell blocks is tried, at small size on the fake model."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from client.client import parse as parse_client
+from client.compare import parse as parse_compare
+from client.compare import wait_until_ready
+from config import parse as parse_server
+from tests.servers import ROOT, client_command, launched, server
+
+BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines() if line.strip()]
+SMALL = ["--model", "fake", "--numsamples", "4", "--modes", "nobatch,windowed"]
+
+
+def of(program: str) -> list[list[str]]:
+    return [command[command.index(program) + 1 :] for command in COMMANDS if program in command]
+
+
+def test_the_readme_shows_each_program() -> None:
+    assert {command[0] for command in COMMANDS} == {"./compare.sh", "./server.sh", "./test.sh", "python", "curl"}
+
+
+@pytest.mark.parametrize("arguments", of("./server.sh"), ids=" ".join)
+def test_server_commands(arguments: list[str]) -> None:
+    if "--help" in arguments:
+        with pytest.raises(SystemExit, match="0"):
+            parse_server(arguments, {}, None)
+    else:
+        assert parse_server(arguments, {}, None).mode == "dynamic"
+
+
+@pytest.mark.parametrize("arguments", of("client/client.py"), ids=" ".join)
+def test_client_commands(arguments: list[str], tmp_path: Path) -> None:
+    small = [] if parse_client(arguments).prompt else ["--numsamples", "4", "--figure", str(tmp_path / "figure.png")]
+    with server("dynamic", {"model": "fake"}) as url:
+        subprocess.run(client_command(*arguments, *small, "--url", url), check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("arguments", [a for a in of("./compare.sh") if "--trace" not in a], ids=" ".join)
+def test_compare_commands(arguments: list[str]) -> None:
+    assert parse_compare(arguments).numsamples > 0
+
+
+def test_the_scripts_themselves_run(tmp_path: Path) -> None:
+    if Path(sys.prefix).resolve() != ROOT / ".venv":
+        pytest.skip("the scripts make .venv; run ./test.sh to try them")
+    out = tmp_path / "out"
+    subprocess.run([ROOT / "compare.sh", *SMALL, "--arrival", "burst", "--out", out], cwd=tmp_path, check=True, timeout=100)
+    assert (out / "report.md").exists()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    with launched("./server.sh", "dynamic", "--model", "fake", "--port", port) as process:
+        wait_until_ready(process, f"http://127.0.0.1:{port}")
+        [curl] = of("curl")
+        command = ["curl", "-s", *(word.replace("localhost:8500", f"127.0.0.1:{port}") for word in curl)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert '"completion"' in answer
+
+
+def test_results_that_the_readme_shows_are_committed() -> None:
+    text = (ROOT / "README.md").read_text()
+    for path in re.findall(r"\]\((results/[^)]*)\)", text):
+        assert os.path.exists(ROOT / path), path
+    for name in ("demo", "gpt2-float32"):
+        table = (ROOT / "results" / name / "report.md").read_text().split("\n\n")[1]
+        assert table in text, f"the table of results/{name} is not the one in the README"
