@@ -28,6 +28,7 @@ from generate import load_generator
 from policies import Dynamic, NoBatching, Policy, Static, Windowed
 from stats import DEFINITIONS, ServerStats, times_of
 from tokenizer import LONGEST_TOKEN, TokenizerUnavailable, load_tokenizer
+from watcher import Watcher
 from weights import WeightsUnavailable, locate
 
 MAX_BODY_BYTES = 1_000_000
@@ -42,13 +43,19 @@ ROUTES = {
 log = logging.getLogger("effective_batching")
 
 
+_Strings = Annotated[list[str], Field(fail_fast=True)]
+_Integers = Annotated[list[int], Field(fail_fast=True)]
+_Lists = Annotated[list[_Integers], Field(fail_fast=True)]
+
+
 class InferenceRequest(BaseModel):
     """The body of POST /inference. Types are strict: no "10", no true, no NaN; unknown fields are refused."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="allow")  # `_parse` refuses the first unknown field
 
-    prompt: Annotated[str, StringConstraints(min_length=1)] | list[str] | None = None
-    prompt_ids: list[int] | list[list[int]] | None = None
+    # fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each is described
+    prompt: Annotated[str, StringConstraints(min_length=1)] | _Strings | None = None
+    prompt_ids: _Integers | _Lists | None = None
     num_tokens: int = Field(ge=1)
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=1)
@@ -116,7 +123,7 @@ def create_app(config: Config, manager: BatchingManager | None = None, stats: Se
     stats = stats or ServerStats(config.max_batch_size)
     manager = manager or create_manager(config, stats, tokenizer.n_vocab, locate(config))
     app.extensions["manager"] = manager
-    seeds = _Seeds(config.seed)
+    seeds, watcher = _Seeds(config.seed), Watcher(manager)
 
     @app.post("/inference")
     def inference() -> Response:
@@ -128,8 +135,9 @@ def create_app(config: Config, manager: BatchingManager | None = None, stats: Se
         deadline = None if timeout_s is None else manager.clock() + timeout_s
         group = [Inference(ids, body.num_tokens, sampling, deadline) for ids in prompts]
         manager.enqueue(group)
-        for member in group:
-            member.done.wait()
+        with watcher.watching(request.environ.get("gunicorn.socket"), group):
+            for member in group:
+                member.done.wait()
         for member in group:
             if member.error is not None:
                 raise member.error
@@ -252,14 +260,16 @@ class _Seeds:
 
 def _parse(raw: bytes) -> InferenceRequest:
     try:
-        return InferenceRequest.model_validate_json(raw)
+        body = InferenceRequest.model_validate_json(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = str(first["loc"][0]) if first["loc"] else None
         message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = f"unknown field; valid ones are {', '.join(InferenceRequest.model_fields)}"
         raise InvalidRequest(f"{field}: {message}" if field else message, param=field) from None
+    for field in body.model_extra or ():
+        valid = ", ".join(InferenceRequest.model_fields)
+        raise InvalidRequest(f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100])
+    return body
 
 
 def _error(message: str, kind: str, param: str | None, code: str) -> Response:

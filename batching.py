@@ -94,6 +94,10 @@ class BatchingManager:
             self._changed.notify()
         self._thread.join()
 
+    @property
+    def loaded(self) -> bool:
+        return self._loaded.is_set()
+
     def wait_until_loaded(self, timeout: float | None = None) -> bool:
         """Wait until the generator is loaded and warm; False if it is not after `timeout` seconds."""
         return self._loaded.wait(timeout) and self.load_error is None
@@ -102,7 +106,7 @@ class BatchingManager:
         """Why requests should not be sent here now, or None if they may."""
         if self.load_error is not None:
             return f"loading failed: {self.load_error}"
-        if not self._loaded.is_set():
+        if not self.loaded:
             return "the model is still loading"
         if self.draining or self._closed:
             return "the server is shutting down"

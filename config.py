@@ -1,7 +1,7 @@
 """One validated Config, parsed once by the launcher: flags, then EB_* in the environment, then .env, then defaults.
 
-`Config` is always resolved: `auto` and settings left out are filled in before validation, so every field
-holds what will be used, and other files compute from it instead of repeating a number. Flags are strict:
+`build` resolves `auto` and what was left out once, in the launcher; every field of a `Config` holds what will be
+used, and other files compute from it instead of repeating a number. Flags are strict:
 one that has no meaning in the chosen mode is refused. The environment and a .env file may be shared
 between modes, so there only unknown names are.
 """
@@ -32,6 +32,7 @@ ONLY_IN = {
 }
 VOCABULARIES = {"r50k_base": 50257, "bytes": 257}
 DOTENV = Path(__file__).with_name(".env")
+AUTO = ("model", "tokenizer", "device", "dtype", "threads")  # settings of which `auto` is a value
 HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # how the launcher gives the resolved Config to gunicorn's worker
 
 
@@ -62,7 +63,7 @@ class Config(BaseModel):
     dtype: Literal["float32", "bfloat16"] = _setting(
         "float32", "float32 or bfloat16", "auto: float32 on a CPU, bfloat16 on a GPU"
     )
-    threads: int = _setting(1, "torch threads", "auto: physical cores", ge=1)
+    threads: int = _setting(1, "torch threads", "auto: physical cores, 1 for demo", ge=1)
     generator: Literal["cached", "naive"] = _setting("cached", "cached, or naive: recompute everything, no KV cache")
     max_batch_size: int = _setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU", ge=1)
     max_waiting: int = _setting(1024, "requests that may wait beside max_batch_size running ones; beyond it 429", ge=0)
@@ -88,35 +89,6 @@ class Config(BaseModel):
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
     port: int = _setting(8500, "port to listen on", ge=1, le=65535)
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug, info, warning or error")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, data: Any) -> Any:
-        """Resolve `auto` and what was left out. Values that are wrong are left to field validation."""
-        given = {name: value for name, value in dict(data).items() if value not in ("auto", "", None)}
-        gpu_memory = _gpu_memory() if given.get("device") != "cpu" else 0
-        device = given.get("device") or ("cuda" if gpu_memory else "cpu")
-        if device == "cuda" and not gpu_memory:
-            raise ValueError("device cuda: no GPU is usable here; use --device cpu")
-        gpu = device == "cuda"
-        model = str(given.get("model") or ("gpt2-medium" if gpu else "demo"))
-        if model not in SHAPES and Path(model).expanduser().is_dir():
-            model = str(Path(model).expanduser().resolve())
-        shape = shape_of(model)
-        defaults = {
-            "device": device,
-            "dtype": "bfloat16" if gpu else "float32",
-            "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
-            "threads": physical_cores(),
-            "max_batch_size": 256 if gpu else 32,
-            "max_model_len": min(1024, shape.n_ctx),
-            "token_budget": 2048 if gpu else 256,
-        }
-        resolved = defaults | given | {"model": model}
-        if gpu and resolved["dtype"] in DTYPE_BYTES:
-            free = 0.9 * (gpu_memory - shape.weight_bytes(resolved["dtype"]))
-            resolved.setdefault("kv_cache_gb", round(free / 1e9, 3))
-        return resolved
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
@@ -213,6 +185,36 @@ class Config(BaseModel):
         return found
 
 
+def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in what is `auto` or left out. Values that are wrong are left to Config; raises ValueError with a sentence."""
+    given = {name: value for name, value in values.items() if not (value in ("", None) or (value == "auto" and name in AUTO))}
+    gpu_memory = _gpu_memory() if given.get("device") != "cpu" else 0
+    device = given.get("device") or ("cuda" if gpu_memory else "cpu")
+    if device == "cuda" and not gpu_memory:
+        raise ValueError("device cuda: no GPU is usable here; use --device cpu")
+    gpu = device == "cuda"
+    model = str(given.get("model") or ("gpt2-medium" if gpu else "demo"))
+    if model not in SHAPES and Path(model).expanduser().is_dir():
+        model = str(Path(model).expanduser().resolve())
+    shape = shape_of(model)
+    defaults = {
+        "device": device,
+        "dtype": "bfloat16" if gpu else "float32",
+        "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
+        # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and the
+        # client of a comparison on the same two cores sends late
+        "threads": 1 if model in ("demo", "fake") else physical_cores(),
+        "max_batch_size": 256 if gpu else 32,
+        "max_model_len": min(1024, shape.n_ctx),
+        "token_budget": 2048 if gpu else 256,
+    }
+    resolved = defaults | given | {"model": model}
+    if gpu and resolved["dtype"] in DTYPE_BYTES:
+        free = 0.9 * (gpu_memory - shape.weight_bytes(resolved["dtype"]))
+        resolved.setdefault("kv_cache_gb", round(free / 1e9, 3))
+    return resolved
+
+
 def meaningful(name: str, mode: str) -> bool:
     """Whether a setting has a meaning in a mode."""
     return mode in ONLY_IN.get(name, MODES)
@@ -238,7 +240,7 @@ def _gpu_memory() -> int:
 # ---- parsing
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
@@ -262,10 +264,13 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -> dict[str, str]:
     """Return the settings of .env, overridden by EB_* variables. Raises ConfigError for an unknown EB_* name."""
     values: dict[str, str] = {}
-    in_file = {k: v for k, v in dotenv_values(dotenv).items() if v is not None} if dotenv and dotenv.is_file() else {}
+    try:
+        in_file = dotenv_values(dotenv) if dotenv and dotenv.is_file() else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{dotenv} cannot be read ({error}); it must be a text file of NAME=value lines") from None
     for source in (in_file, environ):
         for key, value in source.items():
-            if not key.startswith("EB_"):
+            if not key.startswith("EB_") or value is None:
                 continue
             name = key[3:].lower()
             if name not in Config.model_fields or key != key.upper():
@@ -285,7 +290,7 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
         if not meaningful(name, mode):
             raise ConfigError(f"{flag(name)} has no meaning in mode {mode}; it belongs to {' and '.join(ONLY_IN[name])}")
     try:
-        return Config(**{**values, **flags, "mode": mode})
+        return Config(**resolve({**values, **flags, "mode": mode}))
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")
@@ -298,7 +303,7 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
 
 def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ, dotenv: Path | None = DOTENV) -> Config:
     """Parse a server's command line. Raises ConfigError; exits 0 after --help."""
-    parser = _Parser(
+    parser = Parser(
         prog="./server.sh", description="Serve GPT-2 in one batching mode.", allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )  # fmt: skip

@@ -4,7 +4,7 @@ ServingError
 ├── InvalidRequest     400  the request can never be served as it stands; `param` names the field
 ├── Overloaded         429  the queue is full; try again after `retry_after_s`
 ├── Draining           503  the server is shutting down
-├── DeadlinePassed     504  the request's deadline passed before its last token
+├── DeadlinePassed     504  the request's deadline passed before its answer
 ├── Cancelled          499  the caller gave the request up (nobody is left to read an answer)
 └── GenerationFailed   500  the engine raised in an iteration of this request
 """

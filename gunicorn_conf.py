@@ -45,7 +45,8 @@ def post_worker_init(worker: Any) -> None:
 
     def end(signum: int, frame: FrameType | None) -> None:
         drain(signum, frame)
-        threading.Thread(target=manager.close).start()  # it waits for locks, which a signal handler must not
+        # a thread, since it waits for locks, which a signal handler must not; nobody waits for a model that still loads
+        threading.Thread(target=manager.close, daemon=not manager.loaded).start()
 
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, end)

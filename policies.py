@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ class NoBatching:
     def plan(self, view: View) -> Plan:
         if view.running:
             return Plan(run=share_budget(view.running, view.token_budget))
-        admit = [inference for inference, _ in zip(view.waiting, range(1))]
-        return _start(admit, view, "idle")
+        return _start(list(islice(view.waiting, 1)), view, "idle")
 
 
 class Static:

@@ -135,8 +135,8 @@ class Scheduler:
         )
         plan = self.policy.plan(view)
         for inference in plan.admit:
+            inference.blocks = self.pool.allocate(inference.blocks_needed)  # raises before anything has moved
             del self.waiting[inference.id]
-            inference.blocks = self.pool.allocate(inference.blocks_needed)
             inference.state, inference.admitted_at = State.RUNNING, now
             self.running[inference.id] = inference
         rows = [self._row(inference, n) for inference, n in plan.run]
@@ -199,14 +199,12 @@ class Scheduler:
     def expire(self, now: float) -> list[Inference]:
         """End every inference whose deadline has passed."""
         late = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            late.append(heapq.heappop(self._deadlines)[2])
-        return self.fail(late, DeadlinePassed("The request's deadline passed before its last token."), now)
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].answered_at is not None):
+            late.append(heapq.heappop(self._deadlines)[2])  # those answered in time are dropped here too
+        return self.fail(late, DeadlinePassed("The request's deadline passed before its answer."), now)
 
     def next_deadline(self) -> float | None:
-        """When `expire` must be called next, if anything that is still in flight has a deadline."""
-        while self._deadlines and self._deadlines[0][2].answered_at is not None:
-            heapq.heappop(self._deadlines)
+        """When `expire` must be called next, if anything has a deadline."""
         return self._deadlines[0][0] if self._deadlines else None
 
     @property

@@ -33,7 +33,9 @@ ROWS = {"ttft": "time to first token", "tpot": "time per output token", "e2el": 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Send one prompt, or a load, to a server.", allow_abbrev=False)
-    parser.add_argument("--url", help="the server (default: IP in client/.env or .env, else 127.0.0.1; port 8500)")
+    parser.add_argument(
+        "--url", help="the server, port 8500 unless one is named (default: IP in client/.env or .env, else 127.0.0.1)"
+    )
     one = parser.add_argument_group("one prompt")
     one.add_argument("--prompt", help="the prompt; its completion is printed")
     one.add_argument("--numtokens", type=int, default=20, help="completion tokens (default: 20)")
@@ -54,6 +56,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.prompt is None and arguments.numsamples is None and arguments.trace is None:
         parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
+    exclusive = [
+        ("prompt", "numsamples"),
+        ("prompt", "trace"),
+        ("trace", "numsamples"),
+        ("trace", "arrival"),
+        ("arrival", "wait"),
+    ]
+    for first, second in exclusive:
+        if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
+            parser.error(f"--{first} and --{second} contradict each other; leave one out")
     if arguments.numsamples is not None and arguments.numsamples < 1:
         parser.error("--numsamples must be at least 1")
     return arguments
@@ -67,7 +79,7 @@ def server_url(given: str | None) -> str:
     address = (address or "127.0.0.1").rstrip("/")
     if "//" not in address:
         address = f"http://{address}"
-    return address if ":" in address.split("//")[1] or given else f"{address}:8500"
+    return address if ":" in address.split("//")[1] else f"{address}:8500"
 
 
 def one_prompt(url: str, arguments: argparse.Namespace) -> None:

@@ -39,8 +39,19 @@ from client.data import (
     workload,
 )  # fmt: skip
 from client.load import Outcome, ServerError, get, post, replay
-from config import MODES, Config, ConfigError, add_settings, build, flag, from_environment, meaningful, refuse_unknown
-from config import _Parser as Parser
+from config import (
+    MODES,
+    ONLY_IN,
+    Config,
+    ConfigError,
+    Parser,
+    add_settings,
+    build,
+    flag,
+    from_environment,
+    meaningful,
+    refuse_unknown,
+)
 from stats import DEFINITIONS, fairness, occupancy_over_time, summarise
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,6 +105,10 @@ def parse(argv: Sequence[str]) -> Options:
     for name in flags:
         if not any(meaningful(name, mode) for mode in modes):
             raise ConfigError(f"{flag(name)} has no meaning in any of the modes {', '.join(modes)}")
+    if known.trace and any(
+        (known.numsamples != 300, known.lengths != "normal", known.arrival != "auto", known.order != "random")
+    ):
+        raise ConfigError("--trace holds a whole workload; leave out --numsamples, --lengths, --arrival and --order")
     if known.numsamples < 1:
         raise ConfigError("--numsamples must be at least 1")
     return Options(
@@ -179,17 +194,18 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 # ---- measuring
 
 
-def measure_capacity(url: str, max_batch_size: int, data: PromptData, progress: Progress) -> dict[str, Any]:
-    """Tokens per second of a server while every row is busy, from a burst of three requests a row.
+def measure_capacity(url: str, config: Config, data: PromptData, timeout: float, progress: Progress) -> dict[str, Any]:
+    """Tokens per second of a server while every row is busy, from a burst of three requests a row if it holds as many.
 
     Counted are the tokens made until the last request was admitted: after that rows fall empty.
     """
-    requests = data.requests(3 * max_batch_size, "burst")
+    requests = data.requests(min(3 * config.max_batch_size, config.max_in_flight), "burst")
     task = progress.add_task("capacity", total=len(requests), failed="")
-    outcomes = replay(url, requests, on_outcome=lambda outcome: progress.advance(task))
+    outcomes = replay(url, requests, timeout, on_outcome=lambda outcome: progress.advance(task))
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     if len(answers) < len(requests):
-        raise ServerError(f"the burst that measures capacity failed: {next(o.error for o in outcomes if o.error)}")
+        error = next(outcome.error for outcome in outcomes if outcome.error)
+        raise ServerError(f"the burst that measures capacity failed ({error}); name a rate with --arrival poisson:RATE")
     timings = [answer.timings for answer in answers]
     start = min(t["arrived_at"] for t in timings)
     end = max(t["arrived_at"] + t["queue_s"] for t in timings)
@@ -284,22 +300,24 @@ def compare(options: Options, console: Console) -> dict[str, Any]:
         for mode in {*options.modes, "dynamic"}
     }
     data = PromptData(options.lengths, options.order, options.seed)
-    arrival, capacity = options.arrival, None
-    if arrival != "auto" or options.trace:  # a mistyped workload is found before any server starts
-        workload(options.trace, options.numsamples, options.lengths, "burst" if options.trace else arrival, options.order, 0)
+    lengths, arrival, capacity = options.lengths, options.arrival, None
+    if options.trace:
+        lengths = arrival = f"as in {options.trace}"
+    if arrival != "auto":  # a mistyped workload is found before any server starts
+        workload(options.trace, options.numsamples, options.lengths, arrival, options.order, options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     console.print(f"{len(options.modes)} modes on {configs['dynamic'].model}; results go to {options.out}")
     results: dict[str, dict[str, Any]] = {}
     requests: list[Request] = []
     columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TextColumn("[red]{task.fields[failed]}"))  # fmt: skip
-    measure_first = arrival == "auto" and not options.trace
+    measure_first = arrival == "auto"
     order = ["dynamic", *(mode for mode in options.modes if mode != "dynamic")] if measure_first else options.modes
     with Progress(*columns, console=console) as progress:
         for mode in order:
             with server(mode, options.flags) as url:
                 if measure_first and mode == "dynamic":
-                    capacity = measure_capacity(url, configs[mode].max_batch_size, data, progress)
+                    capacity = measure_capacity(url, configs[mode], data, options.timeout, progress)
                     mean = float(np.mean([request.num_tokens for request in data.requests(options.numsamples)]))
                     arrival = f"poisson:{LOAD * capacity['output_throughput'] / mean:.4g}"
                 if not requests:
@@ -311,12 +329,16 @@ def compare(options: Options, console: Console) -> dict[str, Any]:
                     results[mode] = run_mode(url, requests, options, progress, mode)
                     (options.out / f"{mode}.json").write_text(dumps(results[mode]))
     results = {mode: results[mode] for mode in options.modes}
-    shared = {k: v for k, v in results[options.modes[0]]["config"].items() if k not in ("mode", "port", "host", "log_level")}
+    config = {}  # of all modes; a setting that belongs to some modes alone, from one of them
+    for name, value in results[options.modes[0]]["config"].items():
+        owners = [mode for mode in options.modes if meaningful(name, mode)]
+        if owners and name not in ("mode", "port", "host", "log_level"):
+            config[name] = results[owners[0]]["config"][name] if name in ONLY_IN else value
     summary = {
         "modes": {mode: {key: result.get(key) for key in SUMMARY_KEYS} for mode, result in results.items()},
         "identical_outputs": identical_outputs(results),
-        "config": shared,
-        "workload": describe(requests) | {"lengths": str(options.trace or options.lengths), "arrival": arrival},
+        "config": config,
+        "workload": describe(requests) | {"lengths": lengths, "arrival": arrival},
         "capacity": capacity,
         "hardware": report.hardware(),
         "commit": report.commit(),

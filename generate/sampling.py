@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from inference import Sampling
 
 BLOCK = 256
+MIN_TEMPERATURE = 1e-6  # below it float32 cannot tell the quotients apart: greedy but for exact ties
 
 
 def sample(logits: Tensor, draws: Sequence[tuple[Sampling, int]], n_vocab: int) -> list[int]:
@@ -32,7 +33,9 @@ def sample(logits: Tensor, draws: Sequence[tuple[Sampling, int]], n_vocab: int) 
     if rows:
         chosen = [draws[i] for i in rows]
         temperature = torch.tensor([s.temperature for s, _ in chosen], device=logits.device)
-        scaled = logits[rows].float() / temperature[:, None]  # [R, V]
+        # largest first at 0, so that no temperature, however small, overflows
+        scaled = logits[rows].float()
+        scaled = (scaled - scaled.amax(-1, keepdim=True)) / temperature[:, None].clamp(min=MIN_TEMPERATURE)  # [R, V]
         for i, (sampling, _) in enumerate(chosen):
             if sampling.top_k is not None or sampling.top_p is not None:
                 scaled[i] = _restrict(scaled[i], sampling.top_k, sampling.top_p)
@@ -57,7 +60,8 @@ def _restrict(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     if top_p is not None and top_p < 1:  # nucleus sampling (Holtzman et al. 2020, section 3.1)
         largest = logits.sort(descending=True).values
         below = largest.double().softmax(-1).cumsum(-1) < top_p
-        logits = logits.masked_fill(logits < largest[below.sum()], -torch.inf)
+        last = below.sum().clamp(max=logits.numel() - 1)  # rounding may keep the sum below a top_p of almost 1
+        logits = logits.masked_fill(logits < largest[last], -torch.inf)
     return logits
 
 

@@ -107,6 +107,8 @@ def test_a_group_is_answered_together_with_the_texts_each_has_alone(mode: str, c
         (HI | {"seed": -1}, "seed"),
         (HI | {"timeout_s": 0}, "timeout_s"),
         (HI | {"max_tokens": 5}, "max_tokens"),
+        (HI | {f"field{i}": 1 for i in range(50_000)}, "field0"),
+        ({"prompt_ids": ["a"] * 100_000, "num_tokens": 1}, "prompt_ids"),
         (HI | {"stream": True}, None),
         ("a string", None),
         (None, None),

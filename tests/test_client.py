@@ -110,6 +110,7 @@ def test_the_server_comes_from_the_flag_the_environment_or_dotenv(monkeypatch: p
     monkeypatch.setenv("IP", "host.example")
     assert program.server_url(None) == "http://host.example:8500"
     assert program.server_url("http://localhost:1234/") == "http://localhost:1234"
+    assert program.server_url("10.0.0.3") == "http://10.0.0.3:8500"
 
 
 def test_no_server_is_a_sentence_that_names_the_fix() -> None:
@@ -156,6 +157,7 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
         (["--numsamples", "0"], "must be at least 1"),
         (["--numsamples", "3", "--arrival", "auto"], "valid ones are wait"),
         (["--numsamples", "3", "--selection", "ascend"], "invalid choice"),
+        (["--numsamples", "3", "--wait", "1", "--arrival", "burst"], "contradict each other"),
     ],
 )
 def test_a_bad_command_line_exits_with_2(arguments: list[str], said: str) -> None:

@@ -46,6 +46,7 @@ def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
         (["dynamic", "--max-model-len", "2048"], "max_model_len 2048 is beyond the 1024 positions of demo"),
         (["dynamic", "--tokenizer", "r50k_base"], "tokenizer r50k_base has 50257 ids and demo only 257"),
         (["dynamic", "--port"], "--port: expected one argument"),
+        (["dynamic", "--port", "auto"], "--port 'auto': input should be a valid integer"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -83,6 +84,12 @@ def test_a_shared_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(tm
         from_environment({"EB_BATCHSIZE": "1"}, dotenv)
 
 
+def test_a_dotenv_that_is_no_text_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"EB_PORT=\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse(["dynamic"], {}, tmp_path / ".env")
+
+
 def test_the_smallest_of_target_limit_and_rows_flushes_a_window_and_a_warning_says_so() -> None:
     assert build("windowed", {}, {}).warnings() == []
     config = build("windowed", {"batch_size_target": 9, "batch_size_limit": 3}, {})
@@ -100,8 +107,9 @@ def test_auto_means_demo_on_a_cpu_and_gpt2_medium_on_a_gpu(monkeypatch: pytest.M
     assert 70 < gpu.kv_cache_gb < 72  # 0.9 × (80 − 0.71 GB of weights)
 
 
-def test_a_config_survives_the_way_to_the_worker() -> None:
+def test_a_config_survives_the_way_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     config = build("windowed", {"model": "demo", "batch_size_limit": "8", "request_timeout_s": "2.5"}, {})
+    monkeypatch.setattr(config_module, "_gpu_memory", lambda: pytest.fail("the worker must take the settings as they are"))
     assert Config.model_validate_json(config.model_dump_json()) == config
 
 

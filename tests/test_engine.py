@@ -215,6 +215,20 @@ def test_top_k_and_top_p_keep_the_fewest_that_suffice() -> None:
     assert kept(9, 1e-9) == [True, False, False, False]
 
 
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1e-46), Sampling(temperature=1e-6), Sampling(temperature=1e6)])
+def test_extreme_temperatures_draw_ids_and_tiny_ones_the_largest(sampling: Sampling) -> None:
+    logits = torch.randn(50, 257, generator=torch.Generator().manual_seed(0)) * 30
+    ids = sample(logits, [(replace(sampling, seed=i), 0) for i in range(50)], 257)
+    assert all(0 <= id_ < 257 for id_ in ids)
+    assert sampling.temperature > 1 or ids == logits.argmax(-1).tolist()
+
+
+def test_a_top_p_of_almost_one_keeps_every_row_valid() -> None:
+    logits = torch.randn(200, 257, generator=torch.Generator().manual_seed(0))
+    ids = sample(logits, [(Sampling(temperature=1.0, top_p=0.9999999999999999, seed=i), 0) for i in range(200)], 257)
+    assert all(0 <= id_ < 257 for id_ in ids)
+
+
 def test_only_ids_that_the_tokenizer_can_decode_are_drawn() -> None:
     logits = torch.full((200, 300), -1e9)
     logits[:, 257:] = 50.0

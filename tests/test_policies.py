@@ -166,4 +166,3 @@ def test_any_workload_is_served_once_within_every_limit(
         for group in served.groups:
             assert len({inference.admitted_at for inference in group}) == 1, "a group was split"
     assert served.scheduler.pool.free_blocks == served.scheduler.pool.n_blocks
-    assert served.scheduler.next_deadline() is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
 from inference import Inference, State
-from policies import Dynamic, Static
+from policies import Dynamic, Plan, Static, View
 from scheduler import BlockPool, Scheduler
 from tests.virtual import make_scheduler
 
@@ -88,6 +88,31 @@ def test_a_cancelled_row_of_a_static_batch_stays_idle_and_its_blocks_are_free_at
     assert not scheduler.has_work
 
 
+def test_a_prompt_cancelled_half_way_is_an_idle_row_and_gives_its_share_of_the_budget_up() -> None:
+    scheduler = make_scheduler(Static(), token_budget=10)
+    gone, stays = Inference([0] * 30, 1), Inference([0] * 30, 1)
+    scheduler.enqueue([gone, stays], now=0.0)
+    step(scheduler, 0.0)
+    scheduler.fail([gone], Cancelled("gone"), now=1.0)
+    iteration, _ = scheduler.schedule(1.0)
+    assert [(row.n_tokens, row.idle) for row in iteration.rows] == [(1, True), (10, False)]
+
+
+def test_an_idle_row_recomputes_its_last_position_so_that_its_cache_does_not_grow() -> None:
+    scheduler = make_scheduler(Static())
+    done, long = Inference([0, 0, 0], 2), Inference([0], 5)
+    scheduler.enqueue([done, long], now=0.0)
+    step(scheduler, 0.0)
+    step(scheduler, 1.0)
+    for now in (2.0, 3.0):
+        iteration, _ = scheduler.schedule(now)
+        idle = iteration.rows[0]
+        # positions 0 … 3 were computed: three of the prompt and the first completion token; the last never is
+        assert (idle.inference, idle.idle, idle.start, idle.n_tokens) == (done, True, 3, 1)
+        scheduler.apply(iteration, [7, 7], now + 1)
+    assert len(done.tokens) == 2
+
+
 @pytest.mark.parametrize("compact", [False, True])
 def test_cancelling_the_last_live_row_of_a_batch_answers_those_that_were_held(compact: bool) -> None:
     scheduler = make_scheduler(Static(compact))
@@ -111,7 +136,28 @@ def test_deadlines_end_waiting_and_running_requests_and_no_others() -> None:
     assert scheduler.expire(2.0) == [running]
     assert running.state is waiting.state is State.EXPIRED
     assert step(scheduler, 2.0) == [patient]
-    assert scheduler.next_deadline() is None
+
+
+def test_an_answered_request_is_not_kept_until_its_deadline() -> None:
+    scheduler = make_scheduler(Dynamic())
+    for n in range(100):
+        scheduler.enqueue([Inference([0], 1, deadline=1e9 + n)], now=0.0)
+        scheduler.expire(0.0)
+        step(scheduler, 0.0)
+    assert len(scheduler._deadlines) <= 1
+
+
+def test_a_policy_that_admits_what_does_not_fit_loses_nobody() -> None:
+    class Greedy(Dynamic):
+        def plan(self, view: View) -> Plan:
+            return Plan(admit=list(view.waiting))
+
+    scheduler = make_scheduler(Greedy(), n_blocks=1)
+    inferences = [Inference([0], 1), Inference([0], 1)]
+    scheduler.enqueue(inferences, now=0.0)
+    with pytest.raises(ValueError, match="1 blocks wanted, 0 free"):
+        scheduler.schedule(0.0)
+    assert scheduler.in_flight() == inferences[::-1]
 
 
 def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None:
@@ -121,6 +167,7 @@ def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None
     iteration, _ = scheduler.schedule(0.0)  # the budget covers the first alone
     failed = scheduler.fail([row.inference for row in iteration.rows], GenerationFailed("broken"), now=1.0)
     assert failed == [first] and first.state is State.FAILED
+    assert list(scheduler.running.values()) == [second]
     assert step(scheduler, 1.0) == [] and step(scheduler, 2.0) == [second]
 
 
@@ -146,6 +193,14 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
     assert pool.allocate(4) == [2, 7, 8, 9]
     with pytest.raises(ValueError, match="1 blocks wanted, 0 free"):
         pool.allocate(1)
+
+
+def test_a_pool_joins_what_comes_back_with_its_neighbours() -> None:
+    pool = BlockPool(6)
+    a, _, c = pool.allocate(1), pool.allocate(1), pool.allocate(3)
+    pool.free(a)
+    pool.free(c)
+    assert pool.allocate(3) == [2, 3, 4]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))

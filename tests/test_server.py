@@ -109,6 +109,21 @@ def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
         assert "Traceback" not in (process.stdout.read() if process.stdout else "")
 
 
+def test_requests_of_clients_that_have_gone_are_cancelled_and_their_row_is_free() -> None:
+    with server("nobatch", {"model": "fake"}) as url:
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps({"prompt": "hi", "num_tokens": 1000}).encode()
+        dying = [socket.create_connection((host, int(port))) for _ in range(5)]
+        for connection in dying:
+            connection.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until_running(url, 1)
+        for connection in dying:
+            connection.close()
+        assert_all_answered(replay(url, asks(1, 3)))
+        stats = get(f"{url}/stats")
+        assert stats["cancelled"] == 5 and stats["completed"] == 1
+
+
 def test_a_killed_client_disturbs_nobody() -> None:
     with server("dynamic", {"model": "fake"}) as url:
         alone = replay(url, asks(5, 100))
