@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from flask import Flask, Response, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from batching import BatchingManager, Inference, Sampling, Scheduler
 from config import HANDOFF, Config, ConfigError, parse
@@ -72,8 +72,10 @@ class InferenceRequest(BaseModel):
 
     @model_validator(mode="after")
     def _one_prompt(self) -> InferenceRequest:
-        if (self.prompt is None) == (self.prompt_ids is None):
-            raise ValueError("give either prompt or prompt_ids")
+        if self.prompt is None and self.prompt_ids is None:
+            raise ValueError("give a prompt or prompt_ids")
+        if self.prompt is not None and self.prompt_ids is not None:
+            raise ValueError("give prompt or prompt_ids, not both")
         if self.stream:
             raise ValueError("stream is not offered yet; leave it out or set it to false")
         return self
@@ -127,7 +129,10 @@ def create_app(config: Config, manager: BatchingManager | None = None, stats: Se
 
     @app.post("/inference")
     def inference() -> Response:
-        body = _parse(request.get_data())
+        raw = request.get_data()
+        if len(raw) >= MAX_BODY_BYTES:  # a chunked body has no Content-Length that Flask could have refused
+            raise RequestEntityTooLarge
+        body = _parse(raw)
         prompts = _prompts(body)
         seed = seeds.next() if body.seed is None else body.seed
         sampling = Sampling(body.temperature, body.top_k, body.top_p, seed)
@@ -342,7 +347,7 @@ def _check_port(config: Config) -> None:
             probe.bind((config.host, config.port))
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another --port"
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another --port or --host"
             ) from None
 
 

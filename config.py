@@ -54,7 +54,7 @@ class Config(BaseModel):
         "", f"{', '.join(SHAPES)}, or the folder of a Hugging Face GPT-2", "auto: gpt2-medium on a GPU, demo on a CPU"
     )
     weights: Literal["pretrained", "random"] = _setting(
-        "pretrained", "pretrained, or random: seeded, no download, the same speed"
+        "pretrained", "pretrained, or random: seeded, no download of weights, the same speed"
     )
     tokenizer: Literal["r50k_base", "bytes"] = _setting(
         "bytes", "r50k_base (GPT-2's BPE) or bytes", "auto: r50k_base, or bytes for a smaller vocabulary"
@@ -176,6 +176,8 @@ class Config(BaseModel):
     def warnings(self) -> list[str]:
         """What the user should know but need not change."""
         found = []
+        if self.weights == "random" and self.model != "fake":
+            found.append("the weights are random, so the text is noise; speed does not depend on them")
         if self.mode == "windowed" and self.effective_target != self.batch_size_target:
             found.append(
                 f"batch_size_target {self.batch_size_target} can never be reached with batch_size_limit "
@@ -200,6 +202,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {
         "device": device,
         "dtype": "bfloat16" if gpu else "float32",
+        "weights": "random" if model in ("demo", "fake") else "pretrained",
         "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
         # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and the
         # client of a comparison on the same two cores sends late

@@ -12,9 +12,17 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # as a script it would start in client/, where `client` is this file
+
+try:
+    import aiohttp  # noqa: F401
+    import matplotlib  # noqa: F401
+    import rich  # noqa: F401
+except ImportError as missing:
+    sys.exit(f"error: {missing}; run .venv/bin/python client/client.py, or pip install -r client/requirements.txt")
 
 from dotenv import dotenv_values  # noqa: E402
 from rich.console import Console  # noqa: E402
@@ -50,20 +58,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     load.add_argument("--trace", type=Path, help="replay this trace.jsonl instead of drawing a workload")
     load.add_argument("--save-trace", type=Path, metavar="FILE", help="save the workload as a trace")
     load.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
-    load.add_argument("--figure", type=Path, default=Path("latency_vs_tokens.png"), help="where the figure goes")
+    load.add_argument("--figure", type=Path, default=Path("latency_vs_tokens.png"), help="where it goes (default: %(default)s)")
     load.add_argument("--quiet", action="store_true", help="do not print completions as they arrive")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds that an answer may take (default: 3600)")
     arguments = parser.parse_args(argv)
     if arguments.prompt is None and arguments.numsamples is None and arguments.trace is None:
         parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
-    exclusive = [
-        ("prompt", "numsamples"),
-        ("prompt", "trace"),
-        ("trace", "numsamples"),
-        ("trace", "arrival"),
-        ("arrival", "wait"),
-    ]
-    for first, second in exclusive:
+    exclusive = "prompt numsamples, prompt trace, trace numsamples, trace arrival, trace wait, arrival wait"
+    for first, second in (pair.split() for pair in exclusive.split(", ")):
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
     if arguments.numsamples is not None and arguments.numsamples < 1:
@@ -117,12 +119,15 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> bool:
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result = summarise(answers, [outcome.sent_at for outcome in outcomes], {})
 
-    stats = get(f"{url}/stats")
-    console.print("\nThe server's /stats:")
-    for key in ("latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time", "largest_batch",
-                "occupancy", "useful_fraction"):  # fmt: skip
-        console.print(f"  {key}: {stats[key]:,.4g}" if isinstance(stats[key], float) else f"  {key}: {stats[key]:,}")
-    table = Table("milliseconds", *SHOWN, title=f"{stats['mode']} as this client saw it", title_justify="left")
+    mode = "the server"
+    try:
+        stats = get(f"{url}/stats")
+    except ServerError as error:  # what this client measured is shown all the same
+        console.print(f"The server's /stats are missing: {error}", style="red", markup=False)
+    else:
+        mode = stats["mode"]
+        _show_stats(stats, console)
+    table = Table("milliseconds", *SHOWN, title=f"{mode} as this client saw it", title_justify="left")
     for name, title in ROWS.items():
         if f"mean_{name}_ms" in result:
             table.add_row(title, *(f"{result[f'{measure}_{name}_ms']:,.1f}" for measure in SHOWN))
@@ -131,15 +136,22 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> bool:
         f"{result['completed']} answered, {result['failed']} failed; {result['output_throughput']:,.1f} tok/s and "
         f"{result['request_throughput']:.2f} requests a second over {result['wall_clock_s']:.1f} s"
     )
-    for error in sorted({outcome.error for outcome in outcomes if outcome.error})[:5]:
-        console.print(f"  failed: {error}", style="red", markup=False)
+    for reason in sorted({outcome.error for outcome in outcomes if outcome.error})[:5]:
+        console.print(f"  failed: {reason}", style="red", markup=False)
     if result["client_limited"]:
-        console.print("The client was late: half a per cent or more of its sends lagged over 10 ms. Its latencies are suspect.")
+        console.print("The client was late: one in a hundred of its sends lagged over 10 ms; its latencies are suspect.")
     if answers:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
-        graph.latency_vs_tokens({stats["mode"]: (tokens, seconds, fairness(tokens, seconds))}, arguments.figure, url)
+        graph.latency_vs_tokens({mode: (tokens, seconds, fairness(tokens, seconds))}, arguments.figure, url)
         console.print(f"figure: {arguments.figure}")
     return not failures
+
+
+def _show_stats(stats: dict[str, Any], console: Console) -> None:
+    console.print("\nThe server's /stats:")
+    for key in ("latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time", "largest_batch",
+                "occupancy", "useful_fraction"):  # fmt: skip
+        console.print(f"  {key}: {stats[key]:,.4g}" if isinstance(stats[key], float) else f"  {key}: {stats[key]:,}")
 
 
 def main() -> None:

@@ -35,8 +35,8 @@ from client.data import (
     WorkloadError,
     describe,
     dumps,
+    load_trace,
     save_trace,
-    workload,
 )  # fmt: skip
 from client.load import Outcome, ServerError, get, post, replay
 from config import (
@@ -213,7 +213,6 @@ def measure_capacity(url: str, config: Config, data: PromptData, timeout: float,
         int(np.sum(t["arrived_at"] + t["ttft_s"] + np.cumsum([0.0, *t["itl_s"]]) <= end)) for t in timings
     )  # fmt: skip
     reached = made / (end - start)
-    progress.console.print(f"capacity of dynamic: {reached:,.0f} tok/s; arrival: Poisson at {LOAD:g} of it")
     return {"output_throughput": reached, "requests": len(requests), "load": LOAD}
 
 
@@ -303,9 +302,15 @@ def compare(options: Options, console: Console) -> dict[str, Any]:
     lengths, arrival, capacity = options.lengths, options.arrival, None
     if options.trace:
         lengths = arrival = f"as in {options.trace}"
-    if arrival != "auto":  # a mistyped workload is found before any server starts
-        workload(options.trace, options.numsamples, options.lengths, arrival, options.order, options.seed)
+    if not options.trace and arrival != "auto":
+        data.requests(1, arrival)  # a mistyped arrival is found before any server starts
+    hardware, commit = report.hardware(), report.commit()
+    if busy := report.busy_sentence(hardware):
+        console.print(busy)
+    trace = load_trace(options.trace) if options.trace else None
     options.out.mkdir(parents=True, exist_ok=True)
+    for name in (*(f"{mode}.json" for mode in MODES), "summary.json", "report.md"):  # of an earlier run into this folder
+        (options.out / name).unlink(missing_ok=True)
     console.print(f"{len(options.modes)} modes on {configs['dynamic'].model}; results go to {options.out}")
     results: dict[str, dict[str, Any]] = {}
     requests: list[Request] = []
@@ -320,10 +325,10 @@ def compare(options: Options, console: Console) -> dict[str, Any]:
                     capacity = measure_capacity(url, configs[mode], data, options.timeout, progress)
                     mean = float(np.mean([request.num_tokens for request in data.requests(options.numsamples)]))
                     arrival = f"poisson:{LOAD * capacity['output_throughput'] / mean:.4g}"
+                    reached = f"{capacity['output_throughput']:,.0f} tok/s"
+                    console.print(f"capacity of dynamic: {reached}; {LOAD:g} of it: --arrival {arrival}")
                 if not requests:
-                    requests = workload(
-                        options.trace, options.numsamples, options.lengths, arrival, options.order, options.seed
-                    )  # fmt: skip
+                    requests = trace or data.requests(options.numsamples, arrival)
                     save_trace(options.out / "trace.jsonl", requests)
                 if mode in options.modes:
                     results[mode] = run_mode(url, requests, options, progress, mode)
@@ -340,8 +345,8 @@ def compare(options: Options, console: Console) -> dict[str, Any]:
         "config": config,
         "workload": describe(requests) | {"lengths": lengths, "arrival": arrival},
         "capacity": capacity,
-        "hardware": report.hardware(),
-        "commit": report.commit(),
+        "hardware": hardware,
+        "commit": commit,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": options.seed,
         "command": shlex.join(["./compare.sh", *sys.argv[1:]]),

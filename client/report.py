@@ -41,7 +41,8 @@ def line_text(line: Mapping[str, float] | None) -> str:
     if line is None:
         return "no line"
     sign, slope = "−" if line["slope_s_per_token"] < 0 else "+", abs(line["slope_s_per_token"]) * 1e3
-    return f"{line['intercept_s']:.2f} s {sign} {slope:.1f} ms per token, r = {line['r']:.2f}"
+    text = f"{line['intercept_s']:.2f} s {sign} {slope:.1f} ms per token, r = {line['r']:.2f}"
+    return text.replace("-", "−").replace("−0.00", "0.00")
 
 
 def terminal_table(summary: Mapping[str, Any]) -> Table:
@@ -88,6 +89,11 @@ def client_limited_sentence(summary: Mapping[str, Any]) -> str | None:
     return f"The client sent late in {', '.join(late)} (p99 of the schedule lag over {CLIENT_LIMITED_MS:g} ms)."
 
 
+def busy_sentence(hardware: Mapping[str, Any]) -> str | None:
+    busy = hardware["busy_before_percent"]
+    return f"Other processes used {busy:.0f}% of the processor before the run: its numbers are suspect." if busy > 20 else None
+
+
 def write_report(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write report.md beside the figures of a comparison."""
     load, hardware, config = summary["workload"], summary["hardware"], summary["config"]
@@ -111,7 +117,7 @@ def write_report(folder: Path, summary: Mapping[str, Any]) -> None:
     parts = [
         f"# {', '.join(summary['modes'])} on {config['model']}",
         markdown_table(summary),
-        " ".join(filter(None, [identity_sentence(summary), client_limited_sentence(summary)])),
+        " ".join(filter(None, [identity_sentence(summary), client_limited_sentence(summary), busy_sentence(hardware)])),
         "Latencies are of plain answers: a request-level batch is answered as a whole. "
         "Modes ran one after another on the same machine, each on a server of its own.",
         "\n".join(f"- {fact}" for fact in facts),
@@ -138,6 +144,7 @@ def hardware() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": _version("torch"),
+        "busy_before_percent": psutil.cpu_percent(interval=0.5),
     }
 
 

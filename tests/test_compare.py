@@ -59,12 +59,15 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
 
     again = tmp_path / "again"
     done = compare(
-        "--model", "fake", "--modes", "static,dynamic", "--trace", str(tmp_path / "trace.jsonl"), "--out", str(again)
-    )
+        "--model", "fake", "--modes", "static,windowed,dynamic", "--trace", str(tmp_path / "trace.jsonl"), "--out", str(again),
+        "--batch-size-target", "2", "--compact-batches",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (again / "trace.jsonl").read_text() == (tmp_path / "trace.jsonl").read_text()
     replayed = json.loads((again / "summary.json").read_text())
-    assert list(replayed["modes"]) == ["static", "dynamic"] and replayed["capacity"] is None
+    assert list(replayed["modes"]) == ["static", "windowed", "dynamic"] and replayed["capacity"] is None
+    assert replayed["config"]["batch_size_target"] == 2 and replayed["config"]["compact_batches"] is True
+    assert replayed["workload"]["arrival"].startswith("as in ") and replayed["modes"]["static"]["useful_fraction"] == 1.0
     texts = [
         [request["text"] for request in json.loads((folder / "dynamic.json").read_text())["requests"]]
         for folder in (tmp_path, again)
@@ -117,6 +120,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         (["--port", "8500"], "every mode gets a free port"),
         (["--max-batch-size", "none"], "--max-batch-size 'none'"),
         (["--goodput", "ttft"], "give ttft:MS, tpot:MS or e2el:MS"),
+        (["--trace", "t.jsonl", "--numsamples", "3"], "--trace holds a whole workload"),
     ],
 )  # fmt: skip
 def test_a_bad_command_line_is_answered_before_any_server_starts(argv: list[str], said: str) -> None:
