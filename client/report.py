@@ -156,7 +156,7 @@ def _version(package: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the code that runs, marked when the tree differs from it."""
+    """The commit of the code that runs, marked when the tree (results apart) differs from it."""
     root = Path(__file__).resolve().parents[1]
     try:
         git = ["git", "-C", str(root)]
@@ -164,7 +164,7 @@ def commit() -> str:
             [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
         dirty = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
+            [*git, "status", "--porcelain", "-uno", "--", ":!results"], capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
