@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from client.compare import server
+from client.servers import server
 
 ROOT = Path(__file__).resolve().parents[1]
 

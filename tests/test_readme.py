@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from client.client import parse as parse_client
-from client.compare import wait_until_ready
 from client.data import PromptData, save_trace
+from client.servers import wait_until_ready
 from tests.servers import ROOT, client_command, launched, server
 
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

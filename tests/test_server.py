@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from client.compare import wait_until_ready
 from client.data import PromptData, Request
 from client.load import Outcome, ServerError, get, post, replay
+from client.servers import wait_until_ready
 from tests.servers import ROOT, launched, server
 
 PATIENCE_S = 60

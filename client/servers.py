@@ -1,0 +1,78 @@
+"""A server for as long as a comparison needs it: started on a free port, known to be ours, stopped whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from client.load import ServerError, get
+from config import flag, meaningful
+
+ROOT = Path(__file__).resolve().parents[1]
+STARTUP_S = 600
+
+
+@contextlib.contextmanager
+def server(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
+    """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it whatever happens.
+
+    Raises ServerError with the end of the server's own output if it does not come up.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(ROOT / "app.py"), mode, "--host", "127.0.0.1", "--port", str(port)]
+    for name, value in flags.items():
+        if meaningful(name, mode):
+            switch = flag(name) if value is not False else flag(name).replace("--", "--no-", 1)
+            command += [switch] if isinstance(value, bool) else [switch, str(value)]
+    with tempfile.TemporaryFile() as output:
+        # a session of its own: Ctrl-C reaches us alone, and we stop it
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_ready(process, url)
+            if process.pid not in (pids := get(url)["pids"]):
+                raise ServerError(
+                    f"{url} is another server (processes {pids}, ours is {process.pid}); run the comparison again"
+                )
+            yield url
+        except ServerError as error:
+            output.seek(0)
+            said = output.read().decode(errors="replace").strip()[-2000:]
+            raise ServerError(f"{mode}: {error}" + (f"\nThe server said:\n{said}" if said else "")) from None
+        finally:
+            _stop(process)
+
+
+def wait_until_ready(process: subprocess.Popen[Any], url: str) -> None:
+    deadline = time.monotonic() + STARTUP_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerError(f"the server ended with exit code {process.returncode} before it was ready")
+        try:
+            get(f"{url}/ready", timeout_s=5)
+            return
+        except ServerError:
+            time.sleep(0.1)
+    raise ServerError(f"the server was not ready after {STARTUP_S} s")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGINT ends what is in flight at once; what is left of the session after that is killed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=15)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
