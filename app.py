@@ -120,7 +120,7 @@ def create_app(config: Config, manager: BatchingManager | None = None, stats: Se
     Raises TokenizerUnavailable and WeightsUnavailable.
     """
     app = Flask(__name__)
-    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1  # where Flask stops reading a body without a Content-Length
     tokenizer = load_tokenizer(config.tokenizer)
     stats = stats or ServerStats(config.max_batch_size)
     manager = manager or create_manager(config, stats, tokenizer.n_vocab, locate(config))
@@ -130,7 +130,7 @@ def create_app(config: Config, manager: BatchingManager | None = None, stats: Se
     @app.post("/inference")
     def inference() -> Response:
         raw = request.get_data()
-        if len(raw) >= MAX_BODY_BYTES:  # a chunked body has no Content-Length that Flask could have refused
+        if len(raw) > MAX_BODY_BYTES:
             raise RequestEntityTooLarge
         body = _parse(raw)
         prompts = _prompts(body)

@@ -233,7 +233,7 @@ def compare(options: Options, console: Console) -> dict[str, Any]:
     lengths, arrival, capacity = options.lengths, options.arrival, None
     if options.trace:
         lengths = arrival = f"as in {options.trace}"
-    if not options.trace and arrival != "auto":
+    elif arrival != "auto":
         data.requests(1, arrival)  # a mistyped arrival is found before any server starts
     hardware, commit = report.hardware(), report.commit()
     if busy := report.busy_sentence(hardware):

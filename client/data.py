@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -185,9 +185,7 @@ def load_trace(path: Path) -> list[Request]:
     return requests
 
 
-def workload(
-    trace: Path | None, n: int, lengths: str, arrival: str, order: Literal["random", "descend"] | str, seed: int
-) -> list[Request]:
+def workload(trace: Path | None, n: int, lengths: str, arrival: str, order: str, seed: int) -> list[Request]:
     """The requests of a trace file if one is given, else n drawn ones."""
     return load_trace(trace) if trace else PromptData(lengths, order, seed).requests(n, arrival)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -149,6 +150,11 @@ def test_routes_that_do_not_exist_methods_and_sizes_are_refused_in_the_same_form
         (client.post("/inference", data=b"x" * 1_000_001), 413),
     ):
         assert response.status_code == status and set(response.get_json()["error"]) == {"message", "type", "param", "code"}
+    chunks = client.post(
+        "/inference", input_stream=io.BytesIO(b"x" * 1_000_001), environ_overrides={"wsgi.input_terminated": True}
+    )
+    assert chunks.status_code == 413, "a chunked body, which names no length"
+    assert client.post("/inference", data=json.dumps(HI).ljust(1_000_000)).status_code == 200
     assert "POST /inference" in client.get("/nope").get_json()["error"]["message"]
 
 
