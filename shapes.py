@@ -43,7 +43,7 @@ class Shape:
 
 
 SHAPES = {
-    "demo": Shape(n_layer=2, n_head=2, n_embd=128, vocab_size=257),
+    "demo": Shape(n_layer=2, n_head=4, n_embd=256, vocab_size=257),
     "fake": Shape(n_layer=1, n_head=1, n_embd=1, vocab_size=257),  # no tensors: blocks are only counted
     "gpt2": Shape(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": Shape(n_layer=24, n_head=16, n_embd=1024),

@@ -1,0 +1,102 @@
+"""The text that `demo` learns from: what every machine with CPython has on its disk.
+
+Two sources, both under the PSF licence: the language reference as `help()` shows it (`pydoc_data.topics`), and
+the docstrings of the standard library, read with `ast`, so that nothing is imported or run. A document is a
+topic, or all docstrings of a top-level module or package in the order of its files.
+
+The text depends on the version of Python; `Corpus.digest` tells whether two machines have the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import re
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+HELD_OUT_IN = 16  # one document of so many is held out, drawn by a hash of its name
+LONG = 60  # characters; shorter paragraphs ("For example:") may occur again
+TESTS = {"test", "tests", "idle_test"}  # their docstrings are about test cases, and not every installation has them
+BETWEEN = "\n\n\n"  # between docstrings and between documents
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`train` and `held_out` are UTF-8 text; no paragraph of one is in the other, not even with other spacing."""
+
+    train: bytes
+    held_out: bytes
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.train + b"\0" + self.held_out).hexdigest()
+
+
+def load_corpus() -> Corpus:
+    """Read the text of the running Python and split it by topic and module."""
+    documents = [*_topics(), *_modules(Path(sysconfig.get_path("stdlib")))]
+    held_out = [texts for name, texts in documents if _is_held_out(name)]
+    paragraphs = {_plain(p) for texts in held_out for text in texts for p in _paragraphs(text)}
+    seen: set[str] = set()
+    train = [[_unseen(text, paragraphs, seen) for text in texts] for name, texts in documents if not _is_held_out(name)]
+    return Corpus(_joined(train), _joined(held_out))
+
+
+def _topics() -> Iterator[tuple[str, list[str]]]:
+    for name in sorted(topics):
+        yield f"topic {name}", [topics[name]]
+
+
+def _modules(stdlib: Path) -> Iterator[tuple[str, list[str]]]:
+    documents: dict[str, list[str]] = {}
+    for path in sorted(stdlib.rglob("*.py")):
+        parts = path.relative_to(stdlib).parts
+        if TESTS.isdisjoint(parts) and "site-packages" not in parts and "dist-packages" not in parts:
+            documents.setdefault(parts[0].removesuffix(".py"), []).extend(_docstrings(path))
+    for name, texts in documents.items():
+        yield f"module {name}", texts
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # lib2to3 keeps files that are wrong on purpose
+        return
+    for node in sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node, clean=False)
+            if text:
+                yield inspect.cleandoc(text)
+
+
+def _is_held_out(name: str) -> bool:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % HELD_OUT_IN == 0
+
+
+def _paragraphs(text: str) -> list[str]:
+    return re.split(r"\n\s*\n", text.strip())
+
+
+def _plain(paragraph: str) -> str:
+    return " ".join(paragraph.split())
+
+
+def _unseen(text: str, held_out: set[str], seen: set[str]) -> str:
+    """Return `text` without the paragraphs in `held_out` and the long ones in `seen`, which then has them all."""
+    kept = []
+    for paragraph in _paragraphs(text):
+        plain = _plain(paragraph)
+        if plain not in held_out and plain not in seen:
+            kept.append(paragraph)
+            if len(plain) >= LONG:
+                seen.add(plain)
+    return "\n\n".join(kept)
+
+
+def _joined(documents: list[list[str]]) -> bytes:
+    return BETWEEN.join(text for texts in documents for text in texts if text).encode()
