@@ -202,7 +202,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {
         "device": device,
         "dtype": "bfloat16" if gpu else "float32",
-        "weights": "random" if model in ("demo", "fake") else "pretrained",
+        "weights": "random" if model == "fake" else "pretrained",
         "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
         # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and the
         # client of a comparison on the same two cores sends late

@@ -13,6 +13,7 @@ from config import Config
 from shapes import GPT2_REPOSITORIES, Shape
 
 FETCH_TIMEOUT_S = 5
+DEMO = Path(__file__).parent / "demo"
 
 
 class WeightsUnavailable(Exception):
@@ -24,9 +25,14 @@ def locate(config: Config) -> Path | None:
 
     Raises WeightsUnavailable, within seconds when there is no network.
     """
-    if config.weights == "random" or config.model in ("demo", "fake"):
+    if config.weights == "random" or config.model == "fake":
         return None
-    path = _fetch(config.model) if config.model in GPT2_REPOSITORIES else Path(config.model) / "model.safetensors"
+    if config.model in GPT2_REPOSITORIES:
+        path = _fetch(config.model)
+    else:
+        path = (DEMO if config.model == "demo" else Path(config.model)) / "model.safetensors"
+    if not path.is_file() and config.model == "demo":
+        raise WeightsUnavailable(f"{path} is gone; restore it with git checkout, or use --weights random")
     if not path.is_file():
         raise WeightsUnavailable(f"{path} does not exist; save the checkpoint in safetensors form, or use --weights random")
     check(path, config.shape)

@@ -1,10 +1,11 @@
 """The text that `demo` learns from: what every machine with CPython has on its disk.
 
-Two sources, both under the PSF licence: the language reference as `help()` shows it (`pydoc_data.topics`), and
+Two sources, both under CPython's licence: the language reference as `help()` shows it (`pydoc_data.topics`), and
 the docstrings of the standard library, read with `ast`, so that nothing is imported or run. A document is a
 topic, or all docstrings of a top-level module or package in the order of its files.
 
-The text depends on the version of Python; `Corpus.digest` tells whether two machines have the same.
+The text depends on the version of Python and on what its distributor left out; `Corpus.digest` tells whether two
+machines have the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import inspect
 import re
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +24,16 @@ from pydoc_data.topics import topics
 HELD_OUT_IN = 16  # one document of so many is held out, drawn by a hash of its name
 LONG = 60  # characters; shorter paragraphs ("For example:") may occur again
 TESTS = {"test", "tests", "idle_test"}  # their docstrings are about test cases, and not every installation has them
+COPIED = 48  # characters other than white space, about ten words: so long a run in both parts is a copy
 BETWEEN = "\n\n\n"  # between docstrings and between documents
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """`train` and `held_out` are UTF-8 text; no paragraph of one is in the other, not even with other spacing."""
+    """`train` and `held_out` are UTF-8 text; no paragraph of one is in the other, not even with other spacing.
+
+    Paragraphs that are copies but for a few words remain: `copied_bytes` finds them.
+    """
 
     train: bytes
     held_out: bytes
@@ -35,6 +41,19 @@ class Corpus:
     @property
     def digest(self) -> str:
         return hashlib.sha256(self.train + b"\0" + self.held_out).hexdigest()
+
+    def copied_bytes(self) -> list[bool]:
+        """For each held-out byte, whether it stands in a run of COPIED characters that is in the training text too."""
+        train = b"".join(self.train.split())
+        runs = {train[i : i + COPIED] for i in range(len(train) - COPIED + 1)}
+        where = [i for i, byte in enumerate(self.held_out) if not chr(byte).isspace()]
+        text = bytes(self.held_out[i] for i in where)
+        copied = [False] * len(self.held_out)
+        for i in range(len(text) - COPIED + 1):
+            if text[i : i + COPIED] in runs:
+                first, last = where[i], where[i + COPIED - 1]
+                copied[first : last + 1] = [True] * (last + 1 - first)
+        return copied
 
 
 def load_corpus() -> Corpus:
@@ -64,7 +83,8 @@ def _modules(stdlib: Path) -> Iterator[tuple[str, list[str]]]:
 
 def _docstrings(path: Path) -> Iterator[str]:
     try:
-        tree = ast.parse(path.read_bytes())
+        with warnings.catch_warnings(action="ignore"):  # of doubtful escapes: the text must not depend on filters
+            tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # lib2to3 keeps files that are wrong on purpose
         return
     for node in sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0)):

@@ -1,14 +1,47 @@
-"""How good `demo` is."""
+"""Measure `demo`:  .venv/bin/python -m demo.evaluate
+
+Bits per byte on demo/held_out.txt beside what xz and gzip make of the same text, which part of what it writes are
+words, and completions to read. Everything is seeded; it takes a minute or two.
+"""
 
 from __future__ import annotations
 
+import argparse
+import builtins
+import gzip
+import keyword
+import lzma
 import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import GPT2
+from config import ConfigError, build, physical_cores
+from demo.corpus import load_corpus
+from generate.cached import CachedGenerator
+from inference import Inference, Sampling
+from model import GPT2, load_model
+from policies import Dynamic
+from scheduler import Scheduler
+from tokenizer import load_tokenizer
+from weights import DEMO, WeightsUnavailable, locate
+
+PROMPTS = [
+    "The function returns",
+    "Return True if",
+    "A list is a sequence that",
+    "When an exception is raised in the body of the loop,",
+    "This module provides classes for",
+    "To read a file line by line,",
+    'The "with" statement',
+    "Raises ValueError if",
+]
 
 
 def causal_logits(model: GPT2, ids: Tensor, positions: Tensor) -> Tensor:
@@ -23,18 +56,111 @@ def causal_logits(model: GPT2, ids: Tensor, positions: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def bits_per_byte(model: GPT2, text: bytes, context: int) -> float:
-    """Return −log₂ of the probability of each byte after the first, on average.
+def bits_of_bytes(model: GPT2, text: bytes, context: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Return −log₂ of the probability of each byte after the first, and how many bytes it was predicted from: 2 × [N − 1].
 
-    Windows of `context` bytes start every half window, and a byte counts in the first that has it: all but the first half
-    window are predicted from at least half a window.
+    Windows of `context` bytes start every `stride` bytes, and a byte counts in the first that has it.
     """
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    nats, counted = 0.0, 1
-    for start in range(0, max(len(ids) - context // 2 - 1, 1), context // 2):
+    bits, before, counted = [], [], 1
+    for start in range(0, max(len(ids) - 1 - context + stride, 1), stride):
         window = ids[start : start + context + 1]
-        logits = causal_logits(model, window[None, :-1], torch.arange(len(window) - 1)[None])
+        positions = torch.arange(len(window) - 1)
+        logits = causal_logits(model, window[None, :-1], positions[None])
         new = start + len(window) - counted
-        nats += F.cross_entropy(logits[-new:], window[-new:], reduction="sum").item()
+        bits.append(F.cross_entropy(logits[-new:], window[-new:], reduction="none") / math.log(2))
+        before.append(positions[-new:] + 1)
         counted += new
-    return nats / math.log(2) / (len(ids) - 1)
+    return torch.cat(bits), torch.cat(before)
+
+
+def bits_per_byte(model: GPT2, text: bytes, context: int) -> float:
+    """Bits per byte where all bytes but the first half window are predicted from at least half a window."""
+    return bits_of_bytes(model, text, context, stride=context // 2)[0].mean().item()
+
+
+def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: float) -> list[str]:
+    """What the server completes these prompts with; their seeds are 0, 1, 2, …"""
+    tokenizer = load_tokenizer("bytes")
+    inferences = [
+        Inference(tokenizer.encode_ordinary(prompt), num_tokens, Sampling(temperature, seed=seed))
+        for seed, prompt in enumerate(prompts)
+    ]
+    rows, n = len(prompts), model.shape.n_ctx  # a block for each row
+    scheduler = Scheduler(Dynamic(), max_batch_size=rows, token_budget=n, n_blocks=rows, block_size=n, max_in_flight=rows)
+    generator = CachedGenerator(model, tokenizer.n_vocab, rows, n)
+    scheduler.enqueue(inferences, now=0.0)
+    while scheduler.has_work:
+        iteration, _ = scheduler.schedule(now=0.0)
+        scheduler.apply(iteration, generator.generate(iteration), now=0.0)
+    return [tokenizer.decode(inference.tokens) for inference in inferences]
+
+
+def share_of_words(texts: Sequence[str]) -> tuple[float, int]:
+    """Return which part of the words in `texts` are English words or Python names, and how many words there are.
+
+    A word is three letters or more: most pairs of letters are somebody's name. Known are those of Python's reference,
+    its keywords and its builtins, so it is the vocabulary of the training text rather than a dictionary. The first
+    and the last word of a completion may be halves, and do not count.
+    """
+    known = set(_words(" ".join([*topics.values(), *keyword.kwlist, *dir(builtins)])))
+    written = [word for text in texts for word in _words(text)[1:-1]]
+    return sum(word in known for word in written) / max(len(written), 1), len(written)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z]{3,}", text.lower())
+
+
+def report(folder: Path) -> Iterator[str]:
+    """The lines of demo/README.md that are measured. Raises ConfigError, WeightsUnavailable or OSError."""
+    config = build("dynamic", {"model": str(folder)}, {})
+    model = load_model(config.shape, locate(config), 0, torch.float32, "cpu")
+    text = (folder / "held_out.txt").read_bytes()
+    shape, n = config.shape, config.shape.n_ctx
+    yield f"| on held_out.txt, {len(text):,} bytes | bits per byte |\n| --- | --: |"
+    bits, _ = bits_of_bytes(model, text, n, stride=n // 2)
+    yield f"| demo, {shape.parameters / 1e6:.2f}M parameters | {bits.mean():.3f} |"
+    corpus = load_corpus()
+    if corpus.held_out == text:
+        copied = torch.tensor(corpus.copied_bytes()[1:])
+        yield f"| … without the {copied.float().mean():.0%} that are copied in the training text | {bits[~copied].mean():.3f} |"
+    bits, before = bits_of_bytes(model, text, n, stride=n)
+    for low, high in ((0, n // 8), (n // 8, n // 2), (n // 2, n)):
+        yield f"| … predicted from {low + 1:,} to {high:,} bytes | {bits[(before > low) & (before <= high)].mean():.3f} |"
+    for name, packed in (
+        ("xz -9e", lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
+        ("gzip -9", gzip.compress(text, 9, mtime=0)),
+    ):
+        yield f"| {name} | {8 * len(packed) / len(text):.3f} |"
+
+    sampled = complete(model, PROMPTS, 200, temperature=0.8)
+    known, n_words = share_of_words(sampled)
+    yield f"\nOf {n_words} words in {len(sampled)} completions of 200 bytes at temperature 0.8, {known:.0%} are known ones."
+    for prompt, completion in zip(PROMPTS, sampled):
+        yield f"\n```\n{prompt}▸{completion}\n```"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m demo.evaluate", description="Measure the demo model.")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=DEMO,
+        metavar="FOLDER",
+        help="what demo.train wrote (default: the shipped model)",
+    )
+    folder = parser.parse_args().folder.resolve()
+    torch.set_num_threads(physical_cores())
+    try:
+        for line in report(folder):
+            print(line, flush=True)
+    except (ConfigError, WeightsUnavailable, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,9 +2,9 @@
 
 Writes model.safetensors (16-bit) and config.json, Hugging Face's form of a GPT-2, and held_out.txt, the text
 that its bits per byte are measured on. Stop it with Ctrl-C and run it again: it goes on from its last
-checkpoint and arrives at the same weights.
+checkpoint and, on the same machine, arrives at the same weights.
 
-Every choice that makes the model what it is stands in `Recipe`.
+The choices worth varying stand in `Recipe`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pickle
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +33,7 @@ from demo.corpus import Corpus, load_corpus
 from demo.evaluate import bits_per_byte, causal_logits
 from model import GPT2
 from shapes import SHAPES, Shape
+from weights import DEMO
 
 
 @dataclass(frozen=True)
@@ -55,22 +58,22 @@ class Recipe:
     report: int = 250  # steps between progress lines, each with a checkpoint
 
 
-class CheckpointMismatch(Exception):
-    """A checkpoint of another recipe or another text; the message names the way on."""
+class CheckpointUnusable(Exception):
+    """A checkpoint that is damaged, or of another recipe or text; the message names the way on."""
 
 
 def train(recipe: Recipe, corpus: Corpus, checkpoint: Path, say: Callable[[str], None] = print) -> GPT2:
     """Train to the last step of `recipe`, going on from `checkpoint` if it is there; return the model in float32.
 
     A batch depends on the seed and the number of its step alone, so a run that was interrupted arrives at the
-    weights of one that was not. Raises CheckpointMismatch.
+    weights of one that was not, on the same machine. Raises CheckpointUnusable.
     """
     model, optimizers = _start(recipe)
     text = torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
     step, before_s = _resume(checkpoint, recipe, corpus, model, optimizers)
     began, losses = time.monotonic() - before_s, []
     cpu = torch.cpu.get_capabilities()
-    bf16 = bool(cpu.get("avx512_bf16") or cpu.get("amx_bf16"))  # elsewhere it is emulated, and slower than float32
+    bf16 = any(cpu.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))  # elsewhere it is emulated, and slow
     say(
         f"{recipe.shape.parameters / 1e6:.2f}M parameters, {len(text):,} bytes of text (SHA-256 {corpus.digest}), "
         f"{recipe.steps:,} steps of {recipe.bytes_per_step:,} bytes in {'bfloat16' if bf16 else 'float32'}, from step {step:,}"
@@ -111,11 +114,12 @@ def _start(recipe: Recipe) -> tuple[GPT2, list[Optimizer]]:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                parameter.fill_("ln_" in name and name.endswith("weight"))
+                parameter.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
             else:
                 std = 0.02 / math.sqrt(2 * recipe.shape.n_layer) if "c_proj" in name else 0.02
                 parameter.normal_(0, std, generator=generator)
             (matrices if name.startswith("h.") and parameter.ndim == 2 else others).append(parameter)
+    # Muon scales its step for [out, in]; our matrices are [in, out], so the MLP's second learns faster than its first
     muon = Muon(matrices, lr=recipe.muon_rate, weight_decay=recipe.weight_decay)
     adam = AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
     for optimizer in (muon, adam):
@@ -155,10 +159,14 @@ def _resume(path: Path, recipe: Recipe, corpus: Corpus, model: GPT2, optimizers:
     """Load a checkpoint if there is one; return its step and the seconds that it took to get there."""
     if not path.exists():
         return 0, 0.0
-    state = torch.load(path)
+    try:
+        state = torch.load(path)
+        state["step"], state["spent_s"], state["model"], state["optimizers"]
+    except (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError):
+        raise CheckpointUnusable(f"{path} is damaged; delete it to train from the start") from None
     for what, ours in (("recipe", asdict(recipe)), ("corpus", corpus.digest)):
         if state[what] != ours:
-            raise CheckpointMismatch(f"{path} was made with another {what}; delete it to train from the start")
+            raise CheckpointUnusable(f"{path} was made with another {what}; delete it to train from the start")
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(saved)
@@ -175,6 +183,7 @@ def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
         "n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd, "n_ctx": shape.n_ctx,
         "n_positions": shape.n_ctx, "vocab_size": shape.vocab_size, "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "bos_token_id": 256, "eos_token_id": 256,
+        "trained_on": {"text": f"CPython {platform.python_version()}", "sha256": corpus.digest},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "held_out.txt").write_bytes(corpus.held_out)
@@ -182,24 +191,32 @@ def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.train", description="Train the demo model.")
-    here = Path(__file__).parent
-    parser.add_argument("--out", type=Path, default=here, metavar="FOLDER", help=f"where it is written (default: {here})")
-    folder = parser.parse_args().out
-    folder.mkdir(parents=True, exist_ok=True)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/demo"),
+        metavar="FOLDER",
+        help="what it writes and resumes from (default: %(default)s)",
+    )
+    folder: Path = parser.parse_args().out
     checkpoint = folder / "checkpoint.pt"
     torch.set_num_threads(physical_cores())
-    corpus = load_corpus()
     try:
-        model = train(Recipe(), corpus, checkpoint, lambda line: print(line, flush=True))
-    except CheckpointMismatch as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.with_suffix(".part").touch()  # a folder that cannot be written is an error now, not minutes later
+        corpus = load_corpus()
+        shipped = json.loads((DEMO / "config.json").read_text())["trained_on"]
+        if corpus.digest != shipped["sha256"]:
+            print(f"note: the shipped model learnt from {shipped['text']}; the text of this Python is another", file=sys.stderr)
+        export(train(Recipe(), corpus, checkpoint, lambda line: print(line, flush=True)), corpus, folder)
+        checkpoint.unlink()
+    except (CheckpointUnusable, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"stopped; run it again to go on from {checkpoint}", file=sys.stderr)
+        print("stopped; run it again to go on from the last line above", file=sys.stderr)
         return 130
-    export(model, corpus, folder)
-    checkpoint.unlink(missing_ok=True)
-    print(f"wrote {folder / 'model.safetensors'}; python -m demo.evaluate measures it")
+    print(f"wrote {folder}; python -m demo.evaluate {folder} measures it")
     return 0
 
 

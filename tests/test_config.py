@@ -92,7 +92,8 @@ def test_a_dotenv_that_is_no_text_is_a_sentence(tmp_path: Path) -> None:
 
 def test_the_smallest_of_target_limit_and_rows_flushes_a_window_and_a_warning_says_so() -> None:
     assert build("windowed", {"model": "fake"}, {}).warnings() == []
-    assert "text is noise" in build("dynamic", {"model": "demo"}, {}).warnings()[0]
+    assert "text is noise" in build("dynamic", {"model": "demo", "weights": "random"}, {}).warnings()[0]
+    assert build("dynamic", {"model": "demo"}, {}).warnings() == []
     config = build("windowed", {"model": "fake", "batch_size_target": 9, "batch_size_limit": 3}, {})
     assert config.effective_target == 3 and "batches form at 3" in config.warnings()[0]
     assert build("windowed", {"batch_size_target": 9, "max_batch_size": 5}, {}).effective_target == 5

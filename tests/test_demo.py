@@ -1,0 +1,228 @@
+"""The shipped demo model is what demo/README.md says, and the code that trained it can do it again."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import GPT2LMHeadModel
+
+import weights
+from config import build
+from demo import evaluate
+from demo import train as training
+from demo.corpus import Corpus, load_corpus
+from demo.evaluate import PROMPTS, bits_of_bytes, bits_per_byte, causal_logits, complete, share_of_words
+from demo.train import CheckpointUnusable, Recipe, _batch, _rate, train
+from model import GPT2, causal_attention, load_model
+from shapes import SHAPES, Shape, shape_of
+from weights import DEMO, WeightsUnavailable, locate
+
+PROMPT = "Return True if"
+GREEDY = "TO BE RECORDED"
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2:
+    config = build("dynamic", {"model": "demo"}, {})
+    return load_model(config.shape, locate(config), 0, torch.float32, "cpu")
+
+
+def stated_bits_per_byte() -> float:
+    found = re.search(r"\| demo, [\d.]+M parameters \| ([\d.]+) \|", (DEMO / "README.md").read_text())
+    assert found
+    return float(found[1])
+
+
+# ---- the shipped model
+
+
+def test_the_files_are_small_and_say_what_the_code_says() -> None:
+    path = DEMO / "model.safetensors"
+    assert path.stat().st_size <= 8_000_000
+    assert shape_of(str(DEMO)) == SHAPES["demo"]
+    assert SHAPES["demo"].parameters <= 3.9e6 and SHAPES["demo"].n_ctx == 1024
+    with safe_open(path, framework="pt") as file:
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F16"}  # noqa: SIM118
+
+
+def test_both_loaders_give_the_same_logits(model: GPT2) -> None:
+    reference = GPT2LMHeadModel.from_pretrained(DEMO, dtype=torch.float32).eval()
+    ids = torch.tensor(list((DEMO / "held_out.txt").read_bytes()[:1024]))
+    with torch.inference_mode():
+        expected = reference(ids[None]).logits[0]
+        found = model(ids, torch.arange(1024), causal_attention, torch.arange(1024))
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_a_greedy_completion_is_the_recorded_one(model: GPT2) -> None:
+    assert complete(model, [PROMPT], len(GREEDY), temperature=0) == [GREEDY]
+
+
+def test_bits_per_byte_are_as_stated_and_every_position_is_trained(model: GPT2) -> None:
+    text = (DEMO / "held_out.txt").read_bytes()
+    assert stated_bits_per_byte() <= 2.1
+    assert abs(bits_per_byte(model, text, 1024) - stated_bits_per_byte()) <= 0.05
+    bits, before = bits_of_bytes(model, text, 1024, stride=1024)
+    by_position = [bits[(before > low) & (before <= low + 128)].mean() for low in range(0, 1024, 128)]
+    assert max(by_position[1:]) < by_position[0]
+
+
+def test_at_temperature_0_8_most_words_are_words(model: GPT2) -> None:
+    known, n_words = share_of_words(complete(model, PROMPTS, 200, temperature=0.8))
+    assert n_words > 150 and known > 0.6
+    noise = load_model(SHAPES["demo"], None, 0, torch.float32, "cpu")
+    assert share_of_words(complete(noise, PROMPTS, 200, temperature=0.8))[0] < 0.2
+
+
+def test_without_its_file_the_error_names_the_ways_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(weights, "DEMO", tmp_path)
+    with pytest.raises(WeightsUnavailable, match="git checkout, or use --weights random"):
+        locate(build("dynamic", {"model": "demo"}, {}))
+
+
+# ---- the text
+
+
+def test_no_paragraph_is_in_both_parts_and_nothing_is_imported() -> None:
+    sysconfig.get_path("stdlib")  # imports a module of its own the first time
+    before = set(sys.modules)
+    corpus = load_corpus()
+    assert [name for name in set(sys.modules) - before if not name.startswith("encodings.")] == []  # codecs of sources
+    train_part, held_out = (
+        {" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", part.decode())}
+        for part in (corpus.train, corpus.held_out)
+    )
+    assert train_part.isdisjoint(held_out)
+    assert len(corpus.train) > 10 * len(corpus.held_out) > 100_000
+
+
+def test_copies_that_other_spacing_hides_are_found() -> None:
+    copy = "a run of so many characters is surely no coincidence, whoever wrote it"
+    corpus = Corpus(f"Said once: {copy}.".encode(), ("new " + copy.replace(" ", "\n   ") + " and new").encode())
+    found = bytes(byte for byte, copied in zip(corpus.held_out, corpus.copied_bytes()) if copied)
+    assert found.split() == copy.encode().split()
+
+
+# ---- measuring
+
+
+def test_sequences_side_by_side_give_the_logits_of_each_alone() -> None:
+    model = load_model(TINY, None, 0, torch.float32, "cpu")
+    ids = torch.randint(0, 257, (3, 40), generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor([0, 100, 248])[:, None] + torch.arange(40)
+    found = causal_logits(model, ids, positions).view(3, 40, -1)
+    for i in range(3):
+        expected = model(ids[i], positions[i], causal_attention, torch.arange(40))
+        assert (found[i] - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("stride", [144, 288])
+@pytest.mark.parametrize("length", [700, 577, 100, 2])
+def test_every_byte_but_the_first_counts_once(stride: int, length: int) -> None:
+    model = load_model(TINY, None, 0, torch.float32, "cpu")
+    text = TEXT[:length]
+    bits, before = bits_of_bytes(model, text, 288, stride)
+    assert len(bits) == len(before) == length - 1
+    if stride == 144 and length > 288:
+        assert before[288:].min() > 144
+    for i in {0, length // 3, 287, 288, 575, length - 2} & set(range(length - 1)):
+        n = int(before[i])
+        ids = torch.tensor(list(text[i + 1 - n : i + 1]))
+        logits = model(ids, torch.arange(n), causal_attention, torch.tensor([n - 1]))
+        assert abs(-logits[0].log_softmax(-1)[text[i + 1]] / math.log(2) - bits[i]) < 1e-4
+
+
+# ---- training
+
+TINY = Shape(n_layer=1, n_head=2, n_embd=16, n_ctx=288, vocab_size=257)
+SHORT = Recipe(shape=TINY, steps=12, bytes_per_step=576, phases=((0.5, 32), (1.0, 288)), warm_up=2, report=4)
+TEXT = b"A list is a sequence of objects. A tuple is a sequence that cannot be changed.\n" * 40
+CORPUS = Corpus(TEXT, TEXT[:400])
+
+
+def test_training_that_was_interrupted_arrives_at_the_same_weights(tmp_path: Path) -> None:
+    lines: list[str] = []
+    whole = train(SHORT, CORPUS, tmp_path / "whole.pt", lines.append)
+    found = [float(value) for line in lines for value in re.findall(r"held out ([\d.]+)", line)]
+    assert found[2] < found[1] < found[0] < 8  # bits: what a byte costs a model that knows nothing
+
+    def interrupt(line: str) -> None:
+        if line.startswith("step     4"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(SHORT, CORPUS, tmp_path / "parts.pt", interrupt)
+    lines.clear()
+    again = train(SHORT, CORPUS, tmp_path / "parts.pt", lines.append)
+    assert "from step 4" in lines[0]
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters()))
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    one_step, path = replace(SHORT, steps=1), tmp_path / "checkpoint.pt"
+    train(one_step, CORPUS, path, lambda line: None)
+    for recipe, corpus, what in (
+        (SHORT, CORPUS, "another recipe"),
+        (one_step, replace(CORPUS, train=TEXT + b"more"), "another corpus"),
+    ):
+        with pytest.raises(CheckpointUnusable, match=f"{what}; delete it"):
+            train(recipe, corpus, path, lambda line: None)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointUnusable, match="damaged; delete it"):
+        train(one_step, CORPUS, path, lambda line: None)
+
+
+def test_batches_train_every_position_in_every_phase() -> None:
+    text = torch.zeros(5000, dtype=torch.uint8)
+    recipe = Recipe()
+    for _, context in recipe.phases:
+        trained = {int(p) for step in range(300) for p in _batch(text, recipe, step, context)[1].unique()}
+        assert trained == set(range(1024))
+
+
+def test_the_rate_warms_up_and_falls_as_a_cosine() -> None:
+    recipe = Recipe()
+    rates = [_rate(step, recipe) for step in range(recipe.steps)]
+    assert rates[0] == pytest.approx(1 / recipe.warm_up)
+    assert rates.index(max(rates)) in range(recipe.warm_up - 5, recipe.warm_up) and max(rates) <= 1
+    assert rates[recipe.steps // 2] == pytest.approx((1 + recipe.last_rate) / 2)
+    assert rates[-1] == pytest.approx(recipe.last_rate, abs=1e-3)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, program: object, *arguments: Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
+    monkeypatch.setattr("torch.set_num_threads", lambda n: None)  # the other tests keep theirs
+    return program()  # type: ignore[operator]
+
+
+def test_what_training_writes_can_be_measured_and_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "Recipe", lambda: replace(SHORT, steps=2))
+    monkeypatch.setattr(training, "load_corpus", lambda: CORPUS)
+    monkeypatch.setattr(evaluate, "load_corpus", lambda: CORPUS)
+    monkeypatch.setattr(evaluate, "PROMPTS", ["A list"])
+    folder = tmp_path / "new" / "folder"
+    assert run(monkeypatch, training.main, Path("--out"), folder) == 0
+    assert "the text of this Python is another" in capsys.readouterr().err
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json", "held_out.txt"}
+    assert json.loads((folder / "config.json").read_text())["trained_on"]["sha256"] == CORPUS.digest
+    assert locate(build("dynamic", {"model": str(folder)}, {})) == folder / "model.safetensors"
+    assert run(monkeypatch, evaluate.main, folder) == 0
+    output = capsys.readouterr().out
+    assert all(f"| {name} | " in output for name in ("demo, 0.01M parameters", "xz -9e", "gzip -9"))
+    assert "without the 100% that are copied" in output and "predicted from 145 to 288 bytes" in output
+
+    monkeypatch.setattr(training, "Recipe", lambda: SHORT)
+    assert run(monkeypatch, training.main, Path("--out"), folder / "config.json") == 2
+    assert run(monkeypatch, evaluate.main, tmp_path) == 2
+    assert [line[:7] for line in capsys.readouterr().err.splitlines() if "Traceback" not in line].count("error: ") == 2
