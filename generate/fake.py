@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from inference import Iteration
 
-ITERATION_S = 1e-3
-ROW_S = 1e-4
+ITERATION_S = 1.5e-3
+ROW_S = 1.6e-4
 PREFILL_TOKEN_S = 2e-5
 LETTERS = b"etaoin shrdlu"
 

@@ -24,10 +24,16 @@ from demo.evaluate import PROMPTS, bits_of_bytes, bits_per_byte, causal_logits, 
 from demo.train import CheckpointUnusable, Recipe, _batch, _rate, train
 from model import GPT2, causal_attention, load_model
 from shapes import SHAPES, Shape, shape_of
+from tests.servers import ROOT
 from weights import DEMO, WeightsUnavailable, locate
 
-PROMPT = "Return True if"
-GREEDY = "TO BE RECORDED"
+PROMPT = "The following example"
+# no choice in it is closer than 0.08 between the two largest logits
+GREEDY = """s are allowed by the
+constructor.  The following examples are allowed by the constructor.
+
+
+Return the constructor."""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +71,15 @@ def test_both_loaders_give_the_same_logits(model: GPT2) -> None:
 
 def test_a_greedy_completion_is_the_recorded_one(model: GPT2) -> None:
     assert complete(model, [PROMPT], len(GREEDY), temperature=0) == [GREEDY]
+
+
+def test_the_completion_in_the_readme_is_what_it_writes(model: GPT2) -> None:
+    text = (ROOT / "README.md").read_text()
+    [body] = re.findall(r"curl localhost:8500/inference -d '(.*)'", text)
+    asked = json.loads(body)
+    found = complete(model, [asked["prompt"]] * (asked["seed"] + 1), asked["num_tokens"], asked["temperature"])[-1]
+    shown = "".join(re.findall(r"^> ?(.*\n)", text, re.MULTILINE))
+    assert shown.split() == (asked["prompt"] + found).split()
 
 
 def test_bits_per_byte_are_as_stated_and_every_position_is_trained(model: GPT2) -> None:
