@@ -190,7 +190,7 @@ def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
 
 
 def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http() -> None:
-    requests = PromptData(seed=1).requests(24, "burst")
+    requests = PromptData("uniform:1:80", seed=1).requests(24, "burst")
     texts: dict[str, list[str]] = {}
     for mode, settings in (
         ("nobatch", {}),
