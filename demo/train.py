@@ -203,15 +203,18 @@ def main() -> int:
     torch.set_num_threads(physical_cores())
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.with_suffix(".part").touch()  # a folder that cannot be written is an error now, not minutes later
+        (folder / "held_out.txt").touch()  # a folder that cannot be written is an error now, not minutes later
         corpus = load_corpus()
         shipped = json.loads((DEMO / "config.json").read_text())["trained_on"]
         if corpus.digest != shipped["sha256"]:
             print(f"note: the shipped model learnt from {shipped['text']}; the text of this Python is another", file=sys.stderr)
         export(train(Recipe(), corpus, checkpoint, lambda line: print(line, flush=True)), corpus, folder)
         checkpoint.unlink()
-    except (CheckpointUnusable, OSError) as error:
+    except CheckpointUnusable as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: cannot write to {folder} ({error}); choose another --out", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; run it again to go on from the last line above", file=sys.stderr)

@@ -240,4 +240,6 @@ def test_what_training_writes_can_be_measured_and_served(
     monkeypatch.setattr(training, "Recipe", lambda: SHORT)
     assert run(monkeypatch, training.main, Path("--out"), folder / "config.json") == 2
     assert run(monkeypatch, evaluate.main, tmp_path) == 2
-    assert [line[:7] for line in capsys.readouterr().err.splitlines() if "Traceback" not in line].count("error: ") == 2
+    trained, measured = capsys.readouterr().err.splitlines()
+    assert trained.startswith("error: cannot write to ") and trained.endswith("choose another --out")
+    assert measured.startswith("error: folder ") and "no config.json" in measured
