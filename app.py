@@ -21,11 +21,11 @@ from flask import Flask, Response, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from batching import BatchingManager, Inference, Sampling, Scheduler
+from batching import BatchingManager, Inference, Sampling
 from config import HANDOFF, Config, ConfigError, parse
 from errors import GenerationFailed, InvalidRequest, Overloaded, ServingError
 from generate import load_generator
-from policies import Dynamic, NoBatching, Policy, Static, Windowed
+from serving import create_manager
 from stats import DEFINITIONS, ServerStats, times_of
 from tokenizer import LONGEST_TOKEN, TokenizerUnavailable, load_tokenizer
 from watcher import Watcher
@@ -81,39 +81,6 @@ class InferenceRequest(BaseModel):
         return self
 
 
-def policy_of(config: Config) -> Policy:
-    match config.mode:
-        case "nobatch":
-            return NoBatching()
-        case "static":
-            return Static(config.compact_batches)
-        case "windowed":
-            delay_s = config.max_batch_delay_ms / 1e3
-            return Windowed(delay_s, config.effective_target, config.batch_size_limit, config.compact_batches)
-        case "dynamic":
-            return Dynamic()
-
-
-def create_manager(config: Config, stats: ServerStats, n_vocab: int, path: Path | None, **extra: Any) -> BatchingManager:
-    """Start the handler thread of a server; the model is loaded in it. `extra` goes to BatchingManager."""
-    scheduler = Scheduler(
-        policy_of(config),
-        max_batch_size=config.max_batch_size,
-        token_budget=config.token_budget,
-        n_blocks=config.n_blocks,
-        block_size=config.block_size,
-        max_in_flight=config.max_in_flight,
-        group_limit=config.group_limit,
-    )
-    return BatchingManager(
-        scheduler,
-        lambda: load_generator(config, path, n_vocab),
-        observers=[stats],
-        loop_interval_s=config.loop_interval_ms / 1e3,
-        **extra,
-    )
-
-
 def create_app(config: Config, manager: BatchingManager | None = None, stats: ServerStats | None = None) -> Flask:
     """Return the app of a server. Without a manager it starts its own, which `app.extensions["manager"]` holds.
 
@@ -123,7 +90,9 @@ def create_app(config: Config, manager: BatchingManager | None = None, stats: Se
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1  # where Flask stops reading a body without a Content-Length
     tokenizer = load_tokenizer(config.tokenizer)
     stats = stats or ServerStats(config.max_batch_size)
-    manager = manager or create_manager(config, stats, tokenizer.n_vocab, locate(config))
+    if manager is None:
+        path = locate(config)
+        manager = create_manager(config, lambda: load_generator(config, path, tokenizer.n_vocab), [stats])
     app.extensions["manager"] = manager
     seeds, watcher = _Seeds(config.seed), Watcher(manager)
 
@@ -297,7 +266,8 @@ def serve() -> Flask:
         log.error("the model could not be loaded: %s", error, exc_info=not isinstance(error, WeightsUnavailable))
         os._exit(3)  # gunicorn's code for a worker that cannot boot: it stops instead of trying again
 
-    manager = create_manager(config, stats, tokenizer.n_vocab, locate(config), on_load_failure=give_up)
+    path = locate(config)
+    manager = create_manager(config, lambda: load_generator(config, path, tokenizer.n_vocab), [stats], on_load_failure=give_up)
     threading.Thread(target=_announce, args=(config, manager), daemon=True).start()
     return create_app(config, manager, stats)
 

@@ -20,6 +20,7 @@ import psutil
 from dotenv import dotenv_values
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+import kernels
 from shapes import DTYPE_BYTES, SHAPES, Shape, shape_of
 
 Mode = Literal["nobatch", "static", "windowed", "dynamic"]
@@ -32,7 +33,7 @@ ONLY_IN = {
 }
 VOCABULARIES = {"r50k_base": 50257, "bytes": 257}
 DOTENV = Path(__file__).with_name(".env")
-AUTO = ("model", "tokenizer", "device", "dtype", "threads")  # settings of which `auto` is a value
+AUTO = ("model", "tokenizer", "device", "dtype", "threads", "attention", "linear")  # settings of which `auto` is a value
 HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # how the launcher gives the resolved Config to gunicorn's worker
 
 
@@ -61,10 +62,19 @@ class Config(BaseModel):
     )
     device: Literal["cpu", "cuda"] = _setting("cpu", "cpu or cuda", "auto: cuda if there is a GPU")
     dtype: Literal["float32", "bfloat16"] = _setting(
-        "float32", "float32 or bfloat16", "auto: float32 on a CPU, bfloat16 on a GPU"
+        "float32", "float32 or bfloat16", "auto: bfloat16 where the processor computes it natively, float32 for demo"
     )
     threads: int = _setting(1, "torch threads", "auto: physical cores, 1 for demo", ge=1)
     generator: Literal["cached", "naive"] = _setting("cached", "cached, or naive: recompute everything, no KV cache")
+    attention: Literal["kernel", "plain"] = _setting(
+        "plain",
+        "kernel (our C++, one call for all rows) or plain (PyTorch's, a call a row)",
+        "auto: kernel on a CPU with a C++ compiler",
+    )
+    linear: Literal["kernel", "onednn", "plain"] = _setting(
+        "plain", "linear layers: kernel (our C++) or onednn, weights packed once, or plain (PyTorch's)",
+        "auto: kernel on a CPU, onednn where it computes bfloat16 natively",
+    )  # fmt: skip
     max_batch_size: int = _setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU", ge=1)
     max_waiting: int = _setting(1024, "requests that may wait beside max_batch_size running ones; beyond it 429", ge=0)
     max_model_len: int = _setting(1024, "prompt + completion tokens of a request at most", ge=2)
@@ -97,6 +107,11 @@ class Config(BaseModel):
             raise ValueError(
                 f"max_model_len {self.max_model_len} is beyond the {shape.n_ctx} positions of {self.model}; lower it"
             )
+        for name in ("attention", "linear"):
+            if (value := getattr(self, name)) != "plain" and self.device != "cpu":
+                raise ValueError(f"{name} {value} runs on a CPU alone; use {flag(name)} plain, or --device cpu")
+        if self.attention == "kernel" and shape.head_size > kernels.LARGEST_HEAD:
+            raise ValueError(f"attention kernel takes heads of at most {kernels.LARGEST_HEAD}; use --attention plain")
         vocabulary = VOCABULARIES[self.tokenizer]
         if vocabulary > shape.vocab_size:
             raise ValueError(
@@ -178,6 +193,9 @@ class Config(BaseModel):
         found = []
         if self.weights == "random" and self.model != "fake":
             found.append("the weights are random, so the text is noise; speed does not depend on them")
+        cached_on_cpu = self.device == "cpu" and self.model != "fake" and self.generator == "cached"
+        if cached_on_cpu and self.attention == "plain" and (reason := kernels.why_unavailable()):
+            found.append(f"attention and sampling run on PyTorch's own operations, a call a row, which is slower: {reason}")
         if self.mode == "windowed" and self.effective_target != self.batch_size_target:
             found.append(
                 f"batch_size_target {self.batch_size_target} can never be reached with batch_size_limit "
@@ -201,7 +219,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     shape = shape_of(model)
     defaults = {
         "device": device,
-        "dtype": "bfloat16" if gpu else "float32",
+        "dtype": "bfloat16" if gpu or (model not in ("demo", "fake") and native_bfloat16()) else "float32",
         "weights": "random" if model == "fake" else "pretrained",
         "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
         # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and the
@@ -212,6 +230,11 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         "token_budget": 2048 if gpu else 256,
     }
     resolved = defaults | given | {"model": model}
+    if not gpu and model != "fake" and resolved.get("generator") != "naive":
+        compiled = not kernels.why_unavailable()
+        onednn = not compiled or (resolved["dtype"] == "bfloat16" and native_bfloat16())
+        resolved.setdefault("attention", "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain")
+        resolved.setdefault("linear", "onednn" if onednn else "kernel")
     if gpu and resolved["dtype"] in DTYPE_BYTES:
         free = 0.9 * (gpu_memory - shape.weight_bytes(resolved["dtype"]))
         resolved.setdefault("kv_cache_gb", round(free / 1e9, 3))
@@ -227,6 +250,16 @@ def physical_cores() -> int:
     """Physical cores that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(psutil.cpu_count(logical=False) or usable, usable))
+
+
+def native_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 natively (AMX, AVX512-BF16, Arm's BF16); elsewhere float32 is faster."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    flags = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
+    return not flags.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
 
 
 def _gpu_memory() -> int:

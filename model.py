@@ -7,7 +7,7 @@ Linear layers run over the tokens of all rows at once; only attention is told wh
 whom (selective batching; Orca, OSDI 2022, section 3.2). It is handed in as a function, so that the oracle
 and the engine share every other line:
 
-    attend(layer, q, k, v) -> y        q, k, v, y: [T, H, D]
+    attend(layer, qkv) -> y        qkv: [T, 3, H, D], y: [T, H, D]
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ from torch.nn import functional as F
 from shapes import Shape
 from weights import check
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[int, Tensor], Tensor]
 
 
 class Linear(nn.Module):
-    """x W + b with W as [in, out], the order of GPT-2's checkpoints.
-
-    addmm on this order beats nn.Linear's [out, in] from 8 rows up on the CPUs measured (1.3 to 4 times at 16
-    to 32 rows), and needs no transposition when loading.
-    """
+    """x W + b with W as [in, out], the order of GPT-2's checkpoints."""
 
     def __init__(self, n_in: int, n_out: int):
         super().__init__()
@@ -47,22 +43,23 @@ class SelfAttention(nn.Module):
     def __init__(self, shape: Shape, layer: int):
         super().__init__()
         self.layer, self.n_head = layer, shape.n_head
-        self.c_attn = Linear(shape.n_embd, 3 * shape.n_embd)
-        self.c_proj = Linear(shape.n_embd, shape.n_embd)
+        self.c_attn: nn.Module = Linear(shape.n_embd, 3 * shape.n_embd)
+        self.c_proj: nn.Module = Linear(shape.n_embd, shape.n_embd)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        q, k, v = self.c_attn(x).view(x.shape[0], 3, self.n_head, -1).unbind(1)  # 3 × [T, H, D]
-        return self.c_proj(attend(self.layer, q, k, v).reshape(x.shape))  # [T, E]
+        qkv = self.c_attn(x).view(x.shape[0], 3, self.n_head, -1)  # [T, 3, H, D]
+        return self.c_proj(attend(self.layer, qkv).reshape(x.shape))  # [T, E]
 
 
 class MLP(nn.Module):
     def __init__(self, shape: Shape):
         super().__init__()
-        self.c_fc = Linear(shape.n_embd, 4 * shape.n_embd)
-        self.c_proj = Linear(4 * shape.n_embd, shape.n_embd)
+        self.c_fc: nn.Module = Linear(shape.n_embd, 4 * shape.n_embd)
+        self.gelu: nn.Module = nn.GELU(approximate="tanh")
+        self.c_proj: nn.Module = Linear(4 * shape.n_embd, shape.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))  # [T, E]
+        return self.c_proj(self.gelu(self.c_fc(x)))  # [T, E]
 
 
 class Block(nn.Module):
@@ -86,22 +83,24 @@ class GPT2(nn.Module):
         self.wpe = nn.Embedding.from_pretrained(torch.empty(shape.n_ctx, shape.n_embd))
         self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
         self.ln_f = nn.LayerNorm(shape.n_embd)
+        self.lm_head: nn.Module | None = None  # a packed copy of wte (generate/linear.py), else wte itself
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, sample: Tensor) -> Tensor:
         """Return the logits that follow the tokens at the indices `sample`.
 
         ids, positions: int64 [T]; sample: int64 [N], indices into T. Returns [N, V] in the weights' dtype.
-        The LM head, whose weight is wte's, is computed for those N tokens alone.
+        The LM head is computed for those N tokens alone.
         """
         x = self.wte(ids) + self.wpe(positions)  # [T, E]
         for block in self.h:
             x = block(x, attend)
-        return F.linear(self.ln_f(x[sample]), self.wte.weight)  # [N, V]
+        x = self.ln_f(x[sample])  # [N, E]
+        return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)  # [N, V]
 
 
-def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention inside one sequence, without a cache: the plain path. [T, H, D] in and out."""
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, T, D]
+def causal_attention(layer: int, qkv: Tensor) -> Tensor:
+    """Attention inside one sequence, without a cache: the oracle's. [T, 3, H, D] to [T, H, D]."""
+    q, k, v = qkv.transpose(0, 2)[None].unbind(2)  # 3 × [1, H, T, D]
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
 
 
@@ -109,14 +108,14 @@ class KVCache:
     """Keys and values of all rows: a pool of blocks of `block_size` slots, a slot for each token.
 
     Which block is whose is the scheduler's; here is where they lie: keys and values of a layer are
-    [2, 1, H, S, D], so that a row whose blocks are consecutive is read as one slice. Memory is touched when
-    it is written, not before.
+    [2, 1, H, S, D], so that a row whose blocks are consecutive is read as one slice, and each head of any row
+    block by block. Memory is touched when it is written, not before.
     """
 
     def __init__(self, shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtype, device: str):
         size = (shape.n_layer, 2, 1, shape.n_head, n_blocks * block_size, shape.n_embd // shape.n_head)
         self.block_size = block_size
-        self._layers = torch.empty(size, dtype=dtype, device=device).unbind(0)
+        self.layers = torch.empty(size, dtype=dtype, device=device).unbind(0)
 
     def slots(self, blocks: list[int], start: int, end: int) -> list[int]:
         """The slots of tokens start … end − 1 of a row that owns `blocks`."""
@@ -125,13 +124,13 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k, v: [N, H, D] at `slots`: int64 [N]."""
-        keys, values = self._layers[layer].unbind(0)  # 2 × [1, H, S, D]
+        keys, values = self.layers[layer].unbind(0)  # 2 × [1, H, S, D]
         keys[0].index_copy_(1, slots, k.transpose(0, 1))
         values[0].index_copy_(1, slots, v.transpose(0, 1))
 
     def read(self, layer: int, live: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values at `live`, a slice (a view) or int64 [L] (a copy): 2 × [1, H, L, D]."""
-        keys, values = self._layers[layer][:, :, :, live].unbind(0)
+        keys, values = self.layers[layer][:, :, :, live].unbind(0)
         return keys, values
 
 

@@ -35,6 +35,10 @@ class Shape:
         block = 12 * e * e + 13 * e  # attention 4e² + 4e, MLP 8e² + 5e, two layer norms 4e
         return self.n_layer * block + (self.vocab_size + self.n_ctx + 2) * e
 
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head
+
     def kv_bytes_per_token(self, dtype: str) -> int:
         return 2 * self.n_layer * self.n_embd * DTYPE_BYTES[dtype]
 

@@ -24,9 +24,11 @@ from torch.nn import functional as F
 
 from config import ConfigError, build, physical_cores
 from demo.corpus import load_corpus
+from generate.attention import PlainAttention
 from generate.cached import CachedGenerator
+from generate.sampling import sample
 from inference import Inference, Sampling
-from model import GPT2, load_model
+from model import GPT2, KVCache, load_model
 from policies import Dynamic
 from scheduler import Scheduler
 from tokenizer import load_tokenizer
@@ -48,8 +50,8 @@ def causal_logits(model: GPT2, ids: Tensor, positions: Tensor) -> Tensor:
     """Return the logits after every token of equally long sequences. ids, positions: int64 [B, T] -> [B × T, V]."""
     b, t = ids.shape
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.view(b, t, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))  # [B, H, T, D]
+    def attend(layer: int, qkv: Tensor) -> Tensor:
+        q, k, v = qkv.view(b, t, *qkv.shape[1:]).transpose(1, 3).unbind(2)  # 3 × [B, H, T, D]
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(0, 1)
 
     return model(ids.flatten(), positions.flatten(), attend, torch.arange(b * t))
@@ -88,7 +90,8 @@ def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: 
     ]
     rows, n = len(prompts), model.shape.n_ctx  # a block for each row
     scheduler = Scheduler(Dynamic(), max_batch_size=rows, token_budget=n, n_blocks=rows, block_size=n, max_in_flight=rows)
-    generator = CachedGenerator(model, tokenizer.n_vocab, rows, n)
+    cache = KVCache(model.shape, rows, n, torch.float32, "cpu")
+    generator = CachedGenerator(model, tokenizer.n_vocab, PlainAttention(cache), sample)
     scheduler.enqueue(inferences, now=0.0)
     while scheduler.has_work:
         iteration, _ = scheduler.schedule(now=0.0)

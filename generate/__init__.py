@@ -28,8 +28,18 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
         from generate.naive import NaiveGenerator
 
         return NaiveGenerator(model, n_vocab)
+    from generate.attention import KernelAttention, PlainAttention
     from generate.cached import CachedGenerator
+    from generate.linear import KernelLinear, OneDNNLinear, pack
+    from generate.sampling import sample, sample_on_cpu
+    from model import KVCache
 
-    generator = CachedGenerator(model, n_vocab, config.n_blocks, config.block_size)
-    generator.warm_up(config.max_batch_size, min(config.token_budget, config.max_model_len - 1))
+    if config.linear != "plain":
+        pack(model, KernelLinear if config.linear == "kernel" else OneDNNLinear)
+    cache = KVCache(config.shape, config.n_blocks, config.block_size, model.wte.weight.dtype, config.device)
+    if config.attention == "kernel":
+        generator = CachedGenerator(model, n_vocab, KernelAttention(cache), sample_on_cpu)
+    else:
+        generator = CachedGenerator(model, n_vocab, PlainAttention(cache), sample)
+    generator.warm_up(config.max_batch_size, min(config.token_budget, config.max_model_len - 1), config.block_size)
     return generator

@@ -5,19 +5,22 @@ Rounding may decide a near-tie either way, so the oracle also checks that every 
 
 from __future__ import annotations
 
+import copy
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
+from generate.attention import Attention, KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
+from generate.linear import KernelLinear, OneDNNLinear, pack
 from generate.naive import NaiveGenerator
-from generate.sampling import _restrict, sample, uniform
+from generate.sampling import Sample, _restrict, sample, sample_on_cpu, uniform
 from inference import Generator, Inference, Iteration, Row, Sampling
-from model import GPT2, load_model
+from model import GPT2, KVCache, load_model
 from policies import Dynamic, NoBatching, Policy, Static, Windowed
 from shapes import Shape
 from tests.virtual import make_scheduler
@@ -32,6 +35,28 @@ POLICIES: list[Policy] = [NoBatching(), Static(), Static(compact=True), Windowed
 def model() -> GPT2:
     model = load_model(SHAPE, None, seed=3, dtype=torch.float32, device="cpu")
     return enliven(model)
+
+
+Linears = type[KernelLinear] | type[OneDNNLinear] | None
+PATHS: dict[str, tuple[Callable[[KVCache], Attention], Sample, Linears]] = {
+    "plain": (PlainAttention, sample, None),
+    "kernels": (KernelAttention, sample_on_cpu, KernelLinear),
+    "kernels and onednn": (KernelAttention, sample_on_cpu, OneDNNLinear),
+}
+
+
+def engine(model: GPT2, n_blocks: int, block_size: int, path: str = "kernels") -> CachedGenerator:
+    attention, sampler, linear = PATHS[path]
+    if linear is not None:
+        model = copy.deepcopy(model)
+        pack(model, linear)
+    cache = KVCache(model.shape, n_blocks, block_size, model.wte.weight.dtype, "cpu")
+    return CachedGenerator(model, N_VOCAB, attention(cache), sampler)
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def enliven(model: GPT2) -> GPT2:
@@ -100,12 +125,12 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_every_mode_and_both_generators_give_the_oracles_tokens(model: GPT2, sampling: Sampling) -> None:
+def test_every_mode_and_both_generators_give_the_oracles_tokens(model: GPT2, sampling: Sampling, path: str) -> None:
     expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, sampling))
     assert len({token for tokens in expected for token in tokens}) > 20, "a model that repeats itself proves little"
     assert max(token for tokens in expected for token in tokens) < N_VOCAB
     for policy in POLICIES:
-        cached = CachedGenerator(model, N_VOCAB, n_blocks=80, block_size=4)
+        cached = engine(model, 80, 4, path)
         assert serve(policy, cached, workload(14, sampling)) == expected
     assert serve(Dynamic(), NaiveGenerator(model, N_VOCAB), workload(14, sampling)) == expected
 
@@ -115,28 +140,28 @@ def test_every_mode_and_both_generators_give_the_oracles_tokens(model: GPT2, sam
     [(1, 400, 24), (4, 80, 1), (16, 20, 7), (64, 5, 1000), (1024, 5, 24), (4, 17, 24)],
     ids=["1-token blocks", "1-token chunks", "chunks across blocks", "one block a row", "Orca's slots", "a tight pool"],
 )
-def test_neither_blocks_nor_chunks_change_a_token(model: GPT2, block_size: int, n_blocks: int, budget: int) -> None:
+def test_neither_blocks_nor_chunks_change_a_token(model: GPT2, block_size: int, n_blocks: int, budget: int, path: str) -> None:
     expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, Sampling()))
-    cached = CachedGenerator(model, N_VOCAB, n_blocks, block_size)
+    cached = engine(model, n_blocks, block_size, path)
     limits = {"block_size": block_size, "n_blocks": n_blocks, "token_budget": budget}
     assert serve(Dynamic(), cached, workload(14, Sampling()), **limits) == expected
 
 
-def test_scattered_blocks_give_the_same_logits_as_consecutive_ones(model: GPT2) -> None:
+def test_scattered_blocks_give_the_same_logits_as_consecutive_ones(model: GPT2, path: str) -> None:
     inference = Inference(list(range(40)), 5)
-    together = CachedGenerator(model, N_VOCAB, n_blocks=40, block_size=4)
-    apart = CachedGenerator(model, N_VOCAB, n_blocks=40, block_size=4)
+    together = engine(model, 40, 4, path)
+    apart = engine(model, 40, 4, path)
     for start, n in ((0, 17), (17, 22), (39, 1)):
         one = together.logits([Row(inference, start, n, list(range(10)), samples=True, idle=False)])
         other = apart.logits([Row(inference, start, n, list(range(1, 31, 3)), samples=True, idle=False)])
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_a_freed_block_leaves_no_trace_of_its_former_owner(model: GPT2) -> None:
+def test_a_freed_block_leaves_no_trace_of_its_former_owner(model: GPT2, path: str) -> None:
     first, second = workload(2, Sampling())
     second.prompt_ids, second.num_tokens = second.prompt_ids[:3], 4
-    fresh = serve(NoBatching(), CachedGenerator(model, N_VOCAB, 20, 4), [replace_(second)])
-    used = CachedGenerator(model, N_VOCAB, 20, 4)
+    fresh = serve(NoBatching(), engine(model, 20, 4, path), [replace_(second)])
+    used = engine(model, 20, 4, path)
     assert serve(NoBatching(), used, [first, replace_(second)])[1:] == fresh
 
 
@@ -144,17 +169,17 @@ def replace_(inference: Inference) -> Inference:
     return Inference(inference.prompt_ids, inference.num_tokens, inference.sampling)
 
 
-def test_the_whole_context_of_1024_tokens_is_usable(model: GPT2) -> None:
+def test_the_whole_context_of_1024_tokens_is_usable(model: GPT2, path: str) -> None:
     rng = random.Random(1)
     prompt = [rng.randrange(N_VOCAB) for _ in range(1020)]
     expected = serve(NoBatching(), Oracle(model, N_VOCAB), [Inference(prompt, 4)], n_blocks=64, block_size=16)
-    cached = CachedGenerator(model, N_VOCAB, n_blocks=64, block_size=16)
+    cached = engine(model, 64, 16, path)
     assert serve(Dynamic(), cached, [Inference(prompt, 4)], n_blocks=64, block_size=16, token_budget=256) == expected
 
 
-def test_an_idle_row_without_blocks_is_computed_and_writes_nothing(model: GPT2) -> None:
+def test_an_idle_row_without_blocks_is_computed_and_writes_nothing(model: GPT2, path: str) -> None:
     live, gone = Inference([5, 6, 7], 2), Inference([8], 1, tokens=[9])
-    generator = CachedGenerator(model, N_VOCAB, n_blocks=2, block_size=4)
+    generator = engine(model, 2, 4, path)
     alone = generator.logits([Row(live, 0, 3, [0], samples=True, idle=False)])
     beside = generator.logits(
         [Row(gone, 0, 1, [], samples=True, idle=True), Row(live, 0, 3, [0], samples=True, idle=False)]
@@ -162,46 +187,62 @@ def test_an_idle_row_without_blocks_is_computed_and_writes_nothing(model: GPT2) 
     assert torch.allclose(alone[0], beside[1], atol=1e-5) and beside.isfinite().all()
 
 
-def test_warm_up_leaves_a_usable_engine(model: GPT2) -> None:
+def test_warm_up_leaves_a_usable_engine(model: GPT2, path: str) -> None:
     expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(4, Sampling()))
-    cached = CachedGenerator(model, N_VOCAB, n_blocks=80, block_size=4)
-    cached.warm_up(max_batch_size=5, prompt_tokens=24)
+    cached = engine(model, 80, 4, path)
+    cached.warm_up(max_batch_size=5, prompt_tokens=24, block_size=4)
     assert serve(Dynamic(), cached, workload(4, Sampling())) == expected
 
 
-def test_bfloat16_logits_are_near_float32s(model: GPT2) -> None:
+def test_bfloat16_logits_are_near_float32s(model: GPT2, path: str) -> None:
     # bfloat16 keeps 8 bits: logits of size ~20 differ by some tenths
     low = load_model(SHAPE, None, seed=3, dtype=torch.bfloat16, device="cpu")
     low.load_state_dict(model.state_dict())
     row = Row(Inference(list(range(30)), 1), 0, 30, list(range(8)), samples=True, idle=False)
-    expected = CachedGenerator(model, N_VOCAB, 8, 4).logits([row])
-    found = CachedGenerator(low, N_VOCAB, 8, 4).logits([row]).float()
+    expected = engine(model, 8, 4, path).logits([row])
+    found = engine(low, 8, 4, path).logits([row]).float()
     assert (found - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 # ---- sampling alone
 
 
-def test_a_draw_does_not_depend_on_the_neighbours_in_the_batch() -> None:
+@pytest.fixture(params=[sample, sample_on_cpu])
+def sampler(request: pytest.FixtureRequest) -> Sample:
+    function: Sample = request.param
+    return function
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1.0, 6.0], ids=["flat", "peaked"])
+def test_both_samplers_draw_the_same_ids(dtype: torch.dtype, size: float) -> None:
+    rng = random.Random(0)
+    logits = (torch.randn(300, 5100, generator=torch.Generator().manual_seed(0)) * size).to(dtype)
+    choices = [(t, k, p) for t in (0.0, 0.3, 1.0, 2.5) for k in (None, 1, 7, 5000, 99999) for p in (None, 1e-9, 0.5, 0.95, 1.0)]
+    draws = [(Sampling(*rng.choice(choices), seed=i), i) for i in range(300)]
+    assert sample_on_cpu(logits, draws, 5000) == sample(logits, draws, 5000)
+
+
+def test_a_draw_does_not_depend_on_the_neighbours_in_the_batch(sampler: Sample) -> None:
     logits = torch.randn(64, 50257, generator=torch.Generator().manual_seed(0)) * 3
     draws = [(Sampling(temperature=1.0, seed=i), i) for i in range(64)]
-    together = sample(logits, draws, 50257)
-    assert together == [sample(logits[i : i + 1], draws[i : i + 1], 50257)[0] for i in range(64)]
+    together = sampler(logits, draws, 50257)
+    assert together == [sampler(logits[i : i + 1], draws[i : i + 1], 50257)[0] for i in range(64)]
     order = list(range(63, -1, -1))
-    assert sample(logits[order], [draws[i] for i in order], 50257) == [together[i] for i in order]
+    assert sampler(logits[order], [draws[i] for i in order], 50257) == [together[i] for i in order]
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_draws_follow_the_distribution(sampler: Sample) -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0]).repeat(20_000, 1)
-    ids = sample(logits, [(Sampling(temperature=0.5, seed=i), 0) for i in range(20_000)], 4)
+    ids = sampler(logits, [(Sampling(temperature=0.5, seed=i), 0) for i in range(20_000)], 4)
     expected = (torch.tensor([0.0, 1.0, 2.0, -1.0]) / 0.5).softmax(-1)
     found = torch.bincount(torch.tensor(ids), minlength=4) / 20_000
     assert (found - expected).abs().max() < 0.015  # over four standard errors
 
 
-def test_temperature_0_is_greedy_and_takes_the_lowest_of_equals() -> None:
+def test_temperature_0_is_greedy_and_takes_the_lowest_of_equals(sampler: Sample) -> None:
     logits = torch.tensor([[1.0, 5.0, 5.0, 9.0]])
-    assert sample(logits, [(Sampling(temperature=0), 0)], 3) == [1]
+    assert sampler(logits, [(Sampling(temperature=0), 0)], 3) == [1]
 
 
 def test_top_k_and_top_p_keep_the_fewest_that_suffice() -> None:
@@ -216,24 +257,24 @@ def test_top_k_and_top_p_keep_the_fewest_that_suffice() -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1e-46), Sampling(temperature=1e-6), Sampling(temperature=1e6)])
-def test_extreme_temperatures_draw_ids_and_tiny_ones_the_largest(sampling: Sampling) -> None:
+def test_extreme_temperatures_draw_ids_and_tiny_ones_the_largest(sampler: Sample, sampling: Sampling) -> None:
     logits = torch.randn(50, 257, generator=torch.Generator().manual_seed(0)) * 30
-    ids = sample(logits, [(replace(sampling, seed=i), 0) for i in range(50)], 257)
+    ids = sampler(logits, [(replace(sampling, seed=i), 0) for i in range(50)], 257)
     assert all(0 <= id_ < 257 for id_ in ids)
     assert sampling.temperature > 1 or ids == logits.argmax(-1).tolist()
 
 
-def test_a_top_p_of_almost_one_keeps_every_row_valid() -> None:
+def test_a_top_p_of_almost_one_keeps_every_row_valid(sampler: Sample) -> None:
     logits = torch.randn(200, 257, generator=torch.Generator().manual_seed(0))
-    ids = sample(logits, [(Sampling(temperature=1.0, top_p=0.9999999999999999, seed=i), 0) for i in range(200)], 257)
+    ids = sampler(logits, [(Sampling(temperature=1.0, top_p=0.9999999999999999, seed=i), 0) for i in range(200)], 257)
     assert all(0 <= id_ < 257 for id_ in ids)
 
 
-def test_only_ids_that_the_tokenizer_can_decode_are_drawn() -> None:
+def test_only_ids_that_the_tokenizer_can_decode_are_drawn(sampler: Sample) -> None:
     logits = torch.full((200, 300), -1e9)
     logits[:, 257:] = 50.0
     logits[:, 3] = 0.0
-    assert set(sample(logits, [(Sampling(temperature=1.0, seed=i), 0) for i in range(200)], 257)) == {3}
+    assert set(sampler(logits, [(Sampling(temperature=1.0, seed=i), 0) for i in range(200)], 257)) == {3}
 
 
 def test_uniform_depends_on_seed_and_index_alone_and_stays_below_one() -> None:

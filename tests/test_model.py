@@ -12,9 +12,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 import weights
 from config import ConfigError, build
+from generate.attention import KernelAttention
 from generate.cached import CachedGenerator
+from generate.sampling import sample_on_cpu
 from inference import Inference, Row
-from model import causal_attention, load_model
+from model import KVCache, causal_attention, load_model
 from shapes import SHAPES, shape_of
 from weights import WeightsUnavailable, check, expected_tensors, locate
 
@@ -51,7 +53,8 @@ def test_logits_equal_hugging_faces(checkpoints: dict[str, Path], name: str) -> 
         found = model(ids, torch.arange(50), causal_attention, torch.arange(50))
         assert (found - expected).abs().max() < 1e-4
         row = Row(Inference(ids.tolist(), 1), 0, 50, list(range(4)), samples=True, idle=False)
-        cached = CachedGenerator(model, 257, n_blocks=4, block_size=16).logits([row])
+        cache = KVCache(config.shape, 4, 16, torch.float32, "cpu")
+        cached = CachedGenerator(model, 257, KernelAttention(cache), sample_on_cpu).logits([row])
         assert (cached[0] - expected[-1]).abs().max() < 1e-4
 
 

@@ -1,0 +1,62 @@
+"""Where an iteration's time goes: timers around the scheduler's and the engine's parts, put there from outside."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from generate.cached import CachedGenerator
+from generate.linear import KernelLinear, OneDNNLinear
+from model import GPT2, Linear
+from scheduler import Scheduler
+
+
+class Phases:
+    """Seconds by part. A part's time holds that of the parts inside it until `report` takes them apart."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args, **kwargs)
+            self.seconds[name] += time.perf_counter() - start
+            return result
+
+        return run
+
+    def watch(self, scheduler: Scheduler, generator: CachedGenerator) -> None:
+        """Put timers around every part. Kept for good: build a scheduler and a generator for each measurement."""
+        self._replace(scheduler, "schedule", "plan")
+        self._replace(scheduler, "apply", "apply")
+        self._replace(generator, "generate", "generate")
+        self._replace(generator, "logits", "logits")
+        model: GPT2 = generator.model
+        self._replace(model, "forward", "forward")
+        for module in model.modules():
+            if isinstance(module, (Linear, KernelLinear, OneDNNLinear)):
+                self._replace(module, "forward", "LM head" if module is model.lm_head else "linear layers")
+        prepare = generator.attention.prepare
+        generator.attention.prepare = lambda rows: self.timed("attention", prepare(rows))  # type: ignore[method-assign]
+        self._replace(generator, "sample", "sample")
+
+    def _replace(self, owner: Any, attribute: str, name: str) -> None:
+        setattr(owner, attribute, self.timed(name, getattr(owner, attribute)))
+
+    def report(self) -> dict[str, float]:
+        """Seconds of each part without those inside it; together the time of all iterations."""
+        s = self.seconds
+        inside = s["linear layers"] + s["attention"] + s["LM head"]
+        return {
+            "plan": s["plan"],
+            "ids to tensors": s["logits"] - s["forward"],
+            "linear layers": s["linear layers"],
+            "attention": s["attention"],
+            "LM head": s["LM head"],
+            "rest of the forward pass": s["forward"] - inside,
+            "sample": s["sample"],
+            "apply": s["apply"],
+        }

@@ -1,0 +1,129 @@
+"""Attention of an iteration's rows, each over its own blocks of the KV cache. Two ways, one result but for rounding.
+
+    PlainAttention     PyTorch's scaled_dot_product_attention, called once a row; any device
+    KernelAttention    kernels/attention.cpp, called once for all rows; CPU
+
+`prepare(rows)` is called once an iteration and returns the `attend` that the model calls once a layer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import kernels
+from inference import Row
+from model import Attend, KVCache
+
+
+class Attention(Protocol):
+    def prepare(self, rows: list[Row]) -> Attend: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Where a row's tokens lie: queries in the flat list, keys and values in the cache."""
+
+    first: int
+    end: int
+    live: slice | Tensor | None  # slots of all tokens up to the last query; None: the row has no blocks any more
+    mask: Tensor | None  # which live tokens each query sees, for a chunk that is not the first; bool [T, L]
+
+
+class PlainAttention:
+    def __init__(self, cache: KVCache):
+        self._cache = cache
+        self._device = cache.layers[0].device
+
+    def prepare(self, rows: list[Row]) -> Attend:
+        n = 0  # tokens so far
+        stored: list[int] = []  # indices into the flat list of the tokens that have a slot
+        slots: list[int] = []
+        spans: list[_Span] = []
+        for row in rows:
+            first, end = n, row.start + row.n_tokens
+            n += row.n_tokens
+            if row.blocks:
+                stored += range(first, n)
+                slots += self._cache.slots(row.blocks, row.start, end)
+            spans.append(_Span(first, n, self._live(row, end), self._mask(row, end)))
+        write_to = self._tensor(slots)
+        write_from = None if len(stored) == n else self._tensor(stored)
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            q, k, v = qkv.unbind(1)  # 3 × [T, H, D]
+            if write_from is None:
+                self._cache.write(layer, write_to, k, v)
+            else:
+                self._cache.write(layer, write_to, k[write_from], v[write_from])
+            q, v = q.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, H, T, D]
+            answers = []
+            for span in spans:
+                queries = q[:, :, span.first : span.end]
+                if span.live is None:  # an idle row whose cache was given back attends to itself alone
+                    answers.append(v[:, :, span.first : span.end])
+                    continue
+                keys, values = self._cache.read(layer, span.live)
+                causal = span.mask is None and span.end - span.first > 1
+                answers.append(F.scaled_dot_product_attention(queries, keys, values, span.mask, is_causal=causal))
+            return torch.cat(answers, 2)[0].transpose(0, 1)  # [T, H, D]
+
+        return attend
+
+    def _live(self, row: Row, end: int) -> slice | Tensor | None:
+        blocks, size = row.blocks, self._cache.block_size
+        if not blocks:
+            return None
+        used = -(-end // size)
+        if blocks[used - 1] - blocks[0] == used - 1:  # consecutive (they come in ascending order): no gathering
+            return slice(blocks[0] * size, blocks[0] * size + end)
+        return self._tensor(self._cache.slots(blocks, 0, end))
+
+    def _mask(self, row: Row, end: int) -> Tensor | None:
+        if row.n_tokens == 1 or row.start == 0:
+            return None
+        queries = torch.arange(row.start, end, device=self._device)[:, None]
+        return torch.arange(end, device=self._device)[None] <= queries
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+class KernelAttention:
+    """Raises kernels.KernelUnavailable where the kernel cannot be loaded."""
+
+    def __init__(self, cache: KVCache):
+        library = kernels.load()
+        dtype = cache.layers[0].dtype
+        self._kernel = {
+            torch.float32: library.paged_attention_float32,
+            torch.bfloat16: library.paged_attention_bfloat16,
+        }[dtype]
+        self._cache = cache
+        self._addresses = [(keys.data_ptr(), values.data_ptr()) for keys, values in cache.layers]
+        *_, self._n_head, self._n_slots, self._head_size = cache.layers[0].shape
+
+    def prepare(self, rows: list[Row]) -> Attend:
+        positions, tables, blocks = array("q"), array("q"), array("q")
+        for row in rows:
+            positions.extend(range(row.start, row.start + row.n_tokens))
+            tables.extend([len(blocks) if row.blocks else -1] * row.n_tokens)
+            blocks.extend(row.blocks)
+        n_threads = torch.get_num_threads()
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            y = torch.empty_like(qkv[:, 0])  # [T, H, D]
+            keys, values = self._addresses[layer]
+            self._kernel(
+                qkv.data_ptr(), y.data_ptr(), keys, values,
+                positions.buffer_info()[0], tables.buffer_info()[0], blocks.buffer_info()[0],
+                len(positions), self._n_head, self._n_slots, self._cache.block_size, self._head_size, n_threads,
+            )  # fmt: skip
+            return y
+
+        return attend

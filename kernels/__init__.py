@@ -1,0 +1,108 @@
+"""What PyTorch does not do well enough, in C++: one compiler call, kept in the user's cache folder, called by ctypes.
+
+Knows the compiler; knows nothing of models and imports no torch. The sources include no header of torch's
+either, so that a build takes a second or two, and a call passes addresses and lets other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+# -ffast-math: without it the compiler may not turn sums and exp into vectors
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC"]
+TIMEOUT_S = 120
+LARGEST_HEAD = 256  # as in attention.cpp
+
+
+class KernelUnavailable(Exception):
+    """The kernels cannot be built or loaded here; the message says why, and what to do."""
+
+
+@functools.cache
+def build() -> Path:
+    """Compile the kernels if that was not done on such a processor yet; return the library. Raises KernelUnavailable."""
+    if sys.platform != "linux":
+        raise KernelUnavailable("the C++ kernels are built on Linux only")
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    sources = sorted(FOLDER.glob("*.cpp"))
+    texts = [path.read_text() for path in (*sources, *sorted(FOLDER.glob("*.h")))]
+    key = "\0".join([*compiler, *FLAGS, *texts, _processor()])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effective-batching"
+    library = cache / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if library.is_file():
+        return library
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            made, objects = Path(folder) / library.name, []
+            for source in sources:
+                objects.append(f"{folder}/{source.stem}.o")
+                _run([*compiler, *FLAGS, "-c", str(source), "-o", objects[-1]])
+            _run([*compiler, "-shared", *objects, "-o", str(made)])  # not with an OpenMP runtime: see `load`
+            made.replace(library)  # whole or not at all, whoever else is building it
+    except FileNotFoundError:
+        raise KernelUnavailable(f"no C++ compiler {compiler[0]!r}; install g++, or name one in CXX") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines()
+        raise KernelUnavailable(f"{compiler[0]} failed: {said[-1] if said else error}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelUnavailable(f"the C++ kernels could not be built ({error})") from None
+    return library
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def why_unavailable() -> str | None:
+    """Why the kernels cannot be used here, or None if they can."""
+    try:
+        build()
+    except KernelUnavailable as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Return the library, its functions declared as their sources document them. Raises KernelUnavailable.
+
+    Call it after `import torch`. The threads are torch's: a second OpenMP runtime in the process would bring threads of
+    its own, which wait for work by spinning and take the cores from torch's.
+    """
+    runtimes = set(re.findall(r"/\S*/lib[gi]?omp\S*\.so\S*", Path("/proc/self/maps").read_text()))
+    try:
+        for runtime in runtimes:
+            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(build()))
+    except OSError as error:
+        raise KernelUnavailable(f"the C++ kernels cannot be loaded ({error}); use --attention plain") from None
+    for function in (library.paged_attention_float32, library.paged_attention_bfloat16):
+        function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 2
+        function.restype = None
+    for function in (library.linear_float32, library.linear_bfloat16):
+        function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
+        function.restype = None
+    for function in (library.sample_float32, library.sample_bfloat16):
+        function.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5 + [ctypes.c_int]
+        function.restype = None
+    return library
+
+
+def _processor() -> str:
+    """What -march=native depends on: a home folder may be shared by different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))}))

@@ -1,0 +1,189 @@
+"""The C++ kernels against PyTorch, on ragged batches and odd sizes; and what happens where they cannot be built."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import config
+import kernels
+from generate.attention import KernelAttention, PlainAttention
+from generate.linear import KernelLinear, OneDNNLinear
+from inference import Inference, Row
+from model import KVCache
+from shapes import Shape
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02}  # of values around 1; bfloat16 keeps 8 bits
+DTYPES = list(TOLERANCE)
+
+
+def rows_of(rng: random.Random, n_rows: int, block_size: int, n_blocks: int, most: int) -> list[Row]:
+    """A ragged batch: decode rows, first chunks and later ones, idle rows without blocks; blocks anywhere in the pool."""
+    free = rng.sample(range(n_blocks), n_blocks)
+    rows = []
+    for _ in range(n_rows):
+        end = rng.choice([1, block_size, block_size + 1, rng.randint(1, most)])
+        n_tokens = min(end, rng.choice([1, 1, 1, end, rng.randint(1, 40)]))
+        blocks = [free.pop() for _ in range(-(-end // block_size))]
+        rows.append(Row(Inference([0] * end, 1), end - n_tokens, n_tokens, sorted(blocks), samples=True, idle=False))
+    rows.insert(n_rows // 2, Row(Inference([0], 1), 0, 1, [], samples=True, idle=True))
+    return rows
+
+
+def filled_cache(shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
+    cache = KVCache(shape, n_blocks, block_size, dtype, "cpu")
+    for layer in cache.layers:
+        layer.normal_(generator=torch.Generator().manual_seed(1))
+    return cache
+
+
+def random_qkv(rows: list[Row], shape: Shape, dtype: torch.dtype) -> Tensor:
+    n = sum(row.n_tokens for row in rows)
+    return torch.randn(n, 3, shape.n_head, shape.head_size, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("n_rows", "block_size", "head_size", "most"),
+    [(1, 16, 64, 1024), (64, 16, 64, 300), (5, 1, 16, 50), (7, 4, 10, 90), (3, 64, 128, 200), (4, 1024, 64, 1024)],
+)
+def test_the_attention_kernel_equals_pytorchs(
+    dtype: torch.dtype, n_rows: int, block_size: int, head_size: int, most: int
+) -> None:
+    shape = Shape(n_layer=2, n_head=3, n_embd=3 * head_size)
+    n_blocks = n_rows * (most // block_size + 1) + 1
+    for seed in range(5):
+        rows = rows_of(random.Random(seed), n_rows, block_size, n_blocks, most)
+        qkv = random_qkv(rows, shape, dtype)
+        ours, plain = (filled_cache(shape, n_blocks, block_size, dtype) for _ in range(2))
+        found, expected = KernelAttention(ours).prepare(rows), PlainAttention(plain).prepare(rows)
+        for layer in range(shape.n_layer):
+            assert (found(layer, qkv) - expected(layer, qkv)).abs().max() < TOLERANCE[dtype]
+        assert all(torch.equal(a, b) for a, b in zip(ours.layers, plain.layers)), "other keys and values were stored"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_of_a_row_is_the_same_to_the_bit_alone_and_among_others(dtype: torch.dtype) -> None:
+    shape = Shape(n_layer=1, n_head=4, n_embd=256)
+    rows = rows_of(random.Random(0), 20, 16, 200, 150)
+    qkv = random_qkv(rows, shape, dtype)
+    together = KernelAttention(filled_cache(shape, 200, 16, dtype)).prepare(rows)(0, qkv)
+    first = 0
+    for row in rows:
+        mine = slice(first, first := first + row.n_tokens)
+        alone = KernelAttention(filled_cache(shape, 200, 16, dtype)).prepare([row])(0, qkv[mine].contiguous())
+        assert torch.equal(alone, together[mine])
+
+
+def test_attention_reads_nothing_but_the_rows_own_live_tokens() -> None:
+    shape = Shape(n_layer=1, n_head=2, n_embd=128)
+    cache = KVCache(shape, 8, 16, torch.float32, "cpu")
+    cache.layers[0].fill_(float("nan"))  # what a former owner left behind
+    rows = [Row(Inference([0] * 20, 1), 0, 20, [5, 2], True, False), Row(Inference([0], 1), 0, 1, [7], True, False)]
+    assert KernelAttention(cache).prepare(rows)(0, random_qkv(rows, shape, torch.float32)).isfinite().all()
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def sizes() -> list[tuple[int, int]]:
+    return [(256, 768), (64, 64), (65, 1), (1, 63), (130, 257), (48, 144)]
+
+
+@pytest.mark.parametrize("kind", [KernelLinear, OneDNNLinear])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_in", "n_out"), sizes())
+def test_a_packed_layer_equals_the_plain_one(
+    kind: type[KernelLinear] | type[OneDNNLinear], dtype: torch.dtype, n_in: int, n_out: int, threads: int
+) -> None:
+    generator = torch.Generator().manual_seed(n_in)
+    weight = (torch.randn(n_in, n_out, generator=generator) * n_in**-0.5).to(dtype)
+    bias = torch.randn(n_out, generator=generator).to(dtype)
+    plain, with_gelu, no_bias = kind(weight, bias), kind(weight, bias, gelu=True), kind(weight, None)
+    for n_tokens in (0, 1, 2, 5, 6, 7, 12, 64, 300):
+        x = torch.randn(n_tokens, n_in, generator=generator).to(dtype)
+        exact = x.double() @ weight.double()
+        for layer, expected in (
+            (plain, exact + bias), (with_gelu, F.gelu(exact + bias, approximate="tanh")), (no_bias, exact)
+        ):  # fmt: skip
+            found = layer(x)
+            assert found.shape == expected.shape and found.dtype == dtype
+            assert torch.allclose(found.double(), expected, rtol=8e-3 if dtype == torch.bfloat16 else 0, atol=1e-5)
+
+
+def test_gelu_stays_finite_for_values_of_any_size() -> None:
+    x = torch.tensor([[-1e9], [-300.0], [-9.0], [-1.0], [0.0], [1.0], [9.0], [300.0], [1e9]])
+    found = KernelLinear(torch.ones(1, 1), None, gelu=True)(x)
+    assert torch.allclose(found, F.gelu(x, approximate="tanh"), atol=1e-6)
+
+
+def test_a_tokens_result_does_not_depend_on_the_other_tokens() -> None:
+    layer = KernelLinear(torch.randn(256, 768), torch.randn(768))
+    x = torch.randn(70, 256)
+    together = layer(x)
+    assert all(torch.equal(layer(x[i : i + n].contiguous()), together[i : i + n]) for i in range(0, 60, 7) for n in (1, 6, 9))
+
+
+# ---- building
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels.build.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    kernels.build.cache_clear()
+
+
+def test_the_kernels_are_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = kernels.build()
+    assert library.is_file() and list(library.parent.iterdir()) == [library]
+    kernels.build.cache_clear()  # as another process would
+    monkeypatch.setattr(kernels, "_run", lambda command: pytest.fail("compiled again"))
+    assert kernels.build() == library
+
+
+def test_without_a_compiler_pytorchs_own_operations_serve_and_a_warning_says_so(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = config.build("dynamic", {"model": "demo"}, {})
+    assert (found.attention, found.linear) == ("plain", "onednn")
+    assert any("no C++ compiler 'no-such-compiler'; install g++" in warning for warning in found.warnings())
+    assert not config.build("dynamic", {"model": "fake"}, {}).warnings()
+
+
+def test_a_compiler_that_fails_is_quoted(empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'unknown flag' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert kernels.why_unavailable() == f"{compiler} failed: unknown flag"
+
+
+def test_a_cache_folder_that_cannot_be_written_is_a_reason(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "could not be built" in str(kernels.why_unavailable())
+
+
+def test_kernels_asked_for_where_they_cannot_run_are_refused() -> None:
+    wide = Shape(n_layer=1, n_head=1, n_embd=512)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config.Config, "shape", wide)
+        with pytest.raises(config.ConfigError, match="heads of at most 256; use --attention plain"):
+            config.build("dynamic", {"model": "demo", "attention": "kernel"}, {})
