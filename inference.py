@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import threading
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from errors import ServingError
 
@@ -77,8 +77,7 @@ class Inference:
         return self.prompt_ids[position] if position < n else self.tokens[position - n]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One inference in an iteration: compute tokens start … start + n_tokens − 1.
 
     `samples`: the engine returns an id for it. `idle`: computed for an inference that is over; the id

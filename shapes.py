@@ -42,6 +42,16 @@ class Shape:
     def kv_bytes_per_token(self, dtype: str) -> int:
         return 2 * self.n_layer * self.n_embd * DTYPE_BYTES[dtype]
 
+    def step_bytes(self, rows: int, context: int, dtype: str) -> int:
+        """Bytes that an iteration of `rows` decode rows must read: every weight but the embeddings' rows, and live KV."""
+        weights = self.parameters - self.n_ctx * self.n_embd
+        return weights * DTYPE_BYTES[dtype] + rows * context * self.kv_bytes_per_token(dtype)
+
+    def step_flops(self, rows: int, context: int) -> int:
+        """Floating-point operations of such an iteration: two a weight and row, and two a key and value element."""
+        matrices = self.n_layer * 12 * self.n_embd**2 + self.vocab_size * self.n_embd
+        return 2 * rows * (matrices + 2 * context * self.n_layer * self.n_embd)
+
     def weight_bytes(self, dtype: str) -> int:
         return self.parameters * DTYPE_BYTES[dtype]
 

@@ -28,6 +28,7 @@ from client.data import (
     PromptData,
     Request,
     WorkloadError,
+    arrivals,
     describe,
     dumps,
     load_trace,
@@ -80,7 +81,7 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--arrival", default="auto",
                         help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of dynamic's capacity (default: auto)")  # fmt: skip
     parser.add_argument("--order", choices=ORDERS, default="random", help="random, or descend: longest first")
-    parser.add_argument("--trace", type=Path, help="replay this trace.jsonl instead of drawing a workload")
+    parser.add_argument("--trace", type=Path, help="replay this trace.jsonl, at its own times unless --arrival says others")
     parser.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits on ttft, tpot, e2el")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds that an answer may take (default: 3600)")
     parser.add_argument("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
@@ -99,10 +100,8 @@ def parse(argv: Sequence[str]) -> Options:
     for name in flags:
         if not any(meaningful(name, mode) for mode in modes):
             raise ConfigError(f"{flag(name)} has no meaning in any of the modes {', '.join(modes)}")
-    if known.trace and any(
-        (known.numsamples != 300, known.lengths != "normal", known.arrival != "auto", known.order != "random")
-    ):
-        raise ConfigError("--trace holds a whole workload; leave out --numsamples, --lengths, --arrival and --order")
+    if known.trace and (known.numsamples != 300 or known.lengths != "normal" or known.order != "random"):
+        raise ConfigError("--trace holds the requests; leave out --numsamples, --lengths and --order")
     if known.numsamples < 1:
         raise ConfigError("--numsamples must be at least 1")
     return Options(
@@ -187,11 +186,17 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     return record
 
 
-def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """How many of the requests that every mode answered got the same text in each."""
+def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How many of the requests that every mode answered got the same text in each, and where the others part.
+
+    `parted_after`: for each request whose texts differ, the fraction of its longest text that all modes share.
+    """
     texts = [{r["id"]: r["text"] for r in result["requests"] if "text" in r} for result in results.values()]
     common = set.intersection(*(set(t) for t in texts)) if texts else set()
-    return {"requests": len(common), "identical": sum(len({t[i] for t in texts}) == 1 for i in common)}
+    answers = [[t[i] for t in texts] for i in sorted(common)]
+    different = [answer for answer in answers if len(set(answer)) > 1]
+    parted = [round(len(os.path.commonprefix(answer)) / max(map(len, answer)), 4) for answer in different]
+    return {"requests": len(answers), "identical": len(answers) - len(different), "parted_after": parted}
 
 
 SUMMARY_KEYS = [
@@ -231,14 +236,15 @@ def compare(options: Options, console: Console) -> dict[str, Any]:
     }
     data = PromptData(options.lengths, options.order, options.seed)
     lengths, arrival, capacity = options.lengths, options.arrival, None
+    trace = load_trace(options.trace) if options.trace else None
+    if arrival != "auto":  # a mistyped one is found before any server starts
+        at = arrivals(arrival, len(trace or [0]), options.seed)
+        trace = trace and [request.model_copy(update={"at": t}) for request, t in zip(trace, at)]
     if options.trace:
-        lengths = arrival = f"as in {options.trace}"
-    elif arrival != "auto":
-        data.requests(1, arrival)  # a mistyped arrival is found before any server starts
+        lengths, arrival = f"as in {options.trace}", arrival if arrival != "auto" else f"as in {options.trace}"
     hardware, commit = report.hardware(), report.commit()
     if busy := report.busy_sentence(hardware):
         console.print(busy)
-    trace = load_trace(options.trace) if options.trace else None
     options.out.mkdir(parents=True, exist_ok=True)
     for name in (*(f"{mode}.json" for mode in MODES), "summary.json", "report.md"):  # of an earlier run into this folder
         (options.out / name).unlink(missing_ok=True)

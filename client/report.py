@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import statistics
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +80,17 @@ def identity_sentence(summary: Mapping[str, Any]) -> str:
         return "One mode alone: nothing to compare the texts with."
     if n == identical:
         return f"All {n} requests that every mode answered got the same text in each."
-    return f"{identical} of {n} requests that every mode answered got the same text in each; {n - identical} differ."
+    parted = sorted(same["parted_after"])
+    sentence = (
+        f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every mode answered got the same text in each; the "
+        f"texts of the others part after {100 * parted[0]:.0f} to {100 * parted[-1]:.0f}% of their length "
+        f"(median {100 * statistics.median(parted):.0f}%)."
+    )
+    if summary["config"]["dtype"] == "bfloat16":
+        sentence += (
+            " bfloat16 keeps 8 bits, so two tokens often have equal logits, and the shape of a batch decides between them."
+        )
+    return sentence
 
 
 def client_limited_sentence(summary: Mapping[str, Any]) -> str | None:

@@ -35,7 +35,9 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     wanted = {"trace.jsonl", "summary.json", "report.md", *figures, *(f"{mode}.json" for mode in modes)}
     assert {path.name for path in tmp_path.iterdir()} == wanted
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert list(summary["modes"]) == modes and summary["identical_outputs"] == {"requests": 40, "identical": 40}
+    assert list(summary["modes"]) == modes and summary["identical_outputs"] == {
+        "requests": 40, "identical": 40, "parted_after": []
+    }  # fmt: skip
     assert {"config", "hardware", "commit", "date", "seed", "command", "definitions"} <= set(summary)
     assert summary["config"]["model"] == "fake" and summary["capacity"]["output_throughput"] > 0
     rate = summary["capacity"]["output_throughput"] * 0.85 / summary["workload"]["mean_num_tokens"]
@@ -120,7 +122,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         (["--port", "8500"], "every mode gets a free port"),
         (["--max-batch-size", "none"], "--max-batch-size 'none'"),
         (["--goodput", "ttft"], "give ttft:MS, tpot:MS or e2el:MS"),
-        (["--trace", "t.jsonl", "--numsamples", "3"], "--trace holds a whole workload"),
+        (["--trace", "t.jsonl", "--numsamples", "3"], "--trace holds the requests"),
     ],
 )  # fmt: skip
 def test_a_bad_command_line_is_answered_before_any_server_starts(argv: list[str], said: str) -> None:
@@ -145,4 +147,19 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
     def result(*texts: str | None) -> dict[str, object]:
         return {"requests": [{"id": i} | ({} if text is None else {"text": text}) for i, text in enumerate(texts)]}
 
-    assert identical_outputs({"a": result("x", "y", None), "b": result("x", "z", "w")}) == {"requests": 2, "identical": 1}
+    found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})
+    assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}
+    summary = {"modes": {"a": {}, "b": {}}, "identical_outputs": found, "config": {"dtype": "bfloat16"}}
+    said = identity_sentence(summary)
+    assert said.startswith("1 of 2 requests (50%)") and "part after 30 to 30% of their length" in said and "bfloat16" in said
+
+
+def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EB_MODE", raising=False)
+    save_trace(tmp_path / "old.jsonl", PromptData().requests(4, "poisson:1"))
+    out = tmp_path / "out"
+    arguments = ["--model", "fake", "--modes", "dynamic", "--arrival", "burst", "--trace", str(tmp_path / "old.jsonl")]
+    compare(parse([*arguments, "--out", str(out)]), Console(quiet=True))
+    before, after = load_trace(tmp_path / "old.jsonl"), load_trace(out / "trace.jsonl")
+    assert [r.at for r in after] == [0.0] * 4 != [r.at for r in before]
+    assert [r.body() for r in after] == [r.body() for r in before]

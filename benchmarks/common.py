@@ -1,0 +1,103 @@
+"""What the benchmarks share: an engine behind the real scheduler and manager without HTTP, settings, and the record."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from batching import BatchingManager, Inference, IterationRecord, Sampling
+from client.report import commit, hardware
+from config import Config, ConfigError, Parser, add_settings, build, from_environment, meaningful, refuse_unknown
+from generate import load_generator
+from generate.cached import CachedGenerator
+from serving import create_scheduler
+from weights import WeightsUnavailable, locate
+
+
+class Engine:
+    """A manager with its engine in reach. As an observer of the manager it keeps the record of every iteration."""
+
+    def __init__(self, config: Config):
+        self.iterations: list[IterationRecord] = []
+        self.scheduler = create_scheduler(config)
+        path, start = locate(config), time.perf_counter()
+        self.manager = BatchingManager(self.scheduler, lambda: self._load(config, path), observers=[self])
+        if not self.manager.wait_until_loaded():
+            raise self.manager.load_error or RuntimeError("the engine did not load")
+        self.load_s = time.perf_counter() - start
+
+    def _load(self, config: Config, path: Path | None) -> CachedGenerator:
+        generator = load_generator(config, path, config.shape.vocab_size)
+        assert isinstance(generator, CachedGenerator)
+        self.generator = generator
+        return generator
+
+    def iteration(self, record: IterationRecord) -> None:
+        self.iterations.append(record)
+
+    def answered(self, inference: Inference) -> None:
+        pass
+
+    def serve(self, requests: Sequence[tuple[list[int], int]], sampling: Sampling) -> tuple[float, list[Inference]]:
+        """Serve requests, (prompt ids, completion tokens), that all arrive at once; return the seconds and the inferences."""
+        self.iterations.clear()
+        inferences = [Inference(prompt, tokens, sampling) for prompt, tokens in requests]
+        start = time.perf_counter()
+        self.manager.enqueue(inferences)
+        wait_for(inferences)
+        return time.perf_counter() - start, inferences
+
+
+def wait_for(inferences: Sequence[Inference]) -> None:
+    for inference in inferences:
+        inference.done.wait()
+        if inference.error:
+            raise inference.error
+
+
+def configs(
+    parser: Parser, argv: Sequence[str], modes: Callable[[Any], Sequence[str]], **defaults: Any
+) -> tuple[Any, list[Config]]:
+    """Parse a benchmark's command line: its own options, and a Config for each mode. Raises ConfigError.
+
+    `defaults`: settings where nothing is said, as functions of the parsed options.
+    """
+    add_settings(parser)
+    known, unknown = parser.parse_known_args(argv)
+    refuse_unknown(parser, unknown)
+    flags = {name: str(value(known)) for name, value in defaults.items()}
+    flags |= {name: value for name, value in vars(known).items() if name in Config.model_fields}
+    built = [
+        build(mode, {name: value for name, value in flags.items() if meaningful(name, mode)}, from_environment(os.environ))
+        for mode in modes(known)
+    ]
+    for config in built:
+        if config.model == "fake" or config.generator != "cached":
+            raise ConfigError("this benchmark measures the engine: leave out --model fake and --generator naive")
+    return known, built
+
+
+def record(config: Config) -> dict[str, Any]:
+    """What the last line of a benchmark holds besides its numbers."""
+    return {
+        "config": config.model_dump(),
+        "hardware": hardware(),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", *(a.removesuffix(".py") for a in sys.orig_argv[2:])]),
+    }
+
+
+def run(main: Callable[[], None]) -> None:
+    """Call a benchmark's main; what the user can mend ends with a sentence and exit 2."""
+    try:
+        main()
+    except (ConfigError, WeightsUnavailable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

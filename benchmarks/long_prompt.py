@@ -1,0 +1,90 @@
+"""What a long prompt does to the rows that decode beside it, over token budgets.
+
+    python -m benchmarks.long_prompt --model FOLDER [--budgets 16,64,256] [--out FOLDER] [any server setting]
+
+16 rows decode; a prompt of 900 tokens arrives; each iteration computes at most token_budget of them. Measured are the
+gaps between tokens of the 16 rows from the arrival to the prompt's first token, against their median before it. The last
+line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from batching import Inference
+from benchmarks.common import Engine, configs, record, run, wait_for
+from benchmarks.engine import numbers
+from client import graph
+from config import ConfigError, Parser
+
+ROWS, PROMPT, LIMIT = 16, 900, 4.0
+BEFORE = 20  # tokens of each row before the prompt arrives
+AFTER = 4  # tokens of the long request
+
+
+def measure(engine: Engine, token_budget: int, n_vocab: int) -> dict[str, float]:
+    """Serve 16 rows and, once they decode, the long prompt. All of them are asked for enough tokens to overlap."""
+    engine.scheduler.token_budget = token_budget
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, min(n_vocab, 50256), PROMPT).tolist()
+    tokens = BEFORE + 2 * (PROMPT // token_budget + 2) + AFTER + 10
+    rows = [Inference(rng.integers(0, min(n_vocab, 50256), 10).tolist(), min(tokens, 1000)) for _ in range(ROWS)]
+    long = Inference(prompt, AFTER)
+    engine.manager.enqueue(rows)
+    while min(len(row.tokens) for row in rows) < BEFORE:
+        time.sleep(0.002)
+    engine.manager.enqueue([long])
+    wait_for([*rows, long])
+    first_token = long.token_times[0]
+    before, during = [], []
+    for row in rows:
+        for earlier, later in zip(row.token_times[1:], row.token_times[2:]):
+            if later <= long.arrived_at:
+                before.append(later - earlier)
+            elif earlier < first_token:
+                during.append(later - earlier)
+    return {
+        "token_budget": token_budget,
+        "median_itl_s": statistics.median(before),
+        "longest_itl_s": max(during),
+        "ttft_s": first_token - long.arrived_at,
+    }
+
+
+def main() -> None:
+    parser = Parser(prog="python -m benchmarks.long_prompt", description="Gaps beside a long prompt.", allow_abbrev=False)
+    parser.add_argument("--budgets", default="16,32,64,128,256,512,1024", help="default: 16,32,64,128,256,512,1024")
+    parser.add_argument("--out", type=Path, default=Path("runs/long_prompt"), help="folder for the figure")
+    options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"])
+    budgets = numbers(options.budgets)
+    if config.max_batch_size <= ROWS or config.max_model_len < PROMPT + AFTER:
+        raise ConfigError(f"{ROWS} rows and one of {PROMPT} tokens are needed; raise --max-batch-size or --max-model-len")
+    engine = Engine(config)
+    points: list[dict[str, float]] = []
+    print("  token_budget  median gap, ms  longest gap, ms  longest / median  first token of the prompt, s")
+    for budget in budgets:
+        points.append(point := measure(engine, budget, config.shape.vocab_size))
+        print(
+            f"{budget:14} {1e3 * point['median_itl_s']:15.1f} {1e3 * point['longest_itl_s']:16.1f}"
+            f" {point['longest_itl_s'] / point['median_itl_s']:17.1f} {point['ttft_s']:30.2f}"
+        )
+    engine.manager.close()
+    result = {"rows": ROWS, "prompt_tokens": PROMPT, "points": points} | record(config)
+    options.out.mkdir(parents=True, exist_ok=True)
+    caption = (
+        f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {config.model}, {config.dtype} · "
+        f"{result['hardware']['cpu']}, {config.threads} threads · commit {result['commit']}"
+    )
+    graph.gap_over_budgets(points, LIMIT, options.out / "long_prompt.png", caption)
+    print(f"figure: {options.out / 'long_prompt.png'}")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,56 @@
+"""What planning costs: schedule and apply at full rows, with an empty and a long queue. No model, no torch.
+
+python -m benchmarks.scheduler [--rows 256] [--waiting 100000]      the last line is JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+from client.report import commit, hardware
+from config import MODES, build
+from inference import Inference
+from serving import create_scheduler
+
+REPEATS = 100
+
+
+def measure(mode: str, rows: int, waiting: int) -> dict[str, float]:
+    """Median milliseconds of an iteration's `schedule` and `apply`."""
+    scheduler = create_scheduler(build(mode, {"model": "fake", "max_batch_size": str(rows), "max_waiting": str(waiting)}, {}))
+    scheduler.enqueue([Inference([1] * 10, REPEATS + 10) for _ in range(rows)], 0.0)
+    for _ in range(waiting):
+        scheduler.enqueue([Inference([1] * 10, 100)], 0.0)
+    plan, apply = [], []
+    for step in range(REPEATS):
+        start = time.perf_counter()
+        iteration, _ = scheduler.schedule(1.0 + step)
+        planned = time.perf_counter()
+        scheduler.apply(iteration, [1] * sum(row.samples for row in iteration.rows), 1.0 + step)
+        plan.append(planned - start)
+        apply.append(time.perf_counter() - planned)
+    return {"plan_ms": 1e3 * statistics.median(plan), "apply_ms": 1e3 * statistics.median(apply), "rows": len(iteration.rows)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=100_000)
+    options = parser.parse_args()
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for mode in MODES:
+        for waiting in (0, options.waiting):
+            found = measure(mode, 1 if mode == "nobatch" else options.rows, waiting)
+            results.setdefault(mode, {})[f"{waiting} waiting"] = found
+            print(
+                f"{mode:9} {found['rows']:4} rows, {waiting:7,} waiting: "
+                f"plan {found['plan_ms']:.3f} ms, apply {found['apply_ms']:.3f} ms"
+            )
+    print(json.dumps({"modes": results, "hardware": hardware(), "commit": commit()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Every benchmark at a small size: what it serves, what its last line holds, and what it says to bad settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import burst, engine, long_prompt, scheduler
+from benchmarks.common import run
+from client.data import load_trace
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Settings of a tiny model with GPT-2's vocabulary and context."""
+    folder = tmp_path_factory.mktemp("small")
+    folder.joinpath("config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32}))
+    return ["--model", str(folder), "--weights", "random", "--dtype", "float32", "--threads", "1"]
+
+
+def last_line(main: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
+    main()
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["commit"] and found["hardware"]["cpu"]
+    return found
+
+
+def test_the_burst_is_the_peers_burst() -> None:
+    requests = burst.draw()
+    assert sum(tokens for _, tokens in requests) == 6904 and burst.draw(16) == requests[:16]
+    digest = hashlib.sha256(json.dumps(requests).encode()).hexdigest()
+    assert digest == "c35044afddcfb7aac5fa6016f150313ea3977fc65f35bfc168fd1b90038b8535"
+
+
+def test_the_burst_reports_every_mode_and_where_the_time_went(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    found = last_line(burst.main, [*small, "--n", "6", "--modes", "dynamic,static"], monkeypatch, capsys)
+    assert list(found["modes"]) == ["dynamic", "static"] and found["config"]["max_batch_size"] == 6
+    for mode in found["modes"].values():
+        assert mode["completion_tokens"] == sum(tokens for _, tokens in burst.draw(6))
+        assert mode["output_throughput"] == pytest.approx(mode["completion_tokens"] / mode["wall_clock_s"])
+        assert all(seconds >= 0 for seconds in mode["phases_s"].values())
+        assert sum(mode["phases_s"].values()) <= mode["timed_wall_clock_s"]
+
+
+def test_the_bursts_requests_can_be_saved_for_a_comparison(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["burst", *small, "--n", "5", "--save-trace", str(tmp_path / "trace.jsonl")])
+    burst.main()
+    assert [(r.prompt_ids, r.num_tokens) for r in load_trace(tmp_path / "trace.jsonl")] == burst.draw(5)
+
+
+def test_a_step_is_compared_with_what_the_machine_allows(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(engine, "PROBE_BYTES", 10_000_000)
+    monkeypatch.setattr(engine, "PROBE_WIDTH", 128)
+    arguments = [*small, "--rows", "1,3", "--contexts", "20,70", "--repeats", "2", "--out", str(tmp_path)]
+    found = last_line(engine.main, arguments, monkeypatch, capsys)
+    assert [(step["rows"], step["context"]) for step in found["steps"]] == [(1, 20), (3, 20), (1, 70), (3, 70)]
+    one, more = found["steps"][0], found["steps"][3]
+    assert 0 < one["memory_s"] < more["memory_s"] and 0 < one["arithmetic_s"] < more["arithmetic_s"]
+    assert (tmp_path / "step_time.png").stat().st_size > 10_000
+
+
+def test_a_long_prompt_is_measured_over_budgets(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    found = last_line(long_prompt.main, [*small, "--budgets", "300,900", "--out", str(tmp_path)], monkeypatch, capsys)
+    assert [point["token_budget"] for point in found["points"]] == [300, 900]
+    assert all(point["longest_itl_s"] >= point["median_itl_s"] > 0 < point["ttft_s"] for point in found["points"])
+    assert (tmp_path / "long_prompt.png").stat().st_size > 10_000
+
+
+def test_planning_is_measured_with_and_without_a_queue(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    found = last_line(scheduler.main, ["--rows", "8", "--waiting", "50"], monkeypatch, capsys)
+    assert found["modes"]["dynamic"]["50 waiting"]["rows"] == 8 and found["modes"]["nobatch"]["0 waiting"]["rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "said"),
+    [
+        (burst.main, ["--model", "demo"], "name another --model"),
+        (burst.main, ["--model", "demo", "--n", "65"], "--n must be from 1 to 64"),
+        (burst.main, ["--model", "demo", "--modes", "orca"], "unknown mode 'orca'"),
+        (burst.main, ["--model", "fake"], "leave out --model fake"),
+        (engine.main, ["--model", "demo", "--rows", "1,x"], "no list of positive numbers"),
+        (engine.main, ["--model", "demo", "--contexts", "2000"], "at most 1024 tokens"),
+        (engine.main, ["--model", "demo", "--rows", "64", "--kv-cache-gb", "0.02"], "raise --kv-cache-gb"),
+        (long_prompt.main, ["--model", "demo", "--max-batch-size", "16"], "raise --max-batch-size"),
+    ],
+)
+def test_bad_settings_end_with_a_sentence(
+    main: Callable[[], None], arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        run(main)
+    assert caught.value.code == 2 and said in capsys.readouterr().err
