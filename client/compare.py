@@ -195,8 +195,13 @@ def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
     common = set.intersection(*(set(t) for t in texts)) if texts else set()
     answers = [[t[i] for t in texts] for i in sorted(common)]
     different = [answer for answer in answers if len(set(answer)) > 1]
-    parted = [round(len(os.path.commonprefix(answer)) / max(map(len, answer)), 4) for answer in different]
+    parted = [round(_shared(answer) / max(map(len, answer)), 4) for answer in different]
     return {"requests": len(answers), "identical": len(answers) - len(different), "parted_after": parted}
+
+
+def _shared(texts: Sequence[str]) -> int:
+    """Characters from the start that all texts share."""
+    return next((i for i, letters in enumerate(zip(*texts)) if len(set(letters)) > 1), min(map(len, texts)))
 
 
 SUMMARY_KEYS = [

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from client.compare import identical_outputs, parse, parse_goodput
-from client.data import WorkloadError
+from client.data import PromptData, WorkloadError, load_trace, save_trace
+from client.report import identity_sentence
 from config import ConfigError
 from tests.servers import ROOT, launched
 
@@ -154,12 +155,11 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
     assert said.startswith("1 of 2 requests (50%)") and "part after 30 to 30% of their length" in said and "bfloat16" in said
 
 
-def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EB_MODE", raising=False)
-    save_trace(tmp_path / "old.jsonl", PromptData().requests(4, "poisson:1"))
-    out = tmp_path / "out"
-    arguments = ["--model", "fake", "--modes", "dynamic", "--arrival", "burst", "--trace", str(tmp_path / "old.jsonl")]
-    compare(parse([*arguments, "--out", str(out)]), Console(quiet=True))
-    before, after = load_trace(tmp_path / "old.jsonl"), load_trace(out / "trace.jsonl")
+def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:
+    old, out = tmp_path / "old.jsonl", tmp_path / "out"
+    save_trace(old, PromptData().requests(4, "poisson:50"))
+    done = compare("--model", "fake", "--modes", "dynamic", "--arrival", "burst", "--trace", str(old), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    before, after = load_trace(old), load_trace(out / "trace.jsonl")
     assert [r.at for r in after] == [0.0] * 4 != [r.at for r in before]
     assert [r.body() for r in after] == [r.body() for r in before]
