@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def main() -> None:
             f" {point['longest_itl_s'] / point['median_itl_s']:17.1f} {point['ttft_s']:30.2f}"
         )
     engine.manager.close()
-    result = {"rows": ROWS, "prompt_tokens": PROMPT, "points": points} | record(config)
+    result: dict[str, Any] = {"rows": ROWS, "prompt_tokens": PROMPT, "points": points} | record(config)
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
         f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {config.model}, {config.dtype} · "
