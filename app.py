@@ -291,7 +291,8 @@ def main() -> None:
     kv = f"{config.n_blocks} KV blocks of {config.block_size} tokens" if config.generator == "cached" else "no KV cache"
     print(
         f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, {config.device}, "
-        f"{config.threads} threads) in mode {config.mode}: at most {config.max_batch_size} rows, {kv}",
+        f"{config.threads} threads, attention {config.attention}, linear {config.linear}) in mode {config.mode}: "
+        f"at most {config.max_batch_size} rows, {kv}",
         file=sys.stderr,
     )
     if config.host == "127.0.0.1":

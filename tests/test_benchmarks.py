@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import burst, engine, long_prompt, scheduler
+from benchmarks import burst, engine, long_prompt, pairs, scheduler
 from benchmarks.common import run
 from client.data import load_trace
 
@@ -106,3 +106,13 @@ def test_bad_settings_end_with_a_sentence(
     with pytest.raises(SystemExit) as caught:
         run(main)
     assert caught.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_pairs_alternate_and_compare_what_both_commands_say(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    ours, peer = ("echo 3 requests in 1.0 s, 1,200.5 tok/s", "echo 600 tok/s")
+    found = last_line(pairs.main, ["--pairs", "2", ours, peer], monkeypatch, capsys)
+    assert found["pairs"] == [[1200.5, 600.0]] * 2 and found["median_ratio"] == pytest.approx(2.0008, abs=1e-3)
+    monkeypatch.setattr(sys, "argv", ["pairs", "echo nothing", peer])
+    with pytest.raises(SystemExit):
+        pairs.main()
+    assert "echo nothing ended with 0 and said no tok/s" in capsys.readouterr().err

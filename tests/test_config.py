@@ -56,6 +56,44 @@ def test_a_bad_command_line_is_answered_in_one_sentence(argv: list[str], said: s
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("native", "model", "dtype", "linear"),
+    [(True, "gpt2", "bfloat16", "onednn"), (False, "gpt2", "float32", "kernel"), (True, "demo", "float32", "kernel")],
+)
+def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_demo(
+    native: bool, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_module, "native_bfloat16", lambda: native)
+    monkeypatch.setattr(config_module.kernels, "why_unavailable", lambda: None)
+    config = parse(["dynamic", "--model", model, "--dtype", "auto"], {}, dotenv=None)
+    assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
+
+
+def test_what_a_processor_computes_natively_is_read_from_its_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    real = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: real(file if str(path) == "/proc/cpuinfo" else path))
+    for line, native in (
+        ("flags\t\t: fpu avx512f amx_bf16 amx_tile", True),
+        ("flags\t\t: fpu avx512_bf16", True),
+        ("Features\t: fp asimd bf16", True),
+        ("flags\t\t: fpu avx512f avx512_vnni", False),
+        ("model name\t: a bf16 processor", False),
+    ):
+        file.write_text(f"processor\t: 0\n{line}\n")
+        assert config_module.native_bfloat16() is native
+
+
+@pytest.mark.parametrize("setting", ["attention", "linear"])
+def test_the_cpus_kernels_are_refused_on_a_gpu(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_module, "_gpu_memory", lambda: 10**11)
+    assert refused("dynamic", f"--{setting}", "kernel") == (
+        f"{setting} kernel runs on a CPU alone; use --{setting} plain, or --device cpu"
+    )
+    config = parse(["dynamic"], {}, dotenv=None)
+    assert (config.device, config.dtype, config.attention, config.linear) == ("cuda", "bfloat16", "plain", "plain")
+
+
 def test_what_cannot_fit_is_refused_with_the_arithmetic() -> None:
     message = refused("dynamic", "--model", "gpt2-medium", "--kv-cache-gb", "0.1")
     # 2 (keys, values) × 24 layers × 1024 × 4 bytes = 196,608 bytes a token; 16 tokens a block; 0.1 GB = 31 blocks

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 
@@ -192,6 +193,14 @@ def test_warm_up_leaves_a_usable_engine(model: GPT2, path: str) -> None:
     cached = engine(model, 80, 4, path)
     cached.warm_up(max_batch_size=5, prompt_tokens=24, block_size=4)
     assert serve(Dynamic(), cached, workload(4, Sampling())) == expected
+
+
+def test_memory_of_a_kv_block_is_touched_when_it_is_used(model: GPT2, path: str) -> None:
+    before = psutil.Process().memory_info().rss
+    generator = engine(model, 500_000, 16, path)  # 4 GB of keys and values
+    generator.warm_up(max_batch_size=8, prompt_tokens=64, block_size=16)
+    assert generator.generate(Iteration([Row(Inference([1] * 40, 1), 0, 40, [0, 9, 499_999], True, False)], 1, 0, 3))
+    assert psutil.Process().memory_info().rss - before < 200e6
 
 
 def test_bfloat16_logits_are_near_float32s(model: GPT2, path: str) -> None:
