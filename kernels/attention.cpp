@@ -124,7 +124,6 @@ static void paged_attention(const T* qkv, T* y, T* keys, T* values, const int64_
             chunks.back().second++;
         else
             chunks.push_back({t, 1});
-    // Heads are the outer loop: each thread gets long and short rows alike.
     #pragma omp parallel num_threads(n_threads)
     {
         #pragma omp for collapse(2)
@@ -139,7 +138,7 @@ static void paged_attention(const T* qkv, T* y, T* keys, T* values, const int64_
             }
         // The threads meet here: a chunk's tokens see each other's keys.
         std::vector<float> weights;
-        #pragma omp for collapse(2)
+        #pragma omp for collapse(2) schedule(dynamic, 4)
         for (int64_t h = 0; h < n_head; h++)
             for (size_t c = 0; c < chunks.size(); c++) {
                 const int64_t t = chunks[c].first, n = chunks[c].second, first = positions[t];

@@ -32,7 +32,7 @@ static void linear(const T* x, const T* packed, const T* bias, T* y, int64_t n_t
     #pragma omp parallel num_threads(n_threads)
     {
         std::vector<float> sums(n_tokens * PANEL), wide_w(widen ? BLOCK * PANEL : 0);
-        #pragma omp for
+        #pragma omp for schedule(dynamic)  // threads of a shared machine are not equally fast
         for (int64_t panel = 0; panel < n_panels; panel++) {
             const int64_t first = panel * PANEL, width = std::min<int64_t>(PANEL, n_out - first);
             for (int64_t t = 0; t < n_tokens; t++)
