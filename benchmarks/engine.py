@@ -128,7 +128,7 @@ def main() -> None:
     result = measure(config, rows, contexts, max(1, options.repeats)) | record(config)
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
-        f"{config.model}, {config.dtype} · {result['hardware']['cpu']}, {config.threads} threads: "
+        f"{Path(config.model).name}, {config.dtype} · {result['hardware']['cpu']}, {config.threads} threads: "
         f"{result['bytes_per_s'] / 1e9:.1f} GB/s, {result['flops_per_s'] / 1e9:,.0f} GFLOP/s · commit {result['commit']}"
     )
     graph.step_time(result["steps"], options.out / "step_time.png", caption)

@@ -79,7 +79,7 @@ def main() -> None:
     result: dict[str, Any] = {"rows": ROWS, "prompt_tokens": PROMPT, "points": points} | record(config)
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
-        f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {config.model}, {config.dtype} · "
+        f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {Path(config.model).name}, {config.dtype} · "
         f"{result['hardware']['cpu']}, {config.threads} threads · commit {result['commit']}"
     )
     graph.gap_over_budgets(points, LIMIT, options.out / "long_prompt.png", caption)

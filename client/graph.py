@@ -110,6 +110,8 @@ def step_time(points: Sequence[Mapping[str, float]], path: Path, caption: str) -
             axis.set_xlabel("rows")
             axis.grid(alpha=0.25)
         left.set_yscale("log")
+        for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+            formatter(lambda y, _: f"{y:g}" if f"{y:g}"[0] in "125" else "")
         left.set(ylabel="step time, ms (log scale)", title="What an iteration takes")
         right.set(ylabel="bound / measured, %", ylim=(0, 105), title="How near the machine's limit")
         left.legend(fontsize=9.5, ncols=2)

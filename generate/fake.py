@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from inference import Iteration
 
-ITERATION_S = 1.5e-3
-ROW_S = 1.6e-4
-PREFILL_TOKEN_S = 2e-5
+ITERATION_S = 1e-3
+ROW_S = 6e-5
+PREFILL_TOKEN_S = 1e-5
 LETTERS = b"etaoin shrdlu"
 
 

@@ -60,6 +60,18 @@ def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}')
+    commands = [command[1:] for command in COMMANDS if command[0] == "python" and command[1] == "-m"]
+    assert len(commands) == 2
+    for _, module, *arguments in commands:
+        small = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
+        small += ["--n", "2"] if module == "benchmarks.burst" else ["--rows", "1", "--contexts", "8", "--out", str(tmp_path)]
+        subprocess.run([sys.executable, "-m", module, *arguments, *small], cwd=ROOT, check=True, capture_output=True)
+
+
 def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -85,6 +97,6 @@ def test_results_that_the_readme_shows_are_committed() -> None:
     text = (ROOT / "README.md").read_text()
     for path in re.findall(r"\]\((results/[^)]*)\)", text):
         assert os.path.exists(ROOT / path), path
-    for name in ("demo", "gpt2-float32"):
+    for name in ("demo", "gpt2-medium-bfloat16"):
         table = (ROOT / "results" / name / "report.md").read_text().split("\n\n")[1]
         assert table in text, f"the table of results/{name} is not the one in the README"
