@@ -37,7 +37,7 @@ def build() -> Path:
     sources = sorted(FOLDER.glob("*.cpp"))
     texts = [path.read_text() for path in (*sources, *sorted(FOLDER.glob("*.h")))]
     key = "\0".join([*compiler, *FLAGS, *texts, _processor()])
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "effective-batching"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "effective-batching"
     library = cache / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if library.is_file():
         return library
