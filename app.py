@@ -25,6 +25,7 @@ from batching import BatchingManager, Inference, Sampling
 from config import HANDOFF, Config, ConfigError, parse
 from errors import GenerationFailed, InvalidRequest, Overloaded, ServingError
 from generate import load_generator
+from kernels import KernelUnavailable
 from serving import create_manager
 from stats import DEFINITIONS, ServerStats, times_of
 from tokenizer import LONGEST_TOKEN, TokenizerUnavailable, load_tokenizer
@@ -263,7 +264,9 @@ def serve() -> Flask:
     tokenizer, stats = load_tokenizer(config.tokenizer), ServerStats(config.max_batch_size)
 
     def give_up(error: Exception) -> None:
-        log.error("the model could not be loaded: %s", error, exc_info=not isinstance(error, WeightsUnavailable))
+        log.error(
+            "the model could not be loaded: %s", error, exc_info=not isinstance(error, (WeightsUnavailable, KernelUnavailable))
+        )
         os._exit(3)  # gunicorn's code for a worker that cannot boot: it stops instead of trying again
 
     path = locate(config)

@@ -68,7 +68,7 @@ class Config(BaseModel):
     generator: Literal["cached", "naive"] = _setting("cached", "cached, or naive: recompute everything, no KV cache")
     attention: Literal["kernel", "plain"] = _setting(
         "plain",
-        "kernel (our C++, one call for all rows) or plain (PyTorch's, a call a row)",
+        "attention and sampling: kernel (our C++) or plain (PyTorch's, a call a row)",
         "auto: kernel on a CPU with a C++ compiler",
     )
     linear: Literal["kernel", "onednn", "plain"] = _setting(
@@ -231,7 +231,11 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     resolved = defaults | given | {"model": model}
     if not gpu and model != "fake" and resolved.get("generator") != "naive":
-        compiled = not kernels.why_unavailable()
+        reason = kernels.why_unavailable()
+        for name in ("attention", "linear"):
+            if reason and resolved.get(name) == "kernel":
+                raise ValueError(f"{name} kernel cannot be used here: {reason}; or leave {flag(name)} out")
+        compiled = reason is None
         onednn = not compiled or (resolved["dtype"] == "bfloat16" and native_bfloat16())
         resolved.setdefault("attention", "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain")
         resolved.setdefault("linear", "onednn" if onednn else "kernel")

@@ -16,6 +16,7 @@ from client.report import commit, hardware
 from config import Config, ConfigError, Parser, add_settings, build, from_environment, meaningful, refuse_unknown
 from generate import load_generator
 from generate.cached import CachedGenerator
+from kernels import KernelUnavailable
 from serving import create_scheduler
 from weights import WeightsUnavailable, locate
 
@@ -85,12 +86,14 @@ def configs(
 
 def record(config: Config) -> dict[str, Any]:
     """What the last line of a benchmark holds besides its numbers."""
+    name = Path(config.model).name  # where the folder lay on this machine means nothing elsewhere
+    command = shlex.join(["python", "-m", *sys.orig_argv[2:]])
     return {
-        "config": config.model_dump(),
+        "config": config.model_dump() | {"model": name},
         "hardware": hardware(),
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", *(a.removesuffix(".py") for a in sys.orig_argv[2:])]),
+        "command": command.replace(config.model, name),
     }
 
 
@@ -98,6 +101,6 @@ def run(main: Callable[[], None]) -> None:
     """Call a benchmark's main; what the user can mend ends with a sentence and exit 2."""
     try:
         main()
-    except (ConfigError, WeightsUnavailable) as error:
+    except (ConfigError, KernelUnavailable, WeightsUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -43,6 +43,7 @@ def test_the_burst_reports_every_mode_and_where_the_time_went(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     found = last_line(burst.main, [*small, "--n", "6", "--modes", "dynamic,static"], monkeypatch, capsys)
+    assert found["config"]["model"] == Path(small[1]).name and small[1] not in found["command"]
     assert list(found["modes"]) == ["dynamic", "static"] and found["config"]["max_batch_size"] == 6
     for mode in found["modes"].values():
         assert mode["completion_tokens"] == sum(tokens for _, tokens in burst.draw(6))

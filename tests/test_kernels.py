@@ -163,6 +163,9 @@ def test_without_a_compiler_pytorchs_own_operations_serve_and_a_warning_says_so(
     assert (found.attention, found.linear) == ("plain", "onednn")
     assert any("no C++ compiler 'no-such-compiler'; install g++" in warning for warning in found.warnings())
     assert not config.build("dynamic", {"model": "fake"}, {}).warnings()
+    for name in ("attention", "linear"):
+        with pytest.raises(config.ConfigError, match=f"{name} kernel cannot be used here: no C\\+\\+ compiler"):
+            config.build("dynamic", {"model": "demo", name: "kernel"}, {})
 
 
 def test_a_compiler_that_fails_is_quoted(empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
