@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from errors import Cancelled, Draining, GenerationFailed
 from inference import Generator, Inference, Iteration, IterationRecord, Sampling
-from scheduler import Scheduler
+from scheduler import Scheduler, Snapshot
 
 __all__ = ["BatchingManager", "Inference", "Iteration", "IterationRecord", "Observer", "Sampling", "Scheduler"]
 
@@ -44,7 +44,6 @@ class BatchingManager:
         scheduler: Scheduler,
         load: Callable[[], Generator],
         *,
-        observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.perf_counter,
         loop_interval_s: float = 0.0,
         on_load_failure: Callable[[Exception], None] = lambda error: None,
@@ -55,7 +54,7 @@ class BatchingManager:
         self.load_error: Exception | None = None
         self._scheduler = scheduler
         self._load = load
-        self._observers = list(observers)
+        self._observers: list[Observer] = []
         self._loop_interval_s = loop_interval_s
         self._on_load_failure = on_load_failure
         self._loaded = threading.Event()
@@ -64,6 +63,10 @@ class BatchingManager:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="handler", daemon=True)
         self._thread.start()
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` of all that happens from now on, after those that were there before."""
+        self._observers.append(observer)
 
     # ---- called from any thread
 
@@ -93,6 +96,11 @@ class BatchingManager:
             self._answer(self._scheduler.fail(self._scheduler.in_flight(), error, self.clock()))
             self._changed.notify()
         self._thread.join()
+
+    def snapshot(self) -> Snapshot:
+        """How full the server is now."""
+        with self._changed:
+            return self._scheduler.snapshot()
 
     @property
     def loaded(self) -> bool:
@@ -139,6 +147,9 @@ class BatchingManager:
             for observer in self._observers:
                 _tell(observer.iteration, record)
             self._answer(answered)
+            for row in iteration.rows:  # after the observers, so that who has its last token finds itself counted
+                if row.samples and not row.idle:
+                    row.inference.tell()
             if self._loop_interval_s:
                 time.sleep(self._loop_interval_s)
 
@@ -176,6 +187,8 @@ class BatchingManager:
         for inference in inferences:
             for observer in self._observers:
                 _tell(observer.answered, inference)
+            if inference.error is not None:  # else its stream was told with its last token
+                inference.tell()
             inference.done.set()
 
 

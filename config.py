@@ -95,6 +95,9 @@ class Config(BaseModel):
     request_timeout_s: float | None = _setting(
         None, "answer 504 after this long; a request may set its own", "none", gt=0, allow_inf_nan=False
     )
+    request_log: str | None = _setting(
+        None, "append a JSON line for every request that ended to this file", "none", min_length=1
+    )
     seed: int = _setting(0, "of random weights, and of requests that bring none", ge=0, lt=2**63)
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
     port: int = _setting(8500, "port to listen on", ge=1, le=65535)
@@ -140,6 +143,11 @@ class Config(BaseModel):
     @property
     def shape(self) -> Shape:
         return shape_of(self.model)
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model. A folder goes by its own name: where it lies on this machine is nothing to them."""
+        return Path(self.model).name
 
     @property
     def blocks_per_request(self) -> int:
@@ -230,6 +238,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         "token_budget": 2048 if gpu else 256,
     }
     resolved = defaults | given | {"model": model}
+    if path := str(resolved.get("request_log") or ""):  # the server runs in a folder of its own
+        resolved["request_log"] = str(Path(path).expanduser().resolve())
     if not gpu and model != "fake" and resolved.get("generator") != "naive":
         reason = kernels.why_unavailable()
         for name in ("attention", "linear"):

@@ -2,6 +2,7 @@
 
 ServingError
 ├── InvalidRequest     400  the request can never be served as it stands; `param` names the field
+├── ModelNotFound      404  the request names a model that this server does not serve
 ├── Overloaded         429  the queue is full; try again after `retry_after_s`
 ├── Draining           503  the server is shutting down
 ├── DeadlinePassed     504  the request's deadline passed before its answer
@@ -11,9 +12,10 @@ ServingError
 
 
 class ServingError(Exception):
-    """Base of every error a request can end with."""
+    """Base of every error a request can end with. `type` is OpenAI's word for the kind of error, `code` ours for which."""
 
     status = 500
+    type = "server_error"
     code = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None):
@@ -23,22 +25,32 @@ class ServingError(Exception):
 
 class InvalidRequest(ServingError):
     status = 400
+    type = "invalid_request_error"
     code = "invalid_request"
+
+
+class ModelNotFound(ServingError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
 
 
 class Overloaded(ServingError):
     status = 429
+    type = "rate_limit_error"
     code = "overloaded"
     retry_after_s = 1
 
 
 class Draining(ServingError):
     status = 503
+    type = "service_unavailable_error"
     code = "draining"
 
 
 class DeadlinePassed(ServingError):
     status = 504
+    type = "timeout_error"
     code = "deadline_passed"
 
 

@@ -51,3 +51,9 @@ def post_worker_init(worker: Any) -> None:
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, end)
     signal.signal(signal.SIGQUIT, end)
+
+
+def worker_exit(server: Any, worker: Any) -> None:
+    """Write what the request log still holds."""
+    if worker.wsgi is not None and (request_log := worker.wsgi.extensions.get("request_log")):
+        request_log.close()

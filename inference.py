@@ -1,15 +1,18 @@
 """The nouns: an inference, a row of it in an iteration, and the engine's seam. Plain data, stdlib only.
 
 States: WAITING → RUNNING → FINISHED, with the exits FAILED, CANCELLED and EXPIRED from either.
-In a request-level batch a row that has all its tokens stays RUNNING (it is *held*) until its batch ends.
+In a request-level batch a row that has all its tokens stays RUNNING (it is *held*) until its batch ends;
+one that is streamed is FINISHED with its own last token.
 """
 
 from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from queue import SimpleQueue
+from typing import Literal, NamedTuple, Protocol
 
 from errors import ServingError
 
@@ -33,6 +36,15 @@ class Sampling:
     seed: int = 0
 
 
+class Progress(NamedTuple):
+    """What a stream learns: so many tokens are there, and whether more will come. Consistent, unlike the fields themselves,
+    which the handler thread may be changing."""
+
+    inference: Inference
+    n_tokens: int
+    is_over: bool
+
+
 @dataclass(slots=True, eq=False)
 class Inference:
     """One request while it is served. Times are seconds on the manager's clock."""
@@ -41,10 +53,14 @@ class Inference:
     num_tokens: int
     sampling: Sampling = Sampling()
     deadline: float | None = None
+    stop: Callable[[int], bool] | None = None  # told each token once; True ends the inference with it
+    progress: SimpleQueue[Progress] | None = None  # where a stream, or a group of them, is told; None for a plain answer
 
-    id: int = -1  # arrival order; given by the scheduler, as are the next three
+    id: int = -1  # arrival order; given by the scheduler, as are the next five
     group: int = -1  # the id of the group's first inference
     blocks_needed: int = 0  # KV blocks for the whole life: prompt + num_tokens
+    batch: int = -1  # counts the times that anyone was admitted
+    position: int = -1  # rows in the batch before it when it was admitted
     arrived_at: float = 0.0
 
     state: State = State.WAITING
@@ -54,6 +70,7 @@ class Inference:
     token_times: list[float] = field(default_factory=list)
     admitted_at: float | None = None
     answered_at: float | None = None
+    stopped: bool = False  # by `stop`
     error: ServingError | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -69,7 +86,17 @@ class Inference:
     @property
     def is_over(self) -> bool:
         """Nothing is left to compute for it: its row, if it still has one, is idle."""
-        return self.has_all_tokens or self.answered_at is not None
+        return self.stopped or self.has_all_tokens or self.answered_at is not None
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        """Why a FINISHED inference ended."""
+        return "stop" if self.stopped else "length"
+
+    def tell(self) -> None:
+        """Tell the stream, if it is one, how far this inference has come."""
+        if self.progress is not None:
+            self.progress.put(Progress(self, len(self.tokens), self.is_over))
 
     def token(self, position: int) -> int:
         """The id at `position` of prompt + completion."""

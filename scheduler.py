@@ -3,6 +3,7 @@
 Knows inferences, rows, KV blocks (as integers) and time as it is told; knows no torch and no HTTP.
 
     BlockPool   which KV blocks are free
+    Snapshot    how full the scheduler is
     Scheduler   enqueue → schedule → apply, with the exits fail and expire
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from inference import Inference, Iteration, Row, State
@@ -62,6 +64,17 @@ class BlockPool:
         self._ranges = merged
 
 
+class Snapshot(NamedTuple):
+    """How full a scheduler is, and how many tokens it has seen computed since the start."""
+
+    waiting: int
+    running: int  # held ones and those that were cancelled in a request-level batch too
+    blocks_used: int
+    n_blocks: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class Scheduler:
     """Carries out a policy's plans: rows, KV blocks, states, time stamps.
 
@@ -91,6 +104,8 @@ class Scheduler:
         self.running: dict[int, Inference] = {}
         self._deadlines: list[tuple[float, int, Inference]] = []
         self._next_id = 0
+        self._batches = 0
+        self._prompt_tokens = self._completion_tokens = 0
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
         """Queue one inference, or a group of them: all or none.
@@ -138,7 +153,9 @@ class Scheduler:
             inference.blocks = self.pool.allocate(inference.blocks_needed)  # raises before anything has moved
             del self.waiting[inference.id]
             inference.state, inference.admitted_at = State.RUNNING, now
+            inference.batch, inference.position = self._batches, len(self.running)
             self.running[inference.id] = inference
+        self._batches += bool(plan.admit)
         rows = [self._row(inference, n) for inference, n in plan.run]
         used = self.pool.n_blocks - self.pool.free_blocks
         return Iteration(rows, len(self.running), len(self.waiting), used, plan.reason), plan.wake_at
@@ -158,20 +175,26 @@ class Scheduler:
             inference = row.inference
             if row.idle or inference.state is not State.RUNNING:  # cancelled meanwhile: its id is dropped
                 continue
+            if inference.prefill_left:
+                self._prompt_tokens += row.n_tokens
             inference.computed += row.n_tokens
             if token is not None:
+                self._completion_tokens += 1
                 inference.tokens.append(token)
                 inference.token_times.append(now)
+                inference.stopped = inference.stop is not None and inference.stop(token)
         return self._release(now)
 
     def _release(self, now: float) -> list[Inference]:
-        """Answer what is done: each on its own, or in a request-level batch all of them once nobody is left."""
+        """Answer what is done: each on its own, or in a request-level batch all of them once nobody is left.
+
+        There a stream is answered with its own last token all the same; its row stays, idle, until the batch ends.
+        """
         over = [inference for inference in self.running.values() if inference.is_over]
-        if self.policy.request_level and len(over) < len(self.running):
-            return []
-        for inference in over:
+        leave = not self.policy.request_level or len(over) == len(self.running)
+        answered = [i for i in over if i.state is State.RUNNING and (leave or i.progress is not None)]
+        for inference in over if leave else ():
             del self.running[inference.id]
-        answered = [inference for inference in over if inference.state is State.RUNNING]
         for inference in answered:
             self._end(inference, State.FINISHED, now)
         return answered
@@ -213,6 +236,11 @@ class Scheduler:
 
     def in_flight(self) -> list[Inference]:
         return [*self.waiting.values(), *self.running.values()]
+
+    def snapshot(self) -> Snapshot:
+        used = self.pool.n_blocks - self.pool.free_blocks
+        tokens = self._prompt_tokens, self._completion_tokens
+        return Snapshot(len(self.waiting), len(self.running), used, self.pool.n_blocks, *tokens)
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         inference.state, inference.answered_at = state, now

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from batching import BatchingManager, Observer, Scheduler
+from batching import BatchingManager, Scheduler
 from config import Config
 from inference import Generator
 from policies import Dynamic, NoBatching, Policy, Static, Windowed
@@ -36,10 +36,6 @@ def create_scheduler(config: Config) -> Scheduler:
     )
 
 
-def create_manager(
-    config: Config, load: Callable[[], Generator], observers: Sequence[Observer], **extra: Any
-) -> BatchingManager:
+def create_manager(config: Config, load: Callable[[], Generator], **extra: Any) -> BatchingManager:
     """Start the handler thread; `load` runs in it. `extra` goes to BatchingManager."""
-    return BatchingManager(
-        create_scheduler(config), load, observers=observers, loop_interval_s=config.loop_interval_ms / 1e3, **extra
-    )
+    return BatchingManager(create_scheduler(config), load, loop_interval_s=config.loop_interval_ms / 1e3, **extra)

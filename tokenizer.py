@@ -1,9 +1,15 @@
 """Text to ids and back: GPT-2's byte-pair encoding, or plain bytes. Both are `tiktoken.Encoding`s.
 
 Special-token text in a prompt ("<|endoftext|>") is ordinary text: encode with `encode_ordinary`.
+
+    StopRule       where a completion ends before it has all its tokens
+    Detokenizer    ids in, text out, piece by piece
 """
 
 from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
 
 import tiktoken
 
@@ -35,3 +41,76 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
             f"GPT-2's tokenizer could not be fetched ({type(error).__name__}): connect once, set TIKTOKEN_CACHE_DIR "
             "to a folder that has it, or use --tokenizer bytes with --weights random, or --model demo"
         ) from None
+
+
+class StopRule:
+    """Where a completion ends before it has all its tokens: at end-of-text, and where a stop string appears.
+
+    Works on bytes, since a stop string may begin or end inside a token, and a token inside a character.
+    """
+
+    def __init__(self, tokenizer: tiktoken.Encoding, strings: Sequence[str], end_of_text: bool):
+        self._tokenizer = tokenizer
+        self._strings = [string.encode() for string in strings]
+        self._longest = max(map(len, self._strings), default=0)
+        self._end_of_text = end_of_text
+
+    def new(self) -> Callable[[int], bool]:
+        """`Inference.stop` of one inference: told its tokens one by one, it says when to end."""
+        tail = b""
+
+        def stop(token: int) -> bool:
+            nonlocal tail
+            if token == self._tokenizer.eot_token:
+                return self._end_of_text
+            if not self._strings:
+                return False
+            tail += self._tokenizer.decode_single_token_bytes(token)
+            found = self.find(tail) is not None
+            tail = tail[max(0, len(tail) - self._longest + 1) :]  # what may be the beginning of a stop string
+            return found
+
+        return stop
+
+    def find(self, text: bytes) -> int | None:
+        """Where the first stop string in `text` begins."""
+        return min((at for string in self._strings if (at := text.find(string)) >= 0), default=None)
+
+    def held_back(self, text: bytes) -> int:
+        """How many bytes at the end of `text` may be the beginning of a stop string."""
+        longest = 0
+        for string in self._strings:
+            at = max(0, len(text) - len(string) + 1)
+            while (at := text.find(string[:1], at)) >= 0 and not string.startswith(text[at:]):
+                at += 1
+            longest = max(longest, len(text) - at if at >= 0 else 0)
+        return longest
+
+
+class Detokenizer:
+    """Ids in, text out, piece by piece; the pieces together are the text of all ids at once.
+
+    Bytes of an unfinished character are held back until it is whole; bytes that are no UTF-8 become U+FFFD. With a
+    StopRule, so is what may be the beginning of a stop string; the text ends before one, and end-of-text is not shown.
+    """
+
+    def __init__(self, tokenizer: tiktoken.Encoding, rule: StopRule | None = None):
+        self._tokenizer = tokenizer
+        self._rule = rule
+        self._held = b""
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def prompt(self, ids: Sequence[int]) -> str:
+        """The text of an echoed prompt, in which no stop string is looked for. Before all else."""
+        return self._utf8.decode(self._tokenizer.decode_bytes(ids))
+
+    def completion(self, ids: Sequence[int], last: bool) -> str:
+        """The text that the next completion ids add. `last`: no more will come, so nothing is held back."""
+        if self._rule is None:
+            return self._utf8.decode(self._tokenizer.decode_bytes(ids), last)
+        eot = self._tokenizer.eot_token
+        text = self._held + self._tokenizer.decode_bytes([token for token in ids if token != eot])
+        end = self._rule.find(text) if last else None
+        shown = end if end is not None else len(text) - (0 if last else self._rule.held_back(text))
+        self._held = text[shown:]
+        return self._utf8.decode(text[:shown], last)

@@ -28,7 +28,8 @@ class Engine:
         self.iterations: list[IterationRecord] = []
         self.scheduler = create_scheduler(config)
         path, start = locate(config), time.perf_counter()
-        self.manager = BatchingManager(self.scheduler, lambda: self._load(config, path), observers=[self])
+        self.manager = BatchingManager(self.scheduler, lambda: self._load(config, path))
+        self.manager.observe(self)
         if not self.manager.wait_until_loaded():
             raise self.manager.load_error or RuntimeError("the engine did not load")
         self.load_s = time.perf_counter() - start

@@ -134,7 +134,9 @@ class Recorder:
 
 def test_an_observer_that_raises_disturbs_nobody(manager_of: Callable[..., BatchingManager]) -> None:
     broken, whole = Recorder(OSError("disk full")), Recorder()
-    manager = manager_of(Dynamic(), observers=[broken, whole])
+    manager = manager_of(Dynamic())
+    for observer in (broken, whole):
+        manager.observe(observer)
     inference = Inference([0], 3)
     manager.enqueue([inference])
     wait(inference)
@@ -144,7 +146,8 @@ def test_an_observer_that_raises_disturbs_nobody(manager_of: Callable[..., Batch
 
 def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: Callable[..., BatchingManager]) -> None:
     recorder = Recorder()
-    manager = manager_of(Windowed(delay_s=3600, target=9), observers=[recorder])
+    manager = manager_of(Windowed(delay_s=3600, target=9))
+    manager.observe(recorder)
     late, gone = Inference([0], 1, deadline=manager.clock() + 0.01), Inference([0], 1)
     manager.enqueue([late, gone])
     wait(late)

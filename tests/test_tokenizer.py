@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 import tiktoken
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tokenizer import LONGEST_TOKEN, TokenizerUnavailable, load_tokenizer
+from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule, TokenizerUnavailable, load_tokenizer
 
 TEXTS = ["hello", "", "a\0b", "naïve 😀 日本語", "<|endoftext|>", " \n\t ", "x" * 5000]
 
@@ -45,3 +47,85 @@ def test_a_tokenizer_that_cannot_be_fetched_names_the_ways_on(monkeypatch: pytes
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
     with pytest.raises(TokenizerUnavailable, match=r"TIKTOKEN_CACHE_DIR .*--tokenizer bytes .*--model demo"):
         load_tokenizer("r50k_base")
+
+
+IDS = st.lists(st.integers(0, 256), max_size=40)  # 256: end-of-text
+STOPS = st.lists(st.sampled_from(["a", "ab", "abab", "ba", "é", "aé", "\n\n"]), max_size=3)
+TEXT = st.text("abé\n", max_size=20).map(lambda text: list(text.encode()))
+
+
+def in_pieces(detokenizer: Detokenizer, ids: list[int], cuts: list[int]) -> list[str]:
+    edges = [0, *sorted(max(0, min(cut, len(ids) - 1)) for cut in cuts), len(ids)]  # the last id comes last
+    return [detokenizer.completion(ids[a:b], last=n == len(cuts)) for n, (a, b) in enumerate(zip(edges, edges[1:]))]
+
+
+@given(IDS | TEXT, st.lists(st.integers(0, 40), max_size=8))
+def test_the_pieces_of_a_text_are_the_text_whatever_bytes_it_has(ids: list[int], cuts: list[int]) -> None:
+    tokenizer = load_tokenizer("bytes")
+    assert "".join(in_pieces(Detokenizer(tokenizer), ids, cuts)) == tokenizer.decode(ids)
+
+
+def until_stopped(rule: StopRule, ids: list[int]) -> list[int]:
+    """The ids that an inference gets before its rule ends it."""
+    stop = rule.new()
+    return next((ids[: n + 1] for n, token in enumerate(ids) if stop(token)), ids)
+
+
+@given(TEXT, STOPS, st.lists(st.integers(0, 40), max_size=8))
+def test_a_text_ends_before_its_first_stop_string_and_its_pieces_never_show_a_part_of_one(
+    ids: list[int], strings: list[str], cuts: list[int]
+) -> None:
+    tokenizer = load_tokenizer("bytes")
+    rule = StopRule(tokenizer, strings, end_of_text=True)
+    got = until_stopped(rule, ids)
+    text = tokenizer.decode(ids)
+    first = min((at for string in strings if (at := text.find(string)) >= 0), default=None)
+    pieces = in_pieces(Detokenizer(tokenizer, rule), got, cuts)
+    if first is None:
+        assert got == ids and "".join(pieces) == text
+    else:  # overlapping stop strings: the one that is complete first ends the text
+        assert len(got) < len(ids) or any(text.endswith(string) for string in strings)
+        shown = "".join(pieces)
+        assert text.startswith(shown) and not any(string in shown for string in strings)
+        assert any(tokenizer.decode(got) == shown + string for string in strings)
+
+
+def test_nothing_is_held_back_longer_than_it_must() -> None:
+    tokenizer = load_tokenizer("bytes")
+    detokenizer = Detokenizer(tokenizer, StopRule(tokenizer, ["stop"], end_of_text=True))
+    pieces = [detokenizer.completion([byte], last=False) for byte in "ü st".encode()]
+    assert pieces == ["", "ü", " ", "", ""], "half of a character, and what may become a stop string"
+    assert detokenizer.completion(list(b"ar"), last=False) == "star"
+
+
+def test_gpt2_tokens_may_end_inside_a_character_and_hold_a_stop_string_in_their_middle() -> None:
+    try:
+        tokenizer = load_tokenizer("r50k_base")
+    except TokenizerUnavailable:
+        pytest.skip("GPT-2's tokenizer cannot be fetched here")
+    ids = tokenizer.encode_ordinary("日本 and then hello 🙂")
+    assert any(b"\xef\xbf\xbd" in tokenizer.decode([i]).encode() for i in ids), "a token that is no whole character"
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.completion([i], last=i == ids[-1]) for i in ids]
+    assert "".join(pieces) == "日本 and then hello 🙂" and not any("\ufffd" in piece for piece in pieces)
+    rule = StopRule(tokenizer, ["ell"], end_of_text=True)
+    assert Detokenizer(tokenizer, rule).completion(until_stopped(rule, ids), last=True) == "日本 and then h"
+
+
+@pytest.mark.parametrize("end_of_text", [True, False])
+def test_end_of_text_ends_a_completion_unless_it_is_ignored_and_is_not_shown(end_of_text: bool) -> None:
+    tokenizer = load_tokenizer("bytes")
+    rule = StopRule(tokenizer, ["<|endoftext|>"], end_of_text)
+    ids = [104, 105, 256, 106]
+    got = until_stopped(rule, ids)
+    assert got == (ids[:3] if end_of_text else ids)
+    assert Detokenizer(tokenizer, rule).completion(got, last=True) == ("hi" if end_of_text else "hij")
+    assert Detokenizer(tokenizer).completion(ids, last=True) == "hi<|endoftext|>j", "/inference shows every token"
+
+
+def test_an_echoed_prompt_may_hold_a_stop_string_and_end_inside_a_character() -> None:
+    tokenizer = load_tokenizer("bytes")
+    detokenizer = Detokenizer(tokenizer, StopRule(tokenizer, ["a"], end_of_text=True))
+    first, second = "é".encode()
+    assert detokenizer.prompt([*b"banana ", first]) == "banana "
+    assert detokenizer.completion([second, *b"!a"], last=True) == "é!"

@@ -1,0 +1,252 @@
+"""What the completion routes share: a body becomes a group of inferences, which is waited for or streamed.
+
+Knows requests, tokens and server-sent events; what a route's bodies and answers look like is the route's own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from queue import SimpleQueue
+from typing import Annotated, Any, TypeVar
+
+from flask import Response, request
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from tiktoken import Encoding
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from batching import BatchingManager, Inference, Sampling
+from config import Config
+from errors import InvalidRequest, ServingError
+from inference import Progress
+from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule
+from watcher import Watched, Watcher
+
+MAX_BODY_BYTES = 1_000_000
+DONE = b"data: [DONE]\n\n"
+
+# fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each is described
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Integers = Annotated[list[int], Field(fail_fast=True)]
+Lists = Annotated[list[Integers], Field(fail_fast=True)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or as ids
+Body = TypeVar("Body", bound=BaseModel)
+
+# ASCII alone: some clients take U+2028 or U+0085 in a stream for the end of a line
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def event(data: Any) -> bytes:
+    """One server-sent event."""
+    return f"data: {_to_json(data)}\n\n".encode()
+
+
+def error_object(error: ServingError) -> dict[str, Any]:
+    """What every error looks like, in an answer and in a stream; OpenAI's clients know it."""
+    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+
+
+def read(kind: type[Body]) -> Body:
+    """The current HTTP request's body, validated. Raises InvalidRequest, naming the first field that is wrong."""
+    raw = request.get_data()
+    if len(raw) > MAX_BODY_BYTES:
+        raise RequestEntityTooLarge
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = str(first["loc"][0])[:100] if first["loc"] else None
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{field}: {message}" if field else message, param=field) from None
+
+
+def is_alone(prompt: Prompt) -> bool:
+    """One prompt, and not a group of them (which a list of one is too)."""
+    return isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
+
+
+def usage_of(group: Sequence[Inference]) -> dict[str, int]:
+    """The tokens of an answered group."""
+    prompt, completion = sum(len(member.prompt_ids) for member in group), sum(len(member.tokens) for member in group)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+class Frontend:
+    """The way from a route to the manager and back."""
+
+    def __init__(self, config: Config, manager: BatchingManager, tokenizer: Encoding):
+        self.config = config
+        self.manager = manager
+        self.tokenizer = tokenizer
+        self._watcher = Watcher(manager)
+        self._next_seed = config.seed
+        self._lock = threading.Lock()
+
+    def seed(self, given: int | None) -> int:
+        """The request's own seed, or for those that bring none config.seed, config.seed + 1, …"""
+        if given is not None:
+            return given
+        with self._lock:
+            seed, self._next_seed = self._next_seed, (self._next_seed + 1) % 2**63
+            return seed
+
+    def encode(self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str) -> list[list[int]]:
+        """The ids of every prompt, each checked to leave room for `num_tokens`. Raises InvalidRequest.
+
+        Refuses a text too long to tokenize before tokenizing it. `field`, `length_field`: what the route calls the two.
+        """
+        config, alone = self.config, is_alone(prompt)
+        if not alone and len(prompt) > config.max_in_flight:
+            raise InvalidRequest(f"This server holds {config.max_in_flight} prompts at most; send fewer at once.", param=field)
+        several: Sequence[Any] = [prompt] if alone else prompt
+        for text in several:
+            if isinstance(text, str) and len(text.encode()) > config.max_model_len * LONGEST_TOKEN[config.tokenizer]:
+                raise InvalidRequest(
+                    f"The prompt is longer than the context of {config.max_model_len} tokens; shorten it.", param=field
+                )
+        prompts = [self.tokenizer.encode_ordinary(text) if isinstance(text, str) else text for text in several]
+        if not prompts or not all(prompts):
+            raise InvalidRequest("A prompt must not be empty.", param=field)
+        for ids in prompts:
+            if len(ids) + num_tokens > config.max_model_len:
+                raise InvalidRequest(
+                    f"{len(ids)} prompt tokens + {num_tokens} completion tokens is beyond the context of "
+                    f"{config.max_model_len}; shorten the prompt or lower {length_field}.",
+                    param=length_field if len(ids) < config.max_model_len else field,
+                )
+            if not 0 <= min(ids) <= max(ids) < self.tokenizer.n_vocab:
+                raise InvalidRequest(f"Every prompt id must be in 0 … {self.tokenizer.n_vocab - 1}.", param=field)
+        return prompts
+
+    def enqueue(
+        self,
+        prompts: Sequence[list[int]],
+        num_tokens: int,
+        sampling: Sampling,
+        *,
+        timeout_s: float | None,
+        stream: bool,
+        rule: StopRule | None = None,
+    ) -> list[Inference]:
+        """Queue one inference a prompt, all or none. Raises InvalidRequest, Overloaded or Draining."""
+        timeout_s = timeout_s or self.config.request_timeout_s
+        deadline = None if timeout_s is None else self.manager.clock() + timeout_s
+        progress: SimpleQueue[Progress] | None = SimpleQueue() if stream else None
+        group = [Inference(ids, num_tokens, sampling, deadline, rule.new() if rule else None, progress) for ids in prompts]
+        self.manager.enqueue(group)
+        return group
+
+    def wait(self, group: Sequence[Inference]) -> None:
+        """Wait until every inference of the group is answered; raise the first error."""
+        with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
+            for member in group:
+                member.done.wait()
+        for member in group:
+            if member.error is not None:
+                raise member.error
+
+    def text(self, member: Inference, echo: bool, rule: StopRule | None = None) -> str:
+        """The whole text of an answered inference."""
+        detokenizer = Detokenizer(self.tokenizer, rule)
+        prompt = detokenizer.prompt(member.prompt_ids) if echo else ""
+        return prompt + detokenizer.completion(member.tokens, last=True)
+
+    def stream(
+        self,
+        group: Sequence[Inference],
+        piece: Callable[[int, str, int, bool], Any],
+        end: Callable[[], Any | None],
+        *,
+        echo: bool = False,
+        rule: StopRule | None = None,
+    ) -> Response:
+        """Answer with server-sent events, as tokens are computed.
+
+        `piece(i, text, n, last)`: the event for the next n tokens of the group's i-th inference; those that pile up while
+        the reader is slow come as one. `end()`: an event after all of them, or None. Waits for the first text, so that
+        what goes wrong before it is raised and has a status of its own; what goes wrong later is an event.
+        """
+        parts = {
+            id(member): _Part(i, Detokenizer(self.tokenizer, rule), member.prompt_ids if echo else [])
+            for i, member in enumerate(group)
+        }
+        with ExitStack() as stack:
+            watched = stack.enter_context(self._watcher.watching(request.environ.get("gunicorn.socket"), group))
+            stack.callback(self.manager.cancel, group)  # does nothing unless the reader has gone before the end
+            events = _events(group, parts, watched, piece, end)
+            response = Response(
+                chain([next(events)], events), mimetype="text/event-stream",
+                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},  # proxies: pass it on at once
+            )  # fmt: skip
+            response.call_on_close(stack.pop_all().close)
+        return response
+
+
+class _Part:
+    """One inference of a stream: what of it was read, and what of that was shown."""
+
+    def __init__(self, index: int, detokenizer: Detokenizer, prompt_ids: list[int]):
+        self.index = index
+        self._detokenizer = detokenizer
+        self._text = detokenizer.prompt(prompt_ids)
+        self._read = self._shown = 0
+
+    def read(self, told: Progress) -> tuple[str, int]:
+        """The text that is new and its tokens; nothing of either while the text is held back."""
+        self._text += self._detokenizer.completion(told.inference.tokens[self._read : told.n_tokens], told.is_over)
+        self._read = told.n_tokens
+        if not self._text and not told.is_over:
+            return "", 0
+        text, n = self._text, self._read - self._shown
+        self._text, self._shown = "", self._read
+        return text, n
+
+
+def _events(
+    group: Sequence[Inference],
+    parts: dict[int, _Part],
+    watched: Watched,
+    piece: Callable[[int, str, int, bool], Any],
+    end: Callable[[], Any | None],
+) -> Iterator[bytes]:
+    begun = False
+    while parts:
+        out: list[Any] = []
+        failure = None
+        for told in _newest(group[0].progress):
+            if (part := parts.get(id(told.inference))) is None:  # told twice that it is over
+                continue
+            text, n = part.read(told)
+            if told.is_over:
+                del parts[id(told.inference)]
+                failure = failure or told.inference.error
+            last = told.is_over and told.inference.error is None
+            if text or last:
+                out.append(piece(part.index, text, n, last))
+        if failure is not None:
+            if not begun and not out:
+                raise failure
+            out.append(error_object(failure))
+            parts.clear()
+        elif not parts and (closing := end()) is not None:
+            out.append(closing)
+        if out:
+            begun = True
+            watched.writing_since = time.monotonic()
+            yield b"".join(map(event, out)) + (b"" if parts else DONE)
+            watched.writing_since = None
+
+
+def _newest(progress: SimpleQueue[Progress] | None) -> Iterable[Progress]:
+    """Wait until there is something new; return what each inference told last."""
+    assert progress is not None
+    told: dict[int, Progress] = {}
+    while not told or not progress.empty():
+        news = progress.get()
+        told[id(news.inference)] = news
+    return told.values()

@@ -1,0 +1,96 @@
+"""One JSON line for every inference that ended, in the order in which they ended, those of a batch in the order of its rows.
+
+A thread of its own writes, so that neither a slow nor a full disk disturbs serving: lines that cannot be written are
+lost, counted, and spoken of in the server's log. No line is ever half there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import threading
+from typing import Any
+
+from batching import Inference, IterationRecord
+from inference import State
+
+log = logging.getLogger("effective_batching")
+
+
+class RequestLog:
+    """An observer of the manager that appends to a file. Raises OSError if the file cannot be opened.
+
+    `epoch_offset`: the manager's clock + this = seconds since the epoch. At most `backlog` inferences wait to be written.
+    """
+
+    def __init__(self, path: str, mode: str, epoch_offset: float, backlog: int = 100_000):
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._mode = mode
+        self._epoch_offset = epoch_offset
+        self._lost = 0
+        self._queue: queue.Queue[Inference | None] = queue.Queue(backlog)
+        self._thread = threading.Thread(target=self._run, name="request log", daemon=True)
+        self._thread.start()
+
+    def iteration(self, record: IterationRecord) -> None:
+        pass
+
+    def answered(self, inference: Inference) -> None:
+        try:
+            self._queue.put_nowait(inference)
+        except queue.Full:
+            self._lose("the disk is too slow")
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write what waits, for so long at most, and end the thread."""
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=timeout_s)
+        self._thread.join(timeout_s)
+        if self._lost:
+            log.warning("request log: %d lines were lost", self._lost)
+
+    def _run(self) -> None:
+        while (inference := self._queue.get()) is not None:
+            self._write(json.dumps(self._entry(inference)).encode() + b"\n")
+        os.close(self._file)
+
+    def _entry(self, i: Inference) -> dict[str, Any]:
+        def epoch(seconds: float | None) -> float | None:
+            return None if seconds is None else round(seconds + self._epoch_offset, 6)
+
+        admitted = i.admitted_at is not None
+        return {
+            "id": i.id,
+            "group": i.group,
+            "mode": self._mode,
+            "state": i.state.value,
+            "finish_reason": i.finish_reason if i.state is State.FINISHED else None,
+            "error": i.error.code if i.error else None,
+            "batch_id": i.batch if admitted else None,
+            "position": i.position if admitted else None,
+            "prompt_tokens": len(i.prompt_ids),
+            "num_tokens": i.num_tokens,
+            "completion_tokens": len(i.tokens),
+            "arrived_at": epoch(i.arrived_at),
+            "admitted_at": epoch(i.admitted_at),
+            "token_times": [epoch(seconds) for seconds in i.token_times],
+            "answered_at": epoch(i.answered_at),
+        }
+
+    def _write(self, line: bytes) -> None:
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError as error:
+            with contextlib.suppress(OSError):  # take back the half that was written
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            self._lose(error.strerror or str(error))
+
+    def _lose(self, reason: str) -> None:
+        if not self._lost:
+            log.warning("request log: %s; lines are lost from here on, and serving continues", reason)
+        self._lost += 1

@@ -1,0 +1,201 @@
+"""OpenAI's routes, in every batching mode: completions, chat completions, models.
+
+Unlike /inference they end at end-of-text and at `stop` strings. A field that is null means its default; unknown
+fields are ignored, as clients send many; one whose value would change the answer in a way not offered is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from flask import Blueprint, Response, jsonify
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from batching import Sampling
+from errors import ModelNotFound
+from frontend import Frontend, Prompt, Text, read, usage_of
+from tokenizer import StopRule
+
+
+def _only(offered: Any) -> Any:
+    """A field that may be given, but only as what it is anyway."""
+
+    def check(value: Any) -> Any:
+        if value != offered:
+            raise ValueError(f"only {offered!r} is offered here; leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _StreamOptions(_Strict):
+    include_usage: bool = False
+
+
+class _Request(_Strict):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    top_k: int = Field(0, ge=-1)  # 0 and −1: off, as vLLM's clients write it
+    top_p: float = Field(1.0, gt=0, le=1)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] = []
+    ignore_eos: bool = False
+    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+
+    n: Annotated[int, _only(1)] = 1
+    best_of: Annotated[int, _only(1)] = 1
+    presence_penalty: Annotated[float, _only(0)] = 0
+    frequency_penalty: Annotated[float, _only(0)] = 0
+    repetition_penalty: Annotated[float, _only(1)] = 1
+    logit_bias: Annotated[dict[str, Any], _only({})] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+
+class CompletionRequest(_Request):
+    prompt: Prompt
+    max_tokens: int = Field(16, ge=1)
+    echo: bool = False
+    suffix: Annotated[str, _only("")] = ""
+    logprobs: Annotated[int | None, _only(None)] = None
+
+
+class _TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(_Strict):
+    role: Text
+    content: str | Annotated[list[_TextPart], Field(fail_fast=True)] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or [])
+
+
+class ChatRequest(_Request):
+    messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)  # its newer name
+    logprobs: Annotated[bool, _only(False)] = False
+    tools: Annotated[list[Any], _only([])] = []
+    response_format: Annotated[dict[str, Any], _only({"type": "text"})] = {"type": "text"}
+
+    @property
+    def prompt(self) -> str:
+        """GPT-2 has no chat format: a line a message, and the beginning of the answer's."""
+        return "".join(f"{message.role}: {message.text}\n" for message in self.messages) + "assistant:"
+
+
+class _Wire:
+    """How the answers of one route look."""
+
+    def __init__(self, prefix: str, answer: str, chunk: str):
+        self.prefix, self.answer, self.chunk = prefix, answer, chunk
+
+    def part(self, text: str, *, chunk: bool, first: bool) -> dict[str, Any]:
+        """What a choice holds besides its index and finish_reason."""
+        return {"text": text}
+
+
+class _ChatWire(_Wire):
+    def part(self, text: str, *, chunk: bool, first: bool) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text} if first else {"content": text}
+        return {"delta" if chunk else "message": message}
+
+
+COMPLETION = _Wire("cmpl", "text_completion", "text_completion")
+CHAT = _ChatWire("chatcmpl", "chat.completion", "chat.completion.chunk")
+
+
+def blueprint(frontend: Frontend) -> Blueprint:
+    routes = Blueprint("openai", __name__, url_prefix="/v1")
+    config = frontend.config
+    started = int(time.time())
+
+    @routes.post("/completions")
+    def completions() -> Response:
+        body = read(CompletionRequest)
+        _check_model(body.model)
+        prompts = frontend.encode(body.prompt, body.max_tokens, field="prompt", length_field="max_tokens")
+        return _respond(body, prompts, body.max_tokens, COMPLETION, body.echo)
+
+    @routes.post("/chat/completions")
+    def chat_completions() -> Response:
+        body = read(ChatRequest)
+        _check_model(body.model)
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        prompts = frontend.encode(body.prompt, max_tokens or 1, field="messages", length_field="max_tokens")
+        return _respond(body, prompts, max_tokens or config.max_model_len - len(prompts[0]), CHAT)
+
+    @routes.get("/models")
+    def models() -> Response:
+        return jsonify(object="list", data=[_model()])
+
+    @routes.get("/models/<name>")
+    def model(name: str) -> Response:
+        _check_model(name)
+        return jsonify(_model())
+
+    def _model() -> dict[str, Any]:
+        served = {"id": config.model_name, "object": "model", "created": started, "owned_by": "effective-batching"}
+        return served | {"root": config.model, "max_model_len": config.max_model_len}
+
+    def _check_model(name: str | None) -> None:
+        if name not in (None, config.model_name):
+            raise ModelNotFound(f"There is no model {name[:100]!r} here; this server has {config.model_name!r}.", param="model")
+
+    def _respond(body: _Request, prompts: list[list[int]], max_tokens: int, wire: _Wire, echo: bool = False) -> Response:
+        rule = StopRule(frontend.tokenizer, [body.stop] if isinstance(body.stop, str) else body.stop, not body.ignore_eos)
+        sampling = Sampling(
+            body.temperature,
+            body.top_k if body.top_k > 0 else None,
+            body.top_p if body.top_p < 1 else None,
+            frontend.seed(body.seed),
+        )
+        group = frontend.enqueue(prompts, max_tokens, sampling, timeout_s=body.timeout_s, stream=body.stream, rule=rule)
+        base = {"id": f"{wire.prefix}-{group[0].id}", "created": int(time.time()), "model": config.model_name}
+
+        def choice(i: int, text: str, finish_reason: str | None, **part: bool) -> dict[str, Any]:
+            return {"index": i} | wire.part(text, **part) | {"logprobs": None, "finish_reason": finish_reason}
+
+        if not body.stream:
+            frontend.wait(group)
+            choices = [
+                choice(i, frontend.text(member, echo, rule), member.finish_reason, chunk=False, first=True)
+                for i, member in enumerate(group)
+            ]
+            return jsonify(base | {"object": wire.answer, "choices": choices, "usage": usage_of(group)})
+
+        base["object"] = wire.chunk
+        include_usage = body.stream_options.include_usage
+        begun: set[int] = set()
+
+        def piece(i: int, text: str, n: int, last: bool) -> dict[str, Any]:
+            reason = group[i].finish_reason if last else None
+            chunk = base | {"choices": [choice(i, text, reason, chunk=True, first=i not in begun)]}
+            begun.add(i)
+            return chunk | {"usage": None} if include_usage else chunk
+
+        def end() -> dict[str, Any] | None:
+            return base | {"choices": [], "usage": usage_of(group)} if include_usage else None
+
+        return frontend.stream(group, piece, end, echo=echo, rule=rule)
+
+    return routes

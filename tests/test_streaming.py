@@ -1,0 +1,191 @@
+"""Streams of /inference, in process: the same texts as plain answers, token by token, and an end whatever happens."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from batching import BatchingManager
+from config import MODES
+from inference import Inference, Iteration
+from policies import Dynamic
+from tests.sse import events
+from tests.virtual import make_scheduler
+
+ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
+PATIENCE_S = 20
+
+
+class Gate:
+    """An engine that computes an iteration when it is told to, and then the next letters of a word."""
+
+    def __init__(self, word: bytes = b"abcdefghijklmnopqrstuvwxyz") -> None:
+        self.word = word
+        self.go = threading.Semaphore(0)
+        self.fails = False
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        assert self.go.acquire(timeout=PATIENCE_S)
+        if self.fails:
+            raise RuntimeError("no luck")
+        return [self.word[len(row.inference.tokens) % len(self.word)] for row in iteration.rows if row.samples]
+
+
+@pytest.fixture
+def gated(client_of: Callable[..., FlaskClient]) -> tuple[FlaskClient, Gate]:
+    gate = Gate()
+    return client_of(manager=BatchingManager(make_scheduler(Dynamic()), lambda: gate)), gate
+
+
+def stream(client: FlaskClient, body: dict[str, Any]) -> list[Any]:
+    response = client.post("/inference", json=body | {"stream": True})
+    assert response.status_code == 200 and response.content_type.startswith("text/event-stream")
+    return events(response.data)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(mode: str, client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(mode)
+    plain = client.post("/inference", json=ASK | {"echo": True}).get_json()
+    *chunks, last = stream(client, ASK | {"echo": True})
+    assert "".join(chunk["text"] for chunk in chunks) == plain["completion"]
+    assert sum(chunk["tokens"] for chunk in chunks) == 8 and {chunk["index"] for chunk in chunks} == {0}
+    assert last["usage"] == plain["usage"] and last["seed"] == plain["seed"]
+    assert set(last["timings"]) == set(plain["timings"]) and len(last["timings"]["itl_s"]) == 7
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_group_is_streamed_with_an_index_for_each_prompt(mode: str, client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(mode)
+    group = {"prompt": ["hi", "there", "you"], "num_tokens": 5, "seed": 3}
+    plain = client.post("/inference", json=group).get_json()
+    *chunks, last = stream(client, group)
+    for index, text in enumerate(plain["completion"]):
+        assert "".join(chunk["text"] for chunk in chunks if chunk["index"] == index) == text
+    assert last["usage"] == plain["usage"] and len(last["timings"]) == 3
+
+
+def test_tokens_are_sent_when_they_are_computed_and_together_if_they_piled_up(gated: tuple[FlaskClient, Gate]) -> None:
+    client, gate = gated
+    gate.go.release()
+    response = client.post("/inference", json={"prompt": "x", "num_tokens": 6, "stream": True}, buffered=False)
+    chunks = iter(response.iter_encoded())
+    assert next(chunks) == b'data: {"index":0,"text":"a","tokens":1}\n\n', "the first, while the engine stands still"
+    manager = client.application.extensions["manager"]
+    gate.go.release(3)  # the reader is slow: three more are computed meanwhile
+    wait_until(lambda: manager.snapshot().completion_tokens == 4)
+    assert next(chunks) == b'data: {"index":0,"text":"bcd","tokens":3}\n\n'
+    gate.go.release(2)
+    wait_until(lambda: manager.snapshot().running == 0)
+    last = next(chunks)
+    assert last.startswith(b'data: {"index":0,"text":"ef","tokens":2}\n\ndata: {"usage":') and last.endswith(
+        b"data: [DONE]\n\n"
+    )
+    assert list(chunks) == []
+    response.close()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.002)
+
+
+def test_the_bytes_of_an_unfinished_character_wait_for_the_rest_of_it(gated: tuple[FlaskClient, Gate]) -> None:
+    client, gate = gated
+    gate.word = "añ🙂b".encode()
+    gate.go.release(100)
+    *chunks, last = stream(client, {"prompt": "x", "num_tokens": 7})
+    text = "".join(chunk["text"] for chunk in chunks)
+    assert text == "añ🙂" and "\ufffd" not in text and last["usage"]["completion_tokens"] == 7
+    *chunks, last = stream(client, {"prompt": "x", "num_tokens": 5})
+    assert "".join(chunk["text"] for chunk in chunks) == "añ\ufffd", "what is there at the end is shown"
+    assert sum(chunk["tokens"] for chunk in chunks) == 5
+
+
+@pytest.mark.parametrize("mode", ["static", "windowed"])
+def test_in_a_request_level_batch_a_stream_ends_with_its_own_last_token(
+    mode: str, client_of: Callable[..., FlaskClient]
+) -> None:
+    client = client_of(mode)
+    group = {"prompt": ["a", "b"], "num_tokens": 3}
+    held: dict[str, Any] = {}
+
+    def ask(name: str, body: dict[str, Any]) -> None:
+        held[name] = client.application.test_client().post("/inference", json=body).data
+        held[f"{name} at"] = time.monotonic()
+
+    busy = threading.Thread(target=ask, args=("busy", {"prompt": "x", "num_tokens": 250}))
+    busy.start()
+    wait_until(lambda: client.application.extensions["manager"].snapshot().running == 1)
+    threads = [  # these three wait for the first, and then share a batch
+        threading.Thread(target=ask, args=("long", {"prompt": "x", "num_tokens": 300})),
+        threading.Thread(target=ask, args=("plain", group)),
+        threading.Thread(target=ask, args=("stream", group | {"stream": True})),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in [busy, *threads]:
+        thread.join()
+    timings = [json.loads(held["plain"])["timings"][0], events(held["stream"])[-1]["timings"][0]]
+    assert timings[0]["held_s"] > 0.1 and timings[1]["held_s"] == 0.0
+    assert held["stream at"] < held["plain at"] - 0.1
+    stats = client.get("/stats").get_json()
+    assert stats["largest_batch"] == 5 and stats["idle_rows"] >= 4 * 290, "the finished stream's rows are computed idly"
+
+
+def test_what_goes_wrong_before_the_first_token_has_a_status_of_its_own(
+    client_of: Callable[..., FlaskClient], gated: tuple[FlaskClient, Gate]
+) -> None:
+    client = client_of("nobatch", max_batch_size=1, max_waiting=1)
+    for body, status in (({"prompt": ""}, 400), ({"num_tokens": 2000}, 400), ({"prompt": ["a", "b", "c"]}, 400)):
+        assert client.post("/inference", json=ASK | body | {"stream": True}).status_code == status
+    client.application.extensions["manager"].enqueue([Inference([0], 300)])
+    waiting = client.post("/inference", json=ASK | {"stream": True, "timeout_s": 0.05})
+    assert waiting.status_code == 504 and waiting.get_json()["error"]["code"] == "deadline_passed"
+    client, gate = gated
+    gate.fails = True
+    gate.go.release(2)
+    assert client.post("/inference", json=ASK | {"stream": True}).status_code == 500
+
+
+def test_a_stream_whose_deadline_passes_ends_with_an_error_event(client_of: Callable[..., FlaskClient]) -> None:
+    for client, body in ((client_of(), {"timeout_s": 0.1}), (client_of(request_timeout_s=0.1), {})):
+        *chunks, last = stream(client, {"prompt": ["a", "b"], "num_tokens": 1000, **body})
+        assert 0 < sum(chunk["tokens"] for chunk in chunks) < 2000
+        assert last["error"]["code"] == "deadline_passed" and last["error"]["type"] == "timeout_error"
+        assert client.get("/stats").get_json()["expired"] == 2
+
+
+def test_a_stream_whose_engine_fails_ends_with_an_error_event(gated: tuple[FlaskClient, Gate]) -> None:
+    client, gate = gated
+    gate.go.release()
+    response = client.post("/inference", json=ASK | {"stream": True}, buffered=False)
+    chunks: Iterator[bytes] = iter(response.iter_encoded())
+    first = next(chunks)
+    gate.fails = True
+    gate.go.release()
+    *_, last = events(first + b"".join(chunks))
+    assert last["error"]["code"] == "generation_failed" and "no luck" in last["error"]["message"]
+    gate.fails = False
+    gate.go.release(8)
+    assert len(client.post("/inference", json=ASK).get_json()["completion"]) == 8
+
+
+def test_a_stream_that_is_closed_gives_its_row_back(gated: tuple[FlaskClient, Gate]) -> None:
+    client, gate = gated
+    gate.go.release()
+    response = client.post("/inference", json=ASK | {"stream": True}, buffered=False)
+    next(iter(response.iter_encoded()))
+    response.close()
+    left = client.application.extensions["manager"].snapshot()
+    assert (left.running, left.blocks_used) == (0, 0)
+    gate.go.release()  # the iteration that was under way
+    assert client.get("/stats").get_json()["cancelled"] == 1
