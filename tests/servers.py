@@ -5,20 +5,48 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from client.data import Request
+from client.load import Outcome
 from client.servers import server
 
 ROOT = Path(__file__).resolve().parents[1]
 
-__all__ = ["ROOT", "client_command", "launched", "server"]
+__all__ = [
+    "PATIENCE_S", "ROOT", "asks", "assert_all_answered", "client_command", "free_port", "launched", "scrape", "server",
+]  # fmt: skip
+
+PATIENCE_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request]:
+    return [Request(id=i, at=0, prompt=f"{prompt} {i}", num_tokens=num_tokens, seed=i) for i in range(n)]
+
+
+def assert_all_answered(outcomes: list[Outcome]) -> None:
+    assert [outcome.error for outcome in outcomes if outcome.error] == []
 
 
 def client_command(*arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / "client" / "client.py"), *arguments]
+
+
+def scrape(url: str) -> str:
+    """The text of a server's /metrics."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        return str(response.read(), "utf-8")
 
 
 @contextlib.contextmanager

@@ -244,9 +244,10 @@ def test_chat_is_the_messages_in_a_plain_template(client_of: Callable[..., Flask
     assert "".join(delta["content"] for delta in deltas) == same.choices[0].text
     rest = client.post("/v1/chat/completions", json={"messages": messages[:1]}).get_json()
     assert rest["usage"]["total_tokens"] == 1024, "without a limit it runs to the end of the context, or of the text"
-    for wrong in ({"messages": []}, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-                  {"messages": [{"role": "user", "content": "x" * 1024}]}, {"messages": [{"content": "x"}]}):  # fmt: skip
-        error = client.post("/v1/chat/completions", json=body | wrong)
+    refused: list[Any] = [[], [{"role": "user", "content": [{"type": "image_url"}]}], [{"content": "x"}],
+                          [{"role": "user", "content": "x" * 1024}]]  # fmt: skip
+    for wrong in refused:
+        error = client.post("/v1/chat/completions", json=body | {"messages": wrong})
         assert error.status_code == 400 and error.get_json()["error"]["param"] == "messages"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,31 +14,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from client.data import PromptData, Request
 from client.load import Outcome, ServerError, get, post, replay
 from client.servers import wait_until_ready
-from tests.servers import ROOT, launched, server
-
-PATIENCE_S = 60
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from config import MODES
+from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, scrape, server
 
 
-def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request]:
-    return [Request(id=i, at=0, prompt=f"{prompt} {i}", num_tokens=num_tokens, seed=i) for i in range(n)]
-
-
-def assert_all_answered(outcomes: list[Outcome]) -> None:
-    assert [outcome.error for outcome in outcomes if outcome.error] == []
-
-
-@pytest.mark.parametrize("mode", ["nobatch", "static", "windowed", "dynamic"])
+@pytest.mark.parametrize("mode", MODES)
 def test_300_requests_at_once_are_all_answered(mode: str) -> None:
     with server(mode, {"model": "fake"}) as url:
         outcomes = replay(url, asks(300, 3))
@@ -109,29 +96,105 @@ def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
         assert "Traceback" not in (process.stdout.read() if process.stdout else "")
 
 
-def test_requests_of_clients_that_have_gone_are_cancelled_and_their_row_is_free() -> None:
-    with server("nobatch", {"model": "fake"}) as url:
-        host, port = url.removeprefix("http://").split(":")
-        body = json.dumps({"prompt": "hi", "num_tokens": 1000}).encode()
-        dying = [socket.create_connection((host, int(port))) for _ in range(5)]
-        for connection in dying:
-            connection.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        wait_until_running(url, 1)
-        for connection in dying:
+def send(url: str, route: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request and leave its answer alone."""
+    host, port = url.removeprefix("http://").split(":")
+    raw = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (route.encode(), len(raw)) + raw)
+    return connection
+
+
+def metric(url: str, name: str) -> float:
+    return next(float(line.split()[-1]) for line in scrape(url).splitlines() if line.startswith(name))
+
+
+def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait until no row and no block is left."""
+    end = time.monotonic() + patience_s
+    while any(metric(url, f"vllm:{name}") for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")):
+        assert time.monotonic() < end, "rows or blocks are left"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_rows_and_blocks_free(mode: str) -> None:
+    # an iteration takes 20 ms, so left alone each of these would run for 20 s; the first two run and the others wait
+    with server(mode, {"model": "fake", "max_batch_size": 2, "loop_interval_ms": 20}) as url:
+        native, openai = {"prompt": "hi", "num_tokens": 1000}, {"prompt": "hi", "max_tokens": 1000}
+        going = [
+            send(url, "/inference", native),
+            send(url, "/v1/completions", openai | {"stream": True}),
+            send(url, "/inference", native | {"stream": True}),
+            send(url, "/v1/completions", openai),
+        ]
+        wait_until_running(url, 1 if mode in ("nobatch", "static") else 2)
+        for connection in going:
             connection.close()
-        assert_all_answered(replay(url, asks(1, 3)))
+        wait_until_free(url, patience_s=8)
         stats = get(f"{url}/stats")
-        assert stats["cancelled"] == 5 and stats["completed"] == 1
+        assert stats["cancelled"] == 4 and stats["completed"] == 0
+        assert metric(url, "vllm:generation_tokens_total") < 1000
+        assert_all_answered(replay(url, asks(3, 3)))
+
+
+def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_the_others_their_text() -> None:
+    prompts = [f"{words} {n}" for n in range(5) for words in ("If the", "Return", "a list of", "The", "class")]
+
+    async def ask(session: aiohttp.ClientSession, url: str, n: int, enough: int) -> str:
+        body = {"prompt": prompts[n % len(prompts)], "num_tokens": 60, "temperature": 0, "stream": True}
+        text, tokens = "", 0
+        async with session.post(f"{url}/inference", json=body) as response:
+            assert response.status == 200
+            async for line in response.content:
+                event = line.decode().removeprefix("data: ").strip()
+                if event and event != "[DONE]" and "text" in (chunk := json.loads(event)):
+                    text, tokens = text + chunk["text"], tokens + chunk["tokens"]
+                    if tokens >= enough:
+                        response.close()
+                        return ""
+        return text
+
+    async def all_at_once(url: str) -> list[str]:
+        timeout = aiohttp.ClientTimeout(total=4 * PATIENCE_S)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            return await asyncio.gather(*(ask(session, url, n, 30 if n % 2 else 1000) for n in range(500)))
+
+    with server("dynamic", {"model": "demo"}) as url:
+        plain = [{"prompt": prompt, "num_tokens": 60, "temperature": 0} for prompt in prompts]
+        alone = [post(f"{url}/inference", body)["completion"] for body in plain]
+        assert len(set(alone)) > 15
+        texts = asyncio.run(all_at_once(url))
+        assert all(texts[n] == alone[n % len(prompts)] for n in range(0, 500, 2))
+        wait_until_free(url)
+        stats = get(f"{url}/stats")
+        assert stats["cancelled"] + stats["completed"] == 500 + len(prompts)
+        assert stats["cancelled"] > 100, "the others had their last token before the server could notice"
+        assert stats["failed"] == stats["expired"] == stats["refused"] == 0
+
+
+def test_a_reader_that_stands_still_slows_nobody_and_gets_what_piled_up_in_few_pieces() -> None:
+    with server("dynamic", {"model": "fake", "max_batch_size": 36}) as url:
+        ask = {"prompt": ["hi"] * 32, "max_tokens": 1000, "seed": 1, "stream": True}
+        with send(url, "/v1/completions", ask) as slow:  # its answer is larger than what the sockets hold
+            wait_until_running(url, 32)
+            assert_all_answered(replay(url, asks(4, 100)))
+            wait_until_free(url)  # all of it is computed, and nothing read
+            assert metric(url, "vllm:generation_tokens_total") == 32 * 1000 + 4 * 100
+            slow.settimeout(PATIENCE_S)
+            raw = b""
+            while not raw.endswith(b"0\r\n\r\n"):
+                raw += slow.recv(1_000_000)
+        assert get(f"{url}/stats")["completed"] == 36
+        assert raw.count(b'"length"') == 32 and raw.count(b"data: [DONE]") == 1
+        assert 32 < raw.count(b"data: ") < 32 * 1000
 
 
 def test_a_killed_client_disturbs_nobody() -> None:
     with server("dynamic", {"model": "fake"}) as url:
         alone = replay(url, asks(5, 100))
-        host, port = url.removeprefix("http://").split(":")
-        body = json.dumps({"prompt": "hi", "num_tokens": 900}).encode()
         for abrupt in (True, False):
-            with socket.create_connection((host, int(port))) as dying:
-                dying.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            with send(url, "/inference", {"prompt": "hi", "num_tokens": 900}) as dying:
                 if abrupt:  # RST instead of FIN
                     dying.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         beside = replay(url, asks(5, 100))

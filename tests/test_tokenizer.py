@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import tiktoken
 from hypothesis import given
@@ -56,7 +58,7 @@ TEXT = st.text("abé\n", max_size=20).map(lambda text: list(text.encode()))
 
 def in_pieces(detokenizer: Detokenizer, ids: list[int], cuts: list[int]) -> list[str]:
     edges = [0, *sorted(max(0, min(cut, len(ids) - 1)) for cut in cuts), len(ids)]  # the last id comes last
-    return [detokenizer.completion(ids[a:b], last=n == len(cuts)) for n, (a, b) in enumerate(zip(edges, edges[1:]))]
+    return [detokenizer.completion(ids[a:b], last=n == len(cuts)) for n, (a, b) in enumerate(pairwise(edges))]
 
 
 @given(IDS | TEXT, st.lists(st.integers(0, 40), max_size=8))

@@ -1,0 +1,166 @@
+"""/metrics is what Prometheus can read, under the names of METRICS section 4, and tells the same as /stats and the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+from flask.testing import FlaskClient
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from batching import BatchingManager
+from client.data import PromptData
+from client.load import get, post, replay
+from config import MODES
+from inference import Inference, Iteration
+from policies import Dynamic
+from tests.servers import scrape, server
+from tests.virtual import make_scheduler
+
+COUNTERS = {
+    "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total", "batching_flush_total",
+}  # fmt: skip
+GAUGES = {
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "batching_rows", "batching_occupancy",
+}  # fmt: skip
+HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds",
+    "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds",
+    "vllm:request_decode_time_seconds", "vllm:iteration_tokens_total", "request_held_time_seconds",
+}  # fmt: skip
+
+
+def families(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def values(text: str) -> dict[str, float]:
+    """Every sample by its name, with the labels that make a difference."""
+    found = {}
+    for family in families(text).values():
+        for sample in family.samples:
+            labels = [sample.labels[name] for name in ("finished_reason", "reason", "kind", "le") if name in sample.labels]
+            found["/".join([sample.name, *labels])] = sample.value
+    return found
+
+
+def metrics(client: FlaskClient) -> dict[str, float]:
+    return values(client.get("/metrics").get_data(as_text=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_name_is_there_with_its_kind_labels_and_unit(mode: str, client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(mode)
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 3})
+    response = client.get("/metrics")
+    assert response.content_type.startswith("text/plain; version=")
+    found = families(response.get_data(as_text=True))
+    kinds = {sample.name: family.type for family in found.values() for sample in family.samples}
+    assert {name: kinds.get(name) for name in COUNTERS} == dict.fromkeys(COUNTERS, "counter")
+    assert {name: kinds.get(name) for name in GAUGES} == dict.fromkeys(GAUGES, "gauge")
+    assert {name: kinds.get(f"{name}_bucket") for name in HISTOGRAMS} == dict.fromkeys(HISTOGRAMS, "histogram")
+    for family in found.values():
+        assert family.documentation
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "fake" and sample.labels["mode"] == mode
+    buckets = [s.labels["le"] for s in found["vllm:inter_token_latency_seconds"].samples if s.name.endswith("_bucket")]
+    assert sum(float(le) < 0.01 for le in buckets) >= 8 and buckets[-1] == "+Inf"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
+    requests = PromptData("uniform:1:40", seed=2).requests(60, "burst")
+    with server(mode, {"model": "fake"}) as url:
+        replay(url, requests[:5])  # not of the run
+        before = values(scrape(url))
+        assert get(f"{url}/stats")["completed"] == 5
+        post(f"{url}/stats/reset")
+        answers = [outcome.answer for outcome in replay(url, requests)]
+        after, stats = values(scrape(url)), get(f"{url}/stats")
+    delta = {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+    def mean_ms(name: str) -> float:
+        return 1e3 * delta[f"{name}_sum"] / delta[f"{name}_count"]
+
+    done = [answer for answer in answers if answer]
+    assert len(done) == 60
+    completion, prompt = sum(a.completion_tokens for a in done), sum(a.prompt_tokens for a in done)
+    assert delta["vllm:generation_tokens_total"] == stats["total_output_tokens"] == completion
+    assert delta["vllm:prompt_tokens_total"] == stats["total_input_tokens"] == prompt
+    assert delta["vllm:request_success_total/length"] == stats["completed"] == 60
+    assert delta["vllm:inter_token_latency_seconds_count"] == completion - 60
+    assert delta["vllm:inter_token_latency_seconds_bucket/+Inf"] == completion - 60
+    assert delta["vllm:iteration_tokens_total_sum"] == completion + prompt - 60, "a first token needs no iteration of its own"
+    for kind in ("live", "idle"):
+        assert delta[f"batching_computed_rows_total/{kind}"] == stats[f"{kind}_rows"]
+    flushes = {name.split("/")[1]: n for name, n in delta.items() if name.startswith("batching_flush_total/")}
+    assert {reason: n for reason, n in flushes.items() if n} == stats["batches_formed"]
+    for name, key in (
+        ("vllm:time_to_first_token_seconds", "mean_ttft_ms"),
+        ("vllm:e2e_request_latency_seconds", "mean_e2el_ms"),
+        ("vllm:request_queue_time_seconds", "mean_queue_time_ms"),
+        ("vllm:inter_token_latency_seconds", "mean_itl_ms"),
+        ("vllm:request_time_per_output_token_seconds", "mean_tpot_ms"),
+        ("request_held_time_seconds", "mean_held_time_ms"),
+    ):
+        assert mean_ms(name) == pytest.approx(stats[key], abs=0.002)
+    clients = 1e3 * sum(a.timings["e2e_s"] for a in done) / 60
+    assert mean_ms("vllm:e2e_request_latency_seconds") == pytest.approx(clients, abs=0.002)
+    assert (after["vllm:num_requests_running"], after["vllm:num_requests_waiting"], after["vllm:kv_cache_usage_perc"]) == (
+        0,
+        0,
+        0,
+    )
+
+
+def test_the_gauges_are_of_this_moment(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of("static", max_batch_size=2)
+    manager = client.application.extensions["manager"]
+    long = [Inference([0] * 16, 1000), Inference([0], 500)]
+    manager.enqueue(long)
+    waiting = [Inference([0], 5) for _ in range(3)]
+    while manager.snapshot().running < 2:
+        pass
+    for inference in waiting:
+        manager.enqueue([inference])
+    now = metrics(client)
+    assert now["vllm:num_requests_running"] == 2 and now["vllm:num_requests_waiting"] == 3
+    assert now["vllm:kv_cache_usage_perc"] == pytest.approx((64 + 32) / 128)
+    manager.cancel([*long, *waiting])
+    assert metrics(client)["vllm:num_requests_running"] == 0
+
+
+def test_ends_are_counted_by_their_reason(client_of: Callable[..., FlaskClient]) -> None:
+    class Broken:
+        def generate(self, iteration: Iteration) -> list[int]:
+            raise RuntimeError("no luck")
+
+    client = client_of("nobatch")
+    manager = client.application.extensions["manager"]
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 2})
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 1000, "timeout_s": 0.01})
+    manager.enqueue(gone := [Inference([0], 1000)])
+    manager.cancel(gone)
+    client.post("/inference", json={"prompt": "", "num_tokens": 2})
+    now = metrics(client)
+    found = {reason: now[f"vllm:request_success_total/{reason}"] for reason in ("stop", "length", "abort", "timeout", "error")}
+    assert found == {"stop": 0, "length": 1, "abort": 1, "timeout": 1, "error": 0}
+    broken = client_of(manager=BatchingManager(make_scheduler(Dynamic()), Broken))
+    broken.post("/inference", json={"prompt": "hi", "num_tokens": 2})
+    assert metrics(broken)["vllm:request_success_total/error"] == 1
+    assert metrics(broken)["vllm:generation_tokens_total"] == 0
+
+
+def test_two_apps_in_one_process_count_apart(client_of: Callable[..., FlaskClient]) -> None:
+    one, other = client_of(), client_of("static")
+    one.post("/inference", json={"prompt": "hi", "num_tokens": 2})
+    assert metrics(one)["vllm:generation_tokens_total"] == 2 and metrics(other)["vllm:generation_tokens_total"] == 0
+
+
+def test_rows_and_occupancy_are_those_of_the_latest_iteration(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of("static", max_batch_size=4)
+    client.post("/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"})
+    rows: Mapping[str, float] = metrics(client)
+    assert rows["batching_rows/live"] == 2 and rows["batching_rows/idle"] == 0 and rows["batching_rows/padding"] == 0
+    assert rows["batching_occupancy"] == 0.5

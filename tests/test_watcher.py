@@ -1,0 +1,77 @@
+"""The watcher by itself: who is gone, and who only takes long."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from batching import BatchingManager
+from generate.fake import FakeGenerator
+from inference import Inference, State
+from policies import Dynamic
+from tests.virtual import make_scheduler
+from watcher import Watcher
+
+PATIENCE_S = 20
+
+
+@pytest.fixture
+def manager() -> Iterator[BatchingManager]:
+    def slow(seconds: float) -> None:
+        time.sleep(0.01)
+
+    made = BatchingManager(make_scheduler(Dynamic(), n_blocks=10_000), lambda: FakeGenerator(slow))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def endless(manager: BatchingManager) -> Inference:
+    inference = Inference([0], 10_000)
+    manager.enqueue([inference])
+    return inference
+
+
+def test_a_connection_that_is_closed_cancels_its_request(
+    manager: BatchingManager, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    watched, other = endless(manager), endless(manager)
+    with Watcher(manager, interval_s=0.01).watching(ours, [watched]):
+        assert not watched.done.wait(0.1), "while it is open nothing happens"
+        theirs.close()
+        assert watched.done.wait(PATIENCE_S) and watched.state is State.CANCELLED
+    assert other.state is State.RUNNING
+
+
+def test_a_reader_that_takes_nothing_for_long_counts_as_gone_and_the_write_ends(
+    manager: BatchingManager, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, _ = pair
+    inference = endless(manager)
+    ended = threading.Event()
+
+    def write() -> None:
+        with pytest.raises(OSError):
+            while True:
+                ours.sendall(b"x" * 100_000)
+        ended.set()
+
+    with Watcher(manager, interval_s=0.01, stalled_after_s=0.2).watching(ours, [inference]) as watched:
+        time.sleep(0.4)
+        assert inference.state is State.RUNNING, "nothing is being written, so nobody stalls"
+        watched.writing_since = time.monotonic()
+        threading.Thread(target=write).start()
+        assert inference.done.wait(PATIENCE_S) and inference.state is State.CANCELLED
+        assert ended.wait(PATIENCE_S), "the HTTP thread is free again"
