@@ -24,7 +24,7 @@ from werkzeug.exceptions import HTTPException
 from batching import BatchingManager, Inference, Sampling
 from config import HANDOFF, Config, ConfigError, parse
 from errors import GenerationFailed, InvalidRequest, Overloaded, ServingError
-from frontend import MAX_BODY_BYTES, Frontend, Integers, Lists, Strings, Text, error_object, is_alone, read, usage_of
+from frontend import MAX_BODY_BYTES, Frontend, Integers, Lists, Strings, Text, is_alone, read, usage_of
 from generate import load_generator
 from kernels import KernelUnavailable
 from request_log import RequestLog
@@ -32,6 +32,7 @@ from routes import openai
 from routes.metrics import Metrics
 from serving import create_manager
 from stats import DEFINITIONS, ServerStats, times_of
+from streams import error_object
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
 
@@ -111,7 +112,7 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
         prompts = frontend.encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
         seed = frontend.seed(body.seed)
         sampling = Sampling(body.temperature, body.top_k, body.top_p, seed)
-        group = frontend.enqueue(prompts, body.num_tokens, sampling, timeout_s=body.timeout_s, stream=body.stream)
+        group = frontend.group(prompts, body.num_tokens, sampling, body.timeout_s)
 
         def measures() -> dict[str, Any]:
             timings = [_timings(member) for member in group]
@@ -198,7 +199,7 @@ def serve() -> Flask:
     """gunicorn's entry point, in the worker: the app of the Config that the launcher handed on."""
     config = Config.model_validate_json(os.environ[HANDOFF])
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    # A thread that runs Python makes every torch operation wait for the GIL this long: 5 ms, the default, is
+    # A thread that runs Python makes the engine wait for the GIL this long: 5 ms, the default, is longer than a whole
     # longer than a whole iteration.
     sys.setswitchinterval(1e-3)
     tokenizer = load_tokenizer(config.tokenizer)

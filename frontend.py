@@ -1,17 +1,15 @@
 """What the completion routes share: a body becomes a group of inferences, which is waited for or streamed.
 
-Knows requests, tokens and server-sent events; what a route's bodies and answers look like is the route's own.
+Knows bodies and tokens; what a route's bodies and answers look like is the route's own.
 """
 
 from __future__ import annotations
 
-import json
+import socket
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from queue import SimpleQueue
 from typing import Annotated, Any, TypeVar
 
 from flask import Response, request
@@ -21,13 +19,12 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from batching import BatchingManager, Inference, Sampling
 from config import Config
-from errors import InvalidRequest, ServingError
-from inference import Progress
+from errors import InvalidRequest
+from streams import Part, Stream, Streamer
 from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule
-from watcher import Watched, Watcher
+from watcher import Watcher
 
 MAX_BODY_BYTES = 1_000_000
-DONE = b"data: [DONE]\n\n"
 
 # fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each is described
 Strings = Annotated[list[str], Field(fail_fast=True)]
@@ -36,19 +33,6 @@ Lists = Annotated[list[Integers], Field(fail_fast=True)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or as ids
 Body = TypeVar("Body", bound=BaseModel)
-
-# ASCII alone: some clients take U+2028 or U+0085 in a stream for the end of a line
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def event(data: Any) -> bytes:
-    """One server-sent event."""
-    return f"data: {_to_json(data)}\n\n".encode()
-
-
-def error_object(error: ServingError) -> dict[str, Any]:
-    """What every error looks like, in an answer and in a stream; OpenAI's clients know it."""
-    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
 
 
 def read(kind: type[Body]) -> Body:
@@ -84,6 +68,7 @@ class Frontend:
         self.manager = manager
         self.tokenizer = tokenizer
         self._watcher = Watcher(manager)
+        self._streamer = Streamer()
         self._next_seed = config.seed
         self._lock = threading.Lock()
 
@@ -123,26 +108,22 @@ class Frontend:
                 raise InvalidRequest(f"Every prompt id must be in 0 … {self.tokenizer.n_vocab - 1}.", param=field)
         return prompts
 
-    def enqueue(
+    def group(
         self,
         prompts: Sequence[list[int]],
         num_tokens: int,
         sampling: Sampling,
-        *,
         timeout_s: float | None,
-        stream: bool,
         rule: StopRule | None = None,
     ) -> list[Inference]:
-        """Queue one inference a prompt, all or none. Raises InvalidRequest, Overloaded or Draining."""
+        """One inference a prompt, to be waited for or streamed."""
         timeout_s = timeout_s or self.config.request_timeout_s
         deadline = None if timeout_s is None else self.manager.clock() + timeout_s
-        progress: SimpleQueue[Progress] | None = SimpleQueue() if stream else None
-        group = [Inference(ids, num_tokens, sampling, deadline, rule.new() if rule else None, progress) for ids in prompts]
-        self.manager.enqueue(group)
-        return group
+        return [Inference(ids, num_tokens, sampling, deadline, rule.new() if rule else None) for ids in prompts]
 
     def wait(self, group: Sequence[Inference]) -> None:
-        """Wait until every inference of the group is answered; raise the first error."""
+        """Queue the group, and wait until all of it is answered. Raises what enqueue does, and the first error of a member."""
+        self.manager.enqueue(group)
         with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
             for member in group:
                 member.done.wait()
@@ -165,88 +146,26 @@ class Frontend:
         echo: bool = False,
         rule: StopRule | None = None,
     ) -> Response:
-        """Answer with server-sent events, as tokens are computed.
+        """Queue the group, and answer with server-sent events as its tokens are computed.
 
         `piece(i, text, n, last)`: the event for the next n tokens of the group's i-th inference; those that pile up while
         the reader is slow come as one. `end()`: an event after all of them, or None. Waits for the first text, so that
         what goes wrong before it is raised and has a status of its own; what goes wrong later is an event.
         """
-        parts = {
-            id(member): _Part(i, Detokenizer(self.tokenizer, rule), member.prompt_ids if echo else [])
-            for i, member in enumerate(group)
-        }
+        prompts = [member.prompt_ids if echo else [] for member in group]
+        parts = {id(m): Part(i, Detokenizer(self.tokenizer, rule), ids) for i, (m, ids) in enumerate(zip(group, prompts))}
+        connection = request.environ.get("gunicorn.socket")
+        chunked = type(connection) is socket.socket and request.environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
+        stream = Stream(parts, piece, end, connection if chunked else None)
+        self._streamer.follow(stream, group)
+        self.manager.enqueue(group)
         with ExitStack() as stack:
-            watched = stack.enter_context(self._watcher.watching(request.environ.get("gunicorn.socket"), group))
+            watched = stack.enter_context(self._watcher.watching(connection, group))
             stack.callback(self.manager.cancel, group)  # does nothing unless the reader has gone before the end
-            events = _events(group, parts, watched, piece, end)
+            body = stream.body(watched)
             response = Response(
-                chain([next(events)], events), mimetype="text/event-stream",
+                chain([next(body)], body), mimetype="text/event-stream",
                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},  # proxies: pass it on at once
             )  # fmt: skip
             response.call_on_close(stack.pop_all().close)
         return response
-
-
-class _Part:
-    """One inference of a stream: what of it was read, and what of that was shown."""
-
-    def __init__(self, index: int, detokenizer: Detokenizer, prompt_ids: list[int]):
-        self.index = index
-        self._detokenizer = detokenizer
-        self._text = detokenizer.prompt(prompt_ids)
-        self._read = self._shown = 0
-
-    def read(self, told: Progress) -> tuple[str, int]:
-        """The text that is new and its tokens; nothing of either while the text is held back."""
-        self._text += self._detokenizer.completion(told.inference.tokens[self._read : told.n_tokens], told.is_over)
-        self._read = told.n_tokens
-        if not self._text and not told.is_over:
-            return "", 0
-        text, n = self._text, self._read - self._shown
-        self._text, self._shown = "", self._read
-        return text, n
-
-
-def _events(
-    group: Sequence[Inference],
-    parts: dict[int, _Part],
-    watched: Watched,
-    piece: Callable[[int, str, int, bool], Any],
-    end: Callable[[], Any | None],
-) -> Iterator[bytes]:
-    begun = False
-    while parts:
-        out: list[Any] = []
-        failure = None
-        for told in _newest(group[0].progress):
-            if (part := parts.get(id(told.inference))) is None:  # told twice that it is over
-                continue
-            text, n = part.read(told)
-            if told.is_over:
-                del parts[id(told.inference)]
-                failure = failure or told.inference.error
-            last = told.is_over and told.inference.error is None
-            if text or last:
-                out.append(piece(part.index, text, n, last))
-        if failure is not None:
-            if not begun and not out:
-                raise failure
-            out.append(error_object(failure))
-            parts.clear()
-        elif not parts and (closing := end()) is not None:
-            out.append(closing)
-        if out:
-            begun = True
-            watched.writing_since = time.monotonic()
-            yield b"".join(map(event, out)) + (b"" if parts else DONE)
-            watched.writing_since = None
-
-
-def _newest(progress: SimpleQueue[Progress] | None) -> Iterable[Progress]:
-    """Wait until there is something new; return what each inference told last."""
-    assert progress is not None
-    told: dict[int, Progress] = {}
-    while not told or not progress.empty():
-        news = progress.get()
-        told[id(news.inference)] = news
-    return told.values()

@@ -11,7 +11,6 @@ import enum
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Literal, NamedTuple, Protocol
 
 from errors import ServingError
@@ -54,7 +53,7 @@ class Inference:
     sampling: Sampling = Sampling()
     deadline: float | None = None
     stop: Callable[[int], bool] | None = None  # told each token once; True ends the inference with it
-    progress: SimpleQueue[Progress] | None = None  # where a stream, or a group of them, is told; None for a plain answer
+    progress: Callable[[Progress], None] | None = None  # called for each token and at the end, if it is streamed
 
     id: int = -1  # arrival order; given by the scheduler, as are the next five
     group: int = -1  # the id of the group's first inference
@@ -96,7 +95,7 @@ class Inference:
     def tell(self) -> None:
         """Tell the stream, if it is one, how far this inference has come."""
         if self.progress is not None:
-            self.progress.put(Progress(self, len(self.tokens), self.is_over))
+            self.progress(Progress(self, len(self.tokens), self.is_over))
 
     def token(self, position: int) -> int:
         """The id at `position` of prompt + completion."""

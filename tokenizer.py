@@ -57,11 +57,11 @@ class StopRule:
 
     def new(self) -> Callable[[int], bool]:
         """`Inference.stop` of one inference: told its tokens one by one, it says when to end."""
-        tail = b""
+        eot, tail = self._tokenizer.eot_token, b""
 
         def stop(token: int) -> bool:
             nonlocal tail
-            if token == self._tokenizer.eot_token:
+            if token == eot:
                 return self._end_of_text
             if not self._strings:
                 return False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from flask import Blueprint, Response, request
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
@@ -24,68 +24,106 @@ SECONDS = (
 )  # fmt: skip
 TOKENS = tuple(2**i for i in range(13))
 REASONS = {State.CANCELLED: "abort", State.EXPIRED: "timeout", State.FAILED: "error"}  # FINISHED has its own finish_reason
+Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class Metrics:
-    """An observer of the manager, with a registry of its own: two apps in one process share nothing."""
+    """An observer of the manager, and a collector in a registry of its own: two apps in one process share nothing.
+
+    The handler thread tells it of every iteration and token, so what it counts it counts in plain numbers, and they
+    become metrics when Prometheus asks; only what is observed once a request goes through the library's histograms.
+    """
 
     def __init__(self, config: Config, manager: BatchingManager):
         self.registry = CollectorRegistry()
+        self._manager = manager
         self._max_batch_size = config.max_batch_size
-        labels = {"model_name": config.model_name, "mode": config.mode}
+        self._labels = {"model_name": config.model_name, "mode": config.mode}
 
-        def metric(kind: Any, name: str, meaning: str, *also: str, **extra: Any) -> Any:
-            made = kind(name, meaning, (*labels, *also), registry=self.registry, **extra)
-            return (lambda value: made.labels(*labels.values(), value)) if also else made.labels(*labels.values())
+        def histogram(name: str, meaning: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(name, meaning, self._labels, buckets=buckets, registry=self.registry).labels(**self._labels)
 
-        def seconds(name: str, meaning: str) -> Histogram:
-            return metric(Histogram, name, meaning, buckets=SECONDS)
+        self._ttft = histogram("vllm:time_to_first_token_seconds", "first token - arrival")
+        self._tpot = histogram("vllm:request_time_per_output_token_seconds", "(last token - first token) / (n - 1)")
+        self._e2e = histogram("vllm:e2e_request_latency_seconds", "answered - arrival")
+        self._queue = histogram("vllm:request_queue_time_seconds", "admitted - arrival")
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "first token - admitted")
+        self._decode = histogram("vllm:request_decode_time_seconds", "last token - first token")
+        self._held = histogram("request_held_time_seconds", "answered - last token: waiting for batch mates")
+        self._tokens = histogram("vllm:iteration_tokens_total", "tokens of an iteration's live rows", TOKENS)
 
-        self._ttft = seconds("vllm:time_to_first_token_seconds", "first token - arrival")
-        self._tpot = seconds("vllm:request_time_per_output_token_seconds", "(last token - first token) / (n - 1)")
-        self._e2e = seconds("vllm:e2e_request_latency_seconds", "answered - arrival")
-        self._queue = seconds("vllm:request_queue_time_seconds", "admitted - arrival")
-        self._prefill = seconds("vllm:request_prefill_time_seconds", "first token - admitted")
-        self._decode = seconds("vllm:request_decode_time_seconds", "last token - first token")
-        self._held = seconds("request_held_time_seconds", "answered - last token: waiting for batch mates")
-        self._tokens = metric(Histogram, "vllm:iteration_tokens_total", "tokens of an iteration's live rows", buckets=TOKENS)
-        self._ended = metric(Counter, "vllm:request_success", "requests that ended", "finished_reason")
-        self._flush = metric(Counter, "batching_flush", "times that requests were admitted", "reason")
-        self._rows = metric(Gauge, "batching_rows", "rows of the latest iteration", "kind")
-        self._computed = metric(Counter, "batching_computed_rows", "rows of all iterations", "kind")
-        self._occupancy = metric(Gauge, "batching_occupancy", "live rows of the latest iteration / max_batch_size")
-        for reason in ("stop", "length", *REASONS.values()):
-            self._ended(reason)  # shown as 0 until it happens
-        for kind in ("live", "idle", "padding"):
-            self._rows(kind), self._computed(kind)
-        self._now = _Now(manager, labels)
-        self.registry.register(self._now)
+        self._lock = threading.Lock()  # of all that follows
+        self._ended = Counter(dict.fromkeys(("stop", "length", *REASONS.values()), 0))
+        self._flushes: Counter[str] = Counter()
+        self._rows = self._computed = {"live": 0, "idle": 0, "padding": 0}
+        self._gaps = np.zeros(len(SECONDS) + 1, np.int64)  # between tokens, by bucket
+        self._gaps_s = 0.0
+        self.registry.register(self)
 
     def iteration(self, record: IterationRecord) -> None:
-        live, idle = record.live_rows, record.idle_rows
-        for kind, n in (("live", live), ("idle", idle)):
-            self._rows(kind).set(n)
-            self._computed(kind).inc(n)
-        self._occupancy.set(live / self._max_batch_size)
-        self._tokens.observe(sum(row.n_tokens for row in record.iteration.rows if not row.idle))
-        if record.iteration.reason:
-            self._flush(record.iteration.reason).inc()
+        live, rows = record.live_rows, record.iteration.rows
+        self._tokens.observe(sum(row.n_tokens for row in rows if not row.idle))
+        with self._lock:
+            self._rows = {"live": live, "idle": len(rows) - live, "padding": 0}
+            self._computed = {kind: self._computed[kind] + n for kind, n in self._rows.items()}
+            if record.iteration.reason:
+                self._flushes[record.iteration.reason] += 1
 
     def answered(self, inference: Inference) -> None:
-        if inference.state is not State.FINISHED:
-            self._ended(REASONS[inference.state]).inc()
+        finished = inference.state is State.FINISHED
+        with self._lock:
+            self._ended[inference.finish_reason if finished else REASONS[inference.state]] += 1
+        if not finished:
             return
-        self._ended(inference.finish_reason).inc()
-        times = times_of(inference)
+        times, n = times_of(inference), len(inference.tokens)
         self._ttft.observe(times.ttft_s)
         self._e2e.observe(times.e2e_s)
         self._queue.observe(times.queue_s)
         self._prefill.observe(times.ttft_s - times.queue_s)
         self._decode.observe(times.decode_s)
         self._held.observe(times.held_s)
-        if (tpot := tpot_s(times.decode_s, len(inference.tokens))) is not None:
+        if (tpot := tpot_s(times.decode_s, n)) is not None:
             self._tpot.observe(tpot)
-        self._now.gaps(times.itl_s)
+            gaps = np.bincount(np.searchsorted(SECONDS, times.itl_s), minlength=len(SECONDS) + 1)
+            with self._lock:
+                self._gaps += gaps
+                self._gaps_s += times.decode_s
+
+    def collect(self) -> Iterator[Metric]:
+        """What was counted in plain numbers, for the registry."""
+        names, values = tuple(self._labels), tuple(self._labels.values())
+        now = self._manager.snapshot()
+        with self._lock:
+            ended, flushes, rows, computed = dict(self._ended), dict(self._flushes), self._rows, self._computed
+            gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
+
+        def one(kind: type[Family], name: str, meaning: str, value: float) -> Metric:
+            family = kind(name, meaning, labels=names)
+            family.add_metric(values, value)
+            return family
+
+        def by(label: str, kind: type[Family], name: str, meaning: str, counts: dict[str, int]) -> Metric:
+            family = kind(name, meaning, labels=(*names, label))
+            for what, n in counts.items():
+                family.add_metric((*values, what), n)
+            return family
+
+        yield one(GaugeMetricFamily, "vllm:num_requests_running", "requests admitted and not answered", now.running)
+        yield one(GaugeMetricFamily, "vllm:num_requests_waiting", "requests waiting to be admitted", now.waiting)
+        yield one(GaugeMetricFamily, "vllm:kv_cache_usage_perc", "KV blocks reserved / all", now.blocks_used / now.n_blocks)
+        yield one(CounterMetricFamily, "vllm:prompt_tokens", "prompt tokens computed", now.prompt_tokens)
+        yield one(CounterMetricFamily, "vllm:generation_tokens", "completion tokens computed", now.completion_tokens)
+        yield by("finished_reason", CounterMetricFamily, "vllm:request_success", "requests that ended", ended)
+        yield by("reason", CounterMetricFamily, "batching_flush", "times that requests were admitted", flushes)
+        yield by("kind", GaugeMetricFamily, "batching_rows", "rows of the latest iteration", rows)
+        yield by("kind", CounterMetricFamily, "batching_computed_rows", "rows of all iterations", computed)
+        yield one(
+            GaugeMetricFamily, "batching_occupancy", "live rows of the latest iteration / max_batch_size",
+            rows["live"] / self._max_batch_size,
+        )  # fmt: skip
+        family = HistogramMetricFamily("vllm:inter_token_latency_seconds", "gaps between consecutive tokens", labels=names)
+        family.add_metric(values, [*zip([*map(str, SECONDS), "+Inf"], gaps)], sum_value=gaps_s)
+        yield family
 
     def blueprint(self) -> Blueprint:
         routes = Blueprint("metrics", __name__)
@@ -96,44 +134,3 @@ class Metrics:
             return Response(encode(self.registry), content_type=content_type)
 
         return routes
-
-
-class _Now:
-    """What is read from the scheduler when Prometheus asks, and the gaps between tokens.
-
-    These come in by the hundred with each answer: counted with numpy, they cost the handler thread a tenth of
-    as many calls of Histogram.observe.
-    """
-
-    def __init__(self, manager: BatchingManager, labels: dict[str, str]):
-        self._manager = manager
-        self._labels = labels
-        self._lock = threading.Lock()
-        self._counts = np.zeros(len(SECONDS) + 1, np.int64)
-        self._sum = 0.0
-
-    def gaps(self, seconds: list[float]) -> None:
-        where = np.searchsorted(SECONDS, seconds)
-        with self._lock:
-            self._counts += np.bincount(where, minlength=len(self._counts))
-            self._sum += sum(seconds)
-
-    def collect(self) -> Iterator[Metric]:
-        names, values = tuple(self._labels), tuple(self._labels.values())
-        now = self._manager.snapshot()
-        for kind, name, meaning, value in (
-            (GaugeMetricFamily, "vllm:num_requests_running", "requests admitted and not answered", now.running),
-            (GaugeMetricFamily, "vllm:num_requests_waiting", "requests waiting to be admitted", now.waiting),
-            (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "KV blocks reserved / all", now.blocks_used / now.n_blocks),
-            (CounterMetricFamily, "vllm:prompt_tokens", "prompt tokens computed", now.prompt_tokens),
-            (CounterMetricFamily, "vllm:generation_tokens", "completion tokens computed", now.completion_tokens),
-        ):
-            family = kind(name, meaning, labels=names)
-            family.add_metric(values, value)
-            yield family
-        with self._lock:
-            cumulative, total = np.cumsum(self._counts).tolist(), self._sum
-        gaps = HistogramMetricFamily("vllm:inter_token_latency_seconds", "gaps between consecutive tokens", labels=names)
-        bounds = [*map(str, SECONDS), "+Inf"]
-        gaps.add_metric(values, [*zip(bounds, cumulative)], sum_value=total)
-        yield gaps

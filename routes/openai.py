@@ -169,32 +169,35 @@ def blueprint(frontend: Frontend) -> Blueprint:
             body.top_p if body.top_p < 1 else None,
             frontend.seed(body.seed),
         )
-        group = frontend.enqueue(prompts, max_tokens, sampling, timeout_s=body.timeout_s, stream=body.stream, rule=rule)
-        base = {"id": f"{wire.prefix}-{group[0].id}", "created": int(time.time()), "model": config.model_name}
+        group = frontend.group(prompts, max_tokens, sampling, body.timeout_s, rule)
+        created = int(time.time())
+
+        def answer(kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+            head = {"id": f"{wire.prefix}-{group[0].id}", "object": kind, "created": created, "model": config.model_name}
+            return head | {"choices": choices} | more
 
         def choice(i: int, text: str, finish_reason: str | None, **part: bool) -> dict[str, Any]:
             return {"index": i} | wire.part(text, **part) | {"logprobs": None, "finish_reason": finish_reason}
 
         if not body.stream:
             frontend.wait(group)
-            choices = [
-                choice(i, frontend.text(member, echo, rule), member.finish_reason, chunk=False, first=True)
-                for i, member in enumerate(group)
-            ]
-            return jsonify(base | {"object": wire.answer, "choices": choices, "usage": usage_of(group)})
+            texts = [frontend.text(member, echo, rule) for member in group]
+            choices = [choice(i, text, group[i].finish_reason, chunk=False, first=True) for i, text in enumerate(texts)]
+            return jsonify(answer(wire.answer, choices, usage=usage_of(group)))
 
-        base["object"] = wire.chunk
         include_usage = body.stream_options.include_usage
+        no_usage = {"usage": None} if include_usage else {}
         begun: set[int] = set()
 
         def piece(i: int, text: str, n: int, last: bool) -> dict[str, Any]:
-            reason = group[i].finish_reason if last else None
-            chunk = base | {"choices": [choice(i, text, reason, chunk=True, first=i not in begun)]}
+            first = i not in begun
             begun.add(i)
-            return chunk | {"usage": None} if include_usage else chunk
+            return answer(
+                wire.chunk, [choice(i, text, group[i].finish_reason if last else None, chunk=True, first=first)], **no_usage
+            )
 
         def end() -> dict[str, Any] | None:
-            return base | {"choices": [], "usage": usage_of(group)} if include_usage else None
+            return answer(wire.chunk, [], usage=usage_of(group)) if include_usage else None
 
         return frontend.stream(group, piece, end, echo=echo, rule=rule)
 

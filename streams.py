@@ -1,0 +1,181 @@
+"""Server-sent events, written as tokens are computed: by one thread for all streams.
+
+If each stream's HTTP thread wrote its own, every token would wake a thread that waits for the GIL to do 30 µs of work:
+with 64 streams that cost four times the CPU and slowed the engine's thread down (benchmarks/README.md). So a stream's
+HTTP thread writes the first piece, with the headers, and what is left at the end; what comes between is written by the
+Streamer, which never waits for a reader: while a socket takes no more, that stream's tokens pile up and then go as one.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+from errors import ServingError
+from inference import Inference, Progress
+from tokenizer import Detokenizer
+from watcher import Watched
+
+DONE = b"data: [DONE]\n\n"
+
+# ASCII alone: some clients take U+2028 or U+0085 in a stream for the end of a line
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def event(data: Any) -> bytes:
+    """One server-sent event."""
+    return f"data: {_to_json(data)}\n\n".encode()
+
+
+def error_object(error: ServingError) -> dict[str, Any]:
+    """What every error looks like, in an answer and in a stream; OpenAI's clients know it."""
+    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+
+
+class Streamer:
+    """The thread that writes, started with the first stream."""
+
+    def __init__(self) -> None:
+        self._told: SimpleQueue[tuple[Stream, Progress]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
+        """Have the progress of `group`, which is not queued yet, told to `stream`."""
+        for member in group:
+            member.progress = lambda told: self._told.put((stream, told))
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="streamer", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            newest: defaultdict[Stream, dict[int, Progress]] = defaultdict(dict)
+            while not newest or not self._told.empty():
+                stream, told = self._told.get()
+                newest[stream][id(told.inference)] = told
+            for stream, by_inference in newest.items():
+                stream.advance(by_inference)
+
+
+class Part:
+    """One inference of a stream: what of it was read, and what of that was shown."""
+
+    def __init__(self, index: int, detokenizer: Detokenizer, prompt_ids: Sequence[int]):
+        self.index = index
+        self._detokenizer = detokenizer
+        self._text = detokenizer.prompt(prompt_ids)
+        self._read = self._shown = 0
+
+    def read(self, told: Progress) -> tuple[str, int]:
+        """The text that is new and the number of its tokens; nothing of either while the text is held back."""
+        self._text += self._detokenizer.completion(told.inference.tokens[self._read : told.n_tokens], told.is_over)
+        self._read = told.n_tokens
+        if not self._text and not told.is_over:
+            return "", 0
+        text, n = self._text, self._read - self._shown
+        self._text, self._shown = "", self._read
+        return text, n
+
+
+class Stream:
+    """One answer that is streamed: `body` is what WSGI iterates over.
+
+    `parts`: by the id() of each inference. `piece(i, text, n, last)`: the event for the next n tokens of the i-th.
+    `end()`: an event after all of them, or None. `connection`: where the Streamer may write, in HTTP/1.1's chunks, between
+    two pieces of the body; without one every piece is the body's.
+    """
+
+    def __init__(
+        self,
+        parts: dict[int, Part],
+        piece: Callable[[int, str, int, bool], Any],
+        end: Callable[[], Any | None],
+        connection: socket.socket | None,
+    ):
+        self._parts = parts
+        self._piece = piece
+        self._end = end
+        self._connection = connection
+        self._lock = threading.Lock()  # of all that follows
+        self._told: dict[int, Progress] = {}
+        self._direct = False  # whose turn it is: the Streamer's, or the HTTP thread's
+        self._unsent = b""  # the rest of a chunk of which the socket took a part
+        self._begun = False
+        self._failed: Exception | None = None
+        self._turn = threading.Event()  # the HTTP thread has something to do
+
+    def advance(self, told: dict[int, Progress]) -> None:
+        """The Streamer's: take news, and write if it is its turn and this is not the end."""
+        with self._lock:
+            self._told |= told
+            over = {key for key, news in self._told.items() if news.is_over}
+            if self._direct and over < self._parts.keys() and not any(self._told[key].inference.error for key in over):
+                try:
+                    self._write()
+                    return
+                except Exception as error:  # the client is gone, or a defect: the other streams go on
+                    self._failed = error
+            self._direct = False
+            self._turn.set()
+
+    def _write(self) -> None:
+        assert self._connection is not None
+        try:
+            if not self._unsent and (data := self._render()):
+                self._unsent = b"%X\r\n%b\r\n" % (len(data), data)
+            while self._unsent:
+                self._unsent = self._unsent[self._connection.send(self._unsent, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            pass  # the reader is slow
+
+    def body(self, watched: Watched) -> Iterator[bytes]:
+        """The HTTP thread's pieces. Raises the first piece's ServingError, if it is one, and OSError if the client is gone."""
+        while self._parts:
+            self._turn.wait()
+            with self._lock:
+                self._turn.clear()
+                if self._failed:
+                    raise self._failed
+                unsent, self._unsent = self._unsent, b""
+                data = self._render()
+            watched.writing_since = monotonic()
+            if unsent and self._connection:
+                self._connection.sendall(unsent)
+            if data:
+                yield data
+            watched.writing_since = None
+            with self._lock:
+                self._direct = self._begun and self._connection is not None and not self._told
+
+    def _render(self) -> bytes:
+        """The events for all that was told; with the last of them, [DONE]."""
+        out: list[Any] = []
+        failure = None
+        for key, told in self._told.items():
+            if (part := self._parts.get(key)) is None:  # told twice that it is over
+                continue
+            text, n = part.read(told)
+            if told.is_over:
+                del self._parts[key]
+                failure = failure or told.inference.error
+            last = told.is_over and told.inference.error is None
+            if text or last:
+                out.append(self._piece(part.index, text, n, last))
+        self._told = {}
+        if failure is not None:
+            if not self._begun and not out:
+                raise failure
+            out.append(error_object(failure))
+            self._parts.clear()
+        elif not self._parts and (closing := self._end()) is not None:
+            out.append(closing)
+        self._begun = self._begun or bool(out)
+        return b"".join(map(event, out)) + (b"" if self._parts else DONE)
