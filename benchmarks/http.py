@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import aiohttp
 import psutil
@@ -95,24 +95,35 @@ def main() -> None:
         Case("streaming", "/inference", "num_tokens", options.tokens, stream=True),
         Case("streaming, OpenAI", "/v1/completions", "max_tokens", options.tokens, stream=True),
     ]
-    results: dict[str, list[dict[str, Any]]] = {}
+    rounds: dict[str, list[Found]] = {case.name: [] for case in cases}
     with server("dynamic", {"model": "fake", "max_batch_size": 256}) as url:
         worker = psutil.Process(get(url)["pids"][0])
         asyncio.run(ask(url, cases[2], options.clients, 1.0))  # every thread has been started
         for _ in range(REPEATS):
             for case in cases:
-                found = measure(url, worker, case, options.clients, options.seconds)
-                results.setdefault(case.name, []).append(asdict(found))
-                print(
-                    f"{case.name:18} {found.requests_per_s:7,.0f} requests/s  {found.tokens_per_s:7,.0f} tokens/s  "
-                    f"{found.chunks_per_s:7,.0f} chunks/s  CPU {found.cpu_ms_per_request:6.2f} ms a request, "
-                    f"{found.cpu_us_per_token:5.0f} µs a token  (cores: server {found.server_cores:.2f}, "
-                    f"clients {found.client_cores:.2f})",
-                    flush=True,
-                )
-    record = {"clients": options.clients, "tokens": options.tokens, "seconds": options.seconds, "rounds": results}
+                rounds[case.name].append(found := measure(url, worker, case, options.clients, options.seconds))
+                print(f"{case.name:18} {show(found)}", flush=True)
+    medians = {
+        name: Found(*(statistics.median(values) for values in zip(*map(astuple, found)))) for name, found in rounds.items()
+    }
+    print(f"\nmedians of {REPEATS} rounds, {options.clients} clients, {options.tokens} tokens a request:")
+    for name, found in medians.items():
+        print(f"{name:18} {show(found)}")
+    for name in ("streaming", "streaming, OpenAI"):
+        more = medians[name].cpu_us_per_token - medians["plain"].cpu_us_per_token
+        print(f"{name} takes {more:.0f} µs of CPU a token more than a plain answer")
+    record: dict[str, object] = {"clients": options.clients, "tokens": options.tokens, "seconds": options.seconds}
+    record |= {"rounds": {name: [asdict(found) for found in several] for name, several in rounds.items()}}
     record |= {"hardware": hardware(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     print(json.dumps(record))
+
+
+def show(found: Found) -> str:
+    return (
+        f"{found.requests_per_s:5,.0f} requests/s {found.tokens_per_s:6,.0f} tokens/s {found.chunks_per_s:6,.0f} chunks/s  "
+        f"CPU {found.cpu_ms_per_request:5.2f} ms a request, {found.cpu_us_per_token:5.0f} µs a token  "
+        f"(cores: server {found.server_cores:.2f}, clients {found.client_cores:.2f})"
+    )
 
 
 if __name__ == "__main__":

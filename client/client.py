@@ -31,7 +31,7 @@ from rich.table import Table  # noqa: E402
 
 from client import graph  # noqa: E402
 from client.data import ARRIVALS, LENGTHS, ORDERS, WorkloadError, save_trace, workload  # noqa: E402
-from client.load import Outcome, ServerError, get, post, replay  # noqa: E402
+from client.load import Outcome, ServerError, get, post, replay, stream  # noqa: E402
 from stats import fairness, summarise  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
@@ -45,7 +45,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--url", help="the server, port 8500 unless one is named (default: IP in client/.env or .env, else 127.0.0.1)"
     )
     one = parser.add_argument_group("one prompt")
-    one.add_argument("--prompt", help="the prompt; its completion is printed")
+    one.add_argument("--prompt", help="the prompt; its completion is printed as it comes")
     one.add_argument("--numtokens", type=int, default=20, help="completion tokens (default: 20)")
     one.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     load = parser.add_argument_group("a load")
@@ -86,8 +86,8 @@ def server_url(given: str | None) -> str:
 
 def one_prompt(url: str, arguments: argparse.Namespace) -> None:
     body = {"prompt": arguments.prompt, "num_tokens": arguments.numtokens, "temperature": arguments.temperature}
-    answer = post(f"{url}/inference", body, arguments.timeout)
-    print(answer["completion"])
+    stream(url, body, arguments.timeout, lambda text: print(text, end="", flush=True))
+    print()
 
 
 def load(url: str, arguments: argparse.Namespace, console: Console) -> bool:

@@ -9,14 +9,16 @@ import asyncio
 import json
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from client.data import Request
 from stats import Answer
+
+Answered = TypeVar("Answered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,35 @@ def _call(method: str, url: str, body: Any, timeout_s: float) -> dict[str, Any]:
                 raise ServerError(f"{url} answered {response.status}: {answer['error']['message']}")
             return answer
 
+    return _run(url, call())
+
+
+def stream(url: str, body: dict[str, Any], timeout_s: float, show: Callable[[str], None]) -> None:
+    """POST to /inference of the server at `url`; `show` each piece of the text as it comes. Raises ServerError."""
+
+    async def call() -> None:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(f"{url}/inference", json=body | {"stream": True}) as response,
+        ):
+            if response.status != 200:
+                raise ServerError(f"{url} answered {response.status}: {json.loads(await response.read())['error']['message']}")
+            async for line in response.content:
+                data = line.removeprefix(b"data: ").strip()
+                if data in (b"", b"[DONE]"):
+                    continue
+                if "error" in (event := json.loads(data)):
+                    raise ServerError(f"{url} stopped: {event['error']['message']}")
+                show(event.get("text", ""))
+
+    _run(url, call())
+
+
+def _run(url: str, call: Coroutine[Any, Any, Answered]) -> Answered:
+    """Run an exchange with a server; what can go wrong with it becomes a ServerError."""
     try:
-        return asyncio.run(call())
+        return asyncio.run(call)
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         raise ServerError(f"no answer from {url} ({error or type(error).__name__}); start one with ./server.sh MODE") from None
     except (ValueError, KeyError, TypeError):

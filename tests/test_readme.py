@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from client.client import parse as parse_client
 from client.data import PromptData, save_trace
 from client.servers import wait_until_ready
-from tests.servers import ROOT, client_command, launched, server
+from tests.servers import ROOT, client_command, free_port, launched, server
 
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines() if line.strip()]
@@ -35,7 +34,7 @@ def test_server_commands(arguments: list[str]) -> None:
     if "--help" in arguments:
         subprocess.run([sys.executable, "app.py", *arguments], cwd=ROOT, check=True, capture_output=True)
         return
-    port = free_port()
+    port = str(free_port())
     with launched(sys.executable, "app.py", *arguments, "--model", "fake", "--port", port) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
 
@@ -65,17 +64,15 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}')
     commands = [command[1:] for command in COMMANDS if command[0] == "python" and command[1] == "-m"]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for _, module, *arguments in commands:
+        if module == "benchmarks.http":
+            small = ["--clients", "2", "--tokens", "3", "--seconds", "0.2"]
+            subprocess.run([sys.executable, "-m", module, *arguments, *small], cwd=ROOT, check=True, capture_output=True)
+            continue
         small = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
         small += ["--n", "2"] if module == "benchmarks.burst" else ["--rows", "1", "--contexts", "8", "--out", str(tmp_path)]
         subprocess.run([sys.executable, "-m", module, *arguments, *small], cwd=ROOT, check=True, capture_output=True)
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def test_the_scripts_themselves_run(tmp_path: Path) -> None:
@@ -84,13 +81,15 @@ def test_the_scripts_themselves_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     subprocess.run([ROOT / "compare.sh", *SMALL, "--arrival", "burst", "--out", out], cwd=tmp_path, check=True, timeout=100)
     assert (out / "report.md").exists()
-    port = free_port()
+    port = str(free_port())
     with launched("./server.sh", "dynamic", "--model", "fake", "--port", port) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
-        [curl] = of("curl")
-        command = ["curl", "-s", *(word.replace("localhost:8500", f"127.0.0.1:{port}") for word in curl)]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert '"completion"' in answer
+        for curl, expected in zip(
+            of("curl"), ('"completion"', "data: [DONE]", '"text_completion"', "vllm:num_requests_running")
+        ):
+            command = ["curl", "-s", *(word.replace("localhost:8500", f"127.0.0.1:{port}") for word in curl)]
+            answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            assert expected in answer, shlex.join(curl)
 
 
 def test_results_that_the_readme_shows_are_committed() -> None:

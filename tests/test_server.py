@@ -22,6 +22,7 @@ from client.load import Outcome, ServerError, get, post, replay
 from client.servers import wait_until_ready
 from config import MODES
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, scrape, server
+from tests.sse import events
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -88,11 +89,14 @@ def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
     with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
         wait_until_ready(process, url)
         thread, outcomes = in_background(url, asks(3, 1000))
-        wait_until_running(url, 3)
+        stream = send(url, "/inference", {"prompt": "hi", "num_tokens": 1000, "stream": True})
+        wait_until_running(url, 4)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
         assert process.wait(PATIENCE_S) == 0
         thread.join(PATIENCE_S)
         assert len(outcomes) == 3 and all(outcome.error for outcome in outcomes)
+        *_, last, done = received(stream).split(b"data: ")
+        assert b'"code":"draining"' in last and done.startswith(b"[DONE]")
         assert "Traceback" not in (process.stdout.read() if process.stdout else "")
 
 
@@ -103,6 +107,16 @@ def send(url: str, route: str, body: dict[str, Any]) -> socket.socket:
     connection = socket.create_connection((host, int(port)))
     connection.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (route.encode(), len(raw)) + raw)
     return connection
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes the connection, or ends a chunked answer."""
+    raw = b""
+    with connection:
+        connection.settimeout(PATIENCE_S)
+        while not raw.endswith(b"0\r\n\r\n") and (data := connection.recv(1_000_000)):
+            raw += data
+    return raw
 
 
 def metric(url: str, name: str) -> float:
@@ -176,18 +190,28 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
 def test_a_reader_that_stands_still_slows_nobody_and_gets_what_piled_up_in_few_pieces() -> None:
     with server("dynamic", {"model": "fake", "max_batch_size": 36}) as url:
         ask = {"prompt": ["hi"] * 32, "max_tokens": 1000, "seed": 1, "stream": True}
-        with send(url, "/v1/completions", ask) as slow:  # its answer is larger than what the sockets hold
-            wait_until_running(url, 32)
-            assert_all_answered(replay(url, asks(4, 100)))
-            wait_until_free(url)  # all of it is computed, and nothing read
-            assert metric(url, "vllm:generation_tokens_total") == 32 * 1000 + 4 * 100
-            slow.settimeout(PATIENCE_S)
-            raw = b""
-            while not raw.endswith(b"0\r\n\r\n"):
-                raw += slow.recv(1_000_000)
+        slow = send(url, "/v1/completions", ask)  # its answer is larger than what the sockets hold
+        wait_until_running(url, 32)
+        assert_all_answered(replay(url, asks(4, 100)))
+        wait_until_free(url)  # all of it is computed, and nothing read
+        assert metric(url, "vllm:generation_tokens_total") == 32 * 1000 + 4 * 100
+        raw = received(slow)
         assert get(f"{url}/stats")["completed"] == 36
         assert raw.count(b'"length"') == 32 and raw.count(b"data: [DONE]") == 1
         assert 32 < raw.count(b"data: ") < 32 * 1000
+
+
+def test_a_client_of_http_1_0_gets_its_stream_without_chunks() -> None:
+    body = json.dumps({"prompt": "hi", "num_tokens": 30, "seed": 1, "stream": True}).encode()
+    with server("dynamic", {"model": "fake"}) as url:
+        host, port = url.removeprefix("http://").split(":")
+        connection = socket.create_connection((host, int(port)))
+        connection.sendall(b"POST /inference HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        head, _, raw = received(connection).partition(b"\r\n\r\n")
+        assert b"200 OK" in head and b"chunked" not in head
+        *chunks, _ = events(raw)
+        plain = post(f"{url}/inference", {"prompt": "hi", "num_tokens": 30, "seed": 1})
+        assert "".join(chunk["text"] for chunk in chunks) == plain["completion"]
 
 
 def test_a_killed_client_disturbs_nobody() -> None:
