@@ -1,4 +1,5 @@
-"""What HTTP costs: requests and chunks per second, and the server's CPU for each, with an engine that computes nothing.
+"""What HTTP costs: requests and chunks per second, and the server's CPU for each, with an engine that computes nothing;
+and how long after its client has gone a request's row and KV blocks are free.
 
     python -m benchmarks.http [--clients 64] [--tokens 64] [--seconds 5]      the last line is JSON
 
@@ -10,9 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import json
+import random
 import statistics
 import time
+import urllib.parse
+import urllib.request
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
 
@@ -24,6 +29,7 @@ from client.report import commit, hardware
 from client.servers import server
 
 REPEATS = 3
+GONE = 20
 
 
 @dataclass
@@ -35,6 +41,7 @@ class Found:
     chunks_per_s: float  # 0 for plain answers
     cpu_ms_per_request: float
     cpu_us_per_token: float
+    cpu_us_per_chunk: float  # 0 for plain answers
     server_cores: float
     client_cores: float
 
@@ -79,8 +86,30 @@ def measure(url: str, worker: psutil.Process, case: Case, clients: int, seconds:
     wall, cpu, client_cpu = time.perf_counter() - start, used(worker) - served, used(ours) - spent
     tokens = requests * case.tokens
     return Found(
-        requests / wall, tokens / wall, chunks / wall, 1e3 * cpu / requests, 1e6 * cpu / tokens, cpu / wall, client_cpu / wall
-    )
+        requests / wall, tokens / wall, chunks / wall, 1e3 * cpu / requests, 1e6 * cpu / tokens,
+        1e6 * cpu / chunks if chunks else 0.0, cpu / wall, client_cpu / wall,
+    )  # fmt: skip
+
+
+def freed_after_s(url: str, stream: bool) -> float:
+    """Seconds from the close of a running request's connection until no row and no KV block is taken."""
+
+    def taken() -> bool:
+        with urllib.request.urlopen(f"{url}/metrics") as response:
+            lines = response.read().decode().splitlines()
+        return any(float(line.split()[-1]) for line in lines if line.startswith(("vllm:num_requests_r", "vllm:kv_cache")))
+
+    address = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port)
+    connection.request("POST", "/inference", json.dumps({"prompt": "hi", "num_tokens": 1000, "stream": stream}))
+    while not taken():
+        pass
+    time.sleep(random.random() / 4)  # the watcher looks four times a second
+    connection.close()
+    start = time.perf_counter()
+    while taken():
+        time.sleep(0.002)
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -103,6 +132,8 @@ def main() -> None:
             for case in cases:
                 rounds[case.name].append(found := measure(url, worker, case, options.clients, options.seconds))
                 print(f"{case.name:18} {show(found)}", flush=True)
+        gone = {kind: [freed_after_s(url, kind == "streaming") for _ in range(GONE)] for kind in ("plain", "streaming")}
+        assert get(f"{url}/stats")["cancelled"] == 2 * GONE
     medians = {
         name: Found(*(statistics.median(values) for values in zip(*map(astuple, found)))) for name, found in rounds.items()
     }
@@ -111,9 +142,17 @@ def main() -> None:
         print(f"{name:18} {show(found)}")
     for name in ("streaming", "streaming, OpenAI"):
         more = medians[name].cpu_us_per_token - medians["plain"].cpu_us_per_token
-        print(f"{name} takes {more:.0f} µs of CPU a token more than a plain answer")
+        print(f"{name}: {medians[name].cpu_us_per_chunk:.0f} µs of CPU a chunk; {more:.0f} µs a token more than a plain answer")
+    for kind, seconds in gone.items():
+        print(
+            f"a {kind} client goes away: its row and blocks are free after {1e3 * statistics.median(seconds):.0f} ms "
+            f"(median of {GONE}; longest {1e3 * max(seconds):.0f} ms)"
+        )
     record: dict[str, object] = {"clients": options.clients, "tokens": options.tokens, "seconds": options.seconds}
-    record |= {"rounds": {name: [asdict(found) for found in several] for name, several in rounds.items()}}
+    record |= {
+        "rounds": {name: [asdict(found) for found in several] for name, several in rounds.items()},
+        "freed_after_s": gone,
+    }
     record |= {"hardware": hardware(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     print(json.dumps(record))
 
