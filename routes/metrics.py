@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from flask import Blueprint, Response, request
-from prometheus_client import CollectorRegistry, Histogram
+from flask import Blueprint, Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 
 from batching import BatchingManager, Inference, IterationRecord
 from config import Config
@@ -130,7 +129,7 @@ class Metrics:
 
         @routes.get("/metrics")
         def metrics() -> Response:
-            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-            return Response(encode(self.registry), content_type=content_type)
+            # whatever is accepted: in OpenMetrics the library may turn the colons of vLLM's names into underscores
+            return Response(generate_latest(self.registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
         return routes
