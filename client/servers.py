@@ -37,7 +37,7 @@ def server(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
             command += [switch] if isinstance(value, bool) else [switch, str(value)]
     with tempfile.TemporaryFile() as output:
         # a session of its own: Ctrl-C reaches us alone, and we stop it
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until_ready(process, url)
