@@ -27,12 +27,11 @@ from errors import GenerationFailed, InvalidRequest, Overloaded, ServingError
 from frontend import MAX_BODY_BYTES, Frontend, Integers, Lists, Strings, Text, is_alone, read, usage_of
 from generate import load_generator
 from kernels import KernelUnavailable
-from request_log import RequestLog
+from request_log import RequestLog, open_log
 from routes import openai
 from routes.metrics import Metrics
 from serving import create_manager
 from stats import DEFINITIONS, ServerStats, times_of
-from streams import error_object
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
 
@@ -60,7 +59,7 @@ class InferenceRequest(BaseModel):
     prompt_ids: Integers | Lists | None = None
     num_tokens: int = Field(ge=1)
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=1)
+    top_k: int | None = Field(None, ge=1, lt=2**63)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=0, lt=2**63)
     timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -82,6 +81,7 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
     Raises TokenizerUnavailable, WeightsUnavailable, and OSError if the request log cannot be opened.
     """
     app = Flask(__name__)
+    app.json.sort_keys = False  # type: ignore[attr-defined]  # an answer reads in the order in which it is written
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1  # where Flask stops reading a body without a Content-Length
     tokenizer = load_tokenizer(config.tokenizer)
     if manager is None:
@@ -170,7 +170,7 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
         if isinstance(error, (InvalidRequest, Overloaded)):
             stats.count("invalid" if isinstance(error, InvalidRequest) else "refused")
         headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-        return jsonify(error_object(error)), error.status, headers
+        return jsonify(error.body()), error.status, headers
 
     @app.errorhandler(HTTPException)
     def http_error(error: HTTPException) -> tuple[Response, int]:
@@ -270,7 +270,7 @@ def _check_port(config: Config) -> None:
 def _check_request_log(config: Config) -> None:
     try:
         if config.request_log:
-            open(config.request_log, "ab").close()
+            os.close(open_log(config.request_log))
     except OSError as error:
         raise ConfigError(
             f"the request log {config.request_log} cannot be written ({error.strerror}); choose another --request-log"

@@ -16,8 +16,18 @@ from errors import Cancelled, Draining, GenerationFailed
 from inference import Generator, Inference, Iteration, IterationRecord, Sampling
 from scheduler import Scheduler, Snapshot
 
-__all__ = ["BatchingManager", "Inference", "Iteration", "IterationRecord", "Observer", "Sampling", "Scheduler"]
+__all__ = [
+    "LONGEST_WAIT_S",
+    "BatchingManager",
+    "Inference",
+    "Iteration",
+    "IterationRecord",
+    "Observer",
+    "Sampling",
+    "Scheduler",
+]
 
+LONGEST_WAIT_S = 3600.0  # what a thread waits for at most before it looks again; the platform's limit is beyond it
 log = logging.getLogger("effective_batching")
 
 
@@ -84,6 +94,11 @@ class BatchingManager:
             self._answer(self._scheduler.fail(inferences, Cancelled("The request was cancelled."), self.clock()))
             self._changed.notify()
 
+    def expire(self) -> None:
+        """End what has passed its deadline. Between iterations that happens by itself; one, or loading, may take long."""
+        with self._changed:
+            self._answer(self._scheduler.expire(self.clock()))
+
     def drain(self) -> None:
         """Refuse new requests from now on. Takes no lock, so a signal handler may call it."""
         self.draining = True
@@ -146,10 +161,11 @@ class BatchingManager:
             record = IterationRecord(started_at, self.clock() - started_at, iteration)
             for observer in self._observers:
                 _tell(observer.iteration, record)
-            self._answer(answered)
-            for row in iteration.rows:  # after the observers, so that who has its last token finds itself counted
-                if row.samples and not row.idle:
-                    row.inference.tell()
+            with self._changed:  # else a cancellation could come between, and a stream learn of its end too early
+                self._answer(answered)  # first, so that who has its last token finds itself counted
+                for row in iteration.rows:
+                    if row.samples and not row.idle:
+                        row.inference.tell()
             if self._loop_interval_s:
                 time.sleep(self._loop_interval_s)
 
@@ -170,7 +186,7 @@ class BatchingManager:
                 if iteration.rows:
                     return iteration
                 times = [t for t in (wake_at, self._scheduler.next_deadline()) if t is not None]
-                self._changed.wait(max(0.0, min(times) - now) if times else None)
+                self._changed.wait(min(max(0.0, min(times) - now), LONGEST_WAIT_S) if times else None)
         return None
 
     def _apply(self, iteration: Iteration, ids: Sequence[int]) -> list[Inference]:

@@ -239,7 +239,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     resolved = defaults | given | {"model": model}
     if path := str(resolved.get("request_log") or ""):  # the server runs in a folder of its own
-        resolved["request_log"] = str(Path(path).expanduser().resolve())
+        resolved["request_log"] = str(Path(path).expanduser().absolute())
     if not gpu and model != "fake" and resolved.get("generator") != "naive":
         reason = kernels.why_unavailable()
         for name in ("attention", "linear"):

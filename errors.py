@@ -2,13 +2,15 @@
 
 ServingError
 ├── InvalidRequest     400  the request can never be served as it stands; `param` names the field
-├── ModelNotFound      404  the request names a model that this server does not serve
+│   └── ModelNotFound  404  it names a model that this server does not serve
 ├── Overloaded         429  the queue is full; try again after `retry_after_s`
 ├── Draining           503  the server is shutting down
 ├── DeadlinePassed     504  the request's deadline passed before its answer
 ├── Cancelled          499  the caller gave the request up (nobody is left to read an answer)
 └── GenerationFailed   500  the engine raised in an iteration of this request
 """
+
+from typing import Any
 
 
 class ServingError(Exception):
@@ -22,6 +24,10 @@ class ServingError(Exception):
         super().__init__(message)
         self.param = param
 
+    def body(self) -> dict[str, Any]:
+        """What the error looks like, in an answer and in a stream; OpenAI's clients know it."""
+        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+
 
 class InvalidRequest(ServingError):
     status = 400
@@ -29,9 +35,8 @@ class InvalidRequest(ServingError):
     code = "invalid_request"
 
 
-class ModelNotFound(ServingError):
+class ModelNotFound(InvalidRequest):
     status = 404
-    type = "invalid_request_error"
     code = "model_not_found"
 
 

@@ -15,9 +15,9 @@ from typing import Annotated, Any, TypeVar
 from flask import Response, request
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from tiktoken import Encoding
-from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from batching import BatchingManager, Inference, Sampling
+from batching import LONGEST_WAIT_S, BatchingManager, Inference, Sampling
 from config import Config
 from errors import InvalidRequest
 from streams import Part, Stream, Streamer
@@ -37,7 +37,12 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def read(kind: type[Body]) -> Body:
     """The current HTTP request's body, validated. Raises InvalidRequest, naming the first field that is wrong."""
-    raw = request.get_data()
+    try:
+        raw = request.get_data()
+    except HTTPException:  # Flask's own refusals
+        raise
+    except Exception as error:  # the HTTP server's: cut short, too slow, or wrongly chunked
+        raise InvalidRequest(f"The body could not be read to its end ({type(error).__name__}).") from None
     if len(raw) > MAX_BODY_BYTES:
         raise RequestEntityTooLarge
     try:
@@ -126,10 +131,15 @@ class Frontend:
         self.manager.enqueue(group)
         with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
             for member in group:
-                member.done.wait()
-        for member in group:
-            if member.error is not None:
-                raise member.error
+                self._wait(member.done, member.deadline)
+                if member.error is not None:
+                    self.manager.cancel(group)  # nobody will see the others' texts
+                    raise member.error
+
+    def _wait(self, event: threading.Event, deadline: float | None) -> None:
+        """Wait; when the deadline passes see to it that the manager knows, whose thread may be in a long iteration."""
+        while not event.wait(None if deadline is None else min(max(0.01, deadline - self.manager.clock()), LONGEST_WAIT_S)):
+            self.manager.expire()
 
     def text(self, member: Inference, echo: bool, rule: StopRule | None = None) -> str:
         """The whole text of an answered inference."""
@@ -160,9 +170,9 @@ class Frontend:
         self._streamer.follow(stream, group)
         self.manager.enqueue(group)
         with ExitStack() as stack:
-            watched = stack.enter_context(self._watcher.watching(connection, group))
+            stack.enter_context(self._watcher.watching(connection, group))
             stack.callback(self.manager.cancel, group)  # does nothing unless the reader has gone before the end
-            body = stream.body(watched)
+            body = stream.body(lambda turn: self._wait(turn, group[0].deadline))
             response = Response(
                 chain([next(body)], body), mimetype="text/event-stream",
                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},  # proxies: pass it on at once

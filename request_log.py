@@ -20,6 +20,11 @@ from inference import State
 log = logging.getLogger("effective_batching")
 
 
+def open_log(path: str) -> int:
+    """A file descriptor to append by. Raises OSError; does not wait for the reader of a pipe."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+
+
 class RequestLog:
     """An observer of the manager that appends to a file. Raises OSError if the file cannot be opened.
 
@@ -27,7 +32,7 @@ class RequestLog:
     """
 
     def __init__(self, path: str, mode: str, epoch_offset: float, backlog: int = 100_000):
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = open_log(path)
         self._mode = mode
         self._epoch_offset = epoch_offset
         self._lost = 0

@@ -68,7 +68,7 @@ class Snapshot(NamedTuple):
     """How full a scheduler is, and how many tokens it has seen computed since the start."""
 
     waiting: int
-    running: int  # held ones and those that were cancelled in a request-level batch too
+    running: int  # held ones too, but not those whose row is idle and who have their answer
     blocks_used: int
     n_blocks: int
     prompt_tokens: int
@@ -116,14 +116,12 @@ class Scheduler:
         together = self.group_limit is not None
         if together and len(inferences) > (limit := self.group_limit or 0):
             raise InvalidRequest(
-                f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most {limit} in this mode.",
-                param="prompt",
+                f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most {limit} in this mode."
             )
         if (most := sum(needed) if together else max(needed)) > self.pool.n_blocks:
             raise InvalidRequest(
                 f"The request needs {most} KV blocks of {self.block_size} tokens and the whole pool has "
-                f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger --kv-cache-gb.",
-                param="num_tokens",
+                f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger --kv-cache-gb."
             )
         if len(self.waiting) + len(self.running) + len(inferences) > self.max_in_flight:
             raise Overloaded(
@@ -240,7 +238,8 @@ class Scheduler:
     def snapshot(self) -> Snapshot:
         used = self.pool.n_blocks - self.pool.free_blocks
         tokens = self._prompt_tokens, self._completion_tokens
-        return Snapshot(len(self.waiting), len(self.running), used, self.pool.n_blocks, *tokens)
+        running = sum(inference.state is State.RUNNING for inference in self.running.values())
+        return Snapshot(len(self.waiting), running, used, self.pool.n_blocks, *tokens)
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         inference.state, inference.answered_at = state, now

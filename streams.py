@@ -1,8 +1,8 @@
 """Server-sent events, written as tokens are computed: by one thread for all streams.
 
 If each stream's HTTP thread wrote its own, every token would wake a thread that waits for the GIL to do 30 µs of work:
-with 64 streams that cost four times the CPU and slowed the engine's thread down (benchmarks/README.md). So a stream's
-HTTP thread writes the first piece, with the headers, and what is left at the end; what comes between is written by the
+with 64 streams that cost twice the CPU and slowed the engine's thread down (benchmarks/README.md). So a stream's HTTP
+thread writes the first piece, with the headers, and what is left at the end; what comes between is written by the
 Streamer, which never waits for a reader: while a socket takes no more, that stream's tokens pile up and then go as one.
 """
 
@@ -14,13 +14,10 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from time import monotonic
 from typing import Any
 
-from errors import ServingError
 from inference import Inference, Progress
 from tokenizer import Detokenizer
-from watcher import Watched
 
 DONE = b"data: [DONE]\n\n"
 
@@ -31,11 +28,6 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 def event(data: Any) -> bytes:
     """One server-sent event."""
     return f"data: {_to_json(data)}\n\n".encode()
-
-
-def error_object(error: ServingError) -> dict[str, Any]:
-    """What every error looks like, in an answer and in a stream; OpenAI's clients know it."""
-    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
 
 
 class Streamer:
@@ -136,22 +128,23 @@ class Stream:
         except BlockingIOError:
             pass  # the reader is slow
 
-    def body(self, watched: Watched) -> Iterator[bytes]:
-        """The HTTP thread's pieces. Raises the first piece's ServingError, if it is one, and OSError if the client is gone."""
+    def body(self, wait: Callable[[threading.Event], None]) -> Iterator[bytes]:
+        """The HTTP thread's pieces; it waits for its turns by `wait`.
+
+        Raises the first piece's ServingError, if it is one, and OSError if the client is gone.
+        """
         while self._parts:
-            self._turn.wait()
+            wait(self._turn)
             with self._lock:
                 self._turn.clear()
                 if self._failed:
                     raise self._failed
                 unsent, self._unsent = self._unsent, b""
                 data = self._render()
-            watched.writing_since = monotonic()
             if unsent and self._connection:
                 self._connection.sendall(unsent)
             if data:
                 yield data
-            watched.writing_since = None
             with self._lock:
                 self._direct = self._begun and self._connection is not None and not self._told
 
@@ -173,7 +166,7 @@ class Stream:
         if failure is not None:
             if not self._begun and not out:
                 raise failure
-            out.append(error_object(failure))
+            out.append(failure.body())
             self._parts.clear()
         elif not self._parts and (closing := self._end()) is not None:
             out.append(closing)

@@ -65,8 +65,10 @@ class StopRule:
                 return self._end_of_text
             if not self._strings:
                 return False
-            tail += self._tokenizer.decode_single_token_bytes(token)
-            found = self.find(tail) is not None
+            new = self._tokenizer.decode_single_token_bytes(token)
+            tail += new
+            # each string where it can end in the new bytes: this runs between iterations, for every row
+            found = any(tail.find(string, max(0, len(tail) - len(new) - len(string) + 1)) >= 0 for string in self._strings)
             tail = tail[max(0, len(tail) - self._longest + 1) :]  # what may be the beginning of a stop string
             return found
 

@@ -1,75 +1,59 @@
 """Notices clients that have gone while their request waits, runs or is streamed, and gives the request up.
 
-A closed connection shows when its socket is peeked at: nothing to read means alive, end of file or an error
-means gone. Writing would not tell: the first write after a close succeeds. A reader that stays but takes nothing
-blocks the write, and with it an HTTP thread; after a while it counts as gone too, and its connection is shut.
+The kernel knows that the other side has closed, and tells whoever polls, also behind bytes that nobody has read yet.
+Writing would not tell: the first write after a close succeeds. A client that only closes its own direction counts as gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from batching import BatchingManager, Inference
 
-
-@dataclass(slots=True, eq=False)
-class Watched:
-    connection: socket.socket | None
-    group: Sequence[Inference]
-    writing_since: float | None = None  # on time.monotonic's clock, while a piece of its stream is being written
+# POLLRDHUP is Linux's; elsewhere POLLHUP comes to those who ask for POLLIN
+CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 
 
 class Watcher:
     """One thread for all connections, started with the first; it looks every `interval_s` seconds."""
 
-    def __init__(self, manager: BatchingManager, interval_s: float = 0.25, stalled_after_s: float = 60.0):
+    def __init__(self, manager: BatchingManager, interval_s: float = 0.25):
         self._manager = manager
         self._interval_s = interval_s
-        self._stalled_after_s = stalled_after_s
-        self._watched: set[Watched] = set()
+        self._watched: dict[int, Sequence[Inference]] = {}  # by the connection's file descriptor
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
-    def watching(self, connection: socket.socket | None, group: Sequence[Inference]) -> Iterator[Watched]:
-        """Cancel `group` if its connection closes or stalls in this block. Without a connection (a test client) do nothing."""
-        watched = Watched(connection, group)
+    def watching(self, connection: socket.socket | None, group: Sequence[Inference]) -> Iterator[None]:
+        """Cancel `group` if its connection closes in this block. Without a connection (a test client) do nothing."""
         if connection is None:
-            yield watched
+            yield
             return
+        number = connection.fileno()
         with self._lock:
-            self._watched.add(watched)
+            self._watched[number] = group
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
                 self._thread.start()
         try:
-            yield watched
+            yield
         finally:
             with self._lock:
-                self._watched.remove(watched)
+                del self._watched[number]
 
     def _run(self) -> None:
         while True:
             time.sleep(self._interval_s)
-            with self._lock:  # under it no connection is closed and its number given to another
-                gone = [watched.group for watched in self._watched if self._is_gone(watched)]
+            poll = select.poll()
+            with self._lock:  # under it no connection is closed, and its number given to another
+                for number in self._watched:
+                    poll.register(number, CLOSED | select.POLLIN)
+                gone = [self._watched[number] for number, events in poll.poll(0) if events & CLOSED]
             for group in gone:
                 self._manager.cancel(group)
-
-    def _is_gone(self, watched: Watched) -> bool:
-        assert watched.connection is not None
-        try:
-            since = watched.writing_since
-            if since is not None and time.monotonic() - since > self._stalled_after_s:
-                watched.connection.shutdown(socket.SHUT_RDWR)  # ends the write
-                return True
-            return not watched.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True

@@ -86,7 +86,15 @@ def server_url(given: str | None) -> str:
 
 def one_prompt(url: str, arguments: argparse.Namespace) -> None:
     body = {"prompt": arguments.prompt, "num_tokens": arguments.numtokens, "temperature": arguments.temperature}
-    stream(url, body, arguments.timeout, lambda text: print(text, end="", flush=True))
+
+    def show(text: str) -> None:
+        try:
+            print(text, end="", flush=True)
+        except BrokenPipeError:  # our reader has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+
+    stream(url, body, arguments.timeout, show)
     print()
 
 

@@ -6,6 +6,7 @@ fields are ignored, as clients send many; one whose value would change the answe
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Annotated, Any, Literal
 
@@ -23,7 +24,7 @@ def _only(offered: Any) -> Any:
 
     def check(value: Any) -> Any:
         if value != offered:
-            raise ValueError(f"only {offered!r} is offered here; leave it out")
+            raise ValueError(f"only {json.dumps(offered)} is offered here; leave it out")
         return value
 
     return AfterValidator(check)
@@ -35,6 +36,11 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
 
 class _StreamOptions(_Strict):
     include_usage: bool = False
@@ -45,7 +51,7 @@ class _Request(_Strict):
 
     model: str | None = None
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    top_k: int = Field(0, ge=-1)  # 0 and −1: off, as vLLM's clients write it
+    top_k: int = Field(0, ge=-1, lt=2**63)  # 0 and −1: off, as vLLM's clients write it
     top_p: float = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=0, lt=2**63)
     stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] = []
@@ -60,11 +66,6 @@ class _Request(_Strict):
     frequency_penalty: Annotated[float, _only(0)] = 0
     repetition_penalty: Annotated[float, _only(1)] = 1
     logit_bias: Annotated[dict[str, Any], _only({})] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_default(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class CompletionRequest(_Request):
@@ -141,7 +142,8 @@ def blueprint(frontend: Frontend) -> Blueprint:
         body = read(ChatRequest)
         _check_model(body.model)
         max_tokens = body.max_completion_tokens or body.max_tokens
-        prompts = frontend.encode(body.prompt, max_tokens or 1, field="messages", length_field="max_tokens")
+        length_field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
+        prompts = frontend.encode(body.prompt, max_tokens or 1, field="messages", length_field=length_field)
         return _respond(body, prompts, max_tokens or config.max_model_len - len(prompts[0]), CHAT)
 
     @routes.get("/models")

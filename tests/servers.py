@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from client.data import Request
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = [
     "PATIENCE_S", "ROOT", "asks", "assert_all_answered", "client_command", "free_port", "launched", "scrape", "server",
+    "wait_until",
 ]  # fmt: skip
 
 PATIENCE_S = 60
@@ -47,6 +49,13 @@ def scrape(url: str) -> str:
     """The text of a server's /metrics."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
         return str(response.read(), "utf-8")
+
+
+def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    end = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.002)
 
 
 @contextlib.contextmanager

@@ -91,6 +91,7 @@ def test_a_group_is_answered_together_with_the_texts_each_has_alone(mode: str, c
         (HI | {"temperature": -1}, "temperature"),
         (HI | {"top_p": 0}, "top_p"),
         (HI | {"top_k": 0}, "top_k"),
+        (HI | {"top_k": 2**63}, "top_k"),
         (HI | {"seed": -1}, "seed"),
         (HI | {"timeout_s": 0}, "timeout_s"),
         (HI | {"max_tokens": 5}, "max_tokens"),

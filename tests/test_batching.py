@@ -12,7 +12,7 @@ import pytest
 from batching import BatchingManager, Inference, Iteration, IterationRecord
 from errors import Cancelled, DeadlinePassed, Draining, GenerationFailed
 from generate.fake import FakeGenerator, token
-from inference import Generator, State
+from inference import Generator, Progress, State
 from policies import Dynamic, NoBatching, Policy, Static, Windowed
 from tests.virtual import make_scheduler
 
@@ -258,3 +258,33 @@ def test_the_loop_interval_makes_the_handler_sleep_between_iterations(manager_of
     manager.enqueue([inference])
     wait(inference)
     assert min(b - a for a, b in zip(inference.token_times, inference.token_times[1:])) >= 0.02
+
+
+def test_a_stream_learns_of_its_end_last(manager_of: Callable[..., BatchingManager]) -> None:
+    # A cancellation that came while the handler thread told a stream of its token overtook it, and the stream, told
+    # that more would come, waited for good.
+    manager = manager_of(Dynamic())
+    told: list[bool] = []
+    cancelling: list[threading.Thread] = []
+
+    def progress(news: Progress) -> None:
+        if not cancelling:
+            cancelling.append(threading.Thread(target=manager.cancel, args=([inference],)))
+            cancelling[0].start()
+            cancelling[0].join(0.2)  # time enough to overtake
+        told.append(news.is_over)
+
+    inference = Inference([1], 100, progress=progress)
+    manager.enqueue([inference])
+    wait(inference)
+    cancelling[0].join()
+    assert told[-1] and not told[0]
+
+
+def test_a_window_without_end_is_flushed_by_its_target(manager_of: Callable[..., BatchingManager]) -> None:
+    manager = manager_of(Windowed(delay_s=1e10, target=2))  # longer than a thread can wait
+    first, second = Inference([1], 2), Inference([1], 2)
+    manager.enqueue([first])
+    assert not first.done.wait(0.1)
+    manager.enqueue([second])
+    wait(first, second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -163,3 +164,10 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
 def test_a_bad_command_line_exits_with_2(arguments: list[str], said: str) -> None:
     ended = subprocess.run(client_command(*arguments), capture_output=True, text=True)
     assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_reader_of_the_text_that_has_enough_ends_the_client_quietly() -> None:
+    with server("dynamic", {"model": "fake"}) as url:
+        command = shlex.join(client_command("--url", url, "--prompt", "hi", "--numtokens", "500"))
+        done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -c 5"], capture_output=True, text=True)
+    assert (done.returncode, len(done.stdout), done.stderr) == (0, 5, "")

@@ -15,7 +15,7 @@ from client.load import get, post, replay
 from config import MODES
 from inference import Inference, Iteration
 from policies import Dynamic
-from tests.servers import scrape, server
+from tests.servers import scrape, server, wait_until
 from tests.virtual import make_scheduler
 
 COUNTERS = {
@@ -123,8 +123,7 @@ def test_the_gauges_are_of_this_moment(client_of: Callable[..., FlaskClient]) ->
     long = [Inference([0] * 16, 1000), Inference([0], 500)]
     manager.enqueue(long)
     waiting = [Inference([0], 5) for _ in range(3)]
-    while manager.snapshot().running < 2:
-        pass
+    wait_until(lambda: manager.snapshot().running == 2)
     for inference in waiting:
         manager.enqueue([inference])
     now = metrics(client)

@@ -121,7 +121,8 @@ def test_every_form_of_a_prompt_is_completed_in_every_mode_plain_and_streaming(
          "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
         {"model": "fake", "prompt": ["hi"], "max_tokens": 6, "n": 1, "top_p": 1, "presence_penalty": 0, "stream": False,
          "frequency_penalty": 0, "logit_bias": {}, "user": "me", "suffix": None, "echo": False, "top_k": -1},
-        {"prompt": "hi", "max_tokens": 6, "min_tokens": 6, "temperature": 1, "some_new_field": {"x": [1]}, "seed": None},
+        {"prompt": "hi", "max_tokens": 6, "min_tokens": 6, "temperature": 1, "some_new_field": {"x": [1]}, "seed": None,
+         "stream_options": {"include_usage": None}},
         {"prompt": "hi", "stop": ["\n\n"], "top_k": 5, "top_p": 0.9, "seed": 1, "timeout_s": 30, "max_tokens": 6},
     ],
     ids=range(5),
@@ -145,6 +146,7 @@ def test_the_bodies_that_real_clients_send_are_answered(body: dict[str, Any], cl
         ({"suffix": "x"}, "suffix"), ({"stop": ""}, "stop"), ({"stop": ["a"] * 17}, "stop"), ({"stop": [1]}, "stop"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "6"}, "max_tokens"), ({"max_tokens": 5000}, "max_tokens"),
         ({"temperature": -1}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_k": -2}, "top_k"), ({"seed": -1}, "seed"),
+        ({"top_k": 2**63}, "top_k"),
         ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": None}, "prompt"),
         ({"prompt": [1, 257]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": "x" * 900_000}, "prompt"),
         ({"stream": "yes"}, "stream"), ({"stream_options": {"include_usage": 1}}, "stream_options"),
@@ -260,6 +262,7 @@ def test_models_and_a_model_that_is_not_here(client_of: Callable[..., FlaskClien
     for response in (client.get("/v1/models/gpt-4"), client.post("/v1/completions", json=ASK | {"model": "gpt-4"})):
         error = response.get_json()["error"]
         assert response.status_code == 404 and error["code"] == "model_not_found" and "'fake'" in error["message"]
+    assert client.get("/stats").get_json()["invalid"] == 2
 
 
 def test_a_full_queue_and_a_draining_server_have_openais_errors_too(client_of: Callable[..., FlaskClient]) -> None:

@@ -150,8 +150,10 @@ def test_a_comparison_started_elsewhere_writes_its_modes_into_one_log_there(tmp_
     assert {line["mode"] for line in lines(tmp_path / "log.jsonl")} == {"nobatch", "static"}
 
 
-@pytest.mark.parametrize("path", ["/nowhere/log.jsonl", "."])
-def test_a_log_that_cannot_be_written_ends_the_launcher_with_a_sentence(path: str) -> None:
+@pytest.mark.parametrize("path", ["/nowhere/log.jsonl", ".", "pipe without a reader"])
+def test_a_log_that_cannot_be_written_ends_the_launcher_with_a_sentence(path: str, tmp_path: Path) -> None:
+    if path.startswith("pipe"):
+        os.mkfifo(path := str(tmp_path / "pipe"))
     command = [sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(free_port()), "--request-log", path]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 2 and "choose another --request-log" in ended.stderr and "Traceback" not in ended.stderr

@@ -22,7 +22,7 @@ from client.load import Outcome, ServerError, get, post, replay
 from client.servers import wait_until_ready
 from config import MODES
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, scrape, server
-from tests.sse import events
+from tests.sse import events, text_of
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -143,9 +143,10 @@ def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_r
             send(url, "/v1/completions", openai),
         ]
         wait_until_running(url, 1 if mode in ("nobatch", "static") else 2)
+        going[0].sendall(b"GET /stats")  # bytes that nobody reads must not hide the end behind them
         for connection in going:
             connection.close()
-        wait_until_free(url, patience_s=8)
+        wait_until_free(url, patience_s=2.5)  # a second is promised
         stats = get(f"{url}/stats")
         assert stats["cancelled"] == 4 and stats["completed"] == 0
         assert metric(url, "vllm:generation_tokens_total") < 1000
@@ -195,10 +196,39 @@ def test_a_reader_that_stands_still_slows_nobody_and_gets_what_piled_up_in_few_p
         assert_all_answered(replay(url, asks(4, 100)))
         wait_until_free(url)  # all of it is computed, and nothing read
         assert metric(url, "vllm:generation_tokens_total") == 32 * 1000 + 4 * 100
-        raw = received(slow)
-        assert get(f"{url}/stats")["completed"] == 36
-        assert raw.count(b'"length"') == 32 and raw.count(b"data: [DONE]") == 1
-        assert 32 < raw.count(b"data: ") < 32 * 1000
+        head, _, raw = received(slow).partition(b"\r\n\r\n")
+        assert b"Transfer-Encoding: chunked" in head and get(f"{url}/stats")["completed"] == 36
+        chunks = events(unchunked(raw))
+        [text] = {text_of(chunks, i) for i in range(32)}
+        assert text == post(f"{url}/v1/completions", ask | {"prompt": "hi", "stream": False})["choices"][0]["text"]
+        assert sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks) == 32 <= len(chunks) < 32 * 1000
+
+
+def unchunked(raw: bytes) -> bytes:
+    """The body of a chunked answer, strictly read."""
+    body = b""
+    while True:
+        size, _, raw = raw.partition(b"\r\n")
+        n = int(size, 16)
+        assert raw[n : n + 2] == b"\r\n"
+        if n == 0:
+            return body
+        body, raw = body + raw[:n], raw[n + 2 :]
+
+
+def test_half_a_request_does_not_keep_a_server_from_ending_and_a_wrong_one_is_a_400() -> None:
+    port = free_port()
+    with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
+        wait_until_ready(process, f"http://127.0.0.1:{port}")
+        with socket.create_connection(("127.0.0.1", port)) as wrong, socket.create_connection(("127.0.0.1", port)) as half:
+            wrong.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n")
+            answer = wrong.recv(1000)
+            half.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            time.sleep(0.5)
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(PATIENCE_S / 2) == 0, "it would wait for an hour"
+        assert b" 400 " in answer
+        assert "Traceback" not in (process.stdout.read() if process.stdout else "")
 
 
 def test_a_client_of_http_1_0_gets_its_stream_without_chunks() -> None:

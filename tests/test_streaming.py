@@ -15,11 +15,11 @@ from batching import BatchingManager
 from config import MODES
 from inference import Inference, Iteration
 from policies import Dynamic
+from tests.servers import PATIENCE_S, wait_until
 from tests.sse import events
 from tests.virtual import make_scheduler
 
 ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
-PATIENCE_S = 20
 
 
 class Gate:
@@ -31,7 +31,7 @@ class Gate:
         self.fails = False
 
     def generate(self, iteration: Iteration) -> list[int]:
-        assert self.go.acquire(timeout=PATIENCE_S)
+        assert self.go.acquire(timeout=20)
         if self.fails:
             raise RuntimeError("no luck")
         return [self.word[len(row.inference.tokens) % len(self.word)] for row in iteration.rows if row.samples]
@@ -91,13 +91,6 @@ def test_tokens_are_sent_when_they_are_computed_and_together_if_they_piled_up(ga
     response.close()
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.002)
-
-
 def test_the_bytes_of_an_unfinished_character_wait_for_the_rest_of_it(gated: tuple[FlaskClient, Gate]) -> None:
     client, gate = gated
     gate.word = "añ🙂b".encode()
@@ -154,6 +147,37 @@ def test_what_goes_wrong_before_the_first_token_has_a_status_of_its_own(
     gate.fails = True
     gate.go.release(2)
     assert client.post("/inference", json=ASK | {"stream": True}).status_code == 500
+
+
+def test_a_deadline_is_kept_while_an_iteration_or_the_loading_of_the_model_takes_long(
+    client_of: Callable[..., FlaskClient], gated: tuple[FlaskClient, Gate]
+) -> None:
+    client, gate = gated  # an iteration that ends when it is told to
+    loading = threading.Event()
+
+    def load() -> Gate:
+        assert loading.wait(PATIENCE_S)
+        return gate
+
+    starting = client_of(manager=BatchingManager(make_scheduler(Dynamic()), load))
+    for stream in (False, True):
+        for asked in (client, starting):
+            response = asked.post("/inference", json=ASK | {"timeout_s": 0.05, "stream": stream})
+            assert response.status_code == 504 and response.get_json()["error"]["code"] == "deadline_passed"
+    loading.set()
+    gate.go.release(100)
+
+
+def test_a_group_of_which_one_fails_is_not_computed_to_its_end(gated: tuple[FlaskClient, Gate]) -> None:
+    client, gate = gated
+    gate.fails = True
+    gate.go.release()
+    group = {"prompt": ["a", "b", "c", "d"], "num_tokens": 20}  # two rows: the first two fail
+    assert client.post("/inference", json=group).status_code == 500
+    assert client.get("/stats").get_json()["cancelled"] == 2
+    gate.fails = False
+    gate.go.release(2)  # an iteration that was under way, and the next request's
+    assert client.post("/inference", json={"prompt": "a", "num_tokens": 1}).status_code == 200
 
 
 def test_a_stream_whose_deadline_passes_ends_with_an_error_event(client_of: Callable[..., FlaskClient]) -> None:
