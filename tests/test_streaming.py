@@ -13,11 +13,13 @@ from flask.testing import FlaskClient
 
 from batching import BatchingManager
 from config import MODES
-from inference import Inference, Iteration
+from inference import Inference, Iteration, Progress
 from policies import Dynamic
+from streams import Part, Stream
 from tests.servers import PATIENCE_S, wait_until
 from tests.sse import events
 from tests.virtual import make_scheduler
+from tokenizer import Detokenizer, load_tokenizer
 
 ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
 
@@ -71,24 +73,36 @@ def test_a_group_is_streamed_with_an_index_for_each_prompt(mode: str, client_of:
     assert last["usage"] == plain["usage"] and len(last["timings"]) == 3
 
 
-def test_tokens_are_sent_when_they_are_computed_and_together_if_they_piled_up(gated: tuple[FlaskClient, Gate]) -> None:
+def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Gate]) -> None:
     client, gate = gated
     gate.go.release()
     response = client.post("/inference", json={"prompt": "x", "num_tokens": 6, "stream": True}, buffered=False)
     chunks = iter(response.iter_encoded())
-    assert next(chunks) == b'data: {"index":0,"text":"a","tokens":1}\n\n', "the first, while the engine stands still"
-    manager = client.application.extensions["manager"]
-    gate.go.release(3)  # the reader is slow: three more are computed meanwhile
-    wait_until(lambda: manager.snapshot().completion_tokens == 4)
-    assert next(chunks) == b'data: {"index":0,"text":"bcd","tokens":3}\n\n'
-    gate.go.release(2)
-    wait_until(lambda: manager.snapshot().running == 0)
-    last = next(chunks)
-    assert last.startswith(b'data: {"index":0,"text":"ef","tokens":2}\n\ndata: {"usage":') and last.endswith(
-        b"data: [DONE]\n\n"
-    )
-    assert list(chunks) == []
+    first = next(chunks)
+    assert first == b'data: {"index":0,"text":"a","tokens":1}\n\n', "while the engine stands still"
+    gate.go.release(5)
+    *rest, _ = events(b"".join(chunks))
+    assert "".join(chunk["text"] for chunk in rest) == "bcdef" and sum(chunk["tokens"] for chunk in rest) == 5
     response.close()
+
+
+def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> None:
+    inference = Inference([1], 6, tokens=list(b"abcdef"))
+    part = Part(0, Detokenizer(load_tokenizer("bytes")), [])
+    stream = Stream({id(inference): part}, lambda i, text, n, last: [text, n, last], lambda: "end", None)
+    body = stream.body(lambda turn: wait_until(turn.is_set))
+
+    def tell(n: int) -> None:
+        stream.advance({id(inference): Progress(inference, n, n == 6)})
+
+    tell(1)
+    assert next(body) == b'data: ["a",1,false]\n\n'
+    for n in (2, 3, 4):
+        tell(n)
+    assert next(body) == b'data: ["bcd",3,false]\n\n'
+    tell(5)
+    tell(6)
+    assert list(body) == [b'data: ["ef",2,true]\n\ndata: "end"\n\ndata: [DONE]\n\n'], "nothing comes after the last token's"
 
 
 def test_the_bytes_of_an_unfinished_character_wait_for_the_rest_of_it(gated: tuple[FlaskClient, Gate]) -> None:
