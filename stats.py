@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "queue_time_ms": "admitted - arrived, at the server",
-    "ttft_ms": "first token - start; from the client: e2el - (answered - first token, at the server)",
+    "ttft_ms": "first token - start; of a plain answer, at the client: e2el - (answered - first token, at the server)",
     "ttft_from_schedule_ms": "the same from the instant the request was scheduled to be sent",
     "tpot_ms": "(last token - first token) / (n - 1), for n >= 2 completion tokens",
-    "itl_ms": "each gap between consecutive tokens, pooled over requests",
+    "itl_ms": "each gap between consecutive tokens, pooled over requests; of a stream, between its events",
     "held_time_ms": "answered - last token: waiting for batch mates",
     "e2el_ms": "answer - start; start at the client: just before the request is sent; at the server: its arrival",
     "e2el_from_schedule_ms": "answer - the instant the request was scheduled to be sent",
@@ -32,7 +32,12 @@ DEFINITIONS = {
     "total_token_throughput": "(prompt + completion tokens) / wall-clock of the run, tok/s",
     "wall_clock_s": "first send (at the server: first arrival) to last answer",
     "goodput": "requests per second that meet every stated limit; failed and refused ones miss",
-    "schedule_lag_ms": "sent - scheduled",
+    "attainment": "share of all requests that meet every stated limit",
+    "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited",
+    "requested_rate": "requests a second as scheduled: (n - 1) / (last - first)",
+    "achieved_rate": "requests a second as sent: (n - 1) / (last - first)",
+    "index_of_dispersion": "variance / mean of arrivals counted in windows of ten mean gaps; 1 for Poisson",
+    "mean_in_flight": "requests sent and not answered, averaged over the run's wall-clock (L of Little's law)",
     "fairness": "least squares of e2el on completion tokens: intercept (queueing), slope (service), r",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows / max_batch_size, weighted by iteration time",
@@ -121,15 +126,21 @@ def fairness(tokens: Sequence[int], seconds: Sequence[float]) -> dict[str, float
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request as the client saw it. Client times are seconds since the run's start; `timings` are the server's."""
+    """One request as the client saw it, in seconds since the run's start; `timings` are the server's own, if it gave them.
+
+    `itl_s` are the gaps between the arrivals of a stream's events, or between tokens at the server for a plain answer.
+    """
 
     id: int
     scheduled_at: float
     sent_at: float
+    first_token_at: float
+    last_token_at: float
     answered_at: float
     prompt_tokens: int
     completion_tokens: int
-    timings: Mapping[str, Any]
+    itl_s: Sequence[float]
+    timings: Mapping[str, Any] | None
 
     @property
     def e2e_s(self) -> float:
@@ -137,46 +148,51 @@ class Answer:
 
     @property
     def ttft_s(self) -> float:
-        """When the first token was there, given that a plain answer brings all of them at its end."""
-        return self.e2e_s - (self.timings["e2e_s"] - self.timings["ttft_s"])
+        return self.first_token_at - self.sent_at
 
     @property
     def tpot_s(self) -> float | None:
-        return tpot_s(self.timings["decode_s"], self.completion_tokens)
+        return tpot_s(self.last_token_at - self.first_token_at, self.completion_tokens)
 
     @property
     def lag_s(self) -> float:
         return self.sent_at - self.scheduled_at
 
 
-def summarise(answers: Sequence[Answer], sent_at: Sequence[float], goodput: Mapping[str, float]) -> dict[str, Any]:
-    """METRICS of one run from the client's side. `sent_at`: every request's, the failed ones' too; `goodput`: limits in ms."""
+def summarise(answers: Sequence[Answer], sends: Sequence[tuple[float, float]], goodput: Mapping[str, float]) -> dict[str, Any]:
+    """METRICS of one run from the client's side.
+
+    sends: (scheduled, sent) of every request, the failed ones too. goodput: limits in ms.
+    """
+    sent_at = [sent for _, sent in sends]
     start = min(sent_at, default=0.0)
     wall = max((a.answered_at for a in answers), default=start) - start
     prompt, completion = sum(a.prompt_tokens for a in answers), sum(a.completion_tokens for a in answers)
     result: dict[str, Any] = {"completed": len(answers), "failed": len(sent_at) - len(answers), "wall_clock_s": wall}
     result |= {"total_input_tokens": prompt, "total_output_tokens": completion}
     result |= throughputs(len(answers), prompt, completion, wall)
-    good = sum(_meets(a, goodput) for a in answers)
+    good = sum(meets(a, goodput) for a in answers)
     result["goodput"] = good / wall if goodput and wall else None
+    result["attainment"] = good / len(sends) if goodput and sends else None
     result |= describe("ttft", (a.ttft_s for a in answers))
     result |= describe("ttft_from_schedule", (a.ttft_s + a.lag_s for a in answers))
     result |= describe("tpot", (t for a in answers if (t := a.tpot_s) is not None))
-    result |= describe("itl", (gap for a in answers for gap in a.timings["itl_s"]))
+    result |= describe("itl", (gap for a in answers for gap in a.itl_s))
     result |= describe("e2el", (a.e2e_s for a in answers))
     result |= describe("e2el_from_schedule", (a.e2e_s + a.lag_s for a in answers))
     result |= describe("normalized_latency", (a.e2e_s / a.completion_tokens for a in answers))
-    result |= describe("queue_time", (a.timings["queue_s"] for a in answers))
-    result |= describe("held_time", (a.timings["held_s"] for a in answers))
-    result |= describe("schedule_lag", (a.lag_s for a in answers))
+    result |= describe("queue_time", (a.timings["queue_s"] for a in answers if a.timings))
+    result |= describe("held_time", (a.timings["held_s"] for a in answers if a.timings))
+    result |= describe("schedule_lag", (sent - scheduled for scheduled, sent in sends))
     result["client_limited"] = result.get("p99_schedule_lag_ms", 0.0) > CLIENT_LIMITED_MS
     span = max(sent_at, default=0.0) - start
     result["achieved_rate"] = (len(sent_at) - 1) / span if span else None
+    result["mean_in_flight"] = sum(a.e2e_s for a in answers) / wall if wall else 0.0
     result["fairness"] = fairness([a.completion_tokens for a in answers], [a.e2e_s for a in answers])
     return result
 
 
-def _meets(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
+def meets(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
     measured = {"ttft": answer.ttft_s, "tpot": answer.tpot_s or 0.0, "e2el": answer.e2e_s}
     return all(measured[name] * 1e3 <= limit for name, limit in limits_ms.items())
 

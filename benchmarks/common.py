@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from batching import BatchingManager, Inference, IterationRecord, Sampling
-from client.report import commit, hardware
+from client.machine import commit, hardware
 from config import Config, ConfigError, Parser, add_settings, build, from_environment, meaningful, refuse_unknown
 from generate import load_generator
 from generate.cached import CachedGenerator

@@ -25,7 +25,7 @@ import aiohttp
 import psutil
 
 from client.load import get
-from client.report import commit, hardware
+from client.machine import commit, hardware
 from client.servers import server
 
 REPEATS = 3

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
-from client.report import commit, hardware
+from client.machine import commit, hardware
 
 
 def throughput(command: str) -> float:

@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 
-from client.report import commit, hardware
+from client.machine import commit, hardware
 from config import MODES, build
 from inference import Inference
 from serving import create_scheduler

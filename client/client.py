@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,29 @@ except ImportError as missing:
 
 from dotenv import dotenv_values  # noqa: E402
 from rich.console import Console  # noqa: E402
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from client import graph  # noqa: E402
-from client.data import ARRIVALS, LENGTHS, ORDERS, WorkloadError, save_trace, workload  # noqa: E402
-from client.load import Outcome, ServerError, get, post, replay, stream  # noqa: E402
-from stats import fairness, summarise  # noqa: E402
+from client import graph, report, runs  # noqa: E402
+from client.data import (  # noqa: E402
+    ARRIVALS,
+    LENGTHS,
+    ORDERS,
+    PromptData,
+    Request,
+    WorkloadError,
+    describe,
+    described,
+    load_trace,
+    rescheduled,
+    save_trace,
+)
+from client.load import Outcome, ServerError, get, stream  # noqa: E402
+from client.measure import Target, measure, openai_model, whole  # noqa: E402
+from client.options import base_url, parse_goodput  # noqa: E402
+from client.progress import Progress  # noqa: E402
+from client.wire import APIS, wire  # noqa: E402
+from config import ConfigError  # noqa: E402
+from stats import fairness  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
 ROWS = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end-to-end latency",
@@ -44,27 +61,32 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--url", help="the server, port 8500 unless one is named (default: IP in client/.env or .env, else 127.0.0.1)"
     )
+    parser.add_argument("--api", choices=APIS, default="inference", help="inference: ours; openai: any server's")
+    parser.add_argument("--model", help="its name in an OpenAI request (default: the first that the server lists)")
     one = parser.add_argument_group("one prompt")
     one.add_argument("--prompt", help="the prompt; its completion is printed as it comes")
     one.add_argument("--numtokens", type=int, default=20, help="completion tokens (default: 20)")
     one.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     load = parser.add_argument_group("a load")
     load.add_argument("--numsamples", type=int, help="requests to send")
-    load.add_argument("--lengths", default="normal", help=f"completion lengths: {LENGTHS} (default: normal)")
+    load.add_argument("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
     load.add_argument("--numtokens_range", type=int, nargs="+", metavar="N", help="the same as --lengths choice:N,N,…")
     load.add_argument("--arrival", help=f"{ARRIVALS} (default: wait:1)")
     load.add_argument("--wait", type=float, metavar="S", help="the same as --arrival wait:S")
-    load.add_argument("--selection", choices=ORDERS, default="random", help="order: random, or descend (longest first)")
-    load.add_argument("--trace", type=Path, help="replay this trace.jsonl instead of drawing a workload")
+    load.add_argument("--selection", choices=ORDERS, help="order: random, or descend (longest first; default: random)")
+    load.add_argument("--trace", type=Path, help="replay this trace.jsonl, at its own times unless --arrival says others")
     load.add_argument("--save-trace", type=Path, metavar="FILE", help="save the workload as a trace")
     load.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
+    load.add_argument("--stream", action="store_true", help="ask for streams (OpenAI's requests always do)")
+    load.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits on ttft, tpot, e2el")
+    load.add_argument("--out", type=Path, help="save the run with its report in this folder")
     load.add_argument("--figure", type=Path, default=Path("latency_vs_tokens.png"), help="where it goes (default: %(default)s)")
     load.add_argument("--quiet", action="store_true", help="do not print completions as they arrive")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds that an answer may take (default: 3600)")
     arguments = parser.parse_args(argv)
     if arguments.prompt is None and arguments.numsamples is None and arguments.trace is None:
         parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
-    exclusive = "prompt numsamples, prompt trace, trace numsamples, trace arrival, trace wait, arrival wait"
+    exclusive = "prompt numsamples, prompt trace, trace numsamples, trace lengths, trace selection, arrival wait"
     for first, second in (pair.split() for pair in exclusive.split(", ")):
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
@@ -98,44 +120,48 @@ def one_prompt(url: str, arguments: argparse.Namespace) -> None:
     print()
 
 
-def load(url: str, arguments: argparse.Namespace, console: Console) -> bool:
-    """Send a load and show what came of it; True if every request was answered."""
-    lengths = arguments.lengths
+def load_of(arguments: argparse.Namespace) -> tuple[list[Request], dict[str, str]]:
+    """The requests to send, and how a report names them. Raises WorkloadError."""
+    arrival = arguments.arrival or (None if arguments.wait is None else f"wait:{arguments.wait}")
+    if arguments.trace:
+        requests, where = load_trace(arguments.trace), f"as in {arguments.trace}"
+        if arrival:
+            requests = rescheduled(requests, arrival, arguments.seed)
+        return requests, {"lengths": where, "arrival": arrival or where}
+    lengths, arrival = arguments.lengths or "normal", arrival or "wait:1"
     if arguments.numtokens_range:
         lengths = "choice:" + ",".join(map(str, arguments.numtokens_range))
-    arrival = arguments.arrival or f"wait:{1 if arguments.wait is None else arguments.wait}"
-    requests = workload(arguments.trace, arguments.numsamples or 0, lengths, arrival, arguments.selection, arguments.seed)
+    data = PromptData(lengths, arguments.selection or "random", arguments.seed)
+    return data.requests(arguments.numsamples, arrival), {"lengths": lengths, "arrival": arrival}
+
+
+def target_of(url: str, arguments: argparse.Namespace) -> Target:
+    """The server to ask. Raises ServerError."""
+    if arguments.api == "openai":
+        model = arguments.model or openai_model(url)
+        return Target(Path(model).name, url, wire("openai", model), ours=False)
+    try:
+        return Target(get(url)["mode"], url, wire("inference", stream=arguments.stream))
+    except KeyError:
+        raise ServerError(f"{url} is no effective-batching server; ask others with --api openai") from None
+
+
+def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Send a load and show what came of it; return the measurement."""
+    requests, workload = load_of(arguments)
+    goodput = parse_goodput(arguments.goodput)
     if arguments.save_trace:
         save_trace(arguments.save_trace, requests)
-    post(f"{url}/stats/reset")
-    columns = (TextColumn("answered"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TextColumn("[red]{task.fields[failed]}"))  # fmt: skip
-    failures = 0
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=len(requests), failed="")
-
-        def show(outcome: Outcome) -> None:
-            nonlocal failures
-            failures += bool(outcome.error)
-            progress.update(task, advance=1, failed=f"{failures} failed" if failures else "")
-            if not arguments.quiet:
-                text = outcome.error or outcome.text
-                style = "red" if outcome.error else None
-                console.print(f"[{outcome.request.id}] {text!r}", style=style, markup=False, highlight=False)
-
-        outcomes = replay(url, requests, arguments.timeout, show)
-    answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    result = summarise(answers, [outcome.sent_at for outcome in outcomes], {})
-
-    mode = "the server"
-    try:
-        stats = get(f"{url}/stats")
-    except ServerError as error:  # what this client measured is shown all the same
-        console.print(f"The server's /stats are missing: {error}", style="red", markup=False)
-    else:
-        mode = stats["mode"]
-        _show_stats(stats, console)
-    table = Table("milliseconds", *SHOWN, title=f"{mode} as this client saw it", title_justify="left")
+    target = target_of(url, arguments)
+    machine = runs.facts() if arguments.out else {}
+    console.print(described(describe(requests)), highlight=False)
+    with Progress(console) as progress, progress.replay(target.name, requests) as watch:
+        if not arguments.quiet:
+            watch.tell(lambda outcome: _show_text(outcome, console))
+        result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
+    if server := result.get("server"):
+        _show_stats(server, console)
+    table = Table("milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left")
     for name, title in ROWS.items():
         if f"mean_{name}_ms" in result:
             table.add_row(title, *(f"{result[f'{measure}_{name}_ms']:,.1f}" for measure in SHOWN))
@@ -144,15 +170,33 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> bool:
         f"{result['completed']} answered, {result['failed']} failed; {result['output_throughput']:,.1f} tok/s and "
         f"{result['request_throughput']:.2f} requests a second over {result['wall_clock_s']:.1f} s"
     )
-    for reason in sorted({outcome.error for outcome in outcomes if outcome.error})[:5]:
+    if goodput:
+        console.print(f"{result['goodput'] or 0:.2f} requests a second within {' '.join(arguments.goodput)}")
+    for reason in result["errors"][:5]:
         console.print(f"  failed: {reason}", style="red", markup=False)
     if result["client_limited"]:
         console.print("The client was late: one in a hundred of its sends lagged over 10 ms; its latencies are suspect.")
+    answers = [outcome.answer for outcome in outcomes if outcome.answer]
     if answers:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
-        graph.latency_vs_tokens({mode: (tokens, seconds, fairness(tokens, seconds))}, arguments.figure, url)
+        graph.latency_vs_tokens({target.name: (tokens, seconds, fairness(tokens, seconds))}, arguments.figure, url)
         console.print(f"figure: {arguments.figure}")
-    return not failures
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        save_trace(arguments.out / "trace.jsonl", requests)
+        told = {
+            "goodput": goodput, "stream": arguments.stream or not target.ours, "capacity": None, "seed": arguments.seed,
+            "also": {} if target.ours else {target.name: url}, "command": shlex.join(["client/client.py", *sys.argv[1:]]),
+        }  # fmt: skip
+        runs.save(arguments.out, requests, {target.name: whole(result, outcomes)}, workload, machine | told)
+        report.write(runs.load(arguments.out))
+        console.print(f"report.html: {arguments.out}")
+    return result
+
+
+def _show_text(outcome: Outcome, console: Console) -> None:
+    text, style = outcome.error or outcome.text, "red" if outcome.error else None
+    console.print(f"[{outcome.request.id}] {text!r}", style=style, markup=False, highlight=False)
 
 
 def _show_stats(stats: dict[str, Any], console: Console) -> None:
@@ -168,9 +212,14 @@ def main() -> None:
     try:
         if arguments.prompt is not None:
             one_prompt(url, arguments)
-        elif not load(url, arguments, Console()):
-            sys.exit(1)
-    except WorkloadError as error:
+        else:
+            result = load(base_url(url), arguments, Console())
+            if result["partial"]:
+                print("interrupted; the requests that had ended are told above", file=sys.stderr)
+                sys.exit(130)
+            if result["errors"]:
+                sys.exit(1)
+    except (ConfigError, WorkloadError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except ServerError as error:

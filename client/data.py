@@ -1,21 +1,22 @@
 """Workloads: what is asked, how much of it, and when. A workload is drawn once from a seed and saved as a trace.
 
-A trace is a file of JSON lines, one request each; `at` is seconds from the start. Every mode replays the
-same trace. `LENGTHS` and `ARRIVALS` name what can be asked for.
+A trace is a file of JSON lines, one request each; `at` is seconds from the start. Where `users` is given the loop is
+closed: a request goes out as soon as fewer than `users` are in flight. Every mode replays the same trace.
+`LENGTHS` and `ARRIVALS` name what can be asked for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-LENGTHS = "normal, choice[:1,25,100], uniform:LOW:HIGH, fixed:N"
-ARRIVALS = "wait:SECONDS, poisson:RATE, burst"
+LENGTHS = "normal, choice[:1,25,100], uniform:LOW:HIGH, fixed:N, exponential:MEAN:CAP, lognormal:MEDIAN:SIGMA:CAP"
+ARRIVALS = "wait:SECONDS, poisson:RATE, gamma:RATE:CV, constant:RATE, burst, closed:USERS"
 ORDERS = ("random", "descend")
 COUNTING = [
     "one",
@@ -52,6 +53,7 @@ class Request(BaseModel):
 
     id: int
     at: float = Field(ge=0, allow_inf_nan=False)
+    users: int | None = Field(default=None, ge=1)
     prompt: str | None = None
     prompt_ids: list[int] | None = None
     num_tokens: int = Field(ge=1)
@@ -62,14 +64,15 @@ class Request(BaseModel):
 
     def body(self) -> dict[str, Any]:
         """The JSON body of POST /inference."""
-        return self.model_dump(exclude={"id", "at"}, exclude_none=True)
+        return self.model_dump(exclude={"id", "at", "users"}, exclude_none=True)
 
 
 class PromptData:
     """Draws requests: completion lengths from `lengths`, prompts of |N(10, 10)| counting words, arrivals apart.
 
     Lengths: `normal` is the original experiment's clip(|⌈N(100, 100)⌉|, 1, 200), `choice` its choice of 1, 25 and
-    100. Order: `random`, or `descend` for the longest first. Raises WorkloadError for what it does not know.
+    100; `exponential` and `lognormal` are rounded up, and cut at their cap. Order: `random`, or `descend` for the longest
+    first. Raises WorkloadError for what it does not know.
     """
 
     def __init__(self, lengths: str = "normal", order: str = "random", seed: int = 0, temperature: float = 0.0):
@@ -86,13 +89,14 @@ class PromptData:
         if self.order == "descend":
             longest_first = np.argsort(-tokens, kind="stable")
             tokens, words = tokens[longest_first], words[longest_first]
-        at = arrivals(arrival, n, self.seed)
+        at, users = arrivals(arrival, n, self.seed)
         return [
             Request(
-                id=i, at=at[i], prompt=count(int(words[i])), num_tokens=int(tokens[i]), temperature=self.temperature, seed=i
+                id=i, at=at[i], users=users, prompt=count(int(words[i])), num_tokens=int(tokens[i]),
+                temperature=self.temperature, seed=i,
             )
             for i in range(n)
-        ]
+        ]  # fmt: skip
 
 
 def count(words: int) -> str:
@@ -121,6 +125,12 @@ def _lengths(spec: str) -> Callable[[np.random.Generator, int], np.ndarray]:
             case "fixed", [_]:
                 [length] = _positive(arguments)
                 return lambda rng, n: np.full(n, length)
+            case "exponential", [_, _]:
+                mean, [cap] = _number(arguments[0]), _positive(arguments[1:])
+                return lambda rng, n: _whole(rng.exponential(mean, n), cap)
+            case "lognormal", [_, _, _]:
+                median, sigma, [cap] = _number(arguments[0]), _number(arguments[1]), _positive(arguments[2:])
+                return lambda rng, n: _whole(rng.lognormal(np.log(median), sigma, n), cap)
     except ValueError:
         pass
     raise WorkloadError(f"unknown lengths {spec!r}; valid ones are {LENGTHS}")
@@ -133,28 +143,69 @@ def _positive(texts: Sequence[str]) -> list[int]:
     return values
 
 
-def arrivals(spec: str, n: int, seed: int) -> list[float]:
-    """Return n instants in seconds, the first at 0.
+def _number(text: str) -> float:
+    if not 0 < (value := float(text)) < float("inf"):
+        raise ValueError
+    return value
 
-    `wait:S`: gaps uniform in 0 … S seconds, as the original's client; `poisson:R`: R a second on average;
-    `burst`: all at 0. Drawn apart from the lengths, so that the same requests can arrive in another way.
+
+def _whole(lengths: np.ndarray, cap: int) -> np.ndarray:
+    return np.clip(np.ceil(lengths), 1, cap).astype(int)
+
+
+class Arrivals(NamedTuple):
+    """When requests are sent, in seconds, the first at 0; in a closed loop, how many users send them instead."""
+
+    at: list[float]
+    users: int | None = None
+
+
+def arrivals(spec: str, n: int, seed: int) -> Arrivals:
+    """Return the arrivals of n requests. Raises WorkloadError for a process that it does not know.
+
+    `wait:S`: gaps uniform in 0 … S seconds, as the original's client; `poisson:R`: R a second on average; `gamma:R:CV`:
+    the same with gaps of this coefficient of variation, bursty above 1; `constant:R`: equal gaps; `burst`: all at 0;
+    `closed:N`: N users, each of whom sends the next request when its last is answered. Drawn apart from the lengths,
+    so that the same requests can arrive in another way, and at another rate in the same pattern.
     """
     rng = np.random.default_rng([seed, 1])
-    name, _, argument = spec.partition(":")
+    name, *arguments = spec.split(":")
+    users = None
     try:
-        match name, float(argument) if argument else None:
-            case "wait", float(most) if 0 <= most < float("inf"):
-                gaps = rng.uniform(0, most, n)
-            case "poisson", float(rate) if 0 < rate < float("inf"):
-                gaps = rng.exponential(1 / rate, n)
-            case "burst", None:
+        match name, arguments:
+            case "wait", [most] if 0 <= float(most) < float("inf"):
+                gaps = rng.uniform(0, float(most), n)
+            case "poisson", [rate]:
+                gaps = rng.exponential(1, n) / _number(rate)
+            case "gamma", [rate, cv]:
+                shape = _number(cv) ** -2
+                gaps = rng.gamma(shape, 1 / shape, n) / _number(rate)
+            case "constant", [rate]:
+                gaps = np.full(n, 1 / _number(rate))
+            case "burst", []:
                 gaps = np.zeros(n)
+            case "closed", [_]:
+                gaps, [users] = np.zeros(n), _positive(arguments)
             case _:
                 raise ValueError
     except ValueError:
         raise WorkloadError(f"unknown arrival {spec!r}; valid ones are {ARRIVALS}") from None
     gaps[:1] = 0
-    return [round(float(at), 6) for at in np.cumsum(gaps)]
+    return Arrivals([round(float(at), 6) for at in np.cumsum(gaps)], users)
+
+
+def rescheduled(requests: Sequence[Request], arrival: str, seed: int) -> list[Request]:
+    """The same requests, sent as `arrival` says."""
+    at, users = arrivals(arrival, len(requests), seed)
+    return [request.model_copy(update={"at": t, "users": users}) for request, t in zip(requests, at)]
+
+
+def at_rate(arrival: str, rate: float) -> str:
+    """The arrival process at another rate: `gamma:3:2` and 5 give `gamma:5:2`; what has no rate becomes Poisson."""
+    name, *arguments = arrival.split(":")
+    if name in ("gamma", "constant"):
+        return ":".join([name, f"{rate:g}", *arguments[1:]])
+    return f"poisson:{rate:g}"
 
 
 def save_trace(path: Path, requests: Sequence[Request]) -> None:
@@ -182,23 +233,45 @@ def load_trace(path: Path) -> list[Request]:
         raise WorkloadError(f"{path} holds no requests")
     if len({request.id for request in requests}) < len(requests):
         raise WorkloadError(f"{path} holds an id twice; number the requests anew")
+    if len({request.users for request in requests}) > 1:
+        raise WorkloadError(f"{path} names different numbers of users; a trace is one closed loop or none")
     return requests
 
 
-def workload(trace: Path | None, n: int, lengths: str, arrival: str, order: str, seed: int) -> list[Request]:
-    """The requests of a trace file if one is given, else n drawn ones."""
-    return load_trace(trace) if trace else PromptData(lengths, order, seed).requests(n, arrival)
-
-
 def describe(requests: Sequence[Request]) -> dict[str, Any]:
-    """What a workload asks for, as realised."""
+    """What a workload asks for, as realised. In a closed loop the answers set the rate."""
     tokens = [request.num_tokens for request in requests]
-    span = max(request.at for request in requests)
+    at = sorted(request.at for request in requests)
+    span = at[-1] - at[0]
     return {
         "requests": len(requests),
         "mean_num_tokens": float(np.mean(tokens)),
         "requested_rate": (len(requests) - 1) / span if span else None,
+        "index_of_dispersion": _index_of_dispersion(at),
+        "users": requests[0].users,
     }
+
+
+def described(load: Mapping[str, Any]) -> str:
+    """`describe` in words."""
+    if load["users"]:
+        when = f"{load['users']} users, each of whom sends the next when its last is answered"
+    elif load["requested_rate"] is None:
+        when = "all at once"
+    else:
+        when = f"{load['requested_rate']:.4g} requests a second"
+        if load["index_of_dispersion"] is not None:
+            when += f" with index of dispersion {load['index_of_dispersion']:.2f}"
+    return f"{load['requests']} requests, {load['mean_num_tokens']:.1f} completion tokens on average, {when}"
+
+
+def _index_of_dispersion(at: Sequence[float]) -> float | None:
+    """Variance / mean of arrivals counted in windows of ten mean gaps: 1 for Poisson, more for bursts; None below 5 windows."""
+    windows = len(at) // 10
+    if windows < 5 or at[0] == at[-1]:
+        return None
+    counts, _ = np.histogram(at, bins=windows)
+    return float(counts.var(ddof=1) / counts.mean())
 
 
 def dumps(value: Any) -> str:

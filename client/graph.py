@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,24 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from client.report import line_text
+from client.tables import line_text
 
 COLOURS = {"nobatch": "#7f7f7f", "static": "#d95f02", "windowed": "#7570b3", "dynamic": "#1b9e77"}
 IDLE, EMPTY = "#e6ab02", "#ececec"
 STYLE: dict[Any, Any] = {
     "font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold",
     "axes.titlelocation": "left", "figure.dpi": 130, "savefig.bbox": "tight", "legend.frameon": False,
+    "svg.hashsalt": "effective-batching",
 }  # fmt: skip
 
 
-def colour(mode: str) -> str:
-    return COLOURS.get(mode, "#386cb0")
+OTHERS = ("#386cb0", "#a6761d", "#e7298a", "#666666")  # servers that are no mode of ours
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour a server: a mode's own, and others by their order."""
+    others = iter(OTHERS * 8)
+    return {name: COLOURS.get(name) or next(others) for name in names}
 
 
 def latency_vs_tokens(
@@ -36,14 +42,15 @@ def latency_vs_tokens(
     """
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+        palette = colours(runs)
         for mode, (tokens, seconds, line) in runs.items():
             label = f"{mode}:  {line_text(line)}"
             for axis in axes:
-                axis.scatter(tokens, seconds, s=14, alpha=0.45, linewidths=0, color=colour(mode), label=label)
+                axis.scatter(tokens, seconds, s=14, alpha=0.45, linewidths=0, color=palette[mode], label=label)
                 if line:
                     x = np.linspace(0, max(tokens), 100)
                     y = line["intercept_s"] + line["slope_s_per_token"] * x
-                    axis.plot(x[y > 0], y[y > 0], color=colour(mode), lw=2)
+                    axis.plot(x[y > 0], y[y > 0], color=palette[mode], lw=2)
         for axis, scale in zip(axes, ("linear", "log")):
             axis.set(xlabel="completion tokens", ylabel=f"end-to-end latency, s ({scale} scale)", yscale=scale)
             axis.grid(alpha=0.25)
@@ -66,13 +73,14 @@ def occupancy(runs: Mapping[str, Mapping[str, Any]], max_batch_size: int, path: 
     with plt.rc_context(STYLE):
         size = (11, 1.75 * len(runs) + 1.4)
         figure, axes = plt.subplots(len(runs), 1, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained")
+        palette = colours(runs)
         for axis, (mode, run) in zip(axes[:, 0], runs.items()):
             edges = run["bin_s"] * np.arange(len(run["live"]) + 1)
             live, idle = np.array(run["live"]), np.array(run["idle"])
             axis.axhspan(0, max_batch_size, color=EMPTY, lw=0)
-            axis.stairs(live, edges, fill=True, color=colour(mode))
+            axis.stairs(live, edges, fill=True, color=palette[mode])
             axis.stairs(live + idle, edges, baseline=live, fill=True, color=IDLE)
-            axis.set_title(mode, color=colour(mode), fontsize=12, loc="left")
+            axis.set_title(mode, color=palette[mode], fontsize=12, loc="left")
             note = f"done after {spans[mode]:.1f} s" + (" →" if spans[mode] > window else "")
             axis.set_title(note, loc="right", fontsize=11, fontweight="normal")
             axis.set_ylim(0, max_batch_size)
@@ -84,6 +92,135 @@ def occupancy(runs: Mapping[str, Mapping[str, Any]], max_batch_size: int, path: 
         figure.legend(handles, names, loc="outside lower center", ncols=3)
         _caption(figure, caption)
         _save(figure, path)
+
+
+def latency_vs_throughput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path, caption: str) -> None:
+    """Median latency per token against throughput while the rate rises (Orca's figure 10), a curve a server and seed.
+
+    sweeps: {name: [points of a seed, by rate]}. Rates beyond the capacity, where latency depends on how long one
+    measures, are hollow and dashed.
+    """
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(9.5, 5.2), layout="constrained")
+        palette = colours(sweeps)
+        for name, seeds in sweeps.items():
+            for i, points in enumerate(seeds):
+                _curve(axis, points, "output_throughput", "p50_normalized_latency_ms", palette[name], name if not i else None)
+        axis.set_yscale("log")
+        _plain_log(axis.yaxis)
+        axis.set(xlabel="throughput, completion tokens a second", ylabel="latency per token, median, ms (log scale)")
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.25, which="both")
+        axis.plot([], [], "o--", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        figure.legend(loc="outside lower center", ncols=3)
+        axis.set_title("What a mode can deliver, and at what latency")
+        _caption(figure, caption)
+        _save(figure, path)
+
+
+def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits: str, path: Path, caption: str) -> None:
+    """Requests a second within the limits against requests a second sent; on the diagonal all of them are."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(9.5, 5.2), layout="constrained")
+        palette = colours(sweeps)
+        for name, seeds in sweeps.items():
+            for i, points in enumerate(seeds):
+                _curve(axis, points, "rate", "goodput", palette[name], name if not i else None)
+        most = max((p["rate"] for seeds in sweeps.values() for points in seeds for p in points), default=1)
+        axis.plot([0, most], [0, most], ":", color="#999999", label="every request within the limits", zorder=0)
+        axis.plot([], [], "o--", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
+        axis.set(xlabel="requests a second, as sent", ylabel=f"goodput, requests a second with {limits}")
+        axis.set_xlim(left=0)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.25)
+        axis.legend(loc="upper left")
+        axis.set_title("How many requests are answered in time")
+        _caption(figure, caption)
+        _save(figure, path)
+
+
+def _curve(axis: Any, points: Sequence[Mapping[str, Any]], x: str, y: str, colour: str, label: str | None) -> None:
+    """A server's points by rate; those beyond its capacity hollow, and joined by dashes."""
+    known = [p for p in points if p[x] is not None and p[y] is not None]
+    sustained = [p for p in known if not p["saturated"]]
+    first = min((p["rate"] for p in known if p["saturated"]), default=float("inf"))
+    beyond = [p for p in known if p["rate"] >= first]
+    axis.plot([p[x] for p in sustained], [p[y] for p in sustained], "o-", color=colour, ms=6, lw=2, label=label)
+    joint = [p for p in sustained if p["rate"] < first][-1:] + beyond
+    axis.plot([p[x] for p in joint], [p[y] for p in joint], "--", color=colour, lw=1.2, zorder=1)
+    hollow = [p for p in known if p["saturated"]]
+    axis.plot([p[x] for p in hollow], [p[y] for p in hollow], "o", color=colour, mfc="white", ms=6)
+
+
+def computed_rows(rows: Mapping[str, tuple[int, int, float | None]], path: Path, caption: str) -> None:
+    """Where computed rows went, a bar a mode, with the useful fraction that theory expects as a tick.
+
+    rows: {mode: (live rows, idle rows, expected useful fraction or None)}, rows summed over iterations.
+    """
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(9.5, 0.62 * len(rows) + 2.0), layout="constrained")
+        palette = colours(rows)
+        for y, (mode, (live, idle, expected)) in enumerate(rows.items()):
+            useful = 100 * live / (live + idle) if live else 0.0
+            axis.barh(y, useful, color=palette[mode], height=0.62)
+            axis.barh(y, 100 - useful, left=useful, color=IDLE, height=0.62)
+            axis.text(useful / 2, y, f"{useful:.0f}% of {live + idle:,}", ha="center", va="center", color="white", fontsize=11)
+            if expected is not None:
+                axis.plot([100 * expected] * 2, [y - 0.42, y + 0.42], color="black", lw=2.5)
+        axis.set_yticks(range(len(rows)), list(rows))
+        axis.invert_yaxis()
+        axis.set(xlabel="computed rows, %", xlim=(0, 100), title="Where computed rows went")
+        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in ("#444444", IDLE)] + [
+            plt.Line2D([], [], color="black", lw=2.5)
+        ]
+        names = ["live (in the mode's colour)", "idle: computed for a request that is done", "expected: mean(g) / E[max g]"]
+        figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=10.5)
+        _caption(figure, caption)
+        _save(figure, path)
+
+
+def distributions(
+    runs: Mapping[str, Mapping[str, Sequence[float]]],
+    path: Path,
+    caption: str,
+    styles: Mapping[str, tuple[str, str]] | None = None,
+) -> None:
+    """Cumulative distributions of TTFT, TPOT and end-to-end latency, a panel each, on a logarithmic scale.
+
+    runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. styles: {name: (the mode whose colour it has, line style)}.
+    """
+    titles = {"ttft": "time to first token, s", "tpot": "time per output token, ms", "e2el": "end-to-end latency, s"}
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), sharey=True, layout="constrained")
+        styles = styles or {name: (name, "-") for name in runs}
+        palette = colours(dict.fromkeys(mode for mode, _ in styles.values()))
+        for axis, (measure, title) in zip(axes, titles.items()):
+            for name, values in runs.items():
+                if len(mine := np.sort(values[measure]) * (1e3 if measure == "tpot" else 1)):
+                    mode, style = styles[name]
+                    share = 100 * np.arange(1, len(mine) + 1) / len(mine)
+                    axis.step(mine, share, where="post", color=palette[mode], ls=style, lw=2, label=name)
+            axis.set(xscale="log", xlabel=title, ylim=(0, 101))
+            _plain_log(axis.xaxis)
+            axis.grid(alpha=0.25)
+        axes[0].set_ylabel("requests, %")
+        axes[0].set_title("How long requests take")
+        figure.legend(*axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        _caption(figure, caption)
+        _save(figure, path)
+
+
+def _plain_log(axis: Any) -> None:
+    """A logarithmic axis labelled 0.5, 1, 2, 5 instead of powers of ten; more finely where it spans little."""
+
+    def label(value: float, _: Any) -> str:
+        low, high = axis.get_view_interval()
+        labelled = "1" if high > 500 * low else "125" if high > 6 * low else "123456789"
+        return f"{value:g}" if f"{value:.0e}"[0] in labelled else ""
+
+    for formatter in (axis.set_major_formatter, axis.set_minor_formatter):
+        formatter(label)
 
 
 def step_time(points: Sequence[Mapping[str, float]], path: Path, caption: str) -> None:
@@ -110,8 +247,7 @@ def step_time(points: Sequence[Mapping[str, float]], path: Path, caption: str) -
             axis.set_xlabel("rows")
             axis.grid(alpha=0.25)
         left.set_yscale("log")
-        for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-            formatter(lambda y, _: f"{y:g}" if f"{y:g}"[0] in "125" else "")
+        _plain_log(left.yaxis)
         left.set(ylabel="step time, ms (log scale)", title="What an iteration takes")
         right.set(ylabel="bound / measured, %", ylim=(0, 105), title="How near the machine's limit")
         left.legend(fontsize=9.5, ncols=2)
@@ -150,5 +286,5 @@ def _caption(figure: Any, caption: str) -> None:
 
 
 def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)  # the same run, the same file
     plt.close(figure)

@@ -1,24 +1,32 @@
-"""Replay of a trace against a server: an open loop, one task a request, as many in flight as the trace asks for.
+"""Replay of a trace against a server, and single calls of it.
 
-Latencies are of answers alone: whatever fails is counted, with its reason, and never timed.
+The loop is open: what is sent when is fixed beforehand, whatever the server does, so a slow server cannot slow its own
+load (coordinated omission). A trace with `users` closes it. Latencies are of answers alone: whatever fails is
+counted, with its reason, and never timed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import resource
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
 
 from client.data import Request
+from client.wire import Plain, Reply, Unreadable, Wire, message, refusal
 from stats import Answer
 
 Answered = TypeVar("Answered")
+# connections that idle longer are not used again: some servers close theirs after 2 s, and a request sent just then is lost
+KEEPALIVE_S = 1.0
+HEAD_START_S = 0.05  # between the first line of the trace and its sending
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,7 @@ class Outcome:
     """What became of one request: an answer with its text, or the error in a sentence."""
 
     request: Request
+    scheduled_at: float
     sent_at: float
     answer: Answer | None = None
     text: str = ""
@@ -36,51 +45,91 @@ class ServerError(Exception):
     """The server could not be reached, or did not answer as this client expects."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A replay that was stopped: what ended before is in `outcomes`."""
+
+    def __init__(self, outcomes: list[Outcome]):
+        super().__init__()
+        self.outcomes = outcomes
+
+
+class Watch:
+    """Told what happens in a replay; a progress display overrides what it wants to know."""
+
+    def sent(self) -> None: ...
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+
 def replay(
-    url: str,
-    requests: Sequence[Request],
-    timeout_s: float = 3600.0,
-    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+    url: str, requests: Sequence[Request], wire: Wire | None = None, timeout_s: float = 3600.0, watch: Watch | None = None
 ) -> list[Outcome]:
-    """Send every request at its instant; return the outcomes in the order of the requests."""
+    """Send every request at its instant; return the outcomes in the order of the requests. Raises Interrupted on Ctrl-C."""
     _allow_open_files(len(requests) + 64)
-    return asyncio.run(_replay(url, requests, timeout_s, on_outcome))
+    outcomes: dict[int, Outcome] = {}
+    try:
+        with _no_pauses():
+            asyncio.run(_replay(url, requests, wire or Plain(), timeout_s, watch or Watch(), outcomes))
+    except KeyboardInterrupt:
+        raise Interrupted([outcomes[r.id] for r in requests if r.id in outcomes]) from None
+    return [outcomes[request.id] for request in requests]
 
 
 async def _replay(
-    url: str, requests: Sequence[Request], timeout_s: float, on_outcome: Callable[[Outcome], None]
-) -> list[Outcome]:
+    url: str, requests: Sequence[Request], wire: Wire, timeout_s: float, watch: Watch, outcomes: dict[int, Outcome]
+) -> None:
     timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        start = time.perf_counter()
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+    bodies = {request.id: json.dumps(wire.body(request)).encode() for request in requests}
+    headers = {"Content-Type": "application/json"}
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+        start = time.perf_counter() + HEAD_START_S
 
-        async def send(request: Request) -> Outcome:
-            await asyncio.sleep(start + request.at - time.perf_counter())
+        async def send(request: Request, scheduled_at: float) -> None:
             sent_at = time.perf_counter() - start
+            watch.sent()
+            pieces = []
+            outcome = Outcome(request, scheduled_at, sent_at)
             try:
-                async with session.post(f"{url}/inference", json=request.body()) as response:
-                    body = await response.json(content_type=None)
-                    answered_at = time.perf_counter() - start
-                    outcome = _outcome(request, sent_at, answered_at, response.status, body)
-            except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-                outcome = Outcome(request, sent_at, error=f"{type(error).__name__}: {error}".rstrip(": "))
-            on_outcome(outcome)
-            return outcome
+                async with session.post(url + wire.path, data=bodies.pop(request.id)) as response:
+                    async for data in response.content.iter_any():
+                        pieces.append((time.perf_counter() - start, data))
+                reply = Reply(request, scheduled_at, sent_at, pieces or [(time.perf_counter() - start, b"")])
+                if response.status != 200:
+                    raise Unreadable(refusal(response.status, reply.body))
+                outcome = Outcome(request, scheduled_at, sent_at, *wire.read(reply))
+            except Unreadable as error:
+                outcome = Outcome(request, scheduled_at, sent_at, error=str(error))
+            except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                outcome = Outcome(request, scheduled_at, sent_at, error=f"{type(error).__name__}: {error}".rstrip(": "))
+            outcomes[request.id] = outcome
+            watch.ended(outcome)
 
-        return list(await asyncio.gather(*(send(request) for request in requests)))
+        if users := requests[0].users:
+            waiting = iter(requests)
+
+            async def user() -> None:
+                for request in waiting:  # the users share it: each takes the next
+                    await send(request, max(0.0, time.perf_counter() - start))
+
+            await asyncio.gather(*(user() for _ in range(users)))
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for request in sorted(requests, key=lambda request: request.at):
+                if (left := start + request.at - time.perf_counter()) > 0:
+                    await asyncio.sleep(left)
+                tasks.create_task(send(request, request.at))
 
 
-def _outcome(request: Request, sent_at: float, answered_at: float, status: int, body: Any) -> Outcome:
+@contextlib.contextmanager
+def _no_pauses() -> Iterator[None]:
+    """Python's collector goes through all objects, for milliseconds: while instants are measured, through new ones alone."""
+    gc.collect()
+    gc.freeze()
     try:
-        if status != 200:
-            return Outcome(request, sent_at, error=f"{status} {body['error']['message']}")
-        usage, timings = body["usage"], body["timings"]
-        answer = Answer(
-            request.id, request.at, sent_at, answered_at, usage["prompt_tokens"], usage["completion_tokens"], timings
-        )
-        return Outcome(request, sent_at, answer, body["completion"])
-    except (KeyError, TypeError):
-        return Outcome(request, sent_at, error=f"{status} with an answer in another form than /inference gives")
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def get(url: str, timeout_s: float = 30.0) -> dict[str, Any]:
@@ -97,10 +146,10 @@ def _call(method: str, url: str, body: Any, timeout_s: float) -> dict[str, Any]:
     async def call() -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.request(method, url, json=body) as response:
-            answer = json.loads(await response.read())
+            answer = await response.read()
             if response.status != 200:
-                raise ServerError(f"{url} answered {response.status}: {answer['error']['message']}")
-            return answer
+                raise ServerError(f"{url} answered {refusal(response.status, answer)}")
+            return json.loads(answer)
 
     return _run(url, call())
 
@@ -115,13 +164,13 @@ def stream(url: str, body: dict[str, Any], timeout_s: float, show: Callable[[str
             session.post(f"{url}/inference", json=body | {"stream": True}) as response,
         ):
             if response.status != 200:
-                raise ServerError(f"{url} answered {response.status}: {json.loads(await response.read())['error']['message']}")
+                raise ServerError(f"{url} answered {refusal(response.status, await response.read())}")
             async for line in response.content:
                 data = line.removeprefix(b"data: ").strip()
                 if data in (b"", b"[DONE]"):
                     continue
                 if "error" in (event := json.loads(data)):
-                    raise ServerError(f"{url} stopped: {event['error']['message']}")
+                    raise ServerError(f"{url} stopped: {message(event)}")
                 show(event.get("text", ""))
 
     _run(url, call())

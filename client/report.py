@@ -1,83 +1,103 @@
-"""Tables of a comparison, for the terminal and for report.md. Every report names its config, hardware and commit."""
+"""Reports of saved runs: report.md with figures as PNG, report.html in one file. All that they say is in the run's JSON.
+
+python -m client.report RUN              rebuild a run's report
+python -m client.report RUN RUN… --out DIR   compare runs of different commits, machines or settings
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
+import argparse
+import html
 import statistics
-import subprocess
-from collections.abc import Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
-from rich import box
-from rich.table import Table
+from rich.console import Console
 
-from stats import CLIENT_LIMITED_MS, DEFINITIONS
+from client import calibrate, graph, sweep, tables
+from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
+from client.data import described, dumps
+from client.page import as_page
+from client.runs import Run, RunError, load
+from stats import CLIENT_LIMITED_MS, DEFINITIONS, fairness
 
-# key of a mode's summary, heading in report.md, short heading for the terminal (none: not shown there), scale, format
-COLUMNS = [
-    ("output_throughput", "throughput, tok/s", "tok/s", 1, "{:,.0f}"),
-    ("mean_e2el_ms", "latency mean, s", "mean\ns", 1e-3, "{:.2f}"),
-    ("p99_e2el_ms", "latency p99, s", "p99\ns", 1e-3, "{:.2f}"),
-    ("p50_ttft_ms", "first token p50, s", "ttft\np50 s", 1e-3, "{:.2f}"),
-    ("mean_normalized_latency_ms", "latency per token mean, ms", "ms per\ntoken", 1, "{:.1f}"),
-    ("useful_fraction", "useful rows, %", "useful\n%", 100, "{:.0f}"),
-    ("occupancy", "occupancy, %", "", 100, "{:.0f}"),  # not in 80 columns
-    ("largest_batch", "largest batch, rows", "largest\nbatch", 1, "{:.0f}"),
-]
-
-
-def _cells(mode: str, result: Mapping[str, Any]) -> list[str]:
-    cells = [mode]
-    for key, _, _, scale, form in COLUMNS:
-        value = result.get(key)
-        cells.append("–" if value is None else form.format(value * scale))
-    return cells
+FIGURES = {  # file name without its ending: what stands beside it
+    "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each mode",
+    "latency_vs_throughput": "Median latency per token against throughput, as the rate rises",
+    "goodput": "Goodput against the rate of requests",
+    "occupancy": "Rows over time: live, idle, empty",
+    "rows": "Where computed rows went",
+    "distributions": "Distributions of time to first token, time per output token and end-to-end latency",
+}
+FILES = ("report.md", "report.html", *(f"{name}.png" for name in FIGURES))
+Drawing = Callable[[Path], None]
 
 
-def line_text(line: Mapping[str, float] | None) -> str:
-    """The least-squares line of a mode: "0.03 s + 7.8 ms per token, r = 0.92"."""
-    if line is None:
-        return "no line"
-    sign, slope = "−" if line["slope_s_per_token"] < 0 else "+", abs(line["slope_s_per_token"]) * 1e3
-    text = f"{line['intercept_s']:.2f} s {sign} {slope:.1f} ms per token, r = {line['r']:.2f}"
-    return text.replace("-", "−").replace("−0.00", "0.00")
+def figures(run: Run) -> dict[str, Drawing]:
+    """What can be drawn of a run: each figure's name, and how to draw it into a file."""
+    config, caption, limits = run.first["config"], _caption(run), _limits(run)
+    answered = {name: run.answered(name) for name in run.names}
+    lines = {}
+    for name, mine in answered.items():
+        tokens, seconds = [r["completion_tokens"] for r in mine], [r["answered_at"] - r["sent_at"] for r in mine]
+        lines[name] = (tokens, seconds, fairness(tokens, seconds))
+    found: dict[str, Drawing] = {"latency_vs_tokens": lambda path: graph.latency_vs_tokens(lines, path, caption)}
+    if points := run.points:
+        rates = _caption(
+            run, f"{sum(len(p) for seeds in points.values() for p in seeds)} rates, lengths {run.first['workload']['lengths']}"
+        )
+        found["latency_vs_throughput"] = lambda path: graph.latency_vs_throughput(points, path, rates)
+        if limits:
+            found["goodput"] = lambda path: graph.goodput(points, limits, path, rates)
+    over_time = {n: r["occupancy_over_time"] for n, r in run.results[0].items() if "occupancy_over_time" in r}
+    if over_time:
+        rows = config["max_batch_size"]
+        found["occupancy"] = lambda path: graph.occupancy(over_time, rows, path, caption)
+        computed = {
+            name: (sum(r["live_rows"] for r in mine), sum(r["idle_rows"] for r in mine), mine[0]["expected_useful_fraction"])
+            for name, mine in run.modes.items() if mine[0]["live_rows"] is not None
+        }  # fmt: skip
+        found["rows"] = lambda path: graph.computed_rows(computed, path, caption)
+    found["distributions"] = lambda path: graph.distributions({n: distributions(a) for n, a in answered.items()}, path, caption)
+    return {name: found[name] for name in FIGURES if name in found}
 
 
-def terminal_table(summary: Mapping[str, Any]) -> Table:
-    """Fits 80 columns."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("mode", no_wrap=True)
-    for _, _, short, _, _ in COLUMNS:
-        if short:
-            table.add_column(short, justify="right", no_wrap=True)
-    for mode, result in summary["modes"].items():
-        name, *cells = _cells(mode, result)
-        table.add_row(name, *(cell for cell, column in zip(cells, COLUMNS) if column[2]))
-    return table
+def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """TTFT, TPOT and end-to-end latency of answered requests, in seconds."""
+    return {
+        "ttft": [r["first_token_at"] - r["sent_at"] for r in answered],
+        "tpot": [
+            (r["last_token_at"] - r["first_token_at"]) / (r["completion_tokens"] - 1)
+            for r in answered if r["completion_tokens"] > 1
+        ],
+        "e2el": [r["answered_at"] - r["sent_at"] for r in answered],
+    }  # fmt: skip
 
 
-def markdown_table(summary: Mapping[str, Any]) -> str:
-    headings = ["mode", *(heading for _, heading, _, _, _ in COLUMNS), "latency of a request", "answered"]
-    lines = [headings, ["---", *["--:"] * (len(headings) - 1)]]
-    for mode, result in summary["modes"].items():
-        answered = str(result["completed"]) + (f", {result['failed']} failed" if result["failed"] else "")
-        lines.append([*_cells(mode, result), line_text(result["fairness"]), answered])
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+def _caption(run: Run, what: str = "") -> str:
+    summary, hardware = run.first, run.first["hardware"]
+    config, load = summary["config"], summary["workload"]
+    model = f"{config['model']}, {config['dtype']}, " if config else ""
+    seeds = f" × {len(run.summaries)} seeds" if len(run.summaries) > 1 else ""
+    threads = f", {config['threads']} threads" if config else ""
+    what = what or f"{load['requests']} requests{seeds}, {load['arrival']}"
+    return f"{model}{what} · {hardware['cpu']}{threads} · commit {summary['commit']}"
 
 
-def fairness_lines(summary: Mapping[str, Any]) -> list[str]:
-    return [f"{mode:>8}: {line_text(result['fairness'])}" for mode, result in summary["modes"].items()]
+def _limits(run: Run) -> str:
+    return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in run.first["goodput"].items())
 
 
-def identity_sentence(summary: Mapping[str, Any]) -> str:
+def identity_sentence(summary: Mapping[str, Any]) -> str | None:
     """Whether the modes gave the same texts; they must for greedy answers in float32."""
     same = summary["identical_outputs"]
     n, identical = same["requests"], same["identical"]
-    if len(summary["modes"]) < 2:
-        return "One mode alone: nothing to compare the texts with."
+    if len([name for name in summary["modes"] if name not in summary["also"]]) < 2:
+        return None
     if n == identical:
         return f"All {n} requests that every mode answered got the same text in each."
     parted = sorted(same["parted_after"])
@@ -93,90 +113,243 @@ def identity_sentence(summary: Mapping[str, Any]) -> str:
     return sentence
 
 
-def client_limited_sentence(summary: Mapping[str, Any]) -> str | None:
-    late = [mode for mode, result in summary["modes"].items() if result["client_limited"]]
+def client_limited_sentence(run: Run) -> str | None:
+    late = [name for name, results in run.modes.items() if any(result["client_limited"] for result in results)]
     if not late:
         return None
     return f"The client sent late in {', '.join(late)} (p99 of the schedule lag over {CLIENT_LIMITED_MS:g} ms)."
 
 
-def busy_sentence(hardware: Mapping[str, Any]) -> str | None:
-    busy = hardware["busy_before_percent"]
-    return f"Other processes used {busy:.0f}% of the processor before the run: its numbers are suspect." if busy > 20 else None
+def partial_sentence(run: Run) -> str | None:
+    if not run.partial:
+        return None
+    parts = [f"{name} has {results[-1]['completed'] + results[-1]['failed']} requests"
+             for name, results in run.modes.items() if results[-1]["partial"]]  # fmt: skip
+    parts += [f"seed {seed} is left out" for seed in run.left_out]
+    return f"**Partial**: interrupted before its end{'; ' + ', '.join(parts) if parts else ''}."
 
 
-def write_report(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write report.md beside the figures of a comparison."""
-    load, hardware, config = summary["workload"], summary["hardware"], summary["config"]
-    rate = f"{load['requested_rate']:.2f} requests a second" if load["requested_rate"] else "all at once"
-    capacity = summary.get("capacity")
-    arrival = f"`{load['arrival']}` ({rate})"
+def littles_sentence(run: Run) -> str | None:
+    """How far L, as the client counts it, is from λ · W with the server's W."""
+    laws = [(name, r["littles_law"]) for name, results in run.modes.items() for r in results if r["littles_law"]]
+    if not laws:
+        return None
+    apart = {name: law["in_flight"] / law["rate_x_latency"] - 1 for name, law in laws}
+    name = max(apart, key=lambda name: abs(apart[name]))
+    return (
+        f"Little's law: requests in flight, as the client counts them, and answered a second × latency at the server differ by "
+        f"{100 * apart[name]:+.1f}% at most ({name}).".replace("-", "−")
+    )
+
+
+def seeds_sentence(run: Run) -> str:
+    n = len(run.summaries)
+    if n == 1:
+        return "One seed: no interval is claimed; `--repeats 5` gives one."
+    return (
+        f"Means over {n} seeds ± half of a 95% t interval. Modes ran the same traces, so their differences are paired by seed; "
+        "where a difference's interval spans zero, no difference is shown."
+    )
+
+
+def sentences(run: Run) -> list[str]:
+    found = [partial_sentence(run), identity_sentence(run.first), client_limited_sentence(run), littles_sentence(run)]
+    found += [tables.busy_sentence(run.first["hardware"]), seeds_sentence(run)]
+    return [sentence for sentence in found if sentence]
+
+
+def sweep_part(run: Run) -> list[str]:
+    """The section on rates: how capacities were found, and what they are."""
+    found = {name: [sweep.outcome(points) for points in seeds] for name, seeds in run.points.items()}
+    if not found:
+        return []
+    text = (
+        "Each mode ran rates that double until its queue only grows (each second of sending adds over "
+        f"{GROWTH:g} s to the wait for the first token), then bisection found its capacity within 9%."
+    )
+    if limits := _limits(run):
+        text += f" A rate is within the limits when {100 * ATTAINMENT:.0f}% of its requests have {limits}."
+    return ["## From light load to beyond capacity", text, tables.capacity_table(found, bool(limits))]
+
+
+def facts(run: Run) -> list[str]:
+    summary = run.first
+    load, hardware, config, capacity = summary["workload"], summary["hardware"], summary["config"], summary["capacity"]
+    arrival = f"arrival `{load['arrival']}`"
     if capacity:
         arrival += (
             f": {capacity['load']:g} of the {capacity['output_throughput']:,.0f} tok/s that a burst of "
             f"{capacity['requests']} requests reached in `dynamic` while every row was busy"
         )
-    settings = ", ".join(f"{name} {value}" for name, value in config.items() if value is not None)
-    facts = [
-        f"workload: {load['requests']} requests, lengths `{load['lengths']}`, {load['mean_num_tokens']:.0f} completion "
-        f"tokens on average, arrival {arrival}, seed {summary['seed']} (`trace.jsonl`)",
-        f"settings: {settings}",
+    seeds = ", ".join(str(s["seed"]) for s in run.summaries)
+    found = [f"workload: {described(load)}; lengths `{load['lengths']}`, {arrival}; seed {seeds} (`trace.jsonl`)"]
+    if config:
+        found.append("settings: " + ", ".join(f"{name} {value}" for name, value in config.items() if value is not None))
+    found += [f"{name}: {url}, through OpenAI's API as a stream; its engine and hardware are not known here"
+              for name, url in summary["also"].items()]  # fmt: skip
+    found += [
         f"hardware: {hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
         f"{hardware['system']}; Python {hardware['python']}, torch {hardware['torch']}",
+        f"client: {calibrate.sentence(summary['calibration'])}",
         f"commit {summary['commit']}, {summary['date']}, `{summary['command']}`",
     ]
-    parts = [
-        f"# {', '.join(summary['modes'])} on {config['model']}",
-        markdown_table(summary),
-        " ".join(filter(None, [identity_sentence(summary), client_limited_sentence(summary), busy_sentence(hardware)])),
-        "Latencies are of plain answers: a request-level batch is answered as a whole. "
-        "Modes ran one after another on the same machine, each on a server of its own.",
-        "\n".join(f"- {fact}" for fact in facts),
-        "![Latency against completion tokens](latency_vs_tokens.png)",
-        "![Occupancy over time](occupancy.png)",
-        "## Definitions",
-        "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items()),
+    return found
+
+
+def contents(run: Run) -> str:
+    """report.md."""
+    summary = run.first
+    drawn = figures(run)
+
+    def shown(*names: str) -> list[str]:
+        return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
+
+    model = f" on {summary['config']['model']}" if summary["config"] else ""
+    answers = "streams" if summary["stream"] else "plain answers: a request-level batch is answered as a whole"
+    parts = [f"# {', '.join(run.names)}{model}", tables.markdown_table(run.modes), " ".join(sentences(run))]
+    if len(run.summaries) > 1 and len(run.names) > 1:
+        parts.append(tables.differences_table(run.modes))
+    parts += [
+        f"Latencies are of {answers}. Modes ran one after another on the same machine, each on a server of its own.",
+        *shown("latency_vs_tokens"), *sweep_part(run), *shown("latency_vs_throughput", "goodput"),
+        "## Rows and latencies", *shown("occupancy", "rows", "distributions"),
+        "## How it was made", "\n".join(f"- {fact}" for fact in facts(run)),
+    ]  # fmt: skip
+    if run.points:
+        parts += ["## Every rate"]
+        for summary_, i in zip(run.summaries, range(len(run.summaries))):
+            points = {name: seeds[i] for name, seeds in run.points.items() if i < len(seeds)}
+            parts += [f"Seed {summary_['seed']}:", tables.points_table(points)]
+    parts += ["## Definitions", "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def write(run: Run) -> None:
+    """Write report.md, report.html and the figures into the run's folder, and for several seeds summary.json."""
+    _write(run.folder, contents(run), figures(run))
+    if len(run.summaries) > 1:
+        (run.folder / "summary.json").write_text(dumps(over_seeds(run)))
+
+
+def over_seeds(run: Run) -> dict[str, Any]:
+    """summary.json of several seeds: each headline's mean, half of its interval, and its values; paired differences."""
+    keys = [key for key, *_ in tables.COLUMNS]
+    modes = {
+        name: {key: {**asdict(estimate(values)), "values": values}
+               for key in keys if len(values := [r[key] for r in mine if r.get(key) is not None]) == len(mine)}
+        for name, mine in run.modes.items()
+    }  # fmt: skip
+    differences = [
+        {key: asdict(value) if isinstance(value, Estimate) else value for key, value in entry.items()}
+        for entry in tables.differences(run.modes)
     ]
-    (folder / "report.md").write_text("\n\n".join(parts) + "\n")
+    return {"seeds": [s["seed"] for s in run.summaries], "modes": modes, "differences": differences}
 
 
-def hardware() -> dict[str, Any]:
-    """What the numbers were made on."""
-    cpu = platform.processor() or platform.machine()
+def _write(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> None:
+    (folder / "report.md").write_text(markdown)
+    vectors = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, draw in drawn.items():
+            draw(folder / f"{name}.png")
+            draw(vector := Path(scratch) / f"{name}.svg")
+            vectors[name] = vector.read_bytes()
+    (folder / "report.html").write_text(as_page(markdown, vectors))
+
+
+def show(run: Run, console: Console) -> None:
+    """What a comparison prints at its end."""
+    console.print(tables.terminal_table(run.modes))
+    if len(run.summaries) == 1:
+        console.print("Latency of a request by its completion tokens, fitted:", highlight=False)
+        for name, [result] in run.modes.items():
+            console.print(f"{name:>8}: {tables.line_text(result['fairness'])}", markup=False, highlight=False)
+    if run.points:
+        console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))
+    console.print("\n" + "\n".join(sentences(run)), markup=False, highlight=False)
+    console.print(
+        f"report.html, report.md, figures and every request: {run.folder}", markup=False, highlight=False, soft_wrap=True
+    )
+
+
+def compare_runs(runs: Sequence[Run], out: Path) -> None:
+    """A report of several runs side by side: what differs between them, each mode in each, and by how much it changed."""
+    labels = _labels(runs)
+    rows = [["", *labels]]
+    for what, of in ABOUT.items():
+        rows.append([what, *(html.escape(str(of(run.first)), quote=False) for run in runs)])
+    settings = [name for run in runs for name in run.first["config"]]
+    for name in dict.fromkeys(settings):
+        found = [str(run.first["config"].get(name, tables.NONE)) for run in runs]
+        if len(set(found)) > 1:
+            rows.append([name, *found])
+    shared = [name for name in runs[0].names if all(name in run.names for run in runs)]
+    parts = [
+        f"# {' against '.join(labels)}",
+        "## What differs",
+        tables.markdown(rows, left=len(rows[0])),
+        _trace_sentence(runs),
+    ]
+    parts += ["## Modes", tables.runs_table({label: run.modes for label, run in zip(labels, runs)})]
+    styles: dict[str, tuple[str, str]] = {}
+    values: dict[str, dict[str, list[float]]] = {}
+    for name in shared:
+        for label, run, style in zip(labels, runs, ("-", "--", ":", "-.") * len(runs)):
+            styles[f"{name}, {label}"] = (name, style)
+            values[f"{name}, {label}"] = distributions(run.answered(name))
+    drawn: dict[str, Drawing] = {}
+    if values:
+        caption = " · ".join(f"{label}: commit {run.first['commit']}" for label, run in zip(labels, runs))
+        drawn["distributions"] = lambda path: graph.distributions(values, path, caption, styles)
+        parts.append(f"![{FIGURES['distributions']}](distributions.png)")
+    parts += ["## Definitions", "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())]
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out, "\n\n".join(parts) + "\n", drawn)
+
+
+ABOUT: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "commit": lambda s: s["commit"],
+    "date": lambda s: s["date"],
+    "hardware": lambda s: f"{s['hardware']['cpu']}, {s['hardware']['cores']} cores",
+    "workload": lambda s: f"{s['workload']['requests']} requests, `{s['workload']['lengths']}`, `{s['workload']['arrival']}`",
+    "command": lambda s: f"`{s['command']}`",
+}
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    names = [run.folder.resolve().name for run in runs]
+    return names if len(set(names)) == len(names) else [f"{i}: {name}" for i, name in enumerate(names, 1)]
+
+
+def _trace_sentence(runs: Sequence[Run]) -> str:
+    def asked(run: Run) -> list[list[tuple[float, int]]]:
+        return [[(r["scheduled_at"], r["num_tokens"]) for r in next(iter(seed.values()))["requests"]] for seed in run.results]
+
+    if all(asked(run) == asked(runs[0]) for run in runs):
+        return "All replayed the same traces, so their differences are the servers' and the machines'."
+    return (
+        "**The traces differ**: at another load latencies differ for that alone; `--trace` replays one run's trace in another."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m client.report", description="Rebuild a run's report, or compare runs.")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a folder that compare.sh wrote")
+    parser.add_argument("--out", type=Path, help="folder for the comparison of several runs")
+    arguments = parser.parse_args()
+    if (len(arguments.runs) > 1) != (arguments.out is not None):
+        parser.error("give --out DIR with several runs, and not with one, whose report goes into its own folder")
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return {
-        "cpu": cpu,
-        "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": _version("torch"),
-        "busy_before_percent": psutil.cpu_percent(interval=0.5),
-    }
+        runs = [load(folder) for folder in arguments.runs]
+        if len(runs) == 1:
+            write(runs[0])
+            show(runs[0], Console())
+        else:
+            compare_runs(runs, arguments.out)
+            print(f"report.html, report.md and figures: {arguments.out}")
+    except RunError as error:
+        sys.exit(f"error: {error}")
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
-
-
-def commit() -> str:
-    """The commit of the code that runs, marked when the tree (results apart) differs from it."""
-    root = Path(__file__).resolve().parents[1]
-    try:
-        git = ["git", "-C", str(root)]
-        name = subprocess.run(
-            [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        dirty = subprocess.run(
-            [*git, "status", "--porcelain", "-uno", "--", ":!results"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return f"{name} with changes" if dirty else name
+if __name__ == "__main__":
+    main()

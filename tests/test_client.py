@@ -5,13 +5,27 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import gammainc
 
 from client import client as program
-from client.data import PromptData, WorkloadError, arrivals, count, describe, load_trace, save_trace
+from client.data import (
+    PromptData,
+    WorkloadError,
+    arrivals,
+    at_rate,
+    count,
+    describe,
+    described,
+    load_trace,
+    rescheduled,
+    save_trace,
+)
 from client.load import ServerError, get
 from tests.servers import client_command, server
 
@@ -29,30 +43,81 @@ def test_lengths_follow_their_distributions() -> None:
     uniform = tokens("uniform:10:20")
     assert (uniform.min(), uniform.max()) == (10, 20) and uniform.mean() == pytest.approx(15, abs=0.3)
     assert set(tokens("fixed:64")) == {64}
+    # ⌈x⌉ of an exponential is geometric: P(g <= k) = 1 - exp(-k / mean), until the cap takes the rest
+    exponential = tokens("exponential:50:100")
+    for k in (1, 20, 50, 99):
+        assert (exponential <= k).mean() == pytest.approx(1 - np.exp(-k / 50), abs=0.03)
+    assert exponential.max() == 100 and (exponential == 100).mean() == pytest.approx(np.exp(-99 / 50), abs=0.03)
+    lognormal = tokens("lognormal:50:1.2:900")
+    for z in (-1, 0, 1):  # 16%, 50% and 84% of a normal's mass
+        assert (lognormal <= 50 * np.exp(1.2 * z)).mean() == pytest.approx({-1: 0.1587, 0: 0.5, 1: 0.8413}[z], abs=0.03)
+    assert lognormal.min() >= 1 and lognormal.max() == 900
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "normal:1", "choice:", "choice:0", "uniform:5", "uniform:9:1", "fixed:-1", "fixed:x", "zipf"]
-)
+    "spec", ["", "normal:1", "choice:", "choice:0", "uniform:5", "uniform:9:1", "fixed:-1", "fixed:x", "zipf",
+     "exponential:0:9", "exponential:5",
+     "lognormal:50:1", "lognormal:50:-1:9", "lognormal:nan:1:9", "exponential:5:1.5"],
+)  # fmt: skip
 def test_unknown_lengths_are_refused_with_the_valid_ones(spec: str) -> None:
-    with pytest.raises(WorkloadError, match=r"valid ones are normal, choice.*fixed:N"):
+    with pytest.raises(WorkloadError, match=r"valid ones are normal, choice.*lognormal:MEDIAN:SIGMA:CAP"):
         PromptData(spec)
 
 
+def gaps(arrival: str, n: int = 5001) -> np.ndarray:
+    return np.diff(arrivals(arrival, n, seed=1).at)
+
+
+def follows(gaps: np.ndarray, cdf: Callable[[np.ndarray], np.ndarray]) -> bool:
+    """Kolmogorov and Smirnov's test: the largest distance from the distribution is within what 1 in 1,000 samples passes."""
+    ordered = cdf(np.sort(gaps))
+    n = len(gaps)
+    distance = max((np.arange(1, n + 1) / n - ordered).max(), (ordered - np.arange(n) / n).max())
+    return float(distance) < 1.95 / n**0.5
+
+
 def test_arrivals_follow_their_distributions_and_begin_at_0() -> None:
-    poisson = np.diff(arrivals("poisson:50", 5001, seed=1))
-    assert poisson.mean() == pytest.approx(1 / 50, rel=0.05) and poisson.std() == pytest.approx(1 / 50, rel=0.1)
-    waits = np.diff(arrivals("wait:2", 5001, seed=1))
-    assert waits.min() >= 0 and waits.max() <= 2 and waits.mean() == pytest.approx(1, rel=0.05)
-    assert arrivals("burst", 3, seed=1) == [0, 0, 0] and arrivals("poisson:5", 2, seed=1)[0] == 0
+    assert follows(gaps("poisson:50"), lambda x: 1 - np.exp(-50 * x))
+    assert follows(gaps("wait:2"), lambda x: np.clip(x / 2, 0, 1))
+    for cv in (0.5, 1.0, 2.0):  # a gamma of this coefficient of variation: shape 1 / CV²
+        shape = cv**-2
+        # slow, so that a trace's microseconds are fine enough for the shortest gaps
+        assert follows(gaps(f"gamma:0.01:{cv}"), partial(lambda shape, x: gammainc(shape, shape * 0.01 * x), shape))
+    assert not follows(gaps("gamma:50:1.2"), lambda x: 1 - np.exp(-50 * x)), "the test tells a gamma from a Poisson process"
+    assert gaps("constant:50") == pytest.approx(1 / 50, abs=2e-6)
+    assert arrivals("burst", 3, seed=1) == ([0, 0, 0], None) and arrivals("closed:5", 3, seed=1) == ([0, 0, 0], 5)
+    assert arrivals("poisson:5", 2, seed=1).at[0] == 0
+
+
+def test_the_same_pattern_arrives_at_another_rate() -> None:
+    for slow, fast in (("poisson:5", "poisson:10"), ("gamma:5:2", "gamma:10:2"), ("constant:5", "constant:10")):
+        assert gaps(slow, 50) == pytest.approx(2 * gaps(fast, 50), abs=4e-6)
+        assert at_rate(slow, 10) == fast
+    assert at_rate("burst", 3) == at_rate("auto", 3) == "poisson:3"
 
 
 @pytest.mark.parametrize(
-    "spec", ["auto", "poisson", "poisson:0", "poisson:-1", "poisson:nan", "poisson:inf", "wait:x", "burst:3"]
-)
+    "spec",
+    ["auto", "poisson", "poisson:0", "poisson:-1", "poisson:nan", "poisson:inf", "wait:x", "burst:3", "gamma:5", "gamma:5:0",
+     "constant:0", "closed:0", "closed:1.5", "closed", "wait:-1", "wait:inf"],
+)  # fmt: skip
 def test_unknown_arrivals_are_refused_with_the_valid_ones(spec: str) -> None:
-    with pytest.raises(WorkloadError, match="valid ones are wait:SECONDS, poisson:RATE, burst"):
+    with pytest.raises(WorkloadError, match=r"valid ones are wait:SECONDS, poisson:RATE.*closed:USERS"):
         arrivals(spec, 3, seed=0)
+
+
+def test_a_workload_says_what_was_realised() -> None:
+    said = {arrival: describe(PromptData(seed=3).requests(2000, arrival)) for arrival in
+            ("poisson:20", "gamma:20:3", "gamma:20:0.3", "constant:20", "burst", "closed:7")}  # fmt: skip
+    for arrival in ("poisson:20", "gamma:20:0.3", "constant:20"):
+        assert said[arrival]["requested_rate"] == pytest.approx(20, rel=0.05)
+    assert said["poisson:20"]["index_of_dispersion"] == pytest.approx(1, abs=0.25)
+    assert said["gamma:20:3"]["index_of_dispersion"] > 3, "bursty"
+    assert said["gamma:20:0.3"]["index_of_dispersion"] < 0.3 and said["constant:20"]["index_of_dispersion"] < 0.1
+    assert described(said["burst"]).endswith("on average, all at once") and "7 users" in described(said["closed:7"])
+    assert "20 requests a second with index of dispersion 0.0" in described(said["constant:20"])
+    few = describe(PromptData().requests(20, "poisson:5"))
+    assert few["index_of_dispersion"] is None and "dispersion" not in described(few)
 
 
 def test_prompts_are_counting_words() -> None:
@@ -78,6 +143,11 @@ def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
     assert load_trace(tmp_path / "trace.jsonl") == requests
     realised = describe(requests)
     assert realised["requests"] == 20 and realised["requested_rate"] == pytest.approx(19 / requests[-1].at)
+    closed = PromptData(seed=1).requests(20, "closed:3")
+    save_trace(tmp_path / "closed.jsonl", closed)
+    assert load_trace(tmp_path / "closed.jsonl") == closed and closed[0].users == 3
+    opened = rescheduled(closed, "poisson:3", seed=1)
+    assert opened == requests and "users" not in opened[0].body(), "only when they are sent is another"
 
 
 @pytest.mark.parametrize(
@@ -89,6 +159,8 @@ def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
         ('{"id": 0, "at": 0, "num_tokens": 1}', "line 1: give either prompt or prompt_ids"),
         ('{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n' * 2, "holds an id twice"),
         ("", "holds no requests"),
+        ('{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n{"id": 1, "at": 0, "users": 2, "prompt": "a", "num_tokens": 1}',
+         "numbers of users"),
     ],
 )  # fmt: skip
 def test_a_bad_trace_is_refused_with_its_line(text: str, said: str, tmp_path: Path) -> None:

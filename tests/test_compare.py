@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from client.compare import identical_outputs, parse, parse_goodput
+from client.analysis import identical_outputs
+from client.compare import _clear
 from client.data import PromptData, WorkloadError, load_trace, save_trace
+from client.options import parse, parse_also, parse_goodput
 from client.report import identity_sentence
 from config import ConfigError
 from tests.servers import ROOT, launched
+from tests.stub import stub
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "client.compare", *arguments]
+    command = [sys.executable, "-m", "client.compare", "--skip-calibration", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
 
 
@@ -32,8 +35,8 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "All 40 requests that every mode answered got the same text in each." in " ".join(done.stdout.split())
     modes = ["nobatch", "static", "windowed", "dynamic"]
-    figures = ["latency_vs_tokens.png", "occupancy.png"]
-    wanted = {"trace.jsonl", "summary.json", "report.md", *figures, *(f"{mode}.json" for mode in modes)}
+    figures = ["latency_vs_tokens.png", "occupancy.png", "rows.png", "distributions.png"]
+    wanted = {"trace.jsonl", "summary.json", "report.md", "report.html", *figures, *(f"{mode}.json" for mode in modes)}
     assert {path.name for path in tmp_path.iterdir()} == wanted
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["modes"]) == modes and summary["identical_outputs"] == {
@@ -62,15 +65,15 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
 
     again = tmp_path / "again"
     done = compare(
-        "--model", "fake", "--modes", "static,windowed,dynamic", "--trace", str(tmp_path / "trace.jsonl"), "--out", str(again),
+        "--model", "fake", "--modes", "windowed,dynamic", "--trace", str(tmp_path / "trace.jsonl"), "--out", str(again),
         "--batch-size-target", "2", "--compact-batches",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (again / "trace.jsonl").read_text() == (tmp_path / "trace.jsonl").read_text()
     replayed = json.loads((again / "summary.json").read_text())
-    assert list(replayed["modes"]) == ["static", "windowed", "dynamic"] and replayed["capacity"] is None
+    assert list(replayed["modes"]) == ["windowed", "dynamic"] and replayed["capacity"] is None
     assert replayed["config"]["batch_size_target"] == 2 and replayed["config"]["compact_batches"] is True
-    assert replayed["workload"]["arrival"].startswith("as in ") and replayed["modes"]["static"]["useful_fraction"] == 1.0
+    assert replayed["workload"]["arrival"].startswith("as in ") and replayed["modes"]["windowed"]["useful_fraction"] == 1.0
     texts = [
         [request["text"] for request in json.loads((folder / "dynamic.json").read_text())["requests"]]
         for folder in (tmp_path, again)
@@ -82,22 +85,24 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
 def test_an_interrupted_comparison_leaves_no_server_behind(how: signal.Signals, tmp_path: Path) -> None:
     marker = str(tmp_path)
     with launched(
-        sys.executable, "-m", "client.compare", "--model", "fake", "--modes", "nobatch", "--arrival", "burst",
-        "--lengths", "fixed:900",
-        "--numsamples", "50", "--out", marker,
+        sys.executable, "-m", "client.compare", "--skip-calibration", "--model", "fake", "--modes", "nobatch,dynamic",
+        "--arrival", "burst", "--lengths", "fixed:200", "--numsamples", "200", "--out", marker,
     ) as process:  # fmt: skip
         for _ in range(600):
             if (tmp_path / "trace.jsonl").exists():
                 break
             time.sleep(0.05)
-        time.sleep(1)  # in the middle of the replay
+        time.sleep(8)  # in the middle of the replay
         servers = servers_of(process.pid)
         assert servers
         process.send_signal(how)
         output, _ = process.communicate(timeout=60)
-        assert process.returncode == 130 and "interrupted" in output and "Traceback" not in output
+        assert process.returncode == 130 and "what was measured is kept" in output and "Traceback" not in output
     for pid in servers:
         assert not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
+    kept = json.loads((tmp_path / "nobatch.json").read_text())
+    assert kept["partial"] and 0 < kept["completed"] < 200 and kept["failed"] == 0, "what is in flight has not failed"
+    assert "| nobatch (partial) |" in (report := (tmp_path / "report.md").read_text()) and "**Partial**" in report
 
 
 def servers_of(pid: int) -> list[int]:
@@ -123,7 +128,17 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         (["--port", "8500"], "every mode gets a free port"),
         (["--max-batch-size", "none"], "--max-batch-size 'none'"),
         (["--goodput", "ttft"], "give ttft:MS, tpot:MS or e2el:MS"),
+        (["--goodput", "e2el:-1"], "give ttft:MS, tpot:MS or e2el:MS"),
         (["--trace", "t.jsonl", "--numsamples", "3"], "--trace holds the requests"),
+        (["--trace", "t.jsonl", "--sweep"], "draw traces of their own"),
+        (["--seconds", "3"], "add --sweep"),
+        (["--sweep", "--seconds", "0"], "--seconds must be a number of seconds above 0"),
+        (["--timeout", "nan"], "--timeout must be a number of seconds above 0"),
+        (["--repeats", "0"], "--repeats must be at least 1"),
+        (["--also", "vllm"], "give NAME=URL"),
+        (["--also", "vllm=localhost:8000"], "give NAME=URL"),
+        (["--also", "../x=http://h"], "give NAME=URL"),
+        (["--also", "static=http://h"], "choose another name"),
     ],
 )  # fmt: skip
 def test_a_bad_command_line_is_answered_before_any_server_starts(argv: list[str], said: str) -> None:
@@ -140,6 +155,40 @@ def test_a_bad_workload_is_refused_before_any_server_starts(tmp_path: Path) -> N
     assert issubclass(WorkloadError, ValueError)
 
 
+def test_other_servers_are_named_with_their_url() -> None:
+    assert parse_also(["vllm-0.9=http://h:8000/v1/", "b=https://h"]) == {"vllm-0.9": "http://h:8000", "b": "https://h"}
+    assert parse(["--sweep"]).goodput == {"e2el": 2000.0} and parse([]).goodput == {}
+
+
+def test_a_server_that_is_none_of_ours_stands_beside_a_mode(tmp_path: Path) -> None:
+    with stub(gap_s=0.001) as other:
+        done = compare("--model", "fake", "--modes", "dynamic", "--also", f"stub={other.url}", "--numsamples", "20",
+                       "--lengths", "fixed:4", "--arrival", "closed:3", "--stream", "--out", str(tmp_path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert other.most_in_flight <= 3 and {body["max_tokens"] for body in other.bodies[2:]} == {4}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    ours, others = summary["modes"]["dynamic"], summary["modes"]["stub"]
+    assert ours["completed"] == others["completed"] == 20 and ours["occupancy"] > 0 and others["occupancy"] is None
+    report = (tmp_path / "report.md").read_text()
+    assert "| stub | " in report and "Latencies are of streams" in report and "its engine and hardware are not known" in report
+    assert "got the same text" not in report, "another server may run another model"
+
+
+def test_a_server_that_fails_later_leaves_what_was_measured_before(tmp_path: Path) -> None:
+    done = compare("--model", "fake", "--modes", "dynamic", "--also", "gone=http://127.0.0.1:9", "--numsamples", "5",
+                   "--arrival", "burst", "--out", str(tmp_path))  # fmt: skip
+    assert done.returncode == 1 and "error: no answer from http://127.0.0.1:9" in done.stderr
+    assert "**Partial**" in (tmp_path / "report.md").read_text() and (tmp_path / "dynamic.json").exists()
+
+
+def test_an_earlier_run_makes_room_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    (tmp_path / "seed-3").mkdir()
+    for path in ("notes.txt", "seed-3/mine.txt", "report.html", "seed-3/summary.json", "seed-3/old.json"):
+        (tmp_path / path).write_text('{"modes": {"old": {}}}')
+    _clear(tmp_path)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["notes.txt", "seed-3", "seed-3/mine.txt"]
+
+
 def test_goodput_limits_are_parsed() -> None:
     assert parse_goodput(["ttft:200", "e2el:1e3"]) == {"ttft": 200.0, "e2el": 1000.0}
 
@@ -150,9 +199,14 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
 
     found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})
     assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}
-    summary = {"modes": {"a": {}, "b": {}}, "identical_outputs": found, "config": {"dtype": "bfloat16"}}
+    summary = {"modes": {"a": {}, "b": {}}, "also": {}, "identical_outputs": found, "config": {"dtype": "bfloat16"}}
     said = identity_sentence(summary)
-    assert said.startswith("1 of 2 requests (50%)") and "part after 30 to 30% of their length" in said and "bfloat16" in said
+    assert (
+        said
+        and said.startswith("1 of 2 requests (50%)")
+        and "part after 30 to 30% of their length" in said
+        and "bfloat16" in said
+    )
 
 
 def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.servers import ROOT, client_command, free_port, launched, server
 
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines() if line.strip()]
-SMALL = ["--model", "fake", "--numsamples", "4", "--modes", "nobatch,windowed"]
+SMALL = ["--model", "fake", "--numsamples", "4", "--modes", "nobatch,windowed", "--skip-calibration"]
 
 
 def of(program: str) -> list[list[str]]:
@@ -48,7 +48,7 @@ def test_client_commands(arguments: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
 def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
-    small = ["--model", "fake", "--modes", "static", "--out", str(tmp_path / "out")]
+    small = ["--model", "fake", "--modes", "static", "--out", str(tmp_path / "out"), "--skip-calibration"]
     if "--trace" in arguments:
         save_trace(tmp_path / "trace.jsonl", PromptData("fixed:2").requests(3))
         small += ["--trace", str(tmp_path / "trace.jsonl")]

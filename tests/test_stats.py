@@ -31,27 +31,29 @@ def test_fairness_is_the_least_squares_line() -> None:
 
 def answer(id_: int, scheduled: float, sent: float, answered: float, tokens: int) -> Answer:
     e2e = answered - sent - 0.1  # a tenth of a second was spent outside the server
-    timings = {"queue_s": 0.0, "ttft_s": 0.5, "decode_s": 1.0, "held_s": e2e - 1.5, "e2e_s": e2e, "itl_s": [0.5, 0.5]}
-    return Answer(id_, scheduled, sent, answered, 4, tokens, timings)
+    first = answered - (e2e - 0.5)
+    timings = {"queue_s": 0.0, "ttft_s": 0.5, "decode_s": 1.0, "held_s": e2e - 1.5, "e2e_s": e2e}
+    return Answer(id_, scheduled, sent, first, first + 1.0, answered, 4, tokens, [0.5, 0.5], timings)
 
 
 def test_a_run_is_summarised_from_the_clients_side() -> None:
     answers = [answer(0, 0.0, 0.0, 2.0, 3), answer(1, 1.0, 1.5, 5.0, 3)]
-    result = summarise(answers, [0.0, 1.5, 2.0], goodput={"e2el": 2500.0})
+    result = summarise(answers, [(0.0, 0.0), (1.0, 1.5), (2.0, 2.0)], goodput={"e2el": 2500.0})
     assert (result["completed"], result["failed"], result["wall_clock_s"]) == (2, 1, 5.0)
     assert (result["request_throughput"], result["output_throughput"]) == (2 / 5, 6 / 5)
     assert result["total_token_throughput"] == 14 / 5
-    assert result["goodput"] == 1 / 5  # the second took 3.5 s, the third failed
+    assert (result["goodput"], result["attainment"]) == (1 / 5, 1 / 3)  # the second took 3.5 s, the third failed
     assert result["mean_e2el_ms"] == pytest.approx(2750) and result["mean_e2el_from_schedule_ms"] == pytest.approx(3000)
     # 0.5 s to the first token at the server, and 0.1 s on the way
     assert result["mean_ttft_ms"] == pytest.approx(600) and result["max_ttft_from_schedule_ms"] == pytest.approx(1100)
     assert result["mean_tpot_ms"] == pytest.approx(500) and result["mean_itl_ms"] == pytest.approx(500)
     assert result["mean_normalized_latency_ms"] == pytest.approx((2 / 3 + 3.5 / 3) / 2 * 1e3)
     assert result["max_schedule_lag_ms"] == pytest.approx(500) and result["client_limited"]
+    assert result["mean_in_flight"] == pytest.approx((2 + 3.5) / 5)
 
 
 def test_a_run_in_which_everything_failed_has_no_latencies_and_no_nan() -> None:
-    result = summarise([], [0.0, 1.0], goodput={})
+    result = summarise([], [(0.0, 0.0), (1.0, 1.0)], goodput={})
     assert (result["completed"], result["failed"], result["output_throughput"]) == (0, 2, 0.0)
     assert "mean_e2el_ms" not in result and result["fairness"] is None and result["goodput"] is None
 

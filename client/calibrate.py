@@ -1,0 +1,117 @@
+"""How fast this client can send: the highest rate of streaming requests at which it still keeps its schedule.
+
+    python -m client.calibrate
+
+Against `--model fake` on the same machine, so the server takes its share of the processor. What comes out is a limit of
+client and machine together, and every report names it: latencies measured near it are partly the client's own.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+
+from client.data import PromptData, dumps
+from client.load import ServerError, replay
+from client.machine import cache, commit, hardware
+from client.measure import Target, warm_up
+from client.progress import Progress
+from client.servers import server
+from client.sweep import requests_at
+from client.wire import wire
+from stats import CLIENT_LIMITED_MS, summarise
+
+TOKENS = 16
+SECONDS = 4.0  # of sending at each rate
+RATES = [100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000]
+SERVER = {"model": "fake", "max_batch_size": 256}
+FILE = "client.json"
+
+
+def key() -> str:
+    """What the limit depends on, as far as it is known before a run."""
+    return f"{platform.node()} {hardware()['cpu']} {platform.python_version()}"
+
+
+def known() -> dict[str, Any] | None:
+    """What was measured here before, if it was."""
+    try:
+        found = json.loads((cache() / FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("key") == key() else None
+
+
+def calibrate(progress: Progress) -> dict[str, Any]:
+    """Raise the rate until the p99 schedule lag passes its limit; remember and return the result. Raises ServerError."""
+    points: list[dict[str, float]] = []
+    with server("dynamic", SERVER) as url:
+        target = Target("the fake engine", url, wire("inference", stream=True))
+        warm_up(target)
+        for rate in RATES:
+            for _ in range(3):  # the machine may have stood still just then
+                if kept(point := measure(target, rate, progress)):
+                    break
+            points.append(point)
+            if not any(map(kept, points[-2:])):
+                break
+    best = max((p["rate"] for p in points if kept(p)), default=0)
+    result = {
+        "rate": best, "tokens": TOKENS, "answered": max(p["request_throughput"] for p in points), "points": points,
+        "key": key(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+    if not best:
+        raise ServerError(f"this machine is too busy to send {RATES[0]} requests a second in time; try again when it is idle")
+    cache().mkdir(parents=True, exist_ok=True)
+    (cache() / FILE).write_text(dumps(result))
+    return result
+
+
+def measure(target: Target, rate: float, progress: Progress) -> dict[str, float]:
+    requests = PromptData(f"fixed:{TOKENS}").requests(requests_at(rate, SECONDS), f"poisson:{rate:g}")
+    with progress.replay(f"calibrating the client, {rate:g} a second", requests) as watch:
+        outcomes = replay(target.url, requests, target.wire, watch=watch)
+    answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    result = summarise(answers, [(outcome.scheduled_at, outcome.sent_at) for outcome in outcomes], {})
+    keys = ("failed", "achieved_rate", "request_throughput", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "p99_e2el_ms")
+    return {"rate": rate, **{key: result[key] for key in keys}}
+
+
+def kept(point: dict[str, float]) -> bool:
+    return not point["failed"] and point["p99_schedule_lag_ms"] <= CLIENT_LIMITED_MS
+
+
+def sentence(result: dict[str, Any] | None) -> str:
+    """What a report says of the client's own limit."""
+    if result is None:
+        return "How fast this client can send was not measured on this machine; `python -m client.calibrate` does."
+    return (
+        f"This client kept its schedule (p99 lag within {CLIENT_LIMITED_MS:g} ms) up to {result['rate']:g} streaming requests "
+        f"of {result['tokens']} tokens a second on this machine, beside a fake engine that answered at most "
+        f"{result['answered']:.0f} (commit {result['commit']}, {result['date'][:10]})."
+    )
+
+
+def main() -> None:
+    try:
+        with Progress(Console()) as progress:
+            result = calibrate(progress)
+            for p in result["points"]:
+                lags = f"lag p50 {p['p50_schedule_lag_ms']:.2f} ms, p99 {p['p99_schedule_lag_ms']:.2f} ms"
+                progress.say(
+                    f"{p['rate']:>5g} requests/s: {lags}; answered {p['request_throughput']:.0f}/s, {p['failed']} failed"
+                )
+            progress.say(sentence(result))
+    except ServerError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Measuring one server: warm it up, replay a trace, and put together what its client and its own statistics say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from client.analysis import batch_sizes, expected_useful_fraction, growth, littles_law
+from client.data import Request, describe
+from client.load import Interrupted, Outcome, ServerError, Watch, get, post, replay
+from client.wire import Wire, wire
+from config import Config
+from stats import DEFINITIONS, Answer, occupancy_over_time, summarise
+
+POINT = (
+    "completed", "failed", "requested_rate", "achieved_rate", "wall_clock_s", "request_throughput", "output_throughput",
+    "goodput", "attainment", "p50_normalized_latency_ms", "mean_normalized_latency_ms", "p50_e2el_ms", "mean_e2el_ms",
+    "p99_e2el_ms", "p50_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_queue_time_ms", "mean_in_flight", "growth",
+    "useful_fraction", "occupancy", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "client_limited", "errors",
+)  # fmt: skip
+HEADLINES = (
+    *POINT, "total_token_throughput", "mean_ttft_ms", "mean_held_time_ms", "largest_batch", "live_rows", "idle_rows",
+    "expected_useful_fraction", "littles_law", "fairness", "partial",
+)  # fmt: skip
+ENGINE = ("useful_fraction", "occupancy", "largest_batch", "live_rows", "idle_rows")  # of our own servers' /stats
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server to measure: one of ours in a mode, or any other (`ours` false), of which only the client's side is known."""
+
+    name: str
+    url: str
+    wire: Wire
+    ours: bool = True
+
+
+def openai_model(url: str) -> str:
+    """The first model that a server lists. Raises ServerError."""
+    models = get(f"{url}/v1/models")
+    try:
+        return str(models["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise ServerError(f"{url}/v1/models lists no model; name one with --model") from None
+
+
+def warm_up(target: Target) -> None:
+    """Two short requests. Raises ServerError if one fails."""
+    for seed in range(2):
+        [outcome] = replay(target.url, [Request(id=seed, at=0, prompt="warm up", num_tokens=8, seed=seed)], target.wire)
+        if outcome.error:
+            raise ServerError(f"{target.name} at {target.url} failed its first request: {outcome.error}")
+
+
+def measure(
+    target: Target, requests: Sequence[Request], goodput: dict[str, float], timeout_s: float, watch: Watch
+) -> tuple[dict[str, Any], list[Outcome]]:
+    """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is `partial`, and has what ended."""
+    if target.ours:
+        post(f"{target.url}/stats/reset")
+    partial = False
+    try:
+        outcomes = replay(target.url, requests, target.wire, timeout_s, watch)
+    except Interrupted as interrupted:
+        partial, outcomes = True, interrupted.outcomes
+    answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    result: dict[str, Any] = {"mode": target.name, "partial": partial}
+    result |= summarise(answers, [(outcome.scheduled_at, outcome.sent_at) for outcome in outcomes], goodput)
+    result["requested_rate"] = describe(requests)["requested_rate"]
+    result["growth"] = growth(answers)
+    result["errors"] = sorted({outcome.error for outcome in outcomes if outcome.error})
+    if target.ours:
+        try:
+            result |= _engine(target, requests, answers)
+        except ServerError as error:  # what this client measured is told all the same
+            result["errors"].append(f"the server's /stats are missing: {error}")
+        result["littles_law"] = littles_law(result)
+    return result, outcomes
+
+
+def _engine(target: Target, requests: Sequence[Request], answers: Sequence[Answer]) -> dict[str, Any]:
+    """What a server of ours says of the run itself. Raises ServerError."""
+    engine = get(f"{target.url}/stats?iterations=1", timeout_s=120)
+    iterations = engine.pop("iterations")
+    engine.pop("definitions")
+    found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": get(target.url)["config"]}
+    found["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)
+    if found["config"]["mode"] in ("static", "windowed") and not found["config"]["compact_batches"]:
+        lengths = [request.num_tokens for request in requests]
+        found["expected_useful_fraction"] = expected_useful_fraction(lengths, batch_sizes(answers))
+    return found
+
+
+def part(result: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """What a summary repeats of a measurement: HEADLINES, or POINT for one rate of a sweep."""
+    return {key: result.get(key) for key in keys}
+
+
+def whole(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """NAME.json: a measurement with every request."""
+    return result | {"definitions": DEFINITIONS, "requests": [_record(outcome) for outcome in outcomes]}
+
+
+def _record(outcome: Outcome) -> dict[str, Any]:
+    """One request of NAME.json; the gaps between tokens stay out, they are summarised above."""
+    record: dict[str, Any] = {"id": outcome.request.id, "num_tokens": outcome.request.num_tokens}
+    record |= {"scheduled_at": outcome.scheduled_at, "sent_at": outcome.sent_at}
+    if outcome.answer is None:
+        return record | {"error": outcome.error}
+    record |= asdict(outcome.answer) | {"text": outcome.text}
+    del record["itl_s"]
+    if record["timings"]:
+        record["timings"] = {name: value for name, value in record["timings"].items() if name != "itl_s"}
+    return record
+
+
+def burst_size(config: Config) -> int:
+    """Requests of the burst that measures capacity: three a row, if the server holds as many."""
+    return min(3 * config.max_batch_size, config.max_in_flight)
+
+
+def measure_capacity(target: Target, burst: Sequence[Request], timeout_s: float, watch: Watch) -> dict[str, Any]:
+    """Tokens per second of a server of ours while every row is busy.
+
+    Counted are the tokens made until the last request was admitted: after that rows fall empty.
+    """
+    outcomes = replay(target.url, burst, wire("inference"), timeout_s, watch)
+    timings = [outcome.answer.timings for outcome in outcomes if outcome.answer and outcome.answer.timings]
+    if len(timings) < len(burst):
+        error = next(outcome.error for outcome in outcomes if outcome.error)
+        raise ServerError(f"the burst that measures capacity failed ({error}); name a rate with --arrival poisson:RATE")
+    start = min(t["arrived_at"] for t in timings)
+    end = max(t["arrived_at"] + t["queue_s"] for t in timings)
+    made = sum(
+        int(np.sum(t["arrived_at"] + t["ttft_s"] + np.cumsum([0.0, *t["itl_s"]]) <= end)) for t in timings
+    )  # fmt: skip
+    return {"output_throughput": made / (end - start), "requests": len(burst)}

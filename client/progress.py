@@ -1,0 +1,106 @@
+"""What long work shows: a line that moves in a terminal, a plain line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from client.data import Request
+from client.load import Outcome, Watch
+
+PLAIN_EVERY_S = 10.0
+BAR = 24
+
+
+class Progress:
+    """Shows replays one after another, and above them a table if there is one. A context manager."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self._line: RenderableType = Text("")
+        self._table: Table | None = None
+        # twice a second: drawing takes time from the replay that it shows
+        self._live = Live(console=console, refresh_per_second=2, get_renderable=self._render, transient=True)
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        return Group(self._table, self._line) if self._table else self._line
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def table(self, table: Table | None) -> None:
+        """Shown above the line from now on, in a terminal."""
+        self._table = table
+
+    @contextmanager
+    def replay(self, name: str, requests: Sequence[Request]) -> Iterator[Replayed]:
+        """Watches one replay, and shows it while the context lasts."""
+        replayed = Replayed(name, requests, None if self.console.is_terminal else self.say)
+        self._line = replayed
+        try:
+            yield replayed
+        finally:
+            self._line = Text("")
+
+
+class Replayed(Watch):
+    """One replay: answered of all, answers a second, in flight, failed, and the time that is left; `say` it now and then."""
+
+    def __init__(self, name: str, requests: Sequence[Request], say: Callable[[str], None] | None):
+        self._name = name
+        self._total = len(requests)
+        self._last_at = max(request.at for request in requests)
+        self._say = say
+        self._started = self._said = time.monotonic()
+        self._in_flight = self._ended = self._failed = 0
+        self._tell: Callable[[Outcome], None] | None = None
+
+    def tell(self, of: Callable[[Outcome], None]) -> None:
+        """Call `of` with each outcome from now on."""
+        self._tell = of
+
+    def sent(self) -> None:
+        self._in_flight += 1
+        self._say_now_and_then()
+
+    def ended(self, outcome: Outcome) -> None:
+        self._in_flight -= 1
+        self._ended += 1
+        self._failed += bool(outcome.error)
+        if self._tell:
+            self._tell(outcome)
+        self._say_now_and_then()
+
+    def _say_now_and_then(self) -> None:
+        if self._say and time.monotonic() > self._said + PLAIN_EVERY_S:
+            self._said = time.monotonic()
+            self._say(str(self))
+
+    def __str__(self) -> str:
+        elapsed = time.monotonic() - self._started
+        rate = self._ended / elapsed if elapsed else 0.0
+        text = f"{self._name}: {self._ended}/{self._total} ended, {rate:.1f} a second, {self._in_flight} in flight"
+        text += f", {self._failed} failed"
+        if self._ended:
+            text += f", {max(self._last_at - elapsed, (self._total - self._ended) / rate):.0f} s left"
+        return text
+
+    def __rich__(self) -> Text:
+        done = round(BAR * self._ended / self._total)
+        return Text.assemble(("━" * done, "green"), ("━" * (BAR - done), "bright_black"), f" {self}")

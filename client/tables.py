@@ -1,0 +1,223 @@
+"""Tables and lines of a comparison, for the terminal and for report.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from client import sweep
+from client.analysis import Estimate, difference, estimate
+
+Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of each server, a result a seed
+
+# key of a result, heading in report.md, short heading for the terminal (none: not shown there), scale, format
+COLUMNS = [
+    ("output_throughput", "throughput, tok/s", "tok/s", 1, "{:,.0f}"),
+    ("goodput", "goodput, requests/s", "", 1, "{:.2f}"),
+    ("mean_e2el_ms", "latency mean, s", "mean\ns", 1e-3, "{:.2f}"),
+    ("p99_e2el_ms", "latency p99, s", "p99\ns", 1e-3, "{:.2f}"),
+    ("p50_ttft_ms", "first token p50, s", "ttft\np50 s", 1e-3, "{:.2f}"),
+    ("mean_normalized_latency_ms", "latency per token mean, ms", "ms per\ntoken", 1, "{:.1f}"),
+    ("useful_fraction", "useful rows, %", "useful\n%", 100, "{:.0f}"),
+    ("occupancy", "occupancy, %", "", 100, "{:.0f}"),  # not in 80 columns
+    ("largest_batch", "largest batch, rows", "largest\nbatch", 1, "{:.0f}"),
+]
+COMPARED = COLUMNS[:6]  # of which differences are shown
+POINTS = [
+    ("rate", "requests/s", 1, "{:g}"),
+    ("output_throughput", "throughput, tok/s", 1, "{:,.0f}"),
+    ("p50_normalized_latency_ms", "latency per token p50, ms", 1, "{:.1f}"),
+    ("p50_ttft_ms", "first token p50, s", 1e-3, "{:.2f}"),
+    ("p99_e2el_ms", "latency p99, s", 1e-3, "{:.2f}"),
+    ("goodput", "goodput, requests/s", 1, "{:.2f}"),
+    ("attainment", "within limits, %", 100, "{:.0f}"),
+    ("occupancy", "occupancy, %", 100, "{:.0f}"),
+    ("growth", "growth, s/s", 1, "{:.2f}"),
+]
+NONE = "–"
+
+
+def cell(values: Sequence[float | None], scale: float, form: str) -> str:
+    """A mean over seeds with its interval; a number alone for one seed."""
+    known = [value * scale for value in values if value is not None]
+    if not known:
+        return NONE
+    return told(estimate(known), form)
+
+
+def told(value: Estimate, form: str) -> str:
+    """ "3,781 ± 40", or the mean alone where there is no interval."""
+    text = form.format(value.mean).replace("-", "−")
+    return text if value.half is None else f"{text} ± {form.format(value.half)}"
+
+
+def markdown(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table of a heading row and rows; all but the first `left` columns are numbers."""
+    lines = [rows[0], ["---"] * left + ["--:"] * (len(rows[0]) - left), *rows[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def line_text(line: Mapping[str, float] | None) -> str:
+    """The least-squares line of a mode: "0.03 s + 7.8 ms per token, r = 0.92"."""
+    if line is None:
+        return "no line"
+    sign, slope = "−" if line["slope_s_per_token"] < 0 else "+", abs(line["slope_s_per_token"]) * 1e3
+    text = f"{line['intercept_s']:.2f} s {sign} {slope:.1f} ms per token, r = {line['r']:.2f}"
+    return text.replace("-", "−").replace("−0.00", "0.00")
+
+
+def label(name: str, results: Sequence[Mapping[str, Any]]) -> str:
+    return f"{name} (partial)" if any(result["partial"] for result in results) else name
+
+
+def terminal_table(results: Results) -> Table:
+    """Fits 80 columns; means over seeds."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("mode", no_wrap=True)
+    shown = [column for column in COLUMNS if column[2]]
+    for _, _, short, _, _ in shown:
+        table.add_column(short, justify="right", no_wrap=True)
+    for name, mine in results.items():
+        cells = [cell([r.get(key) for r in mine], scale, form).split(" ±")[0] for key, _, _, scale, form in shown]
+        table.add_row(label(name, mine), *cells)
+    return table
+
+
+def markdown_table(results: Results) -> str:
+    """The headline table; a column that nobody has is left out."""
+    columns = [c for c in COLUMNS if any(r.get(c[0]) is not None for mine in results.values() for r in mine)]
+    rows = [["mode", *(heading for _, heading, _, _, _ in columns), "latency of a request", "answered"]]
+    for name, mine in results.items():
+        answered, failed = sum(r["completed"] for r in mine), sum(r["failed"] for r in mine)
+        row = [label(name, mine), *(cell([r.get(key) for r in mine], scale, form) for key, _, _, scale, form in columns)]
+        row += [line_text(mine[0]["fairness"]) if len(mine) == 1 else mean_line(mine)]
+        rows.append([*row, f"{answered}, {failed} failed" if failed else str(answered)])
+    return markdown(rows)
+
+
+def mean_line(results: Sequence[Mapping[str, Any]]) -> str:
+    """The lines of several seeds, averaged."""
+    lines = [result["fairness"] for result in results if result["fairness"]]
+    return line_text({key: sum(line[key] for line in lines) / len(lines) for key in lines[0]} if lines else None)
+
+
+def differences(results: Results) -> list[dict[str, Any]]:
+    """Every two servers, and the paired difference (second - first) of each headline over the seeds both ran."""
+    found = []
+    for (first, one), (second, two) in combinations(results.items(), 2):
+        entry: dict[str, Any] = {"first": first, "second": second}
+        for key, _, _, scale, _ in COMPARED:
+            pairs = [(a[key], b[key]) for a, b in zip(one, two) if a.get(key) is not None and b.get(key) is not None]
+            if pairs:
+                entry[key] = difference([a * scale for a, _ in pairs], [b * scale for _, b in pairs])
+        found.append(entry)
+    return found
+
+
+def differences_table(results: Results) -> str:
+    """The differences in words: with their intervals, and "no difference shown" where one spans zero."""
+    found = differences(results)
+    columns = [c for c in COMPARED if any(c[0] in entry for entry in found)]
+    rows = [["second − first", *(heading for _, heading, _, _, _ in columns)]]
+    for entry in found:
+        cells = [_difference(entry[key], form) if key in entry else NONE for key, _, _, _, form in columns]
+        rows.append([f"{entry['second']} − {entry['first']}", *cells])
+    return markdown(rows)
+
+
+def _difference(value: Estimate, form: str) -> str:
+    text = told(value, form)
+    text = text if text.startswith("−") else f"+{text}"
+    return text if value.shown else f"no difference shown ({text})"
+
+
+def runs_table(runs: Mapping[str, Results]) -> str:
+    """Each server's headlines in several runs, and how they changed from the first that has it."""
+    columns = [
+        c for c in COMPARED if any(r.get(c[0]) is not None for run in runs.values() for mine in run.values() for r in mine)
+    ]
+    rows = [["mode", "run", *(heading for _, heading, _, _, _ in columns)]]
+    for name in dict.fromkeys(name for run in runs.values() for name in run):
+        base: dict[str, float] = {}
+        for run, results in runs.items():
+            cells = []
+            for key, _, _, scale, form in columns:
+                values = [r[key] * scale for r in results.get(name, []) if r.get(key) is not None]
+                text = cell(values, 1, form)
+                if values and (mean := estimate(values).mean) and base.setdefault(key, mean) != mean:
+                    text += f" (× {mean / base[key]:.2f})"
+                cells.append(text)
+            rows.append([name, run, *cells])
+    return markdown(rows, left=2)
+
+
+def capacity_table(sweeps: Mapping[str, Sequence[Mapping[str, Any]]], goodput: bool) -> str:
+    """What sweeps found, a list of outcomes (one a seed) for each server."""
+    rows = [["mode", "capacity, requests/s", "throughput there, tok/s", "latency per token p50 there, ms"]]
+    if goodput:
+        rows[0].append("highest rate within the limits, requests/s")
+    for name, found in sweeps.items():
+        known = [outcome for outcome in found if outcome["point"]]
+        sign = "" if all(outcome["capacity_found"] for outcome in found) else "at least "
+        row = [name, sign + cell([outcome["capacity"] for outcome in known], 1, "{:.3g}")]
+        row += [cell([outcome["point"]["output_throughput"] for outcome in known], 1, "{:,.0f}")]
+        row += [cell([outcome["point"]["p50_normalized_latency_ms"] for outcome in known], 1, "{:.1f}")]
+        if goodput:
+            row += [cell([outcome["goodput_rate"] for outcome in found], 1, "{:.3g}").replace(NONE, "none")]
+        rows.append(row)
+    return markdown(rows)
+
+
+def points_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Every rate of a sweep, marked where it was beyond the capacity."""
+    columns = [c for c in POINTS if any(p.get(c[0]) is not None for mine in points.values() for p in mine)]
+    rows = [["mode", *(heading for _, heading, _, _ in columns), "verdict"]]
+    for name, mine in points.items():
+        for point in mine:
+            cells = [cell([point.get(key)], scale, form) for key, _, scale, form in columns]
+            rows.append([name, *cells, point_verdict(point)])
+    return markdown(rows)
+
+
+def point_verdict(point: Mapping[str, Any]) -> str:
+    verdict = ["requests failed" if point["failed"] else "the queue only grows"] if point["saturated"] else ["sustained"]
+    return ", ".join(verdict + ["client late"] * bool(point["client_behind"]))
+
+
+def point_line(name: str, point: Mapping[str, Any]) -> str:
+    """A point of a sweep in a line, as it is measured."""
+    latency = point["p50_normalized_latency_ms"]
+    text = f"{name:>8} at {point['rate']:>6g} requests/s: {point['output_throughput']:>7,.0f} tok/s, "
+    text += f"{latency:,.1f} ms per token" if latency is not None else "no answer"
+    if point["attainment"] is not None:
+        text += f", {100 * point['attainment']:.0f}% within limits"
+    return f"{text}; {point_verdict(point)}"
+
+
+def result_line(name: str, result: Mapping[str, Any]) -> str:
+    """A measurement in a line, as it ends."""
+    text = f"{name:>8}: {result['completed']} answered, {result['failed']} failed, {result['output_throughput']:,.0f} tok/s"
+    return text + (", interrupted" if result["partial"] else f", after {result['wall_clock_s']:.1f} s")
+
+
+def sweep_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+    """Where a sweep stands, for the terminal."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for heading in ("mode", "rates", "sustained, requests/s", "tok/s there", "ms per token there", "within limits, requests/s"):
+        table.add_column(heading, justify="left" if heading == "mode" else "right")
+    for name, mine in points.items():
+        found = sweep.outcome(mine)
+        best = found["point"] or {}
+        cells = [cell([best.get(key)], 1, form) for key, form in
+                 (("rate", "{:g}"), ("output_throughput", "{:,.0f}"), ("p50_normalized_latency_ms", "{:.1f}"))]  # fmt: skip
+        table.add_row(name, str(len(mine)), *cells, cell([found["goodput_rate"]], 1, "{:g}"))
+    return table
+
+
+def busy_sentence(hardware: Mapping[str, Any]) -> str | None:
+    busy = hardware["busy_before_percent"]
+    return f"Other processes used {busy:.0f}% of the processor before the run: its numbers are suspect." if busy > 20 else None

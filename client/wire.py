@@ -1,0 +1,175 @@
+"""How to ask a server for a completion, and how to read what it answers: /inference, or OpenAI's /v1/completions.
+
+A wire turns a request into a body, and the pieces of an answer, each with the instant at which it came, into an `Answer`.
+Reading is left until the answer is whole, so that it does not delay the sending of others. Token counts come
+from the server's `usage`, never from counting chunks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+from client.data import Request
+from stats import Answer
+
+APIS = ("inference", "openai")
+
+
+class Unreadable(ValueError):
+    """An answer that is an error, or in another form than asked for; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back for one request. Instants are seconds since the run's start; `pieces`: (instant, bytes read)."""
+
+    request: Request
+    scheduled_at: float
+    sent_at: float
+    pieces: Sequence[tuple[float, bytes]]
+
+    @property
+    def answered_at(self) -> float:
+        return self.pieces[-1][0]
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(data for _, data in self.pieces)
+
+
+class Wire(Protocol):
+    path: str
+
+    def body(self, request: Request) -> dict[str, Any]: ...
+
+    def read(self, reply: Reply) -> tuple[Answer, str]:
+        """The answer and its text. Raises Unreadable."""
+
+
+class Plain:
+    """POST /inference, answered as a whole: when tokens came is known from the server's `timings`."""
+
+    path = "/inference"
+
+    def body(self, request: Request) -> dict[str, Any]:
+        return request.body()
+
+    def read(self, reply: Reply) -> tuple[Answer, str]:
+        try:
+            body = json.loads(reply.body)
+            usage, timings = body["usage"], body["timings"]
+            first = reply.answered_at - (timings["e2e_s"] - timings["ttft_s"])
+            answer = _answer(reply, usage, first, first + timings["decode_s"], timings["itl_s"], timings)
+            return answer, str(body["completion"])
+        except (ValueError, KeyError, TypeError):
+            raise Unreadable("an answer in another form than /inference gives; is --api openai meant?") from None
+
+
+class Streaming(Plain):
+    """POST /inference as a stream: tokens come when this client reads them."""
+
+    def body(self, request: Request) -> dict[str, Any]:
+        return request.body() | {"stream": True}
+
+    def read(self, reply: Reply) -> tuple[Answer, str]:
+        *pieces, (_, end) = events(reply)
+        try:
+            times = [at for at, _ in pieces]
+            answer = _answer(reply, end["usage"], times[0], times[-1], _gaps(times), end["timings"])
+            return answer, "".join(event["text"] for _, event in pieces)
+        except (KeyError, TypeError, IndexError):
+            raise Unreadable("events in another form than /inference gives; is --api openai meant?") from None
+
+
+class OpenAI:
+    """POST /v1/completions as a stream, greedy and without an end-of-text, so that every server computes as much."""
+
+    path = "/v1/completions"
+
+    def __init__(self, model: str):
+        self._model = model
+
+    def body(self, request: Request) -> dict[str, Any]:
+        body = request.body()
+        prompt = body.pop("prompt", None) or body.pop("prompt_ids")
+        return {
+            "model": self._model, "prompt": prompt, "max_tokens": body.pop("num_tokens"), **body, "ignore_eos": True,
+            "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+
+    def read(self, reply: Reply) -> tuple[Answer, str]:
+        times, texts, usage = [], [], None
+        try:
+            for at, event in events(reply):
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    if choice["text"] or choice.get("finish_reason") is None:  # an empty last chunk brings no token
+                        times.append(at)
+                        texts.append(choice["text"] or "")
+            if usage is None:
+                raise Unreadable("a stream without usage; stream_options.include_usage must be honoured")
+            if not usage["completion_tokens"] or not times:
+                raise Unreadable("an answer without a token")
+            return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
+        except (KeyError, TypeError, AttributeError):
+            raise Unreadable("chunks in another form than OpenAI's completions; is --api inference meant?") from None
+
+
+def wire(api: str, model: str = "", stream: bool = False) -> Wire:
+    """The wire of an API. OpenAI's always streams: nothing else tells when its tokens came."""
+    if api == "openai":
+        return OpenAI(model)
+    return Streaming() if stream else Plain()
+
+
+def events(reply: Reply) -> list[tuple[float, Any]]:
+    """(instant, JSON) of each server-sent event up to [DONE], which must come. Raises Unreadable, also for an error event."""
+    found: list[tuple[float, Any]] = []
+    rest = b""
+    for at, data in reply.pieces:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            content = line[5:].strip()
+            if content == b"[DONE]":
+                if not found:
+                    raise Unreadable("a stream without events")
+                return found
+            try:
+                event = json.loads(content)
+            except ValueError:
+                raise Unreadable(f"an event that is not JSON: {content[:80]!r}") from None
+            if isinstance(event, dict) and "error" in event:
+                raise Unreadable(f"the stream ended with an error: {message(event)}")
+            found.append((at, event))
+    raise Unreadable("the stream ended before [DONE]")
+
+
+def message(body: Any) -> str:
+    """What an error says, in the forms that servers give it."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+
+
+def refusal(status: int, body: bytes) -> str:
+    """What a status other than 200 says, in a sentence."""
+    try:
+        return f"{status} {message(json.loads(body))}"
+    except ValueError:
+        return f"{status} {body[:200].decode(errors='replace')}".strip()
+
+
+def _answer(reply: Reply, usage: Any, first: float, last: float, gaps: Sequence[float], timings: Any) -> Answer:
+    return Answer(
+        reply.request.id, reply.scheduled_at, reply.sent_at, first, last, reply.answered_at,
+        int(usage["prompt_tokens"]), int(usage["completion_tokens"]), gaps, timings,
+    )  # fmt: skip
+
+
+def _gaps(times: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]

@@ -1,0 +1,99 @@
+"""A server that is none of ours: OpenAI's /v1/completions as a stream, at known instants, for tests of the client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Stub(ThreadingHTTPServer):
+    """Answers every request with its max_tokens, two tokens a chunk, `gap_s` apart, the first after `first_s`."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, first_s: float = 0.0, gap_s: float = 0.0, usage: bool = True, models: tuple[str, ...] = ("stub",)):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.first_s, self.gap_s, self.usage, self.models = first_s, gap_s, usage, models
+        self.bodies: list[dict[str, Any]] = []
+        self.in_flight = self.most_in_flight = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Stub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._whole(200, {"data": [{"id": model} for model in self.server.models]})
+
+    def do_POST(self) -> None:
+        stub = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with stub.lock:
+            stub.bodies.append(body)
+            stub.in_flight += 1
+            stub.most_in_flight = max(stub.most_in_flight, stub.in_flight)
+        try:
+            if body["model"] not in stub.models:
+                self._whole(404, {"object": "error", "message": "no such model", "code": 404})  # as vLLM once said it
+            else:
+                self._stream(stub, body["max_tokens"])
+        finally:
+            with stub.lock:
+                stub.in_flight -= 1
+
+    def _whole(self, status: int, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _stream(self, stub: Stub, tokens: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        time.sleep(stub.first_s)
+        for i in range(0, tokens, 2):
+            if i:
+                time.sleep(stub.gap_s)
+            self._event({"choices": [{"index": 0, "text": "ab"[: tokens - i], "finish_reason": None}]})
+        self._event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
+        if stub.usage:
+            self._event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}})
+        self._write(b"data: [DONE]\n\n")
+        self._write(b"")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self._write(f"data: {json.dumps(event)}\n\n".encode())
+
+    def _write(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+
+@contextlib.contextmanager
+def stub(**how: Any) -> Iterator[Stub]:
+    server = Stub(**how)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

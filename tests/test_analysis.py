@@ -1,0 +1,111 @@
+"""Intervals, growth and closed forms, against textbook numbers and against simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from client.analysis import (
+    batch_sizes,
+    difference,
+    estimate,
+    expected_useful_fraction,
+    growth,
+    pollaczek_khinchine,
+)
+from client.data import PromptData, arrivals
+from policies import NoBatching
+from stats import Answer
+from tests.virtual import Ask, run
+
+
+def test_the_interval_is_students() -> None:
+    found = estimate([1, 2, 3, 4, 5])  # t(0.975, 4) = 2.776, s = 1.581
+    assert found.mean == 3 and found.half == pytest.approx(2.776 * 1.5811 / 5**0.5, rel=1e-3)
+    assert estimate([7.0]).half is None and not estimate([7.0]).shown, "no interval is claimed for one seed"
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    found = [estimate(rng.normal(10, 3, 4).tolist()) for _ in range(2000)]
+    covered = [abs(one.mean - 10) <= (one.half or 0) for one in found]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_paired_difference_is_shown_where_seeds_differ_more_than_modes() -> None:
+    rng = np.random.default_rng(1)
+    seeds = rng.normal(100, 30, 6)  # what the traces do to both
+    first, second = (seeds + rng.normal(0, 1, 6)).tolist(), (seeds + 5 + rng.normal(0, 1, 6)).tolist()
+    assert difference(first, second).shown and difference(first, second).mean == pytest.approx(5, abs=1.5)
+    assert (estimate(first).half or 0) > 10, "unpaired, it would drown"
+    assert not difference(first, first[::-1]).shown
+    assert not difference([1.0, 2.0], [2.0, 1.0]).shown and difference([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]).shown
+    assert not difference([1.0], [9.0]).shown, "one seed shows no difference"
+
+
+def answers(at: np.ndarray, waits: np.ndarray) -> list[Answer]:
+    return [Answer(i, t, t, t + w, t + w, t + w, 1, 1, [], None) for i, (t, w) in enumerate(zip(at.tolist(), waits.tolist()))]
+
+
+def fifo(at: np.ndarray, service: np.ndarray) -> np.ndarray:
+    """Waits in a queue of one server, by Lindley's recursion."""
+    waits = np.zeros(len(at))
+    for i in range(1, len(at)):
+        waits[i] = max(0.0, waits[i - 1] + service[i - 1] - (at[i] - at[i - 1]))
+    return waits
+
+
+@pytest.mark.parametrize(("load", "least", "most"), [(0.3, 0, 0.02), (0.7, 0, 0.05), (1.2, 0.12, 0.22), (2.0, 0.9, 1.05)])
+def test_growth_tells_a_queue_that_only_grows(load: float, least: float, most: float) -> None:
+    found = []
+    for seed in range(20):
+        at = np.array(arrivals(f"poisson:{20 * load}", 600, seed).at)
+        service = np.random.default_rng(seed).exponential(1 / 20, 600)
+        found.append(growth(answers(at, fifo(at, service))))
+    assert least <= np.median(found) <= most  # for an overloaded one: load - 1, less twice its error
+
+
+def test_growth_is_zero_where_nothing_can_grow() -> None:
+    assert growth([]) == growth(answers(np.zeros(9), np.arange(9.0))) == 0.0
+    assert growth(answers(np.arange(9.0), 9 - np.arange(9.0))) == 0.0, "a queue that shrinks"
+
+
+def test_the_useful_fraction_of_request_level_batches() -> None:
+    lengths = PromptData(seed=4).requests(20_000)
+    tokens = [request.num_tokens for request in lengths]
+    assert expected_useful_fraction([7, 7, 7], [3, 5]) == 1.0
+    assert expected_useful_fraction([1, 3], [2]) == pytest.approx(2 / 2.5)  # the longest of two: 1, 3, 3 or 3
+    assert expected_useful_fraction(tokens, [32]) == pytest.approx(0.54, abs=0.02)  # METRICS, section 2
+    assert expected_useful_fraction(tokens, []) is None
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(tokens, size) for _ in range(1000) for size in (3, 30)]
+    simulated = sum(batch.sum() for batch in drawn) / sum(len(batch) * batch.max() for batch in drawn)
+    assert expected_useful_fraction(tokens, [3, 30]) == pytest.approx(simulated, rel=0.02)
+
+
+def test_batches_are_the_requests_admitted_together() -> None:
+    def admitted(instant: float, waited: float) -> Answer:
+        return Answer(0, 0, 0, 1, 1, 1, 1, 1, [], {"arrived_at": instant - waited, "queue_s": waited})
+
+    found = batch_sizes([admitted(5.0, 1.0), admitted(1.7e9, 0.3), admitted(5.0, 4.0), admitted(1.7e9 + 0.002, 0.1)])
+    assert found == [2, 1, 1]
+    assert batch_sizes([]) == []
+
+
+def test_nobatch_under_poisson_arrivals_waits_as_pollaczek_and_khinchine_say() -> None:
+    """The real scheduler and policy in virtual time: an iteration takes a second, a request as many as it has tokens."""
+    requests, load = 1500, 0.7
+    waits, expected = [], []
+    for seed in range(8):
+        tokens = [request.num_tokens for request in PromptData("exponential:5:30", seed=seed).requests(requests)]
+        rate = load / float(np.mean(tokens))
+        at = arrivals(f"poisson:{rate}", requests, seed).at
+        served = run(NoBatching(), [Ask(t, tokens=g) for t, g in zip(at, tokens)], max_in_flight=10_000, n_blocks=10_000)
+        queued = [i.admitted_at - i.arrived_at for group in served.groups for i in group if i.admitted_at is not None]
+        waits.append(float(np.mean(queued[requests // 10 :])))  # it begins empty
+        expected.append(pollaczek_khinchine((requests - 1) / at[-1], tokens))
+    apart = difference(expected, waits)
+    assert apart.half is not None and abs(apart.mean) < apart.half, (waits, expected)
+    assert estimate(expected).mean > 5 and apart.half < 0.5 * estimate(expected).mean, "an interval that could miss"
+    with pytest.raises(ValueError, match="no steady state"):
+        pollaczek_khinchine(1.0, [1.0])

@@ -1,0 +1,130 @@
+"""The replay itself: when requests are sent, whatever the server does, and what is measured of a server with known instants."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.data import PromptData, Request
+from client.load import Outcome, Watch, replay
+from client.measure import Target, measure, openai_model, whole
+from client.wire import wire
+from stats import summarise
+from tests.servers import assert_all_answered, client_command
+from tests.stub import stub
+
+STUB = wire("openai", "stub")
+
+
+def at(*instants: float, tokens: int = 4) -> list[Request]:
+    return [Request(id=i, at=instant, prompt="a", num_tokens=tokens) for i, instant in enumerate(instants)]
+
+
+def test_a_slow_server_does_not_slow_its_load() -> None:
+    requests = at(0.4, 0.0, 0.1, 0.2, 0.3)  # a trace need not be in order
+    with stub(first_s=1.0) as server:
+        outcomes = replay(server.url, requests, STUB)
+    assert_all_answered(outcomes)
+    assert [outcome.request for outcome in outcomes] == requests
+    assert server.most_in_flight == 5, "all were sent before the first was answered"
+    for outcome in outcomes:
+        assert outcome.scheduled_at == outcome.request.at <= outcome.sent_at < outcome.request.at + 0.5
+        assert outcome.answer and 1.0 <= outcome.answer.ttft_s < 2.0
+
+
+def test_what_is_measured_of_a_stream_is_what_the_server_did() -> None:
+    with stub(first_s=0.3, gap_s=0.1) as server:
+        outcomes = replay(server.url, at(0.0, 0.05, tokens=8), STUB)
+    for outcome in outcomes:
+        answer = outcome.answer
+        assert answer and (answer.completion_tokens, outcome.text) == (8, "abababab"), "tokens from usage, not from chunks"
+        assert answer.ttft_s == pytest.approx(0.3, abs=0.15) and answer.tpot_s == pytest.approx(0.3 / 7, abs=0.02)
+        assert len(answer.itl_s) == 3 and np.mean(answer.itl_s) == pytest.approx(0.1, abs=0.05)
+
+
+def test_a_closed_loop_never_has_more_in_flight_than_users_and_keeps_them_busy() -> None:
+    requests = PromptData("fixed:2").requests(20, "closed:4")
+    with stub(first_s=0.05) as server:
+        outcomes = replay(server.url, requests, STUB)
+    assert_all_answered(outcomes)
+    assert server.most_in_flight == 4
+    assert [body["seed"] for body in server.bodies[4:]] != [] and len(server.bodies) == 20
+    answered = sorted(outcome.answer.answered_at for outcome in outcomes if outcome.answer)
+    for outcome in outcomes[4:]:
+        last = max(instant for instant in answered if instant <= outcome.sent_at)
+        assert outcome.sent_at - last < 0.3, "each is sent when an answer comes"
+        assert outcome.sent_at - outcome.scheduled_at < 0.3
+
+
+def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
+    class Slow(Watch):
+        """Stands still once, as a client does that is short of processor time."""
+
+        def sent(self) -> None:
+            import time
+
+            if self.first:
+                time.sleep(0.5)
+            self.first = False
+
+        first = True
+
+    with stub() as server:
+        outcomes = replay(server.url, at(0.0, 0.1, 0.2), STUB, watch=Slow())
+    answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    result = summarise(answers, [(outcome.scheduled_at, outcome.sent_at) for outcome in outcomes], {})
+    assert result["client_limited"] and result["max_schedule_lag_ms"] > 250
+    assert result["max_e2el_from_schedule_ms"] > result["max_e2el_ms"] or result["max_e2el_ms"] > 450
+    assert answers[1].e2e_s + answers[1].lag_s > 0.35, "coordinated omission would hide this wait"
+
+
+def test_failures_are_told_in_a_sentence_and_never_timed() -> None:
+    with stub(usage=False) as server:
+        [outcome] = replay(server.url, at(0.0), STUB)
+        assert "without usage" in outcome.error and outcome.answer is None
+        [outcome] = replay(server.url, at(0.0), wire("openai", "absent"))
+        assert outcome.error == "404 no such model"
+        [outcome] = replay(server.url, at(0.0), STUB, timeout_s=1e-4)
+        assert "Timeout" in outcome.error
+    [outcome] = replay("http://127.0.0.1:9", at(0.0), STUB)
+    assert outcome.error.startswith("ClientConnector")
+
+
+def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
+    seen: list[Outcome] = []
+
+    class Telling(Watch):
+        def ended(self, outcome: Outcome) -> None:
+            seen.append(outcome)
+
+    with stub(gap_s=0.01) as server:
+        assert openai_model(server.url) == "stub"
+        target = Target("other", server.url, STUB, ours=False)
+        result, outcomes = measure(target, PromptData("uniform:2:9").requests(12, "poisson:200"), {"e2el": 1.0}, 10, Telling())
+    assert (result["completed"], result["failed"], len(seen)) == (12, 0, 12)
+    assert result["goodput"] is not None and result["p50_ttft_ms"] > 0 and result["mean_in_flight"] > 0
+    assert not {"occupancy", "useful_fraction", "server", "mean_queue_time_ms", "littles_law"} & {
+        key for key, value in result.items() if value is not None
+    }
+    assert json.loads(json.dumps(whole(result, outcomes)))["requests"][3]["text"]
+
+
+def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
+    with stub() as server:
+        load = client_command("--url", f"{server.url}/v1", "--api", "openai", "--numsamples", "8", "--arrival", "closed:2",
+                              "--lengths", "fixed:5", "--quiet", "--goodput", "e2el:60000", "--out", str(tmp_path / "run"),
+                              "--figure", str(tmp_path / "figure.png"))  # fmt: skip
+        done = subprocess.run(load, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "8 answered, 0 failed" in done.stdout and "8 requests, 5.0 completion tokens on average, 2 users" in done.stdout
+        assert {body["model"] for body in server.bodies} == {"stub"} and server.most_in_flight <= 2
+        wrong = client_command("--url", server.url, "--numsamples", "1")
+        ended = subprocess.run(wrong, capture_output=True, text=True)
+        assert ended.returncode == 1 and "--api openai" in ended.stderr and "Traceback" not in ended.stderr
+    saved = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert saved["modes"]["stub"]["completed"] == 8 and saved["also"] == {"stub": server.url} and saved["config"] == {}
+    assert "| stub |" in (tmp_path / "run" / "report.md").read_text()

@@ -1,0 +1,239 @@
+"""Reports of saved runs: what they say, that they can be rebuilt, and that their page needs no network."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from client import calibrate, graph, report, runs, tables
+from client.data import PromptData
+from client.load import Outcome
+from client.page import as_page
+from client.progress import Progress, Replayed
+from tests.servers import ROOT
+
+MODES = ["static", "dynamic"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of two modes over two seeds, as ./compare.sh leaves it."""
+    out = tmp_path_factory.mktemp("runs") / "swept"
+    arguments = [
+        "--model", "fake", "--modes", ",".join(MODES), "--sweep", "--seconds", "0.3", "--repeats", "2", "--lengths",
+        "choice:1,3", "--numsamples", "40", "--arrival", "poisson:50", "--skip-calibration", "--out", str(out),
+    ]  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "client.compare", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"static at +\d+ requests/s: .*; sustained", done.stdout), "plain lines, for this is no terminal"
+    assert "40 requests, " in done.stdout and "index of dispersion" not in done.stdout  # too few to tell
+    return out
+
+
+def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_together(swept: Path) -> None:
+    names = {path.name for path in swept.iterdir()}
+    assert names == {"seed-0", "seed-1", "summary.json", *report.FILES}
+    for seed in (0, 1):
+        mine = json.loads((swept / f"seed-{seed}" / "summary.json").read_text())
+        assert mine["seed"] == seed and list(mine["sweep"]) == MODES and not mine["partial"]
+        for points in mine["sweep"].values():
+            rates = [point["rate"] for point in points]
+            assert rates == sorted(rates) and len(rates) >= 4
+            assert points[-1]["saturated"] and not points[0]["saturated"]
+    assert (swept / "seed-0" / "trace.jsonl").read_text() != (swept / "seed-1" / "trace.jsonl").read_text()
+    together = json.loads((swept / "summary.json").read_text())
+    assert together["seeds"] == [0, 1]
+    throughput = together["modes"]["static"]["output_throughput"]
+    assert throughput["mean"] == pytest.approx(sum(throughput["values"]) / 2) and throughput["half"] > 0
+    [pair] = together["differences"]
+    each = [together["modes"][mode]["output_throughput"]["values"] for mode in MODES]
+    assert (pair["first"], pair["second"]) == ("static", "dynamic")
+    assert pair["output_throughput"]["mean"] == pytest.approx(sum(b - a for a, b in zip(*each)) / 2)
+
+
+def test_the_report_shows_intervals_rates_and_figures(swept: Path) -> None:
+    text = (swept / "report.md").read_text()
+    assert "| dynamic − static |" in text and " ± " in text and "Means over 2 seeds" in text
+    assert "## From light load to beyond capacity" in text and "highest rate within the limits" in text
+    assert text.count("the queue only grows |") >= 4 and "Seed 1:" in text
+    assert re.search(r"Little's law: .* differ by [+−]\d+\.\d% at most", text)
+    for name in report.FIGURES:
+        assert f"({name}.png)" in text and (swept / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+        self.tables = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.sources += [value for name in ("src", "href", "srcset", "data") if (value := values.get(name))]
+        self.tables += tag == "table"
+        if tag not in ("meta", "img", "br", "hr"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:
+    text = (swept / "report.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == [] and page.tables == 5  # headlines, differences, capacities, every rate of two seeds
+    assert len(page.sources) == len(report.FIGURES) and all(s.startswith("data:image/svg+xml;base64,") for s in page.sources)
+    assert "<script" not in text and "@import" not in text and "url(" not in text
+    for name in ("output_throughput", "schedule_lag_ms", "hardware: ", "settings: "):
+        assert name in text
+
+
+def test_what_comes_from_outside_cannot_break_the_page() -> None:
+    page = as_page("# a <b> & c\n\n| mode |\n| --- |\n| <script>alert(1)</script> |\n", {})
+    assert "<script>" not in page and "<title>a &lt;b&gt; &amp; c</title>" in page
+
+
+def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(swept, copy)
+    for name in (*report.FILES, "summary.json"):
+        (copy / name).unlink()
+    done = subprocess.run([sys.executable, "-m", "client.report", str(copy)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in ("report.md", "report.html", "summary.json"):
+        assert (copy / name).read_text() == (swept / name).read_text(), name
+    alone = subprocess.run(
+        [sys.executable, "-m", "client.report", str(copy / "seed-1")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert alone.returncode == 0 and "One seed: no interval is claimed" in (said := (copy / "seed-1" / "report.md").read_text())
+    assert " ± " not in said and " − " not in said.split("## ")[0].replace(" s − ", "")
+
+
+def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(swept / "seed-0", other)
+    summary = json.loads((other / "summary.json").read_text())
+    summary["commit"], summary["config"]["block_size"] = "0123456789", 8
+    summary["modes"]["static"]["output_throughput"] *= 2
+    (other / "summary.json").write_text(json.dumps(summary))
+    out = tmp_path / "compared"
+    command = [sys.executable, "-m", "client.report", str(swept / "seed-0"), str(other), "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    text = (out / "report.md").read_text()
+    assert "# seed-0 against other" in text and "| 0123456789 |" in text and "| block_size | 16 | 8 |" in text
+    assert "replayed the same traces" in text and re.search(r"\| static \| other \| [\d,]+ \(× 2\.00\) \|", text)
+    assert {path.name for path in out.iterdir()} == {"report.md", "report.html", "distributions.png"}
+    report.compare_runs([runs.load(swept / "seed-0"), runs.load(swept / "seed-1")], out)
+    assert "**The traces differ**" in (out / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: None, "holds no run"),
+        (lambda folder: (folder / "summary.json").write_text("{"), "cannot read the run"),
+        (lambda folder: (folder / "summary.json").write_text("{}"), "another version"),
+        (
+            lambda folder: (folder / "summary.json").write_text('{"modes": {"static": {}}, "partial": false}'),
+            "cannot read the run",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused_in_a_sentence(make: Any, said: str, tmp_path: Path) -> None:
+    make(tmp_path)
+    done = subprocess.run([sys.executable, "-m", "client.report", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_no_difference_is_shown_where_the_interval_spans_zero() -> None:
+    def results(*throughputs: float) -> list[dict[str, float]]:
+        return [{"output_throughput": value, "mean_e2el_ms": 1000.0 * i} for i, value in enumerate(throughputs)]
+
+    text = tables.differences_table({"a": results(10, 20, 30), "b": results(13, 19, 31), "c": results(20, 30, 41)})
+    rows = {line.split(" |")[0].removeprefix("| "): line for line in text.splitlines()}
+    assert "no difference shown (+1 ± 5)" in rows["b − a"] and "| +10 ± 1 |" in rows["c − a"]
+    assert "no difference shown (+0.00 ± 0.00)" in rows["b − a"], "equal is no difference"
+
+
+def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(swept, copy)
+    summary = json.loads((copy / "seed-1" / "summary.json").read_text())
+    (copy / "seed-1" / "summary.json").write_text(json.dumps(summary | {"partial": True}))
+    found = runs.load(copy)
+    assert [summary["seed"] for summary in found.summaries] == [0]
+    assert "**Partial**: interrupted before its end; seed 1 is left out." in report.contents(found)
+    shutil.rmtree(copy / "seed-0")
+    assert runs.load(copy).partial and "**Partial**" in report.contents(runs.load(copy))
+
+
+def test_every_server_has_a_colour_of_its_own_and_modes_keep_theirs() -> None:
+    found = graph.colours(["static", "vllm", "dynamic", "tgi"])
+    assert len(set(found.values())) == 4 and found["static"] == graph.colours(["static"])["static"]
+
+
+def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path) -> None:
+    graph.latency_vs_tokens({"static": ([], [], None)}, tmp_path / "a.png", "")
+    graph.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, tmp_path / "b.svg", "")
+    graph.latency_vs_throughput({"static": [[]]}, tmp_path / "c.png", "")
+    graph.goodput({"static": [[]]}, "e2el ≤ 1 ms", tmp_path / "d.png", "")
+    graph.computed_rows({"static": (0, 0, None)}, tmp_path / "e.png", "")
+    ET.parse(tmp_path / "b.svg")
+
+
+def test_progress_tells_rate_flight_failures_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    requests = PromptData().requests(10, "constant:10")
+    with Progress(Console(force_terminal=False)) as progress, progress.replay("static", requests) as watch:
+        for request in requests[:4]:
+            watch.sent()
+            if request.id < 3:
+                watch.ended(Outcome(request, 0, 0, error="500" if request.id == 1 else ""))
+        line = str(watch)
+    assert line.startswith("static: 3/10 ended, ") and "1 in flight, 1 failed, " in line and line.endswith(" s left")
+    assert capsys.readouterr().out == "", "a quick replay says nothing in between"
+    said: list[str] = []
+    slow = Replayed("static", requests, said.append)
+    slow._said -= 11  # ten seconds have passed
+    slow.sent()
+    slow.sent()
+    assert said == ["static: 0/10 ended, 0.0 a second, 1 in flight, 0 failed"]
+
+
+def test_progress_moves_in_a_terminal() -> None:
+    console = Console(force_terminal=True, width=100, record=True)
+    with Progress(console) as progress, progress.replay("static", PromptData().requests(3)) as watch:
+        progress.table(tables.sweep_table({"static": []}))
+        watch.sent()
+        console.print(progress._render())
+    assert "static: 0/3 ended" in (shown := console.export_text()) and "sustained" in shown
+
+
+def test_the_client_is_calibrated_once_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibrate, "RATES", [50])
+    monkeypatch.setattr(calibrate, "SECONDS", 0.1)
+    assert calibrate.known() is None and "was not measured" in calibrate.sentence(calibrate.known())
+    monkeypatch.setattr(calibrate, "kept", lambda point: True)  # whatever this machine does just now
+    with Progress(Console(file=io.StringIO())) as progress:
+        found = calibrate.calibrate(progress)
+    assert found["rate"] == 50 and found["answered"] > 0 and found["points"][0]["failed"] == 0 and calibrate.known() == found
+    assert f"up to {found['rate']} streaming requests" in calibrate.sentence(found)
+    (tmp_path / "effective-batching" / "client.json").write_text(json.dumps(found | {"key": "another machine"}))
+    assert calibrate.known() is None
