@@ -7,12 +7,11 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from batching import BatchingManager, Inference, IterationRecord, Sampling
-from client.machine import commit, hardware
+from client.machine import stamp
 from config import Config, ConfigError, Parser, add_settings, build, from_environment, meaningful, refuse_unknown
 from generate import load_generator
 from generate.cached import CachedGenerator
@@ -91,11 +90,8 @@ def record(config: Config) -> dict[str, Any]:
     command = shlex.join(["python", "-m", *sys.orig_argv[2:]])
     return {
         "config": config.model_dump() | {"model": name},
-        "hardware": hardware(),
-        "commit": commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command.replace(config.model, name),
-    }
+    } | stamp()
 
 
 def run(main: Callable[[], None]) -> None:

@@ -19,13 +19,12 @@ import time
 import urllib.parse
 import urllib.request
 from dataclasses import asdict, astuple, dataclass
-from datetime import UTC, datetime
 
 import aiohttp
 import psutil
 
 from client.load import get
-from client.machine import commit, hardware
+from client.machine import stamp
 from client.servers import server
 
 REPEATS = 3
@@ -155,8 +154,7 @@ def main() -> None:
         "rounds": {name: [asdict(found) for found in several] for name, several in rounds.items()},
         "freed_after_s": gone,
     }
-    record |= {"hardware": hardware(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
-    print(json.dumps(record))
+    print(json.dumps(record | stamp()))
 
 
 def show(found: Found) -> str:

@@ -14,9 +14,8 @@ import shlex
 import statistics
 import subprocess
 import sys
-from datetime import UTC, datetime
 
-from client.machine import commit, hardware
+from client.machine import stamp
 
 
 def throughput(command: str) -> float:
@@ -47,8 +46,7 @@ def main() -> None:
     print(f"median of {len(pairs)} pairs: {ratio:.2f} times")
     print(
         json.dumps(
-            {"pairs": pairs, "median_ratio": ratio, "ours": options.ours, "peer": options.peer, "hardware": hardware(),
-             "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+            {"pairs": pairs, "median_ratio": ratio, "ours": options.ours, "peer": options.peer} | stamp()
         )
     )  # fmt: skip
 

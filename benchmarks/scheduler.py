@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 
-from client.machine import commit, hardware
+from client.machine import stamp
 from config import MODES, build
 from inference import Inference
 from serving import create_scheduler
@@ -49,7 +49,7 @@ def main() -> None:
                 f"{mode:9} {found['rows']:4} rows, {waiting:7,} waiting: "
                 f"plan {found['plan_ms']:.3f} ms, apply {found['apply_ms']:.3f} ms"
             )
-    print(json.dumps({"modes": results, "hardware": hardware(), "commit": commit()}))
+    print(json.dumps({"modes": results} | stamp()))
 
 
 if __name__ == "__main__":

@@ -87,6 +87,13 @@ class Comparison:
         url = self.options.also[name]
         yield Target(name, url, wire("openai", openai_model(url)), ours=False)
 
+    def calibrate(self) -> None:
+        """Measure this client's own limit; a machine too busy for that can still compare."""
+        self.progress.say("measuring first, once on this machine, how fast this client can send")
+        with contextlib.suppress(ServerError):
+            self.machine["calibration"] = calibrate.calibrate(self.progress)
+        self.progress.say(calibrate.sentence(self.machine["calibration"]))
+
     def prepare(self) -> None:
         """Measure what the workload depends on, in `dynamic`: its capacity for `auto`, a request alone for a sweep."""
         auto = self.arrival == "auto" and not self.trace
@@ -124,8 +131,11 @@ class Comparison:
         self.progress.say(f"seed {seed}: {described(describe(requests))}")
         results: dict[str, dict[str, Any]] = {}
         points: dict[str, list[dict[str, Any]]] = {}
+        names = self.options.names
+        if (seed - self.options.seed) % 2:  # there and back, so that a machine that slows down is not held against the last
+            names = names[::-1]
         try:
-            for name in self.options.names:
+            for name in names:
                 with self.target(name) as target:
                     with self.progress.replay(name, requests) as watch:
                         result, outcomes = measure(target, requests, self.options.goodput, self.options.timeout, watch)
@@ -137,6 +147,7 @@ class Comparison:
                         self._sweep(target, data, self.light, points.setdefault(name, []), points)
         except (KeyboardInterrupt, ServerError) as stopped:
             self.stopped = stopped
+        results = {name: results[name] for name in self.options.names if name in results}
         if results:
             more = {"seed": seed, "partial": self.stopped is not None, "sweep": points if self.options.sweep else None}
             runs.save(folder, requests, results, self._told_workload(), self.facts(), **more)
@@ -184,10 +195,8 @@ def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, Base
     _clear(options.out)
     progress.say(f"{', '.join(options.names)} on {options.config('dynamic').model}; results go to {options.out}")
     try:
-        if options.calibration and not calibrate.known():
-            progress.say("measuring first, once on this machine, how fast this client can send")
-            comparison.machine["calibration"] = calibrate.calibrate(progress)
-            progress.say(calibrate.sentence(comparison.machine["calibration"]))
+        if options.calibration and not comparison.machine["calibration"]:
+            comparison.calibrate()
         comparison.prepare()
     except (KeyboardInterrupt, ServerError) as stopped:
         return None, stopped

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ def hardware() -> dict[str, Any]:
         "torch": _version("torch"),
         "busy_before_percent": psutil.cpu_percent(interval=0.5),
     }
+
+
+def stamp() -> dict[str, Any]:
+    """Machine, code and date: what every saved number carries."""
+    return {"hardware": hardware(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _version(package: str) -> str:

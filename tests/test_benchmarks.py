@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import burst, engine, long_prompt, pairs, scheduler
+from benchmarks import burst, engine, long_prompt, pairs, scheduler, theory
 from benchmarks.common import run
 from client.data import load_trace
 
@@ -85,6 +85,13 @@ def test_a_long_prompt_is_measured_over_budgets(
 def test_planning_is_measured_with_and_without_a_queue(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     found = last_line(scheduler.main, ["--rows", "8", "--waiting", "50"], monkeypatch, capsys)
     assert found["modes"]["dynamic"]["50 waiting"]["rows"] == 8 and found["modes"]["nobatch"]["0 waiting"]["rows"] == 1
+
+
+def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    found = last_line(theory.main, ["--seeds", "2", "--requests", "20", "--rows", "2"], monkeypatch, capsys)
+    assert len(found["queueing"]) == 2 and all(run["queue_s"] > 0 < run["expected_s"] for run in found["queueing"])
+    assert found["useful_rows"]["useful_fraction"] == pytest.approx(found["useful_rows"]["expected"], rel=0.15)  # 30 batches
+    assert set(found["littles_law"]) == {"nobatch", "static", "windowed", "dynamic"}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from client.client import parse as parse_client
 from client.data import PromptData, save_trace
 from client.servers import wait_until_ready
 from tests.servers import ROOT, client_command, free_port, launched, server
+from tests.stub import stub
 
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines() if line.strip()]
@@ -42,6 +43,8 @@ def test_server_commands(arguments: list[str]) -> None:
 @pytest.mark.parametrize("arguments", of("client/client.py"), ids=" ".join)
 def test_client_commands(arguments: list[str], tmp_path: Path) -> None:
     small = [] if parse_client(arguments).prompt else ["--numsamples", "4", "--figure", str(tmp_path / "figure.png")]
+    if "--out" in arguments:
+        small += ["--out", str(tmp_path / "out")]
     with server("dynamic", {"model": "fake"}) as url:
         subprocess.run(client_command(*arguments, *small, "--url", url), check=True, capture_output=True)
 
@@ -54,20 +57,55 @@ def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
         small += ["--trace", str(tmp_path / "trace.jsonl")]
     else:
         small += ["--numsamples", "4", "--arrival", "burst"]
-    command = [sys.executable, "-m", "client.compare", *arguments, *small]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if "--sweep" in arguments:
+        small += ["--seconds", "0.1", "--lengths", "fixed:2"]
+    with stub() as other:
+        given = [f"vllm={other.url}" if argument.startswith("vllm=") else argument for argument in arguments]
+        command = [sys.executable, "-m", "client.compare", *given, *small]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_report_commands(tmp_path: Path) -> None:
+    reports = [command[3:] for command in COMMANDS if command[:3] == ["python", "-m", "client.report"]]
+    assert len(reports) == 2
+    with stub() as other:
+        load = [
+            "--url",
+            other.url,
+            "--api",
+            "openai",
+            "--numsamples",
+            "3",
+            "--arrival",
+            "burst",
+            "--lengths",
+            "fixed:2",
+            "--quiet",
+        ]
+        for name in ("here", "there"):
+            out = ["--out", str(tmp_path / name), "--figure", str(tmp_path / "figure.png")]
+            subprocess.run(client_command(*load, *out), check=True, capture_output=True)
+    places = {"runs/DATE-TIME": "here", "runs/HERE": "here", "runs/THERE": "there", "runs/compared": "compared"}
+    for arguments in reports:
+        given = [str(tmp_path / places[argument]) if argument in places else argument for argument in arguments]
+        subprocess.run([sys.executable, "-m", "client.report", *given], cwd=ROOT, check=True, capture_output=True)
+    assert (tmp_path / "compared" / "report.html").exists()
 
 
 def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}')
-    commands = [command[1:] for command in COMMANDS if command[0] == "python" and command[1] == "-m"]
-    assert len(commands) == 3
+    commands = [command[1:] for command in COMMANDS if command[0] == "python" and command[2].startswith("benchmarks.")]
+    assert len(commands) == 4
     for _, module, *arguments in commands:
         if module == "benchmarks.http":
             small = ["--clients", "2", "--tokens", "3", "--seconds", "0.2"]
+            subprocess.run([sys.executable, "-m", module, *arguments, *small], cwd=ROOT, check=True, capture_output=True)
+            continue
+        if module == "benchmarks.theory":
+            small = ["--seeds", "1", "--requests", "5", "--rows", "1"]
             subprocess.run([sys.executable, "-m", module, *arguments, *small], cwd=ROOT, check=True, capture_output=True)
             continue
         small = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
