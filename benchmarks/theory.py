@@ -33,7 +33,7 @@ def queueing(seeds: int, requests: int, load: float) -> list[dict[str, float]]:
     with server("nobatch", {"model": "fake"}) as url:
         target = Target("nobatch", url, wire("inference"))
         warm_up(target)
-        alone, outcomes = measure(target, PromptData(LENGTHS).requests(50, "closed:1"), {}, 60, Watch())
+        _, outcomes = measure(target, PromptData(LENGTHS).requests(50, "closed:1"), {}, 60, Watch())
         rate = load / float(np.mean(services(outcomes)))
         for seed in range(seeds):
             trace = PromptData(LENGTHS, seed=seed).requests(requests, f"poisson:{rate}")

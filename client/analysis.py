@@ -12,6 +12,7 @@ from scipy.special import stdtrit
 from stats import Answer
 
 CONFIDENCE = 0.95
+BLOCKS = 10
 GROWTH = 0.05  # beyond it a queue only grows: each second of sending adds so many seconds of waiting
 ATTAINMENT = 0.9  # of a rate's requests must meet the limits, as in DistServe (OSDI 2024)
 
@@ -44,18 +45,21 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
 
 
 def growth(answers: Sequence[Answer]) -> float:
-    """Seconds of waiting that each second of sending adds: the slope of TTFT on the scheduled instant, less twice its error.
+    """Seconds of waiting that each second of sending adds: the slope of TTFT on the instant of sending, less its error.
 
-    It tends to rate / capacity - 1 where the rate is beyond the capacity, else to 0.
+    It tends to rate / capacity - 1 where the rate is beyond the capacity, else to 0. Waits of neighbours are alike, so
+    slope and error are of the means of ten blocks of requests.
     """
-    at = np.array([a.scheduled_at for a in answers])
-    if len(answers) < 3 or at.std() == 0:
+    ordered = sorted(answers, key=lambda answer: answer.sent_at)
+    blocks = [block for block in np.array_split(np.arange(len(ordered)), BLOCKS) if len(block)]
+    at = np.array([np.mean([ordered[i].sent_at for i in block]) for block in blocks])
+    if len(blocks) < 3 or at.std() < 1e-3:
         return 0.0
-    ttft = np.array([a.first_token_at - a.scheduled_at for a in answers])
-    slope, intercept = np.polyfit(at, ttft, 1)
-    residuals = ttft - slope * at - intercept
-    error = float(np.sqrt(residuals.var() / (len(at) - 2))) / float(at.std())
-    return max(0.0, float(slope) - 2 * error)
+    wait = np.array([np.mean([ordered[i].ttft_s for i in block]) for block in blocks])
+    slope, intercept = np.polyfit(at, wait, 1)
+    residuals = wait - slope * at - intercept
+    error = float(np.sqrt(residuals.var() / (len(blocks) - 2))) / float(at.std())
+    return max(0.0, float(slope) - error)
 
 
 def batch_sizes(answers: Sequence[Answer]) -> list[int]:
@@ -68,9 +72,10 @@ def batch_sizes(answers: Sequence[Answer]) -> list[int]:
 def expected_useful_fraction(lengths: Sequence[int], sizes: Sequence[int]) -> float | None:
     """Σ B · mean(g) / Σ B · E[max of B draws of g]: what request-level batches of these sizes use of their rows.
 
-    lengths: the completion tokens g of the trace, whose own distribution the draws are from.
+    lengths: the completion tokens g of the trace, in order of arrival, whose own distribution the draws are from. None where
+    they are no draws: sorted lengths have batches of equals.
     """
-    if not sizes:
+    if not sizes or (len(set(lengths)) > 1 and list(lengths) == sorted(lengths, reverse=True)):
         return None
     values, counts = np.unique(lengths, return_counts=True)
     below = np.concatenate([[0.0], np.cumsum(counts) / len(lengths)])
@@ -87,9 +92,9 @@ def pollaczek_khinchine(rate: float, service_s: Sequence[float]) -> float:
 
 
 def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
-    """L as this client counts it, and λ · W with the server's own W, which has no part in how L was counted."""
+    """L, the mean of counts that this client took at equal intervals, and λ · W with the server's own mean latency W."""
     server = result.get("server")
-    if not server or "mean_e2el_ms" not in server or not result["completed"]:
+    if not server or not server.get("mean_e2el_ms") or not result["mean_in_flight"] or result["failed"] or result["partial"]:
         return None
     rate_x_latency = result["request_throughput"] * server["mean_e2el_ms"] / 1e3
     return {"in_flight": result["mean_in_flight"], "rate_x_latency": rate_x_latency}

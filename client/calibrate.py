@@ -18,7 +18,7 @@ from rich.console import Console
 
 from client.data import PromptData, dumps
 from client.load import ServerError, replay
-from client.machine import cache, commit, hardware
+from client.machine import cache, commit, cpu
 from client.measure import Target, warm_up
 from client.progress import Progress
 from client.servers import server
@@ -35,7 +35,7 @@ FILE = "client.json"
 
 def key() -> str:
     """What the limit depends on, as far as it is known before a run."""
-    return f"{platform.node()} {hardware()['cpu']} {platform.python_version()}"
+    return f"{platform.node()} {cpu()} {platform.python_version()}"
 
 
 def known() -> dict[str, Any] | None:
@@ -49,24 +49,23 @@ def known() -> dict[str, Any] | None:
 
 def calibrate(progress: Progress) -> dict[str, Any]:
     """Raise the rate until the p99 schedule lag passes its limit; remember and return the result. Raises ServerError."""
-    points: list[dict[str, float]] = []
+    best, points = 0, []
     with server("dynamic", SERVER) as url:
         target = Target("the fake engine", url, wire("inference", stream=True))
         warm_up(target)
         for rate in RATES:
-            for _ in range(3):  # the machine may have stood still just then
-                if kept(point := measure(target, rate, progress)):
+            points.append(point := measure(target, rate, progress))
+            if not kept(point):  # once: the machine may have stood still just then
+                points.extend(again := [measure(target, rate, progress) for _ in range(2)])
+                if not all(map(kept, again)):
                     break
-            points.append(point)
-            if not any(map(kept, points[-2:])):
-                break
-    best = max((p["rate"] for p in points if kept(p)), default=0)
+            best = rate
+    if not best:
+        raise ServerError(f"this machine is too busy to send {RATES[0]} requests a second in time; try again when it is idle")
     result = {
         "rate": best, "tokens": TOKENS, "answered": max(p["request_throughput"] for p in points), "points": points,
         "key": key(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
-    if not best:
-        raise ServerError(f"this machine is too busy to send {RATES[0]} requests a second in time; try again when it is idle")
     cache().mkdir(parents=True, exist_ok=True)
     (cache() / FILE).write_text(dumps(result))
     return result
@@ -78,7 +77,7 @@ def measure(target: Target, rate: float, progress: Progress) -> dict[str, float]
         outcomes = replay(target.url, requests, target.wire, watch=watch)
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result = summarise(answers, [(outcome.scheduled_at, outcome.sent_at) for outcome in outcomes], {})
-    keys = ("failed", "achieved_rate", "request_throughput", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "p99_e2el_ms")
+    keys = ("failed", "achieved_rate", "request_throughput", "p50_schedule_lag_ms", "p99_schedule_lag_ms")
     return {"rate": rate, **{key: result[key] for key in keys}}
 
 

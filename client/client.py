@@ -14,6 +14,7 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # as a script it would start in client/, where `client` is this file
@@ -90,6 +91,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for first, second in (pair.split() for pair in exclusive.split(", ")):
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
+    if arguments.prompt is not None and (arguments.api != "inference" or arguments.model):
+        parser.error("--prompt asks a server of ours; leave out --api and --model, or send it with --trace")
     if arguments.numsamples is not None and arguments.numsamples < 1:
         parser.error("--numsamples must be at least 1")
     return arguments
@@ -100,10 +103,13 @@ def server_url(given: str | None) -> str:
     address = given or os.environ.get("IP")
     for path in (ROOT / "client" / ".env", ROOT / ".env"):
         address = address or (dotenv_values(path).get("IP") if path.is_file() else None)
-    address = (address or "127.0.0.1").rstrip("/")
+    address = base_url(address or "127.0.0.1")
     if "//" not in address:
         address = f"http://{address}"
-    return address if ":" in address.split("//")[1] else f"{address}:8500"
+    parts = urlsplit(address)
+    if parts.port is None and parts.scheme == "http" and not parts.path:
+        address += ":8500"
+    return address
 
 
 def one_prompt(url: str, arguments: argparse.Namespace) -> None:
@@ -144,6 +150,8 @@ def target_of(url: str, arguments: argparse.Namespace) -> Target:
         return Target(get(url)["mode"], url, wire("inference", stream=arguments.stream))
     except KeyError:
         raise ServerError(f"{url} is no effective-batching server; ask others with --api openai") from None
+    except ServerError as error:
+        raise ServerError(f"{error} (others than ours are asked with --api openai)") from None
 
 
 def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -172,8 +180,8 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
     )
     if goodput:
         console.print(f"{result['goodput'] or 0:.2f} requests a second within {' '.join(arguments.goodput)}")
-    for reason in result["errors"][:5]:
-        console.print(f"  failed: {reason}", style="red", markup=False)
+    for reason, n in [*result["errors"].items()][:5]:
+        console.print(f"  failed: {reason} ({n} times)", style="red", markup=False)
     if result["client_limited"]:
         console.print("The client was late: one in a hundred of its sends lagged over 10 ms; its latencies are suspect.")
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
@@ -182,10 +190,12 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
         graph.latency_vs_tokens({target.name: (tokens, seconds, fairness(tokens, seconds))}, arguments.figure, url)
         console.print(f"figure: {arguments.figure}")
     if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
+        runs.clear(arguments.out)
         save_trace(arguments.out / "trace.jsonl", requests)
         told = {
             "goodput": goodput, "stream": arguments.stream or not target.ours, "capacity": None, "seed": arguments.seed,
+            "asked": {"seeds": [arguments.seed], "servers": [target.name]}, "started_here": False,
+            "stopped": "interrupted before its end" if result["partial"] else None,
             "also": {} if target.ours else {target.name: url}, "command": shlex.join(["client/client.py", *sys.argv[1:]]),
         }  # fmt: skip
         runs.save(arguments.out, requests, {target.name: whole(result, outcomes)}, workload, machine | told)
@@ -213,7 +223,7 @@ def main() -> None:
         if arguments.prompt is not None:
             one_prompt(url, arguments)
         else:
-            result = load(base_url(url), arguments, Console())
+            result = load(url, arguments, Console())
             if result["partial"]:
                 print("interrupted; the requests that had ended are told above", file=sys.stderr)
                 sys.exit(130)

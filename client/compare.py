@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import signal
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from client import calibrate, report, runs, sweep, tables
+from client import calibrate, report, runs, sentences, sweep, tables
 from client.data import (
     PromptData,
     WorkloadError,
@@ -58,6 +57,7 @@ class Comparison:
         self.arrival = options.arrival
         self.capacity: dict[str, Any] | None = None
         self.light: float | None = None  # the lowest rate of a sweep, the same for every server
+        self.seconds = options.seconds
         self.stopped: KeyboardInterrupt | ServerError | None = None
         if self.arrival != "auto":  # a mistyped one is found before any server starts
             arrivals(self.arrival, 1, options.seed)
@@ -68,6 +68,8 @@ class Comparison:
         """What every seed's summary says alike."""
         options = self.options
         told = {"goodput": options.goodput, "stream": options.stream, "also": options.also, "capacity": self.capacity}
+        seeds = list(range(options.seed, options.seed + options.repeats))
+        told |= {"asked": {"seeds": seeds, "servers": options.names}, "started_here": True}
         return self.machine | told | {"command": shlex.join(["./compare.sh", *sys.argv[1:]])}
 
     @contextlib.contextmanager
@@ -113,9 +115,12 @@ class Comparison:
                 alone = data.requests(5, "closed:1")
                 with self.progress.replay("requests alone", alone) as watch:
                     result, _ = measure(target, alone, {}, self.options.timeout, watch)
-                if result["failed"] or result["partial"]:
-                    raise ServerError(f"a request alone failed: {'; '.join(result['errors']) or 'interrupted'}")
+                if result["partial"]:
+                    raise KeyboardInterrupt
+                if result["failed"]:
+                    raise ServerError(f"a request alone failed: {'; '.join(result['errors'])}")
                 self.light = sweep.light_rate(result["mean_e2el_ms"] / 1e3)
+                self.seconds = max(self.seconds, sweep.LEAST_LATENCIES * result["mean_e2el_ms"] / 1e3)
 
     def run(self, seed: int, folder: Path) -> bool:
         """Measure every server with one seed's trace and write the folder; False if nothing was measured.
@@ -131,6 +136,7 @@ class Comparison:
         self.progress.say(f"seed {seed}: {described(describe(requests))}")
         results: dict[str, dict[str, Any]] = {}
         points: dict[str, list[dict[str, Any]]] = {}
+        swept: list[str] = []
         names = self.options.names
         if (seed - self.options.seed) % 2:  # there and back, so that a machine that slows down is not held against the last
             names = names[::-1]
@@ -145,12 +151,18 @@ class Comparison:
                         raise KeyboardInterrupt
                     if self.light:
                         self._sweep(target, data, self.light, points.setdefault(name, []), points)
+                        swept.append(name)
         except (KeyboardInterrupt, ServerError) as stopped:
             self.stopped = stopped
+        reason = (
+            "interrupted before its end" if isinstance(self.stopped, KeyboardInterrupt) else self.stopped and str(self.stopped)
+        )
+        facts = self.facts() | {"seed": seed, "stopped": reason}
         results = {name: results[name] for name in self.options.names if name in results}
+        points = {name: points[name] for name in results if name in points}
         if results:
-            more = {"seed": seed, "partial": self.stopped is not None, "sweep": points if self.options.sweep else None}
-            runs.save(folder, requests, results, self._told_workload(), self.facts(), **more)
+            workload = self._told_workload()
+            runs.save(folder, requests, results, workload, facts, points if self.options.sweep else None, swept)
         return bool(results)
 
     def _sweep(
@@ -160,7 +172,7 @@ class Comparison:
 
         def at(rate: float) -> dict[str, Any]:
             arrival = at_rate(self.arrival, rate)
-            requests = data.requests(sweep.requests_at(rate, self.options.seconds), arrival)
+            requests = data.requests(sweep.requests_at(rate, self.seconds), arrival)
             with self.progress.replay(f"{target.name} at {rate:g} a second", requests) as watch:
                 result, _ = measure(target, requests, self.options.goodput, self.options.timeout, watch)
             if result["partial"]:
@@ -190,11 +202,13 @@ def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, Base
     Raises WorkloadError.
     """
     comparison = Comparison(options, progress)
-    if busy := tables.busy_sentence(comparison.machine["hardware"]):
+    if busy := sentences.busy(comparison.machine["hardware"]):
         progress.say(busy)
-    _clear(options.out)
+    runs.clear(options.out)
     progress.say(f"{', '.join(options.names)} on {options.config('dynamic').model}; results go to {options.out}")
     try:
+        for url in options.also.values():  # one that is not there is found now, and not after every mode
+            openai_model(url)
         if options.calibration and not comparison.machine["calibration"]:
             comparison.calibrate()
         comparison.prepare()
@@ -213,21 +227,6 @@ def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, Base
     return run, comparison.stopped
 
 
-def _clear(out: Path) -> None:
-    """Make the folder, and take away what an earlier comparison left in it, and nothing else."""
-    out.mkdir(parents=True, exist_ok=True)
-    for folder in (*out.glob("seed-*"), out):
-        try:
-            names = json.loads((folder / "summary.json").read_text())["modes"]
-        except (OSError, ValueError, KeyError, TypeError):
-            names = []
-        for name in (*(f"{name}.json" for name in names), "trace.jsonl", "summary.json", *report.FILES):
-            (folder / name).unlink(missing_ok=True)
-        if folder != out:
-            with contextlib.suppress(OSError):  # somebody else's files are in it
-                folder.rmdir()
-
-
 def main() -> None:
     console = Console()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop servers on SIGTERM as on Ctrl-C
@@ -237,11 +236,13 @@ def main() -> None:
             run, stopped = compare(options, progress)
         if run:
             report.show(run, console)
-    except (ConfigError, WorkloadError) as error:
+    except (ConfigError, WorkloadError, runs.RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as interrupt:
         run, stopped = None, interrupt
+    for sentence in sentences.failures(run) if run else []:
+        print(f"error: {sentence}", file=sys.stderr)
     if isinstance(stopped, ServerError):
         print(f"error: {stopped}", file=sys.stderr)
         sys.exit(1)

@@ -228,6 +228,8 @@ def load_trace(path: Path) -> list[Request]:
             raise WorkloadError(f"{path}, line {number}: {where}{first['msg']}") from None
         if (request.prompt is None) == (request.prompt_ids is None):
             raise WorkloadError(f"{path}, line {number}: give either prompt or prompt_ids")
+        if not (request.prompt or request.prompt_ids):
+            raise WorkloadError(f"{path}, line {number}: the prompt is empty")
         requests.append(request)
     if not requests:
         raise WorkloadError(f"{path} holds no requests")

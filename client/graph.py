@@ -63,13 +63,16 @@ def latency_vs_tokens(
         _save(figure, path)
 
 
-def occupancy(runs: Mapping[str, Mapping[str, Any]], max_batch_size: int, path: Path, caption: str) -> None:
+def occupancy(
+    runs: Mapping[str, Mapping[str, Any]], whole: Mapping[str, bool], max_batch_size: int, path: Path, caption: str
+) -> None:
     """Rows over time, the same seconds in every mode: live, idle (computed for a request that is done), empty.
 
-    runs: {mode: {"bin_s", "live": [rows], "idle": [rows]}}. The window ends a little after the quickest mode does.
+    runs: {mode: {"bin_s", "live": [rows], "idle": [rows]}}. The window ends a little after the quickest of the modes that are
+    `whole` does.
     """
     spans = {mode: run["bin_s"] * len(run["live"]) for mode, run in runs.items()}
-    window = 1.15 * min(spans.values(), default=1.0)
+    window = 1.15 * min((span for mode, span in spans.items() if whole[mode]), default=max(spans.values()))
     with plt.rc_context(STYLE):
         size = (11, 1.75 * len(runs) + 1.4)
         figure, axes = plt.subplots(len(runs), 1, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained")
@@ -85,7 +88,7 @@ def occupancy(runs: Mapping[str, Mapping[str, Any]], max_batch_size: int, path: 
             axis.set_title(note, loc="right", fontsize=11, fontweight="normal")
             axis.set_ylim(0, max_batch_size)
             axis.set_xlim(0, window)
-        axes[-1, 0].set_xlabel("seconds since the first request")
+        axes[-1, 0].set_xlabel("seconds since the first iteration")
         figure.supylabel("rows")
         handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in ("#444444", IDLE, EMPTY)]
         names = ["live (in the mode's colour)", "idle: computed for a request that is done", "empty"]
@@ -126,8 +129,8 @@ def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits:
         palette = colours(sweeps)
         for name, seeds in sweeps.items():
             for i, points in enumerate(seeds):
-                _curve(axis, points, "rate", "goodput", palette[name], name if not i else None)
-        most = max((p["rate"] for seeds in sweeps.values() for points in seeds for p in points), default=1)
+                _curve(axis, points, "achieved_rate", "goodput", palette[name], name if not i else None)
+        most = max((p["achieved_rate"] or 0 for seeds in sweeps.values() for points in seeds for p in points), default=1)
         axis.plot([0, most], [0, most], ":", color="#999999", label="every request within the limits", zorder=0)
         axis.plot([], [], "o--", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
         axis.set(xlabel="requests a second, as sent", ylabel=f"goodput, requests a second with {limits}")

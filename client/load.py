@@ -26,6 +26,7 @@ from stats import Answer
 Answered = TypeVar("Answered")
 # connections that idle longer are not used again: some servers close theirs after 2 s, and a request sent just then is lost
 KEEPALIVE_S = 1.0
+TICK_S = 0.05
 HEAD_START_S = 0.05  # between the first line of the trace and its sending
 
 
@@ -59,6 +60,9 @@ class Watch:
     def sent(self) -> None: ...
 
     def ended(self, outcome: Outcome) -> None: ...
+
+    def tick(self) -> None:
+        """Twenty times a second from the first send to the last answer, also when nothing else happens."""
 
 
 def replay(
@@ -105,6 +109,7 @@ async def _replay(
             outcomes[request.id] = outcome
             watch.ended(outcome)
 
+        ticking = asyncio.create_task(_tick(start, watch))
         if users := requests[0].users:
             waiting = iter(requests)
 
@@ -113,12 +118,21 @@ async def _replay(
                     await send(request, max(0.0, time.perf_counter() - start))
 
             await asyncio.gather(*(user() for _ in range(users)))
-            return
-        async with asyncio.TaskGroup() as tasks:
-            for request in sorted(requests, key=lambda request: request.at):
-                if (left := start + request.at - time.perf_counter()) > 0:
-                    await asyncio.sleep(left)
-                tasks.create_task(send(request, request.at))
+        else:
+            async with asyncio.TaskGroup() as tasks:
+                for request in sorted(requests, key=lambda request: request.at):
+                    if (left := start + request.at - time.perf_counter()) > 0:
+                        await asyncio.sleep(left)
+                    tasks.create_task(send(request, request.at))
+        ticking.cancel()
+
+
+async def _tick(start: float, watch: Watch) -> None:
+    at = start
+    while True:
+        at += TICK_S  # on a grid of its own: instants that follow the load would be a biased sample
+        await asyncio.sleep(at - time.perf_counter())
+        watch.tick()
 
 
 @contextlib.contextmanager
@@ -181,7 +195,9 @@ def _run(url: str, call: Coroutine[Any, Any, Answered]) -> Answered:
     try:
         return asyncio.run(call)
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        raise ServerError(f"no answer from {url} ({error or type(error).__name__}); start one with ./server.sh MODE") from None
+        raise ServerError(
+            f"no answer from {url} ({error or type(error).__name__}); is it running? ./server.sh MODE starts one of ours"
+        ) from None
     except (ValueError, KeyError, TypeError):
         raise ServerError(f"{url} did not answer with JSON in the form expected; is it an effective-batching server?") from None
 

@@ -20,16 +20,19 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "effective-batching"
 
 
-def hardware() -> dict[str, Any]:
-    """What the numbers were made on."""
-    cpu = platform.processor() or platform.machine()
+def cpu() -> str:
+    """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        pass
+        return platform.processor() or platform.machine()
+
+
+def hardware() -> dict[str, Any]:
+    """What the numbers were made on."""
     return {
-        "cpu": cpu,
+        "cpu": cpu(),
         "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(),

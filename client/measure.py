@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,7 +24,8 @@ POINT = (
 )  # fmt: skip
 HEADLINES = (
     *POINT, "total_token_throughput", "mean_ttft_ms", "mean_held_time_ms", "largest_batch", "live_rows", "idle_rows",
-    "expected_useful_fraction", "littles_law", "fairness", "partial",
+    "expected_useful_fraction", "littles_law", "fairness", "partial", "p50_ttft_from_schedule_ms", "p99_e2el_from_schedule_ms",
+    "other_length",
 )  # fmt: skip
 ENGINE = ("useful_fraction", "occupancy", "largest_batch", "live_rows", "idle_rows")  # of our own servers' /stats
 
@@ -44,7 +46,7 @@ def openai_model(url: str) -> str:
     try:
         return str(models["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
-        raise ServerError(f"{url}/v1/models lists no model; name one with --model") from None
+        raise ServerError(f"{url}/v1/models lists no model to ask for") from None
 
 
 def warm_up(target: Target) -> None:
@@ -55,28 +57,53 @@ def warm_up(target: Target) -> None:
             raise ServerError(f"{target.name} at {target.url} failed its first request: {outcome.error}")
 
 
+class _Counting(Watch):
+    """Counts what is in flight at every tick, and hands on what it is told."""
+
+    def __init__(self, then: Watch):
+        self._then = then
+        self._now = 0
+        self.counts: list[int] = []
+
+    def sent(self) -> None:
+        self._now += 1
+        self._then.sent()
+
+    def ended(self, outcome: Outcome) -> None:
+        self._now -= 1
+        self._then.ended(outcome)
+
+    def tick(self) -> None:
+        self.counts.append(self._now)
+        self._then.tick()
+
+
 def measure(
     target: Target, requests: Sequence[Request], goodput: dict[str, float], timeout_s: float, watch: Watch
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is `partial`, and has what ended."""
     if target.ours:
         post(f"{target.url}/stats/reset")
-    partial = False
+    partial, counting = False, _Counting(watch)
     try:
-        outcomes = replay(target.url, requests, target.wire, timeout_s, watch)
+        outcomes = replay(target.url, requests, target.wire, timeout_s, counting)
     except Interrupted as interrupted:
         partial, outcomes = True, interrupted.outcomes
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result: dict[str, Any] = {"mode": target.name, "partial": partial}
     result |= summarise(answers, [(outcome.scheduled_at, outcome.sent_at) for outcome in outcomes], goodput)
     result["requested_rate"] = describe(requests)["requested_rate"]
+    result["mean_in_flight"] = float(np.mean(counting.counts)) if counting.counts else None
     result["growth"] = growth(answers)
-    result["errors"] = sorted({outcome.error for outcome in outcomes if outcome.error})
+    result["other_length"] = sum(o.answer.completion_tokens != o.request.num_tokens for o in outcomes if o.answer)
+    result["errors"] = dict(Counter(outcome.error for outcome in outcomes if outcome.error).most_common())
     if target.ours:
         try:
             result |= _engine(target, requests, answers)
         except ServerError as error:  # what this client measured is told all the same
-            result["errors"].append(f"the server's /stats are missing: {error}")
+            result["errors"][f"the server's /stats are missing: {error}"] = 1
+        except KeyboardInterrupt:
+            result["partial"] = True
         result["littles_law"] = littles_law(result)
     return result, outcomes
 
@@ -134,6 +161,8 @@ def measure_capacity(target: Target, burst: Sequence[Request], timeout_s: float,
         raise ServerError(f"the burst that measures capacity failed ({error}); name a rate with --arrival poisson:RATE")
     start = min(t["arrived_at"] for t in timings)
     end = max(t["arrived_at"] + t["queue_s"] for t in timings)
+    if end <= start:
+        raise ServerError("the burst that measures capacity fits into one batch; name a rate with --arrival poisson:RATE")
     made = sum(
         int(np.sum(t["arrived_at"] + t["ttft_s"] + np.cumsum([0.0, *t["itl_s"]]) <= end)) for t in timings
     )  # fmt: skip

@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> Options:
     add = parser.add_argument
     add("--modes", default=",".join(MODES), help="modes to compare, separated by commas (default: all)")
     add("--also", action="append", default=[], metavar="NAME=URL",
-        help="compare with this server too: one that runs already and speaks OpenAI's API")  # fmt: skip
+        help="compare with this server too: one that runs already and speaks OpenAI's API; implies --stream")  # fmt: skip
     add("--numsamples", type=int, help="requests (default: 300)")
     add("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
     add("--arrival", default="auto", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of dynamic's capacity (default: auto)")
@@ -91,7 +91,8 @@ def parse(argv: Sequence[str]) -> Options:
     options = Options(
         known.modes.split(","), parse_also(known.also), numsamples, known.lengths or "normal", known.arrival,
         known.order or "random", known.trace, int(flags.get("seed", 0)), known.repeats, known.sweep,
-        SWEEP_SECONDS if known.seconds is None else known.seconds, parse_goodput(goodput), known.stream, known.timeout,
+        SWEEP_SECONDS if known.seconds is None else known.seconds, parse_goodput(goodput),
+        known.stream or bool(known.also), known.timeout,
         not known.skip_calibration, known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}", flags,
     )  # fmt: skip
     _check(options)
@@ -121,8 +122,8 @@ def parse_also(texts: Sequence[str]) -> dict[str, str]:
         name, _, url = text.partition("=")
         if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not url.startswith(("http://", "https://")):
             raise ConfigError(f"--also {text!r}: give NAME=URL, such as vllm=http://localhost:8000")
-        if name in MODES or name in also:
-            raise ConfigError(f"--also {text!r}: {name} is a mode or named twice; choose another name")
+        if name in (*MODES, "summary") or name in also:
+            raise ConfigError(f"--also {text!r}: {name} is taken; choose another name")
         also[name] = base_url(url)
     return also
 
@@ -138,7 +139,7 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         name, _, value = text.partition(":")
         try:
-            if name not in ("ttft", "tpot", "e2el") or not float(value) > 0:
+            if name not in ("ttft", "tpot", "e2el") or not 0 < float(value) < float("inf"):
                 raise ValueError
             limits[name] = float(value)
         except ValueError:

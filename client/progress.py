@@ -77,7 +77,6 @@ class Replayed(Watch):
 
     def sent(self) -> None:
         self._in_flight += 1
-        self._say_now_and_then()
 
     def ended(self, outcome: Outcome) -> None:
         self._in_flight -= 1
@@ -85,9 +84,8 @@ class Replayed(Watch):
         self._failed += bool(outcome.error)
         if self._tell:
             self._tell(outcome)
-        self._say_now_and_then()
 
-    def _say_now_and_then(self) -> None:
+    def tick(self) -> None:
         if self._say and time.monotonic() > self._said + PLAIN_EVERY_S:
             self._said = time.monotonic()
             self._say(str(self))

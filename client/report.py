@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import html
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,22 +17,13 @@ from typing import Any
 
 from rich.console import Console
 
-from client import calibrate, graph, sweep, tables
+from client import calibrate, graph, sentences, sweep, tables
 from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
 from client.data import described, dumps
 from client.page import as_page
-from client.runs import Run, RunError, load
-from stats import CLIENT_LIMITED_MS, DEFINITIONS, fairness
+from client.runs import FIGURES, Run, RunError, load
+from stats import DEFINITIONS, fairness
 
-FIGURES = {  # file name without its ending: what stands beside it
-    "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each mode",
-    "latency_vs_throughput": "Median latency per token against throughput, as the rate rises",
-    "goodput": "Goodput against the rate of requests",
-    "occupancy": "Rows over time: live, idle, empty",
-    "rows": "Where computed rows went",
-    "distributions": "Distributions of time to first token, time per output token and end-to-end latency",
-}
-FILES = ("report.md", "report.html", *(f"{name}.png" for name in FIGURES))
 Drawing = Callable[[Path], None]
 
 
@@ -53,14 +43,16 @@ def figures(run: Run) -> dict[str, Drawing]:
         found["latency_vs_throughput"] = lambda path: graph.latency_vs_throughput(points, path, rates)
         if limits:
             found["goodput"] = lambda path: graph.goodput(points, limits, path, rates)
-    over_time = {n: r["occupancy_over_time"] for n, r in run.results[0].items() if "occupancy_over_time" in r}
+    over_time = {n: o for n, r in run.results[0].items() if (o := r.get("occupancy_over_time")) and o["live"]}
     if over_time:
         rows = config["max_batch_size"]
-        found["occupancy"] = lambda path: graph.occupancy(over_time, rows, path, caption)
+        found["occupancy"] = lambda path: graph.occupancy(over_time, whole, rows, path, one)
+        whole = {name: not r["partial"] for name, r in run.results[0].items()}
         computed = {
-            name: (sum(r["live_rows"] for r in mine), sum(r["idle_rows"] for r in mine), mine[0]["expected_useful_fraction"])
+            name: (*(sum(r[key] or 0 for r in mine) for key in ("live_rows", "idle_rows")), mine[0]["expected_useful_fraction"])
             for name, mine in run.modes.items() if mine[0]["live_rows"] is not None
         }  # fmt: skip
+        one = caption.replace(f" × {len(run.summaries)} seeds", f", seed {run.first['seed']}")
         found["rows"] = lambda path: graph.computed_rows(computed, path, caption)
     found["distributions"] = lambda path: graph.distributions({n: distributions(a) for n, a in answered.items()}, path, caption)
     return {name: found[name] for name in FIGURES if name in found}
@@ -92,80 +84,17 @@ def _limits(run: Run) -> str:
     return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in run.first["goodput"].items())
 
 
-def identity_sentence(summary: Mapping[str, Any]) -> str | None:
-    """Whether the modes gave the same texts; they must for greedy answers in float32."""
-    same = summary["identical_outputs"]
-    n, identical = same["requests"], same["identical"]
-    if len([name for name in summary["modes"] if name not in summary["also"]]) < 2:
-        return None
-    if n == identical:
-        return f"All {n} requests that every mode answered got the same text in each."
-    parted = sorted(same["parted_after"])
-    sentence = (
-        f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every mode answered got the same text in each; the "
-        f"texts of the others part after {100 * parted[0]:.0f} to {100 * parted[-1]:.0f}% of their length "
-        f"(median {100 * statistics.median(parted):.0f}%)."
-    )
-    if summary["config"]["dtype"] == "bfloat16":
-        sentence += (
-            " bfloat16 keeps 8 bits, so two tokens often have equal logits, and the shape of a batch decides between them."
-        )
-    return sentence
-
-
-def client_limited_sentence(run: Run) -> str | None:
-    late = [name for name, results in run.modes.items() if any(result["client_limited"] for result in results)]
-    if not late:
-        return None
-    return f"The client sent late in {', '.join(late)} (p99 of the schedule lag over {CLIENT_LIMITED_MS:g} ms)."
-
-
-def partial_sentence(run: Run) -> str | None:
-    if not run.partial:
-        return None
-    parts = [f"{name} has {results[-1]['completed'] + results[-1]['failed']} requests"
-             for name, results in run.modes.items() if results[-1]["partial"]]  # fmt: skip
-    parts += [f"seed {seed} is left out" for seed in run.left_out]
-    return f"**Partial**: interrupted before its end{'; ' + ', '.join(parts) if parts else ''}."
-
-
-def littles_sentence(run: Run) -> str | None:
-    """How far L, as the client counts it, is from λ · W with the server's W."""
-    laws = [(name, r["littles_law"]) for name, results in run.modes.items() for r in results if r["littles_law"]]
-    if not laws:
-        return None
-    apart = {name: law["in_flight"] / law["rate_x_latency"] - 1 for name, law in laws}
-    name = max(apart, key=lambda name: abs(apart[name]))
-    return (
-        f"Little's law: requests in flight, as the client counts them, and answered a second × latency at the server differ by "
-        f"{100 * apart[name]:+.1f}% at most ({name}).".replace("-", "−")
-    )
-
-
-def seeds_sentence(run: Run) -> str:
-    n = len(run.summaries)
-    if n == 1:
-        return "One seed: no interval is claimed; `--repeats 5` gives one."
-    return (
-        f"Means over {n} seeds ± half of a 95% t interval. Modes ran the same traces, so their differences are paired by seed; "
-        "where a difference's interval spans zero, no difference is shown."
-    )
-
-
-def sentences(run: Run) -> list[str]:
-    found = [partial_sentence(run), identity_sentence(run.first), client_limited_sentence(run), littles_sentence(run)]
-    found += [tables.busy_sentence(run.first["hardware"]), seeds_sentence(run)]
-    return [sentence for sentence in found if sentence]
-
-
 def sweep_part(run: Run) -> list[str]:
     """The section on rates: how capacities were found, and what they are."""
     found = {name: [sweep.outcome(points) for points in seeds] for name, seeds in run.points.items()}
     if not found:
         return []
+    unfinished = {name for name in found if any(name not in summary["swept"] for summary in run.summaries)}
+    found = {f"{name} (partial)" if name in unfinished else name: outcomes for name, outcomes in found.items()}
     text = (
         "Each mode ran rates that double until its queue only grows (each second of sending adds over "
-        f"{GROWTH:g} s to the wait for the first token), then bisection found its capacity within 9%."
+        f"{GROWTH:g} s to the wait for the first token), over {100 * sweep.LOST:g}% of requests fail, or this client falls "
+        "behind; then bisection looked for the capacity, in steps of 9%."
     )
     if limits := _limits(run):
         text += f" A rate is within the limits when {100 * ATTAINMENT:.0f}% of its requests have {limits}."
@@ -187,8 +116,9 @@ def facts(run: Run) -> list[str]:
         found.append("settings: " + ", ".join(f"{name} {value}" for name, value in config.items() if value is not None))
     found += [f"{name}: {url}, through OpenAI's API as a stream; its engine and hardware are not known here"
               for name, url in summary["also"].items()]  # fmt: skip
+    whose = "hardware" if summary["started_here"] else "the client's hardware"
     found += [
-        f"hardware: {hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
+        f"{whose}: {hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
         f"{hardware['system']}; Python {hardware['python']}, torch {hardware['torch']}",
         f"client: {calibrate.sentence(summary['calibration'])}",
         f"commit {summary['commit']}, {summary['date']}, `{summary['command']}`",
@@ -205,12 +135,11 @@ def contents(run: Run) -> str:
         return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
 
     model = f" on {summary['config']['model']}" if summary["config"] else ""
-    answers = "streams" if summary["stream"] else "plain answers: a request-level batch is answered as a whole"
-    parts = [f"# {', '.join(run.names)}{model}", tables.markdown_table(run.modes), " ".join(sentences(run))]
+    parts = [f"# {', '.join(run.names)}{model}", tables.markdown_table(run.modes), " ".join(sentences.sentences(run))]
     if len(run.summaries) > 1 and len(run.names) > 1:
         parts.append(tables.differences_table(run.modes))
     parts += [
-        f"Latencies are of {answers}. Modes ran one after another on the same machine, each on a server of its own.",
+        sentences.conditions(run),
         *shown("latency_vs_tokens"), *sweep_part(run), *shown("latency_vs_throughput", "goodput"),
         "## Rows and latencies", *shown("occupancy", "rows", "distributions"),
         "## How it was made", "\n".join(f"- {fact}" for fact in facts(run)),
@@ -233,7 +162,7 @@ def write(run: Run) -> None:
 
 def over_seeds(run: Run) -> dict[str, Any]:
     """summary.json of several seeds: each headline's mean, half of its interval, and its values; paired differences."""
-    keys = [key for key, *_ in tables.COLUMNS]
+    keys = dict.fromkeys(key for key, *_ in (*tables.COLUMNS, *tables.COMPARED))
     modes = {
         name: {key: {**asdict(estimate(values)), "values": values}
                for key in keys if len(values := [r[key] for r in mine if r.get(key) is not None]) == len(mine)}
@@ -266,7 +195,7 @@ def show(run: Run, console: Console) -> None:
             console.print(f"{name:>8}: {tables.line_text(result['fairness'])}", markup=False, highlight=False)
     if run.points:
         console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))
-    console.print("\n" + "\n".join(sentences(run)), markup=False, highlight=False)
+    console.print("\n" + "\n".join(sentences.sentences(run)), markup=False, highlight=False)
     console.print(
         f"report.html, report.md, figures and every request: {run.folder}", markup=False, highlight=False, soft_wrap=True
     )
@@ -274,7 +203,7 @@ def show(run: Run, console: Console) -> None:
 
 def compare_runs(runs: Sequence[Run], out: Path) -> None:
     """A report of several runs side by side: what differs between them, each mode in each, and by how much it changed."""
-    labels = _labels(runs)
+    labels, same = _labels(runs), _same_traces(runs)
     rows = [["", *labels]]
     for what, of in ABOUT.items():
         rows.append([what, *(html.escape(str(of(run.first)), quote=False) for run in runs)])
@@ -288,9 +217,17 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
         f"# {' against '.join(labels)}",
         "## What differs",
         tables.markdown(rows, left=len(rows[0])),
-        _trace_sentence(runs),
-    ]
-    parts += ["## Modes", tables.runs_table({label: run.modes for label, run in zip(labels, runs)})]
+        "All replayed the same traces, so their differences are the servers' and the machines'." if same else
+        "**The traces differ**: at another load latencies differ for that alone; `--trace` replays one run's trace in another.",
+    ]  # fmt: skip
+    for label, run in zip(labels, runs):
+        told = [
+            sentence
+            for sentence in (sentences.partial(run), *sentences.failures(run), sentences.client_limited(run))
+            if sentence
+        ]
+        parts += [f"{label}: {' '.join([*told, sentences.conditions(run), calibrate.sentence(run.first['calibration'])])}"]
+    parts += ["## Modes", tables.runs_table({label: run.modes for label, run in zip(labels, runs)}, paired=same)]
     styles: dict[str, tuple[str, str]] = {}
     values: dict[str, dict[str, list[float]]] = {}
     for name in shared:
@@ -321,15 +258,9 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{i}: {name}" for i, name in enumerate(names, 1)]
 
 
-def _trace_sentence(runs: Sequence[Run]) -> str:
-    def asked(run: Run) -> list[list[tuple[float, int]]]:
-        return [[(r["scheduled_at"], r["num_tokens"]) for r in next(iter(seed.values()))["requests"]] for seed in run.results]
-
-    if all(asked(run) == asked(runs[0]) for run in runs):
-        return "All replayed the same traces, so their differences are the servers' and the machines'."
-    return (
-        "**The traces differ**: at another load latencies differ for that alone; `--trace` replays one run's trace in another."
-    )
+def _same_traces(runs: Sequence[Run]) -> bool:
+    traces = [[(folder / "trace.jsonl").read_text() for folder in run.folders] for run in runs]
+    return all(trace == traces[0] for trace in traces)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,19 @@ from client.analysis import identical_outputs
 from client.data import Request, describe, dumps
 from client.machine import commit, hardware
 from client.measure import HEADLINES, part
+from client.sweep import outcome
 from config import MODES, ONLY_IN, meaningful
 from stats import DEFINITIONS
+
+FIGURES = {  # file name without its ending: what stands beside it
+    "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each mode",
+    "latency_vs_throughput": "Median latency per token against throughput, as the rate rises",
+    "goodput": "Goodput against the rate of requests",
+    "occupancy": "Rows over time: live, idle, empty",
+    "rows": "Where computed rows went",
+    "distributions": "Distributions of time to first token, time per output token and end-to-end latency",
+}
+REPORT = ("report.md", "report.html", *(f"{name}.png" for name in FIGURES))
 
 
 class RunError(Exception):
@@ -29,7 +41,7 @@ class Run:
     folder: Path
     summaries: list[dict[str, Any]]
     results: list[dict[str, dict[str, Any]]]
-    left_out: list[int]  # seeds that were interrupted, where others are whole
+    folders: list[Path]  # of the seeds
 
     @property
     def first(self) -> dict[str, Any]:
@@ -37,7 +49,13 @@ class Run:
 
     @property
     def partial(self) -> bool:
-        return bool(self.left_out) or any(summary["partial"] for summary in self.summaries)
+        return bool(self.missing_seeds) or any(summary["partial"] for summary in self.summaries)
+
+    @property
+    def missing_seeds(self) -> list[int]:
+        """Seeds that were asked for and are not here: interrupted before they were whole."""
+        here = [summary["seed"] for summary in self.summaries]
+        return [seed for seed in self.first["asked"]["seeds"] if seed not in here]
 
     @property
     def names(self) -> list[str]:
@@ -64,15 +82,14 @@ def load(folder: Path) -> Run:
 
     Of several seeds one that was interrupted is left out: what it has would weigh as much as a whole one.
     """
-    folders = sorted(folder.glob("seed-*"), key=lambda path: int(path.name[5:]) if path.name[5:].isdigit() else 0) or [folder]
     try:
-        summaries = {
-            path: json.loads((path / "summary.json").read_text()) for path in folders if (path / "summary.json").exists()
-        }
+        summaries = {path.parent: json.loads(path.read_text()) for path in folder.glob("seed-*/summary.json")}
+        if (own := folder / "summary.json").exists() and "workload" in (summary := json.loads(own.read_text())):
+            summaries = {folder: summary}  # a run of one seed, whatever lies beside it
         if not summaries:
-            raise RunError(f"{folder} holds no run (no summary.json); give the folder that compare.sh wrote")
+            raise RunError(f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote")
+        summaries = dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
         whole = {path: summary for path, summary in summaries.items() if not summary["partial"]} or summaries
-        left_out = [summary["seed"] for path, summary in summaries.items() if path not in whole]
         results = [
             {name: json.loads((path / f"{name}.json").read_text()) for name in summary["modes"]}
             for path, summary in whole.items()
@@ -81,7 +98,7 @@ def load(folder: Path) -> Run:
         raise RunError(f"cannot read the run in {folder}: {error}") from None
     except (KeyError, TypeError, AttributeError):
         raise RunError(f"{folder} was written by another version of compare.sh; measure it again") from None
-    return Run(folder, list(whole.values()), results, left_out)
+    return Run(folder, list(whole.values()), results, list(whole))
 
 
 def facts() -> dict[str, Any]:
@@ -91,21 +108,34 @@ def facts() -> dict[str, Any]:
 
 def save(
     folder: Path, requests: Sequence[Request], results: Mapping[str, Mapping[str, Any]], workload: Mapping[str, Any],
-    facts: Mapping[str, Any], **more: Any,
+    facts: Mapping[str, Any], points: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, swept: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Write what one seed measured, summary.json and each NAME.json, beside its trace."""
+    """Write what one seed measured, summary.json and each NAME.json, beside its trace.
+
+    facts: seed, asked, stopped, and what else every seed's summary says alike. points: of a sweep, by rate; swept: the
+    servers whose sweep came to its end.
+    """
     for name, result in results.items():
         (folder / f"{name}.json").write_text(dumps(result))
+    modes = {name: part(result, HEADLINES) for name, result in results.items()}
+    for name in swept:
+        found = outcome((points or {})[name])
+        modes[name] |= {
+            "capacity": found["capacity"] if found["capacity_found"] else None,
+            "goodput_rate": found["goodput_rate"],
+        }
     summary = {
-        "modes": {name: part(result, HEADLINES) for name, result in results.items()},
+        "modes": modes,
         "identical_outputs": identical_outputs({name: result for name, result in results.items() if name in MODES}),
         "config": _config(results),
         "workload": describe(requests) | dict(workload),
-        "partial": any(result["partial"] for result in results.values()),
+        "partial": facts["stopped"] is not None,
+        "sweep": points,
+        "swept": list(swept),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "definitions": DEFINITIONS,
-        **facts, **more,
-    }  # fmt: skip
+        **facts,
+    }
     (folder / "summary.json").write_text(dumps(summary))
 
 
@@ -118,3 +148,18 @@ def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if owners and name not in ("mode", "port", "host", "log_level"):
             config[name] = configs[owners[0]][name] if name in ONLY_IN else value
     return config
+
+
+def clear(out: Path) -> None:
+    """Make the folder of a run, and take away what an earlier run left in it, and nothing else."""
+    out.mkdir(parents=True, exist_ok=True)
+    for folder in (*out.glob("seed-*"), out):
+        try:
+            names = json.loads((folder / "summary.json").read_text())["modes"]
+        except (OSError, ValueError, KeyError, TypeError):
+            names = []
+        for name in (*(f"{name}.json" for name in names), "trace.jsonl", "summary.json", *REPORT):
+            (folder / name).unlink(missing_ok=True)
+        if folder != out:
+            with contextlib.suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()

@@ -14,6 +14,7 @@ from stats import CLIENT_LIMITED_MS
 
 OCTAVE = 8  # steps of the lattice in which the rate doubles; neighbours are 9% apart
 LEAST_REQUESTS = 30  # at a rate, so that a slow server's numbers mean something
+LEAST_LATENCIES = 10  # of a request alone, for which each rate is sent at least: a server that begins empty must fill
 MOST_OCTAVES = 16  # above the light rate
 FEWEST_OCTAVES = 4  # below it
 LOST = 0.01  # a rate at which more requests fail is beyond the capacity
@@ -30,10 +31,13 @@ def requests_at(rate: float, seconds: float) -> int:
 
 
 def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether a rate was beyond the server's capacity, for its queue only grew or requests failed, or beyond this client's."""
+    """Whether a rate was beyond the server's capacity, for its queue only grew or requests failed; or beyond this client's.
+
+    A client that is behind at most sends, and not at one in a hundred, says nothing of the server.
+    """
+    behind = result.get("p50_schedule_lag_ms", 0.0) > CLIENT_LIMITED_MS
     failed = result["failed"] > LOST * (result["failed"] + result["completed"])
-    behind = result.get("p50_schedule_lag_ms", 0.0) > CLIENT_LIMITED_MS  # at most sends, not at one in a hundred
-    return {"saturated": bool(failed or result["growth"] > GROWTH), "client_behind": behind}
+    return {"saturated": bool(failed or (result["growth"] > GROWTH and not behind)), "client_behind": behind}
 
 
 def search(measure: Callable[[float], Point], light: float) -> None:
@@ -55,14 +59,14 @@ def search(measure: Callable[[float], Point], light: float) -> None:
             low, high = (middle, high) if good(at(middle)) else (low, middle)
 
     def sustained(point: Point) -> bool:
-        return not point["saturated"]
+        return not point["saturated"] and not point["client_behind"]
 
     k = 0
     while not sustained(at(k)):  # lighter than thought
         if k <= -FEWEST_OCTAVES * OCTAVE:
             return
         k -= OCTAVE
-    while sustained(at(k)) and not at(k)["client_behind"] and k < MOST_OCTAVES * OCTAVE:
+    while sustained(at(k)) and k < MOST_OCTAVES * OCTAVE:
         k += OCTAVE
     if not sustained(at(k)):
         bisect(k - OCTAVE, k, sustained)
@@ -83,7 +87,7 @@ def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     `capacity_found` is false where no rate was beyond the capacity: interrupted, or this client was the limit.
     """
     beyond = min((p["rate"] for p in points if p["saturated"]), default=math.inf)
-    below = [p for p in points if p["rate"] < beyond]
+    below = [p for p in points if p["rate"] < beyond and not p["client_behind"]]
     best = max(below, key=lambda p: p["rate"], default=None)
     good = max((p["rate"] for p in points if meets(p)), default=None)
     return {"capacity": best and best["rate"], "point": best, "capacity_found": beyond < math.inf, "goodput_rate": good}

@@ -26,7 +26,11 @@ COLUMNS = [
     ("occupancy", "occupancy, %", "", 100, "{:.0f}"),  # not in 80 columns
     ("largest_batch", "largest batch, rows", "largest\nbatch", 1, "{:.0f}"),
 ]
-COMPARED = COLUMNS[:6]  # of which differences are shown
+COMPARED = [  # of which differences are shown
+    *COLUMNS[:6],
+    ("capacity", "capacity, requests/s", "", 1, "{:.3g}"),
+    ("goodput_rate", "highest rate within limits, requests/s", "", 1, "{:.3g}"),
+]
 POINTS = [
     ("rate", "requests/s", 1, "{:g}"),
     ("output_throughput", "throughput, tok/s", 1, "{:,.0f}"),
@@ -46,6 +50,8 @@ def cell(values: Sequence[float | None], scale: float, form: str) -> str:
     known = [value * scale for value in values if value is not None]
     if not known:
         return NONE
+    if len(known) < len(values):  # an interval of those that have it would claim too much
+        return f"{told(Estimate(estimate(known).mean, None), form)} ({len(known)} of {len(values)} seeds)"
     return told(estimate(known), form)
 
 
@@ -135,23 +141,31 @@ def _difference(value: Estimate, form: str) -> str:
     return text if value.shown else f"no difference shown ({text})"
 
 
-def runs_table(runs: Mapping[str, Results]) -> str:
-    """Each server's headlines in several runs, and how they changed from the first that has it."""
+def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
+    """Each server's headlines in several runs, and how they changed from the first that has it.
+
+    paired: all ran the same traces, so that with several seeds the change has an interval.
+    """
     columns = [
         c for c in COMPARED if any(r.get(c[0]) is not None for run in runs.values() for mine in run.values() for r in mine)
     ]
     rows = [["mode", "run", *(heading for _, heading, _, _, _ in columns)]]
     for name in dict.fromkeys(name for run in runs.values() for name in run):
-        base: dict[str, float] = {}
+        base: dict[str, list[float]] = {}
         for run, results in runs.items():
+            if name not in results:
+                continue
             cells = []
             for key, _, _, scale, form in columns:
-                values = [r[key] * scale for r in results.get(name, []) if r.get(key) is not None]
+                values = [r[key] * scale for r in results[name] if r.get(key) is not None]
                 text = cell(values, 1, form)
-                if values and (mean := estimate(values).mean) and base.setdefault(key, mean) != mean:
-                    text += f" (× {mean / base[key]:.2f})"
+                if values and (first := base.setdefault(key, values)) is not values and estimate(first).mean:
+                    text += f" (× {estimate(values).mean / estimate(first).mean:.2f}"
+                    if paired and len(values) == len(first) > 1:
+                        text += "" if difference(first, values).shown else ", no difference shown"
+                    text += ")"
                 cells.append(text)
-            rows.append([name, run, *cells])
+            rows.append([label(name, results[name]), run, *cells])
     return markdown(rows, left=2)
 
 
@@ -161,11 +175,13 @@ def capacity_table(sweeps: Mapping[str, Sequence[Mapping[str, Any]]], goodput: b
     if goodput:
         rows[0].append("highest rate within the limits, requests/s")
     for name, found in sweeps.items():
-        known = [outcome for outcome in found if outcome["point"]]
-        sign = "" if all(outcome["capacity_found"] for outcome in found) else "at least "
-        row = [name, sign + cell([outcome["capacity"] for outcome in known], 1, "{:.3g}")]
-        row += [cell([outcome["point"]["output_throughput"] for outcome in known], 1, "{:,.0f}")]
-        row += [cell([outcome["point"]["p50_normalized_latency_ms"] for outcome in known], 1, "{:.1f}")]
+        known = [outcome["point"] for outcome in found if outcome["point"]]
+        capacity = cell([outcome["capacity"] for outcome in found], 1, "{:.3g}")
+        if known and not all(outcome["capacity_found"] for outcome in found):
+            capacity = f"at least {min(point['rate'] for point in known):.3g}"
+        row = [name, capacity]
+        row += [cell([point["output_throughput"] for point in known], 1, "{:,.0f}")]
+        row += [cell([point["p50_normalized_latency_ms"] for point in known], 1, "{:.1f}")]
         if goodput:
             row += [cell([outcome["goodput_rate"] for outcome in found], 1, "{:.3g}").replace(NONE, "none")]
         rows.append(row)
@@ -185,7 +201,9 @@ def points_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 def point_verdict(point: Mapping[str, Any]) -> str:
     verdict = ["requests failed" if point["failed"] else "the queue only grows"] if point["saturated"] else ["sustained"]
-    return ", ".join(verdict + ["client late"] * bool(point["client_behind"]))
+    if point["client_behind"]:
+        verdict = ["the client is behind"]
+    return ", ".join(verdict + ["client late"] * bool(point["client_limited"]))
 
 
 def point_line(name: str, point: Mapping[str, Any]) -> str:
@@ -216,8 +234,3 @@ def sweep_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
                  (("rate", "{:g}"), ("output_throughput", "{:,.0f}"), ("p50_normalized_latency_ms", "{:.1f}"))]  # fmt: skip
         table.add_row(name, str(len(mine)), *cells, cell([found["goodput_rate"]], 1, "{:g}"))
     return table
-
-
-def busy_sentence(hardware: Mapping[str, Any]) -> str | None:
-    busy = hardware["busy_before_percent"]
-    return f"Other processes used {busy:.0f}% of the processor before the run: its numbers are suspect." if busy > 20 else None

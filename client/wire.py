@@ -86,7 +86,7 @@ class Streaming(Plain):
 
 
 class OpenAI:
-    """POST /v1/completions as a stream, greedy and without an end-of-text, so that every server computes as much."""
+    """POST /v1/completions as a stream, asking to go on beyond an end-of-text, so that every server computes as much."""
 
     path = "/v1/completions"
 
@@ -95,7 +95,7 @@ class OpenAI:
 
     def body(self, request: Request) -> dict[str, Any]:
         body = request.body()
-        prompt = body.pop("prompt", None) or body.pop("prompt_ids")
+        prompt = body.pop("prompt") if "prompt" in body else body.pop("prompt_ids")
         return {
             "model": self._model, "prompt": prompt, "max_tokens": body.pop("num_tokens"), **body, "ignore_eos": True,
             "stream": True, "stream_options": {"include_usage": True},

@@ -37,6 +37,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if self.path != "/v1/models":
+            self._whole(404, {"detail": "Not Found"})
+            return
         self._whole(200, {"data": [{"id": model} for model in self.server.models]})
 
     def do_POST(self) -> None:
@@ -87,8 +90,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def stub(**how: Any) -> Iterator[Stub]:
-    server = Stub(**how)
+def stub(kind: type[Stub] = Stub, **how: Any) -> Iterator[Stub]:
+    server = kind(**how)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

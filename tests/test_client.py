@@ -159,6 +159,7 @@ def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
         ('{"id": 0, "at": 0, "num_tokens": 1}', "line 1: give either prompt or prompt_ids"),
         ('{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n' * 2, "holds an id twice"),
         ("", "holds no requests"),
+        ('{"id": 0, "at": 0, "prompt": "", "num_tokens": 1}', "line 1: the prompt is empty"),
         ('{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n{"id": 1, "at": 0, "users": 2, "prompt": "a", "num_tokens": 1}',
          "numbers of users"),
     ],
@@ -184,10 +185,12 @@ def test_the_server_comes_from_the_flag_the_environment_or_dotenv(monkeypatch: p
     assert program.server_url(None) == "http://host.example:8500"
     assert program.server_url("http://localhost:1234/") == "http://localhost:1234"
     assert program.server_url("10.0.0.3") == "http://10.0.0.3:8500"
+    assert program.server_url("https://host/v1") == "https://host" and program.server_url("http://h:80/v1/") == "http://h:80"
+    assert program.server_url("http://host/llm") == "http://host/llm"
 
 
 def test_no_server_is_a_sentence_that_names_the_fix() -> None:
-    with pytest.raises(ServerError, match=r"start one with \./server\.sh MODE"):
+    with pytest.raises(ServerError, match=r"\./server\.sh MODE starts one of ours"):
         get("http://127.0.0.1:9/health")
     ended = subprocess.run(client_command("--url", "http://127.0.0.1:9", "--prompt", "hi"), capture_output=True, text=True)
     assert ended.returncode == 1 and ended.stderr.startswith("error: no answer") and "Traceback" not in ended.stderr

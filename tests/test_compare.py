@@ -9,17 +9,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from client.analysis import identical_outputs
-from client.compare import _clear
 from client.data import PromptData, WorkloadError, load_trace, save_trace
 from client.options import parse, parse_also, parse_goodput
-from client.report import identity_sentence
+from client.runs import Run, clear
+from client.sentences import identity
 from config import ConfigError
 from tests.servers import ROOT, launched
-from tests.stub import stub
+from tests.stub import Stub, stub
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -139,6 +140,8 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         (["--also", "vllm=localhost:8000"], "give NAME=URL"),
         (["--also", "../x=http://h"], "give NAME=URL"),
         (["--also", "static=http://h"], "choose another name"),
+        (["--also", "summary=http://h"], "choose another name"),
+        (["--goodput", "e2el:inf"], "give ttft:MS, tpot:MS or e2el:MS"),
     ],
 )  # fmt: skip
 def test_a_bad_command_line_is_answered_before_any_server_starts(argv: list[str], said: str) -> None:
@@ -178,14 +181,36 @@ def test_a_server_that_fails_later_leaves_what_was_measured_before(tmp_path: Pat
     done = compare("--model", "fake", "--modes", "dynamic", "--also", "gone=http://127.0.0.1:9", "--numsamples", "5",
                    "--arrival", "burst", "--out", str(tmp_path))  # fmt: skip
     assert done.returncode == 1 and "error: no answer from http://127.0.0.1:9" in done.stderr
-    assert "**Partial**" in (tmp_path / "report.md").read_text() and (tmp_path / "dynamic.json").exists()
+    assert not (tmp_path / "dynamic.json").exists(), "found before anything was measured"
+
+    class Dying(Stub):
+        """Lists its model once, and is gone when its turn comes."""
+
+        def shutdown_request(self, request: Any) -> None:
+            super().shutdown_request(request)
+            self.models = ()
+
+    with stub(Dying) as other:
+        done = compare("--model", "fake", "--modes", "dynamic", "--also", f"dying={other.url}", "--numsamples", "5",
+                       "--arrival", "burst", "--out", str(tmp_path))  # fmt: skip
+    assert done.returncode == 1 and "lists no model" in done.stderr
+    report = (tmp_path / "report.md").read_text()
+    assert "**Partial**" in report and "lists no model" in report and "dying is missing" in report
+
+
+def test_why_requests_failed_is_told(tmp_path: Path) -> None:
+    done = compare("--model", "fake", "--modes", "dynamic", "--lengths", "fixed:2000", "--numsamples", "5",
+                   "--arrival", "burst", "--out", str(tmp_path))  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = "Failed in dynamic**: 5 × 400 "
+    assert said in done.stderr and said in (tmp_path / "report.md").read_text()
 
 
 def test_an_earlier_run_makes_room_and_nothing_else_is_touched(tmp_path: Path) -> None:
     (tmp_path / "seed-3").mkdir()
     for path in ("notes.txt", "seed-3/mine.txt", "report.html", "seed-3/summary.json", "seed-3/old.json"):
         (tmp_path / path).write_text('{"modes": {"old": {}}}')
-    _clear(tmp_path)
+    clear(tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["notes.txt", "seed-3", "seed-3/mine.txt"]
 
 
@@ -200,13 +225,13 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
     found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})
     assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}
     summary = {"modes": {"a": {}, "b": {}}, "also": {}, "identical_outputs": found, "config": {"dtype": "bfloat16"}}
-    said = identity_sentence(summary)
-    assert (
-        said
-        and said.startswith("1 of 2 requests (50%)")
-        and "part after 30 to 30% of their length" in said
-        and "bfloat16" in said
-    )
+    said = identity(Run(Path(), [summary], [], []))
+    assert said and said.startswith("1 of 2 requests (50%)") and "bfloat16" in said
+    assert "part after 30 to 30% of their length" in said
+    twice = identity(Run(Path(), [summary, summary], [], []))
+    assert twice and twice.startswith("2 of 4 requests (50%)"), "of all seeds"
+    nothing = summary | {"identical_outputs": identical_outputs({"a": result(None), "b": result("x")})}
+    assert identity(Run(Path(), [nothing], [], [])) is None, "nobody answered the same request"
 
 
 def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:

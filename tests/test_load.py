@@ -52,12 +52,11 @@ def test_a_closed_loop_never_has_more_in_flight_than_users_and_keeps_them_busy()
         outcomes = replay(server.url, requests, STUB)
     assert_all_answered(outcomes)
     assert server.most_in_flight == 4
-    assert [body["seed"] for body in server.bodies[4:]] != [] and len(server.bodies) == 20
+    assert len(server.bodies) == 20
     answered = sorted(outcome.answer.answered_at for outcome in outcomes if outcome.answer)
     for outcome in outcomes[4:]:
         last = max(instant for instant in answered if instant <= outcome.sent_at)
         assert outcome.sent_at - last < 0.3, "each is sent when an answer comes"
-        assert outcome.sent_at - outcome.scheduled_at < 0.3
 
 
 def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
@@ -78,8 +77,27 @@ def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result = summarise(answers, [(outcome.scheduled_at, outcome.sent_at) for outcome in outcomes], {})
     assert result["client_limited"] and result["max_schedule_lag_ms"] > 250
-    assert result["max_e2el_from_schedule_ms"] > result["max_e2el_ms"] or result["max_e2el_ms"] > 450
-    assert answers[1].e2e_s + answers[1].lag_s > 0.35, "coordinated omission would hide this wait"
+    assert result["p99_e2el_from_schedule_ms"] > 250, "coordinated omission would hide the wait of the second and third"
+    assert answers[1].e2e_s < 0.3 < answers[1].e2e_s + answers[1].lag_s
+
+
+def test_what_is_in_flight_is_counted_at_equal_intervals_also_when_nothing_happens() -> None:
+    class Counting(Watch):
+        now, counts = 0, list[int]()
+
+        def sent(self) -> None:
+            self.now += 1
+
+        def ended(self, outcome: Outcome) -> None:
+            self.now -= 1
+
+        def tick(self) -> None:
+            self.counts.append(self.now)
+
+    with stub(first_s=1.0) as server:
+        replay(server.url, at(0.0, 0.5), STUB, watch=(watch := Counting()))
+    assert len(watch.counts) == pytest.approx(30, abs=6), "twenty times a second, for 1.5 s"
+    assert np.mean(watch.counts) == pytest.approx(2 * 1.0 / 1.5, abs=0.25)  # L = λ · W
 
 
 def test_failures_are_told_in_a_sentence_and_never_timed() -> None:
@@ -106,9 +124,9 @@ def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
         target = Target("other", server.url, STUB, ours=False)
         result, outcomes = measure(target, PromptData("uniform:2:9").requests(12, "poisson:200"), {"e2el": 1.0}, 10, Telling())
     assert (result["completed"], result["failed"], len(seen)) == (12, 0, 12)
-    assert result["goodput"] is not None and result["p50_ttft_ms"] > 0 and result["mean_in_flight"] > 0
+    assert result["goodput"] is not None and result["p50_ttft_ms"] > 0 and result["other_length"] == 0
     assert not {"occupancy", "useful_fraction", "server", "mean_queue_time_ms", "littles_law"} & {
-        key for key, value in result.items() if value is not None
+        key for key, value in result.items() if value
     }
     assert json.loads(json.dumps(whole(result, outcomes)))["requests"][3]["text"]
 
@@ -124,7 +142,7 @@ def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
         assert {body["model"] for body in server.bodies} == {"stub"} and server.most_in_flight <= 2
         wrong = client_command("--url", server.url, "--numsamples", "1")
         ended = subprocess.run(wrong, capture_output=True, text=True)
-        assert ended.returncode == 1 and "--api openai" in ended.stderr and "Traceback" not in ended.stderr
+        assert ended.returncode == 1 and "are asked with --api openai" in ended.stderr and "Traceback" not in ended.stderr
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert saved["modes"]["stub"]["completed"] == 8 and saved["also"] == {"stub": server.url} and saved["config"] == {}
     assert "| stub |" in (tmp_path / "run" / "report.md").read_text()

@@ -43,7 +43,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_together(swept: Path) -> None:
     names = {path.name for path in swept.iterdir()}
-    assert names == {"seed-0", "seed-1", "summary.json", *report.FILES}
+    assert names == {"seed-0", "seed-1", "summary.json", *runs.REPORT}
     for seed in (0, 1):
         mine = json.loads((swept / f"seed-{seed}" / "summary.json").read_text())
         assert mine["seed"] == seed and list(mine["sweep"]) == MODES and not mine["partial"]
@@ -68,7 +68,7 @@ def test_the_report_shows_intervals_rates_and_figures(swept: Path) -> None:
     assert "## From light load to beyond capacity" in text and "highest rate within the limits" in text
     assert text.count("the queue only grows |") >= 4 and "Seed 1:" in text
     assert re.search(r"Little's law: .* differ by [+−]\d+\.\d% at most", text)
-    for name in report.FIGURES:
+    for name in runs.FIGURES:
         assert f"({name}.png)" in text and (swept / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -98,7 +98,7 @@ def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:
     page = Page()
     page.feed(text)
     assert page.open == [] and page.tables == 5  # headlines, differences, capacities, every rate of two seeds
-    assert len(page.sources) == len(report.FIGURES) and all(s.startswith("data:image/svg+xml;base64,") for s in page.sources)
+    assert len(page.sources) == len(runs.FIGURES) and all(s.startswith("data:image/svg+xml;base64,") for s in page.sources)
     assert "<script" not in text and "@import" not in text and "url(" not in text
     for name in ("output_throughput", "schedule_lag_ms", "hardware: ", "settings: "):
         assert name in text
@@ -112,7 +112,7 @@ def test_what_comes_from_outside_cannot_break_the_page() -> None:
 def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(swept, copy)
-    for name in (*report.FILES, "summary.json"):
+    for name in (*runs.REPORT, "summary.json"):
         (copy / name).unlink()
     done = subprocess.run([sys.executable, "-m", "client.report", str(copy)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -142,6 +142,9 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == {"report.md", "report.html", "distributions.png"}
     report.compare_runs([runs.load(swept / "seed-0"), runs.load(swept / "seed-1")], out)
     assert "**The traces differ**" in (out / "report.md").read_text()
+    report.compare_runs([runs.load(swept), runs.load(swept)], out)
+    text = (out / "report.md").read_text()
+    assert "(× 1.00, no difference shown)" in text and "capacity, requests/s" in text
 
 
 @pytest.mark.parametrize(
@@ -149,9 +152,11 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     [
         (lambda folder: None, "holds no run"),
         (lambda folder: (folder / "summary.json").write_text("{"), "cannot read the run"),
-        (lambda folder: (folder / "summary.json").write_text("{}"), "another version"),
+        (lambda folder: (folder / "summary.json").write_text('{"workload": {}}'), "another version"),
         (
-            lambda folder: (folder / "summary.json").write_text('{"modes": {"static": {}}, "partial": false}'),
+            lambda folder: (folder / "summary.json").write_text(
+                json.dumps({"workload": {}, "seed": 0, "partial": False, "modes": {"a": {}}})
+            ),
             "cannot read the run",
         ),
     ],
@@ -176,12 +181,12 @@ def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_pa
     copy = tmp_path / "copy"
     shutil.copytree(swept, copy)
     summary = json.loads((copy / "seed-1" / "summary.json").read_text())
-    (copy / "seed-1" / "summary.json").write_text(json.dumps(summary | {"partial": True}))
+    (copy / "seed-1" / "summary.json").write_text(json.dumps(summary | {"partial": True, "stopped": "the disk is full"}))
     found = runs.load(copy)
     assert [summary["seed"] for summary in found.summaries] == [0]
-    assert "**Partial**: interrupted before its end; seed 1 is left out." in report.contents(found)
+    assert "**Partial**: interrupted before its end; seed 1 of 2 is missing or left out." in report.contents(found)
     shutil.rmtree(copy / "seed-0")
-    assert runs.load(copy).partial and "**Partial**" in report.contents(runs.load(copy))
+    assert runs.load(copy).partial and "**Partial**: the disk is full; seed 0 of 2" in report.contents(runs.load(copy))
 
 
 def test_every_server_has_a_colour_of_its_own_and_modes_keep_theirs() -> None:
@@ -194,6 +199,7 @@ def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path)
     graph.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, tmp_path / "b.svg", "")
     graph.latency_vs_throughput({"static": [[]]}, tmp_path / "c.png", "")
     graph.goodput({"static": [[]]}, "e2el ≤ 1 ms", tmp_path / "d.png", "")
+    graph.occupancy({"static": {"bin_s": 1.0, "live": [1], "idle": [0]}}, {"static": False}, 8, tmp_path / "f.png", "")
     graph.computed_rows({"static": (0, 0, None)}, tmp_path / "e.png", "")
     ET.parse(tmp_path / "b.svg")
 
@@ -212,8 +218,9 @@ def test_progress_tells_rate_flight_failures_and_the_time_left(capsys: pytest.Ca
     slow = Replayed("static", requests, said.append)
     slow._said -= 11  # ten seconds have passed
     slow.sent()
-    slow.sent()
-    assert said == ["static: 0/10 ended, 0.0 a second, 1 in flight, 0 failed"]
+    slow.tick()
+    slow.tick()
+    assert said == ["static: 0/10 ended, 0.0 a second, 1 in flight, 0 failed"], "also when nothing is answered"
 
 
 def test_progress_moves_in_a_terminal() -> None:

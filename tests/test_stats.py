@@ -49,13 +49,15 @@ def test_a_run_is_summarised_from_the_clients_side() -> None:
     assert result["mean_tpot_ms"] == pytest.approx(500) and result["mean_itl_ms"] == pytest.approx(500)
     assert result["mean_normalized_latency_ms"] == pytest.approx((2 / 3 + 3.5 / 3) / 2 * 1e3)
     assert result["max_schedule_lag_ms"] == pytest.approx(500) and result["client_limited"]
-    assert result["mean_in_flight"] == pytest.approx((2 + 3.5) / 5)
 
 
 def test_a_run_in_which_everything_failed_has_no_latencies_and_no_nan() -> None:
     result = summarise([], [(0.0, 0.0), (1.0, 1.0)], goodput={})
     assert (result["completed"], result["failed"], result["output_throughput"]) == (0, 2, 0.0)
     assert "mean_e2el_ms" not in result and result["fairness"] is None and result["goodput"] is None
+    assert summarise([], [(0.0, 0.0)], goodput={"e2el": 1.0})["goodput"] == 0.0, (
+        "nothing answered is no goodput, not an unknown one"
+    )
 
 
 def test_occupancy_over_time_spreads_iterations_over_bins_and_keeps_the_area() -> None:

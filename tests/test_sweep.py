@@ -53,7 +53,8 @@ def test_a_client_that_falls_behind_ends_the_sweep_without_a_capacity() -> None:
     points = swept(1e9, client=100.0)
     found = sweep.outcome(points)
     assert max(p["rate"] for p in points) == 128.0 and not found["capacity_found"]
-    assert "at least 128" in capacity_table({"dynamic": [found]}, goodput=False)
+    assert found["capacity"] == 98.7, "a rate at which this client was in time"
+    assert "at least 98.7" in capacity_table({"dynamic": [found]}, goodput=False)
 
 
 def test_a_server_that_fails_at_every_rate_ends_the_sweep() -> None:
@@ -70,10 +71,12 @@ def test_the_verdict_on_a_rate() -> None:
     calm = {"failed": 0, "completed": 100, "growth": 0.01, "p50_schedule_lag_ms": 0.5}
     assert sweep.verdict(calm) == {"saturated": False, "client_behind": False}
     assert sweep.verdict(calm | {"growth": 0.06})["saturated"] and sweep.verdict(calm | {"failed": 2})["saturated"]
-    assert sweep.verdict(calm | {"p50_schedule_lag_ms": 11.0})["client_behind"]
+    late = sweep.verdict(calm | {"p50_schedule_lag_ms": 11.0, "growth": 0.5})
+    assert late == {"saturated": False, "client_behind": True}, "what a late client saw says nothing of the server"
     nothing = {"failed": 9, "completed": 0, "growth": 0.0}
     assert sweep.verdict(nothing)["saturated"]
-    point = {"rate": 3.0, "output_throughput": 0.0, "p50_normalized_latency_ms": None, "attainment": None, "failed": 9}
+    point = {"rate": 3.0, "output_throughput": 0.0, "p50_normalized_latency_ms": None, "attainment": None, "failed": 9,
+             "client_limited": False}  # fmt: skip
     assert "no answer; requests failed" in point_line("static", point | sweep.verdict(nothing))
 
 
