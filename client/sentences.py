@@ -44,7 +44,7 @@ def failures(run: Run) -> list[str]:
             errors[error] = errors.get(error, 0) + n
         if errors:
             told = sorted(errors.items(), key=lambda item: -item[1])[:3]
-            found.append(f"**Failed in {name}**: " + "; ".join(f"{n} × {error}" for error, n in told) + ".")
+            found.append(f"**Failed in {name}**: " + "; ".join(f"{n} × {error.rstrip('.')}" for error, n in told) + ".")
     return found
 
 
