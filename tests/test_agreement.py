@@ -34,7 +34,7 @@ def round_trip_ms(url: str) -> float:
 
 def witnesses(mode: str, log: Path, stream: bool) -> tuple[dict[str, dict[str, float]], dict[str, Any], float]:
     """One run, as each of the four tells it; the client's whole result; and the milliseconds in which they may differ."""
-    requests = PromptData("uniform:150:350", seed=3).requests(30, "poisson:8")  # long, so that HTTP's milliseconds are few
+    requests = PromptData("uniform:150:350", seed=3).requests(20, "poisson:8")  # long, so that HTTP's milliseconds are few
     with server(mode, {"model": "fake", "max_batch_size": 8, "request_log": str(log)}) as url:
         result, outcomes = measure(Target(mode, url, wire("inference", stream=stream)), requests, {}, 60, Watch())
         allowed_ms = max(10.0, 4 * round_trip_ms(url))  # 10 ms, but on a machine several times slower than usual

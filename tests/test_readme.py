@@ -57,6 +57,8 @@ def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
         small += ["--trace", str(tmp_path / "trace.jsonl")]
     else:
         small += ["--numsamples", "4", "--arrival", "burst"]
+    if "--repeats" in arguments:
+        small += ["--repeats", "2"]
     if "--sweep" in arguments:
         small += ["--seconds", "0.1", "--lengths", "fixed:2"]
     with stub() as other:

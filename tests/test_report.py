@@ -114,8 +114,7 @@ def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) ->
     shutil.copytree(swept, copy)
     for name in (*runs.REPORT, "summary.json"):
         (copy / name).unlink()
-    done = subprocess.run([sys.executable, "-m", "client.report", str(copy)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    report.write(runs.load(copy))
     for name in ("report.md", "report.html", "summary.json"):
         assert (copy / name).read_text() == (swept / name).read_text(), name
     alone = subprocess.run(
