@@ -184,10 +184,7 @@ class Comparison:
             self.progress.table(tables.sweep_table(all_))
             return point
 
-        try:
-            sweep.search(at, light)
-        finally:
-            self.progress.table(None)
+        sweep.search(at, light)
 
     def _told_workload(self) -> dict[str, str]:
         if self.options.trace:

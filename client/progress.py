@@ -44,7 +44,7 @@ class Progress:
         """A line that stays."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def table(self, table: Table | None) -> None:
+    def table(self, table: Table) -> None:
         """Shown above the line from now on, in a terminal."""
         self._table = table
 
