@@ -176,7 +176,7 @@ def summarise(answers: Sequence[Answer], sends: Sequence[tuple[float, float]], g
     result: dict[str, Any] = {"completed": len(answers), "failed": len(sent_at) - len(answers), "wall_clock_s": wall}
     result |= {"total_input_tokens": prompt, "total_output_tokens": completion}
     result |= throughputs(len(answers), prompt, completion, wall)
-    good = sum(meets(a, goodput) for a in answers)
+    good = sum(_meets(a, goodput) for a in answers)
     result["goodput"] = (good / wall if wall else 0.0) if goodput and sends else None
     result["attainment"] = good / len(sends) if goodput and sends else None
     result |= describe("ttft", (a.ttft_s for a in answers))
@@ -196,7 +196,7 @@ def summarise(answers: Sequence[Answer], sends: Sequence[tuple[float, float]], g
     return result
 
 
-def meets(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
+def _meets(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
     """From the schedule: a late client must not make a server look better."""
     measured = {"ttft": answer.ttft_s + answer.lag_s, "tpot": answer.tpot_s or 0.0, "e2el": answer.e2e_s + answer.lag_s}
     return all(measured[name] * 1e3 <= limit for name, limit in limits_ms.items())

@@ -105,16 +105,12 @@ def latency_vs_throughput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, An
     """
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(9.5, 5.2), layout="constrained")
-        palette = colours(sweeps)
-        for name, seeds in sweeps.items():
-            for i, points in enumerate(seeds):
-                _curve(axis, points, "output_throughput", "p50_normalized_latency_ms", palette[name], name if not i else None)
+        _curves(axis, sweeps, "output_throughput", "p50_normalized_latency_ms")
         axis.set_yscale("log")
         _plain_log(axis.yaxis)
         axis.set(xlabel="throughput, completion tokens a second", ylabel="latency per token, median, ms (log scale)")
         axis.set_xlim(left=0)
         axis.grid(alpha=0.25, which="both")
-        axis.plot([], [], "o--", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
         axis.xaxis.set_major_formatter("{x:,.0f}")
         figure.legend(loc="outside lower center", ncols=3)
         axis.set_title("What a mode can deliver, and at what latency")
@@ -126,13 +122,9 @@ def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits:
     """Requests a second within the limits against requests a second sent; on the diagonal all of them are."""
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(9.5, 5.2), layout="constrained")
-        palette = colours(sweeps)
-        for name, seeds in sweeps.items():
-            for i, points in enumerate(seeds):
-                _curve(axis, points, "achieved_rate", "goodput", palette[name], name if not i else None)
+        _curves(axis, sweeps, "achieved_rate", "goodput")
         most = max((p["achieved_rate"] or 0 for seeds in sweeps.values() for points in seeds for p in points), default=1)
         axis.plot([0, most], [0, most], ":", color="#999999", label="every request within the limits", zorder=0)
-        axis.plot([], [], "o--", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
         axis.set(xlabel="requests a second, as sent", ylabel=f"goodput, requests a second with {limits}")
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
@@ -143,17 +135,20 @@ def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits:
         _save(figure, path)
 
 
-def _curve(axis: Any, points: Sequence[Mapping[str, Any]], x: str, y: str, colour: str, label: str | None) -> None:
-    """A server's points by rate; those beyond its capacity hollow, and joined by dashes."""
-    known = [p for p in points if p[x] is not None and p[y] is not None]
-    sustained = [p for p in known if not p["saturated"]]
-    first = min((p["rate"] for p in known if p["saturated"]), default=float("inf"))
-    beyond = [p for p in known if p["rate"] >= first]
-    axis.plot([p[x] for p in sustained], [p[y] for p in sustained], "o-", color=colour, ms=6, lw=2, label=label)
-    joint = [p for p in sustained if p["rate"] < first][-1:] + beyond
-    axis.plot([p[x] for p in joint], [p[y] for p in joint], "--", color=colour, lw=1.2, zorder=1)
-    hollow = [p for p in known if p["saturated"]]
-    axis.plot([p[x] for p in hollow], [p[y] for p in hollow], "o", color=colour, mfc="white", ms=6)
+def _curves(axis: Any, sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], x: str, y: str) -> None:
+    """Each server's points by rate, a curve a seed; those beyond its capacity hollow, and joined by dashes."""
+    palette = colours(sweeps)
+    for name, seeds in sweeps.items():
+        for i, points in enumerate(seeds):
+            known = [p for p in points if p[x] is not None and p[y] is not None]
+            sustained, saturated = ([p for p in known if p["saturated"] is beyond] for beyond in (False, True))
+            first = min((p["rate"] for p in saturated), default=float("inf"))
+            joint = [p for p in sustained if p["rate"] < first][-1:] + [p for p in known if p["rate"] >= first]
+            for shown, style in ((sustained, {"marker": "o", "ms": 6, "lw": 2, "label": name if not i else None}),
+                                 (joint, {"ls": "--", "lw": 1.2, "zorder": 1}),
+                                 (saturated, {"marker": "o", "ls": "", "mfc": "white", "ms": 6})):  # fmt: skip
+                axis.plot([p[x] for p in shown], [p[y] for p in shown], color=palette[name], **style)
+    axis.plot([], [], "o--", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
 
 
 def computed_rows(rows: Mapping[str, tuple[int, int, float | None]], path: Path, caption: str) -> None:

@@ -40,8 +40,13 @@ def as_page(markdown: str, vectors: Mapping[str, bytes]) -> str:
     """A report as one HTML file that needs no network: its Markdown, with figures as SVG inside."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     for name, vector in vectors.items():
-        data = base64.b64encode(vector).decode()
+        data = base64.b64encode(_shortened(vector)).decode()
         body = body.replace(f'src="{name}.png"', f'src="data:image/svg+xml;base64,{data}"')
     body = re.sub(r"<table>.*?</table>", lambda table: f'<div class="wide">{table[0]}</div>', body, flags=re.DOTALL)
     title = html.escape(markdown.split("\n", 1)[0].removeprefix("# "))
     return PAGE.format(title=title, style=STYLE, body=body)
+
+
+def _shortened(vector: bytes) -> bytes:
+    """An SVG whose coordinates have two decimals, a hundredth of a point, instead of six: a third of the page's size."""
+    return re.sub(rb' (?:d|x|y)="[^"]*"', lambda attribute: re.sub(rb"(\.\d\d)\d+", rb"\1", attribute[0]), vector)

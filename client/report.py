@@ -29,7 +29,9 @@ Drawing = Callable[[Path], None]
 
 def figures(run: Run) -> dict[str, Drawing]:
     """What can be drawn of a run: each figure's name, and how to draw it into a file."""
-    config, caption, limits = run.first["config"], _caption(run), _limits(run)
+    load, seeds, limits = run.first["workload"], len(run.summaries), _limits(run)
+    requests = f"{load['requests']} requests"
+    caption = _caption(run, f"{requests}{f' × {seeds} seeds' if seeds > 1 else ''}, {load['arrival']}")
     answered = {name: run.answered(name) for name in run.names}
     lines = {}
     for name, mine in answered.items():
@@ -37,22 +39,21 @@ def figures(run: Run) -> dict[str, Drawing]:
         lines[name] = (tokens, seconds, fairness(tokens, seconds))
     found: dict[str, Drawing] = {"latency_vs_tokens": lambda path: graph.latency_vs_tokens(lines, path, caption)}
     if points := run.points:
-        rates = _caption(
-            run, f"{sum(len(p) for seeds in points.values() for p in seeds)} rates, lengths {run.first['workload']['lengths']}"
-        )
+        n = sum(len(mine) for several in points.values() for mine in several)
+        rates = _caption(run, f"{n} rates, lengths {load['lengths']}")
         found["latency_vs_throughput"] = lambda path: graph.latency_vs_throughput(points, path, rates)
         if limits:
             found["goodput"] = lambda path: graph.goodput(points, limits, path, rates)
     over_time = {n: o for n, r in run.results[0].items() if (o := r.get("occupancy_over_time")) and o["live"]}
     if over_time:
-        rows = config["max_batch_size"]
-        found["occupancy"] = lambda path: graph.occupancy(over_time, whole, rows, path, one)
+        rows = run.first["config"]["max_batch_size"]
         whole = {name: not r["partial"] for name, r in run.results[0].items()}
+        one = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")  # this figure is of one seed
+        found["occupancy"] = lambda path: graph.occupancy(over_time, whole, rows, path, one)
         computed = {
             name: (*(sum(r[key] or 0 for r in mine) for key in ("live_rows", "idle_rows")), mine[0]["expected_useful_fraction"])
             for name, mine in run.modes.items() if mine[0]["live_rows"] is not None
         }  # fmt: skip
-        one = caption.replace(f" × {len(run.summaries)} seeds", f", seed {run.first['seed']}")
         found["rows"] = lambda path: graph.computed_rows(computed, path, caption)
     found["distributions"] = lambda path: graph.distributions({n: distributions(a) for n, a in answered.items()}, path, caption)
     return {name: found[name] for name in FIGURES if name in found}
@@ -70,14 +71,11 @@ def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, list[float
     }  # fmt: skip
 
 
-def _caption(run: Run, what: str = "") -> str:
-    summary, hardware = run.first, run.first["hardware"]
-    config, load = summary["config"], summary["workload"]
+def _caption(run: Run, what: str) -> str:
+    config = run.first["config"]
     model = f"{config['model']}, {config['dtype']}, " if config else ""
-    seeds = f" × {len(run.summaries)} seeds" if len(run.summaries) > 1 else ""
     threads = f", {config['threads']} threads" if config else ""
-    what = what or f"{load['requests']} requests{seeds}, {load['arrival']}"
-    return f"{model}{what} · {hardware['cpu']}{threads} · commit {summary['commit']}"
+    return f"{model}{what} · {run.first['hardware']['cpu']}{threads} · commit {run.first['commit']}"
 
 
 def _limits(run: Run) -> str:
@@ -146,9 +144,8 @@ def contents(run: Run) -> str:
     ]  # fmt: skip
     if run.points:
         parts += ["## Every rate"]
-        for summary_, i in zip(run.summaries, range(len(run.summaries))):
-            points = {name: seeds[i] for name, seeds in run.points.items() if i < len(seeds)}
-            parts += [f"Seed {summary_['seed']}:", tables.points_table(points)]
+        for mine in run.summaries:
+            parts += [f"Seed {mine['seed']}:", tables.points_table(mine["sweep"])]
     parts += ["## Definitions", "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())]
     return "\n\n".join(parts) + "\n"
 
