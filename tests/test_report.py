@@ -30,9 +30,10 @@ MODES = ["static", "dynamic"]
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two modes over two seeds, as ./compare.sh leaves it."""
     out = tmp_path_factory.mktemp("runs") / "swept"
-    arguments = [
-        "--model", "fake", "--modes", ",".join(MODES), "--sweep", "--seconds", "0.3", "--repeats", "2", "--lengths",
-        "choice:1,3", "--numsamples", "40", "--arrival", "poisson:50", "--skip-calibration", "--out", str(out),
+    arguments = [  # two rows and lengths for which the engine, and not HTTP or this client, is the limit
+        "--model", "fake", "--modes", ",".join(MODES), "--sweep", "--seconds", "0.5", "--repeats", "2", "--lengths",
+        "choice:10,30", "--max-batch-size", "2", "--numsamples", "40", "--arrival", "poisson:50", "--skip-calibration",
+        "--out", str(out),
     ]  # fmt: skip
     done = subprocess.run([sys.executable, "-m", "client.compare", *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
