@@ -25,7 +25,7 @@ from batching import BatchingManager, Inference, Sampling
 from config import HANDOFF, Config, ConfigError, parse
 from errors import GenerationFailed, InvalidRequest, Overloaded, ServingError
 from frontend import MAX_BODY_BYTES, Frontend, Integers, Lists, Strings, Text, is_alone, read, usage_of
-from generate import load_generator
+from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
 from request_log import RequestLog, open_log
 from routes import openai
@@ -205,9 +205,8 @@ def serve() -> Flask:
     tokenizer = load_tokenizer(config.tokenizer)
 
     def give_up(error: Exception) -> None:
-        log.error(
-            "the model could not be loaded: %s", error, exc_info=not isinstance(error, (WeightsUnavailable, KernelUnavailable))
-        )
+        known = isinstance(error, (WeightsUnavailable, KernelUnavailable, OutOfMemory))
+        log.error("the model could not be loaded: %s", error, exc_info=not known)
         os._exit(3)  # gunicorn's code for a worker that cannot boot: it stops instead of trying again
 
     path = locate(config)
@@ -233,7 +232,8 @@ def main() -> None:
         sys.exit(2)
     for warning in config.warnings():
         print(f"warning: {warning}", file=sys.stderr)
-    kv = f"{config.n_blocks} KV blocks of {config.block_size} tokens" if config.generator == "cached" else "no KV cache"
+    blocks = f"{config.n_blocks} KV blocks" if config.kv_cache_gb is not None else "what memory is left in KV blocks"
+    kv = f"{blocks} of {config.block_size} tokens" if config.generator == "cached" else "no KV cache"
     print(
         f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, {config.device}, "
         f"{config.threads} threads, attention {config.attention}, linear {config.linear}) in mode {config.mode}: "

@@ -145,6 +145,9 @@ class BatchingManager:
     def _run(self) -> None:
         try:
             generator = self._load()
+            if generator.n_blocks is not None:
+                with self._changed:
+                    self._answer(self._scheduler.limit_blocks(generator.n_blocks, self.clock()))
         except Exception as error:
             self.load_error = error
             self._loaded.set()

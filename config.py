@@ -1,6 +1,6 @@
 """One validated Config, parsed once by the launcher: flags, then EB_* in the environment, then .env, then defaults.
 
-`build` resolves `auto` and what was left out once, in the launcher; every field of a `Config` holds what will be
+`build` resolves `auto` and what was left out once, in the launcher (defaults.py); every field of a `Config` holds what will be
 used, and other files compute from it instead of repeating a number. Flags are strict:
 one that has no meaning in the chosen mode is refused. The environment and a .env file may be shared
 between modes, so there only unknown names are.
@@ -9,7 +9,6 @@ between modes, so there only unknown names are.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import difflib
 import os
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,11 @@ from typing import Any, Literal, NoReturn, get_args
 
 import psutil
 from dotenv import dotenv_values
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 import kernels
-from shapes import DTYPE_BYTES, SHAPES, Shape, shape_of
+from defaults import VOCABULARIES, resolve
+from shapes import SHAPES, Shape, shape_of
 
 Mode = Literal["nobatch", "static", "windowed", "dynamic"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -31,9 +31,8 @@ ONLY_IN = {
     "max_batch_delay_ms": ("windowed",),
     "compact_batches": ("static", "windowed"),
 }
-VOCABULARIES = {"r50k_base": 50257, "bytes": 257}
+ONLY_ON_GPU = ("gpu_memory_utilization", "enforce_eager")
 DOTENV = Path(__file__).with_name(".env")
-AUTO = ("model", "tokenizer", "device", "dtype", "threads", "attention", "linear")  # settings of which `auto` is a value
 HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # how the launcher gives the resolved Config to gunicorn's worker
 
 
@@ -66,21 +65,30 @@ class Config(BaseModel):
     )
     threads: int = _setting(1, "torch threads", "auto: physical cores, 1 for demo", ge=1)
     generator: Literal["cached", "naive"] = _setting("cached", "cached, or naive: recompute everything, no KV cache")
-    attention: Literal["kernel", "plain"] = _setting(
+    attention: Literal["kernel", "triton", "plain"] = _setting(
         "plain",
-        "attention and sampling: kernel (our C++) or plain (PyTorch's, a call a row)",
-        "auto: kernel on a CPU with a C++ compiler",
+        "attention: kernel (our C++, sampling too), triton (ours for GPUs) or plain (PyTorch's, a call a row)",
+        "auto: kernel on a CPU with a C++ compiler, triton on a GPU",
     )
     linear: Literal["kernel", "onednn", "plain"] = _setting(
         "plain", "linear layers: kernel (our C++) or onednn, weights packed once, or plain (PyTorch's)",
         "auto: kernel on a CPU, onednn where it computes bfloat16 natively",
     )  # fmt: skip
     max_batch_size: int = _setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU", ge=1)
+    decoder_batch_sizes: tuple[int, ...] = _setting(
+        (), "decode iterations are filled up with padding rows to the smallest that holds them: 32,8,4,1, or none",
+        "none on a CPU; 256,128,64,32,16,8,4,2,1 on a GPU, where each has a CUDA graph",
+    )  # fmt: skip
+    enforce_eager: bool = _setting(False, "GPU: capture no CUDA graphs; slower, for comparison", "off")
     max_waiting: int = _setting(1024, "requests that may wait beside max_batch_size running ones; beyond it 429", ge=0)
     max_model_len: int = _setting(1024, "prompt + completion tokens of a request at most", ge=2)
     block_size: int = _setting(16, "tokens in a KV block; max_model_len gives one slot per request", ge=1)
-    kv_cache_gb: float = _setting(
-        4.0, "memory for keys and values, in 10^9 bytes", "4 on a CPU, 0.9 of free memory on a GPU", gt=0, allow_inf_nan=False
+    kv_cache_gb: float | None = _setting(
+        None, "memory for keys and values, in 10^9 bytes", "4 on a CPU; on a GPU what gpu_memory_utilization leaves",
+        gt=0, allow_inf_nan=False,
+    )  # fmt: skip
+    gpu_memory_utilization: float = _setting(
+        0.9, "GPU: share of its memory that weights, CUDA graphs and the KV cache may fill together", gt=0, le=1
     )
     token_budget: int = _setting(256, "prefill tokens in an iteration at most", "256 on a CPU, 2048 on a GPU", ge=1)
     max_batch_delay_ms: float = _setting(
@@ -103,6 +111,29 @@ class Config(BaseModel):
     port: int = _setting(8500, "port to listen on", ge=1, le=65535)
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug, info, warning or error")
 
+    @field_validator("decoder_batch_sizes", mode="before")
+    @classmethod
+    def _read_sizes(cls, value: Any) -> Any:
+        """A flag's text; as in RBLN, sorted descending, and max_batch_size is one of them."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return () if value == "none" else tuple(int(size) for size in value.split(","))
+        except ValueError:
+            raise ValueError("must be numbers separated by commas, such as 32,8,4,1, or none") from None
+
+    @field_validator("decoder_batch_sizes")
+    @classmethod
+    def _order_sizes(cls, sizes: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        most = info.data.get("max_batch_size")
+        if not sizes or most is None:  # max_batch_size is wrong itself, and says so
+            return sizes
+        if max(sizes) > most:
+            raise ValueError(f"{max(sizes)} is beyond max_batch_size {most}; leave it out, or raise --max-batch-size")
+        if min(sizes) < 1:
+            raise ValueError(f"{min(sizes)} is no batch size; every one must be 1 or more")
+        return tuple(sorted({*sizes, most}, reverse=True))
+
     @model_validator(mode="after")
     def _fits(self) -> Config:
         shape = self.shape
@@ -111,8 +142,10 @@ class Config(BaseModel):
                 f"max_model_len {self.max_model_len} is beyond the {shape.n_ctx} positions of {self.model}; lower it"
             )
         for name in ("attention", "linear"):
-            if (value := getattr(self, name)) != "plain" and self.device != "cpu":
-                raise ValueError(f"{name} {value} runs on a CPU alone; use {flag(name)} plain, or --device cpu")
+            if (value := getattr(self, name)) in ("kernel", "onednn") and self.device != "cpu":
+                raise ValueError(f"{name} {value} runs on a CPU alone; leave {flag(name)} out, or use --device cpu")
+        if self.attention == "triton" and self.device == "cpu":
+            raise ValueError("attention triton runs on a GPU alone; leave --attention out")
         if self.attention == "kernel" and shape.head_size > kernels.LARGEST_HEAD:
             raise ValueError(f"attention kernel takes heads of at most {kernels.LARGEST_HEAD}; use --attention plain")
         vocabulary = VOCABULARIES[self.tokenizer]
@@ -124,15 +157,17 @@ class Config(BaseModel):
         if self.model == "fake":
             return self
         token = shape.kv_bytes_per_token(self.dtype)
-        if self.n_blocks < self.blocks_per_request:
+        if self.kv_cache_gb is not None and self.n_blocks < self.blocks_per_request:
             need = self.blocks_per_request * self.block_size * token
             raise ValueError(
                 f"kv_cache_gb {self.kv_cache_gb:g} holds {self.n_blocks} blocks of {self.block_size} tokens × {token:,} bytes, "
                 f"and one request of {self.max_model_len} tokens needs {self.blocks_per_request} ({need / 1e9:.3f} GB); "
                 "raise --kv-cache-gb or lower --max-model-len"
             )
+        if self.device == "cuda":  # what is free there is known once the weights are
+            return self
         weights, kv, memory = shape.weight_bytes(self.dtype), self.kv_bytes, psutil.virtual_memory().total
-        if self.device == "cpu" and weights + kv > memory:
+        if weights + kv > memory:
             raise ValueError(
                 f"{self.model} needs {weights / 1e9:.2f} GB of weights + {kv / 1e9:.2f} GB of keys and values "
                 f"= {(weights + kv) / 1e9:.2f} GB, and this machine has {memory / 1e9:.2f} GB; "
@@ -156,16 +191,27 @@ class Config(BaseModel):
 
     @property
     def n_blocks(self) -> int:
-        """KV blocks in the pool: what kv_cache_gb holds, but never more than max_batch_size rows can use."""
+        """KV blocks in the pool: what kv_cache_gb holds, but never more than max_batch_size rows can use.
+
+        Without kv_cache_gb, on a GPU, as many as they can use; the engine may find that its memory holds fewer.
+        """
         usable = self.max_batch_size * self.blocks_per_request
-        if self.model == "fake":
+        if self.model == "fake" or self.kv_cache_gb is None:
             return usable
-        block = self.block_size * self.shape.kv_bytes_per_token(self.dtype)
-        return min(usable, int(self.kv_cache_gb * 1e9 / block))
+        return min(usable, int(self.kv_cache_gb * 1e9 / self.block_bytes))
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.shape.kv_bytes_per_token(self.dtype)
 
     @property
     def kv_bytes(self) -> int:
-        return self.n_blocks * self.block_size * self.shape.kv_bytes_per_token(self.dtype)
+        return self.n_blocks * self.block_bytes
+
+    @property
+    def captures(self) -> bool:
+        """Whether decode iterations run as CUDA graphs: PyTorch's attention, a call a row, has no shape to capture."""
+        return self.attention == "triton" and self.generator == "cached" and not self.enforce_eager
 
     @property
     def effective_target(self) -> int:
@@ -204,6 +250,8 @@ class Config(BaseModel):
         cached_on_cpu = self.device == "cpu" and self.model != "fake" and self.generator == "cached"
         if cached_on_cpu and self.attention == "plain" and (reason := kernels.why_unavailable()):
             found.append(f"attention and sampling run on PyTorch's own operations, a call a row, which is slower: {reason}")
+        if self.device == "cuda" and self.generator == "cached" and self.attention == "plain":
+            found.append("attention plain calls PyTorch once a row, without CUDA graphs, which is slower; pip install triton")
         if self.mode == "windowed" and self.effective_target != self.batch_size_target:
             found.append(
                 f"batch_size_target {self.batch_size_target} can never be reached with batch_size_limit "
@@ -213,78 +261,9 @@ class Config(BaseModel):
         return found
 
 
-def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what is `auto` or left out. Values that are wrong are left to Config; raises ValueError with a sentence."""
-    given = {name: value for name, value in values.items() if not (value in ("", None) or (value == "auto" and name in AUTO))}
-    gpu_memory = _gpu_memory() if given.get("device") != "cpu" else 0
-    device = given.get("device") or ("cuda" if gpu_memory else "cpu")
-    if device == "cuda" and not gpu_memory:
-        raise ValueError("device cuda: no GPU is usable here; use --device cpu")
-    gpu = device == "cuda"
-    model = str(given.get("model") or ("gpt2-medium" if gpu else "demo"))
-    if model not in SHAPES and Path(model).expanduser().is_dir():
-        model = str(Path(model).expanduser().resolve())
-    shape = shape_of(model)
-    defaults = {
-        "device": device,
-        "dtype": "bfloat16" if gpu or (model not in ("demo", "fake") and native_bfloat16()) else "float32",
-        "weights": "random" if model == "fake" else "pretrained",
-        "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
-        # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and the
-        # client of a comparison on the same two cores sends late
-        "threads": 1 if model in ("demo", "fake") else physical_cores(),
-        "max_batch_size": 256 if gpu else 32,
-        "max_model_len": min(1024, shape.n_ctx),
-        "token_budget": 2048 if gpu else 256,
-    }
-    resolved = defaults | given | {"model": model}
-    if path := str(resolved.get("request_log") or ""):  # the server runs in a folder of its own
-        resolved["request_log"] = str(Path(path).expanduser().absolute())
-    if not gpu and model != "fake" and resolved.get("generator") != "naive":
-        reason = kernels.why_unavailable()
-        for name in ("attention", "linear"):
-            if reason and resolved.get(name) == "kernel":
-                raise ValueError(f"{name} kernel cannot be used here: {reason}; or leave {flag(name)} out")
-        compiled = reason is None
-        onednn = not compiled or (resolved["dtype"] == "bfloat16" and native_bfloat16())
-        resolved.setdefault("attention", "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain")
-        resolved.setdefault("linear", "onednn" if onednn else "kernel")
-    if gpu and resolved["dtype"] in DTYPE_BYTES:
-        free = 0.9 * (gpu_memory - shape.weight_bytes(resolved["dtype"]))
-        resolved.setdefault("kv_cache_gb", round(free / 1e9, 3))
-    return resolved
-
-
 def meaningful(name: str, mode: str) -> bool:
     """Whether a setting has a meaning in a mode."""
     return mode in ONLY_IN.get(name, MODES)
-
-
-def physical_cores() -> int:
-    """Physical cores that this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or usable, usable))
-
-
-def native_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 natively (AMX, AVX512-BF16, Arm's BF16); elsewhere float32 is faster."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return False
-    flags = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
-    return not flags.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
-
-
-def _gpu_memory() -> int:
-    """Free bytes of GPU memory, 0 without a usable GPU. torch takes seconds to import: only where there is a driver."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    import torch
-
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
 
 
 # ---- parsing
@@ -340,7 +319,10 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
         if not meaningful(name, mode):
             raise ConfigError(f"{flag(name)} has no meaning in mode {mode}; it belongs to {' and '.join(ONLY_IN[name])}")
     try:
-        return Config(**resolve({**values, **flags, "mode": mode}))
+        config = Config(**resolve({**values, **flags, "mode": mode}))
+        if config.device == "cpu" and (unused := [name for name in flags if name in ONLY_ON_GPU]):
+            raise ConfigError(f"{flag(unused[0])} has no meaning on a CPU; leave it out")
+        return config
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")

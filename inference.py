@@ -128,6 +128,7 @@ class Iteration:
     waiting: int
     blocks_used: int
     reason: str = ""
+    padding: int = 0  # rows of nobody, computed besides to fill a decoder batch size
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,15 @@ class IterationRecord:
     def idle_rows(self) -> int:
         return sum(row.idle for row in self.iteration.rows)
 
+    @property
+    def padding_rows(self) -> int:
+        return self.iteration.padding
+
 
 class Generator(Protocol):
     """The engine's seam."""
+
+    n_blocks: int | None = None  # KV blocks, if what memory holds decides it; None: those of the scheduler
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Compute the iteration; return one id per row with `samples`, in row order."""

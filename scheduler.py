@@ -80,6 +80,8 @@ class Scheduler:
 
     A state machine without thread, lock or clock; every method that needs the time is told it.
     `group_limit`: the most prompts one request may carry where groups are never split, else None.
+    `decoder_batch_sizes`: an iteration of decode rows alone is filled up with padding rows to the smallest of them
+    that holds it; none: it is as large as its rows.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Scheduler:
         block_size: int,
         max_in_flight: int,
         group_limit: int | None = None,
+        decoder_batch_sizes: Sequence[int] = (),
     ):
         self.policy = policy
         self.max_batch_size = max_batch_size
@@ -99,6 +102,7 @@ class Scheduler:
         self.block_size = block_size
         self.max_in_flight = max_in_flight
         self.group_limit = group_limit
+        self.decoder_batch_sizes = sorted(decoder_batch_sizes)
         self.pool = BlockPool(n_blocks)
         self.waiting: OrderedDict[int, Inference] = OrderedDict()  # O(1) to leave from the middle
         self.running: dict[int, Inference] = {}
@@ -119,10 +123,7 @@ class Scheduler:
                 f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most {limit} in this mode."
             )
         if (most := sum(needed) if together else max(needed)) > self.pool.n_blocks:
-            raise InvalidRequest(
-                f"The request needs {most} KV blocks of {self.block_size} tokens and the whole pool has "
-                f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger --kv-cache-gb."
-            )
+            raise self._beyond_pool(most)
         if len(self.waiting) + len(self.running) + len(inferences) > self.max_in_flight:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting and {len(self.running)} running; try again later, "
@@ -135,6 +136,12 @@ class Scheduler:
             self.waiting[inference.id] = inference
             if inference.deadline is not None:
                 heapq.heappush(self._deadlines, (inference.deadline, inference.id, inference))
+
+    def _beyond_pool(self, needed: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"The request needs {needed} KV blocks of {self.block_size} tokens and the whole pool has "
+            f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger --kv-cache-gb."
+        )
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
         """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to run) and `wake_at`."""
@@ -156,7 +163,14 @@ class Scheduler:
         self._batches += bool(plan.admit)
         rows = [self._row(inference, n) for inference, n in plan.run]
         used = self.pool.n_blocks - self.pool.free_blocks
-        return Iteration(rows, len(self.running), len(self.waiting), used, plan.reason), plan.wake_at
+        padding = self._padding(rows)
+        return Iteration(rows, len(self.running), len(self.waiting), used, plan.reason, padding), plan.wake_at
+
+    def _padding(self, rows: Sequence[Row]) -> int:
+        n = len(rows)
+        if n and self.decoder_batch_sizes and all(row.n_tokens == 1 and row.samples for row in rows):
+            return next((size for size in self.decoder_batch_sizes if size >= n), n) - n
+        return 0
 
     def _row(self, inference: Inference, n_tokens: int) -> Row:
         if inference.is_over:  # recompute the last position: its cache does not grow
@@ -223,6 +237,15 @@ class Scheduler:
         while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].answered_at is not None):
             late.append(heapq.heappop(self._deadlines)[2])  # those answered in time are dropped here too
         return self.fail(late, DeadlinePassed("The request's deadline passed before its answer."), now)
+
+    def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
+        """Make the pool as large as the engine's, before anything has run; return the requests that it can never hold."""
+        self.pool = BlockPool(n_blocks)
+        groups: dict[int, list[Inference]] = {}
+        for inference in self.waiting.values():
+            groups.setdefault(inference.group if self.group_limit is not None else inference.id, []).append(inference)
+        too_large = [group for group in groups.values() if sum(i.blocks_needed for i in group) > n_blocks]
+        return [i for group in too_large for i in self.fail(group, self._beyond_pool(sum(m.blocks_needed for m in group)), now)]
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next, if anything has a deadline."""

@@ -46,12 +46,14 @@ DEFINITIONS = {
     "fairness": "least squares of e2el on completion tokens: intercept (queueing), slope (service), r",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows / max_batch_size, weighted by iteration time",
-    "useful_fraction": "live rows / computed rows",
+    "useful_fraction": "live rows / computed rows (live, idle and padding)",
+    "padding_rows": "rows of nobody, computed to fill a decoder batch size",
     "latency-per-token": "mean of e2el / completion tokens, seconds",
     "throughput": "completion tokens / total-elapsed-time, tok/s",
     "total-tokens-handled": "completion tokens of answered requests",
     "total-elapsed-time": "first arrival to last answer, seconds",
 }
+ROWS = ("live", "idle", "padding")  # what a computed row is
 CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limited by its client
 
 
@@ -203,13 +205,13 @@ def _meets(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
 
 
 def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) -> dict[str, Any]:
-    """Mean live and idle rows in equal time bins, from rows of [started_at, seconds, live, idle].
+    """Mean live, idle and padding rows in equal time bins, from rows of [started_at, seconds, live, idle, padding].
 
     Time without an iteration counts as no rows, so the means are over wall-clock.
     """
     if not iterations:
-        return {"started_at": 0.0, "bin_s": 0.0, "live": [], "idle": []}
-    started, seconds, live, idle = np.array(iterations, float).T[:4]
+        return {"started_at": 0.0, "bin_s": 0.0, **{kind: [] for kind in ROWS}}
+    started, seconds, *rows = np.array(iterations, float).T
     first, last = started[0], (started + seconds).max()
     edges = np.linspace(first, last, bins + 1)
     width = edges[1] - edges[0]
@@ -221,7 +223,7 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
         part = np.clip(edges - started[k], 0.0, seconds[k])
         return [round(float(x), 4) for x in np.diff(done[k] + rows[k] * part) / width]
 
-    return {"started_at": float(first), "bin_s": float(width), "live": binned(live), "idle": binned(idle)}
+    return {"started_at": float(first), "bin_s": float(width)} | {kind: binned(n) for kind, n in zip(ROWS, rows)}
 
 
 class ServerStats:
@@ -248,8 +250,8 @@ class ServerStats:
             self._by_tokens: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])  # tokens: [requests, Σ latency]
             self._normalized_sum = 0.0
             self._samples: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=self._window))
-            self._iterations: deque[tuple[float, float, int, int]] = deque(maxlen=4 * self._window)
-            self._rows = {"live": 0, "idle": 0}
+            self._iterations: deque[tuple[float, float, int, int, int]] = deque(maxlen=4 * self._window)
+            self._rows = dict.fromkeys(ROWS, 0)
             self._busy_s = self._occupied_s = 0.0
             self._largest_batch = 0
 
@@ -259,13 +261,13 @@ class ServerStats:
             self._counts[what] += 1
 
     def iteration(self, record: IterationRecord) -> None:
-        live, idle = record.live_rows, record.idle_rows
+        rows = live, _, _ = record.live_rows, record.idle_rows, record.padding_rows
         with self._lock:
             if record.started_at < self._since:
                 return
-            self._iterations.append((record.started_at, record.seconds, live, idle))
-            self._rows["live"] += live
-            self._rows["idle"] += idle
+            self._iterations.append((record.started_at, record.seconds, *rows))
+            for kind, n in zip(ROWS, rows):
+                self._rows[kind] += n
             self._busy_s += record.seconds
             self._occupied_s += record.seconds * live / self._max_batch_size
             self._largest_batch = max(self._largest_batch, record.iteration.running)
@@ -300,8 +302,8 @@ class ServerStats:
         if (tpot := tpot_s(times.decode_s, n)) is not None:
             samples["tpot"].append(tpot)
 
-    def iterations(self) -> list[tuple[float, float, int, int]]:
-        """[started_at, seconds, live rows, idle rows] of the run's iterations, the last 400,000 of them."""
+    def iterations(self) -> list[tuple[float, float, int, int, int]]:
+        """[started_at, seconds, live, idle, padding rows] of the run's iterations, the last 400,000 of them."""
         with self._lock:
             return list(self._iterations)
 
@@ -324,9 +326,8 @@ class ServerStats:
                 **rates,
                 "largest_batch": self._largest_batch,
                 "occupancy": self._occupied_s / busy if busy else 0.0,
-                "useful_fraction": rows["live"] / (rows["live"] + rows["idle"]) if rows["live"] else 0.0,
-                "live_rows": rows["live"],
-                "idle_rows": rows["idle"],
+                "useful_fraction": rows["live"] / sum(rows.values()) if rows["live"] else 0.0,
+                **{f"{kind}_rows": n for kind, n in rows.items()},
                 "busy_s": busy,
                 "batches_formed": dict(self._reasons),
                 "latency-by-requested-tokens": {

@@ -13,7 +13,7 @@ from typing import Any
 from batching import BatchingManager, Inference, IterationRecord, Sampling
 from client.machine import stamp
 from config import Config, ConfigError, Parser, add_settings, build, from_environment, meaningful, refuse_unknown
-from generate import load_generator
+from generate import OutOfMemory, load_generator
 from generate.cached import CachedGenerator
 from kernels import KernelUnavailable
 from serving import create_scheduler
@@ -98,6 +98,6 @@ def run(main: Callable[[], None]) -> None:
     """Call a benchmark's main; what the user can mend ends with a sentence and exit 2."""
     try:
         main()
-    except (ConfigError, KernelUnavailable, WeightsUnavailable) as error:
+    except (ConfigError, KernelUnavailable, OutOfMemory, WeightsUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -21,7 +21,8 @@ import torch
 
 from benchmarks.common import configs, record, run
 from client import graph
-from config import Config, ConfigError, Parser, native_bfloat16
+from config import Config, ConfigError, Parser
+from defaults import native_bfloat16
 from generate import load_generator
 from generate.cached import CachedGenerator
 from inference import Inference, Iteration, Row

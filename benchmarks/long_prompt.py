@@ -62,8 +62,12 @@ def main() -> None:
     parser = Parser(prog="python -m benchmarks.long_prompt", description="Gaps beside a long prompt.", allow_abbrev=False)
     parser.add_argument("--budgets", default="16,32,64,128,256,512,1024", help="default: 16,32,64,128,256,512,1024")
     parser.add_argument("--out", type=Path, default=Path("runs/long_prompt"), help="folder for the figure")
-    options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"])
+    options, [config] = configs(
+        parser, sys.argv[1:], lambda known: ["dynamic"], token_budget=lambda known: max(numbers(known.budgets))
+    )
     budgets = numbers(options.budgets)
+    if max(budgets) > config.token_budget:
+        raise ConfigError(f"--budgets {options.budgets}: the engine is built for --token-budget {config.token_budget} at most")
     if config.max_batch_size <= ROWS or config.max_model_len < PROMPT + AFTER:
         raise ConfigError(f"{ROWS} rows and one of {PROMPT} tokens are needed; raise --max-batch-size or --max-model-len")
     engine = Engine(config)

@@ -15,7 +15,11 @@ import numpy as np
 from client.tables import line_text
 
 COLOURS = {"nobatch": "#7f7f7f", "static": "#d95f02", "windowed": "#7570b3", "dynamic": "#1b9e77"}
-IDLE, EMPTY = "#e6ab02", "#ececec"
+IDLE, PADDING, EMPTY = "#e6ab02", "#8c6d4f", "#ececec"
+KINDS = {  # of computed rows that serve nobody
+    "idle": (IDLE, "idle: computed for a request that is done"),
+    "padding": (PADDING, "padding: computed to fill a decoder batch size"),
+}
 STYLE: dict[Any, Any] = {
     "font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold",
     "axes.titlelocation": "left", "figure.dpi": 130, "savefig.bbox": "tight", "legend.frameon": False,
@@ -66,11 +70,12 @@ def latency_vs_tokens(
 def occupancy(
     runs: Mapping[str, Mapping[str, Any]], whole: Mapping[str, bool], max_batch_size: int, path: Path, caption: str
 ) -> None:
-    """Rows over time, the same seconds in every mode: live, idle (computed for a request that is done), empty.
+    """Rows over time, the same seconds in every mode: live, idle (computed for a request that is done), padding, empty.
 
-    runs: {mode: {"bin_s", "live": [rows], "idle": [rows]}}. The window ends a little after the quickest of the modes that are
-    `whole` does.
+    runs: {mode: {"bin_s", "live": [rows], "idle": [rows], "padding": [rows]}}. The window ends a little after the quickest of
+    the modes that are `whole` does.
     """
+    kinds = [kind for kind in KINDS if kind == "idle" or any(any(run[kind]) for run in runs.values())]
     spans = {mode: run["bin_s"] * len(run["live"]) for mode, run in runs.items()}
     window = 1.15 * min((span for mode, span in spans.items() if whole[mode]), default=max(spans.values()))
     with plt.rc_context(STYLE):
@@ -79,10 +84,13 @@ def occupancy(
         palette = colours(runs)
         for axis, (mode, run) in zip(axes[:, 0], runs.items()):
             edges = run["bin_s"] * np.arange(len(run["live"]) + 1)
-            live, idle = np.array(run["live"]), np.array(run["idle"])
             axis.axhspan(0, max_batch_size, color=EMPTY, lw=0)
-            axis.stairs(live, edges, fill=True, color=palette[mode])
-            axis.stairs(live + idle, edges, baseline=live, fill=True, color=IDLE)
+            below = np.array(run["live"])
+            axis.stairs(below, edges, fill=True, color=palette[mode])
+            for kind in kinds:
+                above = below + run[kind]
+                axis.stairs(above, edges, baseline=below, fill=True, color=KINDS[kind][0])
+                below = above
             axis.set_title(mode, color=palette[mode], fontsize=12, loc="left")
             note = f"done after {spans[mode]:.1f} s" + (" →" if spans[mode] > window else "")
             axis.set_title(note, loc="right", fontsize=11, fontweight="normal")
@@ -90,9 +98,9 @@ def occupancy(
             axis.set_xlim(0, window)
         axes[-1, 0].set_xlabel("seconds since the first iteration")
         figure.supylabel("rows")
-        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in ("#444444", IDLE, EMPTY)]
-        names = ["live (in the mode's colour)", "idle: computed for a request that is done", "empty"]
-        figure.legend(handles, names, loc="outside lower center", ncols=3)
+        shown = [("#444444", "live (in the mode's colour)"), *(KINDS[kind] for kind in kinds), (EMPTY, "empty")]
+        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c, _ in shown]
+        figure.legend(handles, [name for _, name in shown], loc="outside lower center", ncols=3 if len(shown) < 4 else 2)
         _caption(figure, caption)
         _save(figure, path)
 
@@ -151,29 +159,35 @@ def _curves(axis: Any, sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]
     axis.plot([], [], "o--", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
 
 
-def computed_rows(rows: Mapping[str, tuple[int, int, float | None]], path: Path, caption: str) -> None:
+def computed_rows(
+    rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, float | None], path: Path, caption: str
+) -> None:
     """Where computed rows went, a bar a mode, with the useful fraction that theory expects as a tick.
 
-    rows: {mode: (live rows, idle rows, expected useful fraction or None)}, rows summed over iterations.
+    rows: {mode: {"live", "idle", "padding": rows summed over iterations}}. expected: {mode: useful fraction or None}.
     """
+    kinds = [kind for kind in KINDS if kind == "idle" or any(counts[kind] for counts in rows.values())]
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(9.5, 0.62 * len(rows) + 2.0), layout="constrained")
         palette = colours(rows)
-        for y, (mode, (live, idle, expected)) in enumerate(rows.items()):
-            useful = 100 * live / (live + idle) if live else 0.0
+        for y, (mode, counts) in enumerate(rows.items()):
+            computed = sum(counts.values())
+            share = {kind: 100 * n / computed if computed else 0.0 for kind, n in counts.items()}
+            useful = left = share["live"]
             axis.barh(y, useful, color=palette[mode], height=0.62)
-            axis.barh(y, 100 - useful, left=useful, color=IDLE, height=0.62)
-            axis.text(useful / 2, y, f"{useful:.0f}% of {live + idle:,}", ha="center", va="center", color="white", fontsize=11)
-            if expected is not None:
-                axis.plot([100 * expected] * 2, [y - 0.42, y + 0.42], color="black", lw=2.5)
+            for kind in kinds:
+                axis.barh(y, share[kind], left=left, color=KINDS[kind][0], height=0.62)
+                left += share[kind]
+            axis.text(useful / 2, y, f"{useful:.0f}% of {computed:,}", ha="center", va="center", color="white", fontsize=11)
+            if (fraction := expected[mode]) is not None:
+                axis.plot([100 * fraction] * 2, [y - 0.42, y + 0.42], color="black", lw=2.5)
         axis.set_yticks(range(len(rows)), list(rows))
         axis.invert_yaxis()
         axis.set(xlabel="computed rows, %", xlim=(0, 100), title="Where computed rows went")
-        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in ("#444444", IDLE)] + [
-            plt.Line2D([], [], color="black", lw=2.5)
-        ]
-        names = ["live (in the mode's colour)", "idle: computed for a request that is done", "expected: mean(g) / E[max g]"]
-        figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=10.5)
+        shown = [("#444444", "live (in the mode's colour)"), *(KINDS[kind] for kind in kinds)]
+        handles = [*(plt.Rectangle((0, 0), 1, 1, color=c) for c, _ in shown), plt.Line2D([], [], color="black", lw=2.5)]
+        names = [*(name for _, name in shown), "expected: mean(g) / E[max g]"]
+        figure.legend(handles, names, loc="outside lower center", ncols=3 if len(names) < 4 else 2, fontsize=10.5)
         _caption(figure, caption)
         _save(figure, path)
 

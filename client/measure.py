@@ -14,7 +14,7 @@ from client.data import Request, describe
 from client.load import Interrupted, Outcome, ServerError, Watch, get, post, replay
 from client.wire import Wire, wire
 from config import Config
-from stats import DEFINITIONS, Answer, occupancy_over_time, summarise
+from stats import DEFINITIONS, ROWS, Answer, occupancy_over_time, summarise
 
 POINT = (
     "completed", "failed", "requested_rate", "achieved_rate", "wall_clock_s", "request_throughput", "output_throughput",
@@ -24,10 +24,11 @@ POINT = (
 )  # fmt: skip
 HEADLINES = (
     *POINT, "total_token_throughput", "mean_ttft_ms", "mean_held_time_ms", "largest_batch", "live_rows", "idle_rows",
-    "expected_useful_fraction", "littles_law", "fairness", "partial", "p50_ttft_from_schedule_ms", "p99_e2el_from_schedule_ms",
-    "other_length",
+    "padding_rows", "expected_useful_fraction", "littles_law", "fairness", "partial", "p50_ttft_from_schedule_ms",
+    "p99_e2el_from_schedule_ms", "other_length",
 )  # fmt: skip
-ENGINE = ("useful_fraction", "occupancy", "largest_batch", "live_rows", "idle_rows")  # of our own servers' /stats
+# of our own servers' /stats
+ENGINE = ("useful_fraction", "occupancy", "largest_batch", *(f"{kind}_rows" for kind in ROWS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
 from client.data import described, dumps
 from client.page import as_page
 from client.runs import FIGURES, Run, RunError, load
-from stats import DEFINITIONS, fairness
+from stats import DEFINITIONS, ROWS, fairness
 
 Drawing = Callable[[Path], None]
 
@@ -44,17 +44,22 @@ def figures(run: Run) -> dict[str, Drawing]:
         found["latency_vs_throughput"] = lambda path: graph.latency_vs_throughput(points, path, rates)
         if limits:
             found["goodput"] = lambda path: graph.goodput(points, limits, path, rates)
-    over_time = {n: o for n, r in run.results[0].items() if (o := r.get("occupancy_over_time")) and o["live"]}
+    # runs that were saved before there were padding rows have none
+    over_time = {
+        n: {"padding": [0] * len(o["live"])} | o
+        for n, r in run.results[0].items() if (o := r.get("occupancy_over_time")) and o["live"]
+    }  # fmt: skip
     if over_time:
         rows = run.first["config"]["max_batch_size"]
         whole = {name: not r["partial"] for name, r in run.results[0].items()}
         one = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")  # this figure is of one seed
         found["occupancy"] = lambda path: graph.occupancy(over_time, whole, rows, path, one)
         computed = {
-            name: (*(sum(r[key] or 0 for r in mine) for key in ("live_rows", "idle_rows")), mine[0]["expected_useful_fraction"])
+            name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in mine) for kind in ROWS}
             for name, mine in run.modes.items() if mine[0]["live_rows"] is not None
         }  # fmt: skip
-        found["rows"] = lambda path: graph.computed_rows(computed, path, caption)
+        expected = {name: run.modes[name][0]["expected_useful_fraction"] for name in computed}
+        found["rows"] = lambda path: graph.computed_rows(computed, expected, path, caption)
     found["distributions"] = lambda path: graph.distributions({n: distributions(a) for n, a in answered.items()}, path, caption)
     return {name: found[name] for name in FIGURES if name in found}
 

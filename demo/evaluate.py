@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from config import ConfigError, build, physical_cores
+from config import ConfigError, build
+from defaults import physical_cores
 from demo.corpus import load_corpus
 from generate.attention import PlainAttention
 from generate.cached import CachedGenerator
@@ -91,7 +92,7 @@ def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: 
     rows, n = len(prompts), model.shape.n_ctx  # a block for each row
     scheduler = Scheduler(Dynamic(), max_batch_size=rows, token_budget=n, n_blocks=rows, block_size=n, max_in_flight=rows)
     cache = KVCache(model.shape, rows, n, torch.float32, "cpu")
-    generator = CachedGenerator(model, tokenizer.n_vocab, PlainAttention(cache), sample)
+    generator = CachedGenerator(model, tokenizer.n_vocab, PlainAttention(cache), sample, max_tokens=rows + n)
     scheduler.enqueue(inferences, now=0.0)
     while scheduler.has_work:
         iteration, _ = scheduler.schedule(now=0.0)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from config import Config
 from inference import Generator
+
+if TYPE_CHECKING:
+    from generate.cached import CachedGenerator
+    from model import GPT2
+
+
+class OutOfMemory(Exception):
+    """A GPU's memory does not hold what was asked of it; the message names the settings to lower."""
 
 
 def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator:
     """Build, load and warm up the generator that `config` asks for.
 
     `path`: the checkpoint, as `weights.locate` returned it. `n_vocab`: ids that the tokenizer can decode.
-    torch is imported here, in the thread that will use it, and not at all for the fake.
+    torch is imported here, in the thread that will use it, and not at all for the fake. Raises OutOfMemory.
     """
     if config.model == "fake":
         from generate.fake import FakeGenerator
@@ -23,23 +32,49 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
     from model import load_model
 
     torch.set_num_threads(config.threads)
-    model = load_model(config.shape, path, config.seed, getattr(torch, config.dtype), config.device)
-    if config.generator == "naive":
-        from generate.naive import NaiveGenerator
+    try:
+        model = load_model(config.shape, path, config.seed, getattr(torch, config.dtype), config.device)
+        if config.generator == "naive":
+            from generate.naive import NaiveGenerator
 
-        return NaiveGenerator(model, n_vocab)
-    from generate.attention import KernelAttention, PlainAttention
+            return NaiveGenerator(model, n_vocab)
+        if config.linear != "plain":
+            from generate.linear import KernelLinear, OneDNNLinear, pack
+
+            pack(model, KernelLinear if config.linear == "kernel" else OneDNNLinear)
+        if config.kv_cache_gb is not None:
+            return _cached(config, model, n_vocab, config.n_blocks)
+        from generate.memory import fitting_blocks
+
+        return _cached(config, model, n_vocab, fitting_blocks(config, lambda n: _cached(config, model, n_vocab, n)))
+    except torch.OutOfMemoryError:
+        raise OutOfMemory(
+            f"{config.model} does not fit into this GPU's memory with --max-batch-size {config.max_batch_size} and "
+            f"--token-budget {config.token_budget}; lower them, --kv-cache-gb or --gpu-memory-utilization, or end what else "
+            "runs on the GPU"
+        ) from None
+
+
+def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedGenerator:
+    """The engine on a pool of n_blocks, captured where it can be, and warm."""
+    from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
     from generate.cached import CachedGenerator
-    from generate.linear import KernelLinear, OneDNNLinear, pack
     from generate.sampling import sample, sample_on_cpu
     from model import KVCache
 
-    if config.linear != "plain":
-        pack(model, KernelLinear if config.linear == "kernel" else OneDNNLinear)
-    cache = KVCache(config.shape, config.n_blocks, config.block_size, model.wte.weight.dtype, config.device)
+    cache = KVCache(config.shape, n_blocks, config.block_size, model.wte.weight.dtype, config.device)
+    max_tokens = config.max_batch_size + config.token_budget
+    attention: Attention = PlainAttention(cache)
     if config.attention == "kernel":
-        generator = CachedGenerator(model, n_vocab, KernelAttention(cache), sample_on_cpu)
-    else:
-        generator = CachedGenerator(model, n_vocab, PlainAttention(cache), sample)
-    generator.warm_up(config.max_batch_size, min(config.token_budget, config.max_model_len - 1), config.block_size)
+        attention = KernelAttention(cache)
+    elif config.attention == "triton":
+        attention = TritonAttention(cache, max_tokens)
+    sampler = sample_on_cpu if config.attention == "kernel" else sample
+    known = None if n_blocks == config.n_blocks else n_blocks
+    generator = CachedGenerator(model, n_vocab, attention, sampler, max_tokens, known)
+    if config.captures:
+        from generate.graphs import Capture
+
+        generator.capture(config.decoder_batch_sizes, Capture())
+    generator.warm_up(config.max_batch_size, config.token_budget, config.max_model_len - 1, config.block_size)
     return generator

@@ -1,7 +1,8 @@
-"""Attention of an iteration's rows, each over its own blocks of the KV cache. Two ways, one result but for rounding.
+"""Attention of an iteration's rows, each over its own blocks of the KV cache. Three ways, one result but for rounding.
 
     PlainAttention     PyTorch's scaled_dot_product_attention, called once a row; any device
     KernelAttention    kernels/attention.cpp, called once for all rows; CPU
+    TritonAttention    kernels/paged_attention.py, called once for all rows; GPU
 
 `prepare(rows)` is called once an iteration and returns the `attend` that the model calls once a layer.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kernels
+from generate.buffers import Buffer
 from inference import Row
 from model import Attend, KVCache
 
@@ -125,5 +127,38 @@ class KernelAttention:
                 len(positions), self._n_head, self._n_slots, self._cache.block_size, self._head_size, n_threads,
             )  # fmt: skip
             return y
+
+        return attend
+
+
+class TritonAttention:
+    """What an iteration's rows are lies in one buffer, so that an `attend` which was captured for as many tokens, in rows of
+    one token each, computes whatever rows were prepared last."""
+
+    def __init__(self, cache: KVCache, max_tokens: int):
+        from kernels import paged_attention  # the package triton is there on a GPU
+
+        self._kernel = paged_attention
+        self._cache = cache
+        layer = cache.layers[0]
+        self._buffer = Buffer(paged_attention.TILE * max_tokens + layer.shape[3] // cache.block_size, "i", layer.device)
+
+    def prepare(self, rows: list[Row]) -> Attend:
+        most, size, spare = self._kernel.QUERIES, self._kernel.TILE, (0,) * (self._kernel.TILE - 5)
+        tiles, tables, n = array("i"), array("i"), 0
+        for row in rows:
+            start, table = (row.start, len(tables)) if row.blocks else (0, -1)
+            for at in range(0, row.n_tokens, most):
+                tiles.extend((n + at, min(most, row.n_tokens - at), start, start + at, table, *spare))
+            n += row.n_tokens
+            tables.extend(row.blocks)
+        n_tiles = len(tiles) // size
+        tiles.frombytes(bytes(tiles.itemsize * (size * n - len(tiles))))  # a captured launch has a tile for each token
+        described = self._buffer.load(tiles + tables)
+        tiles_at, tables_at = described, described[size * n :]
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            cache = self._cache.layers[layer]
+            return self._kernel.paged_attention(qkv, cache, tiles_at, tables_at, n_tiles, self._cache.block_size)
 
         return attend

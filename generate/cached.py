@@ -2,61 +2,110 @@
 
 Knows tensors; knows neither the policy nor the clock. An `Iteration` comes in as integers, becomes a flat
 list of tokens with a position each, and one id per sampled row goes out.
+
+On a GPU a forward pass is captured once for each decoder batch size (generate/graphs.py): it reads its input from
+buffers that stay where they are, so that what changes from iteration to iteration is their content alone.
 """
 
 from __future__ import annotations
 
+import bisect
+from array import array
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
+from generate import OutOfMemory
 from generate.attention import Attention
+from generate.buffers import Buffer
 from generate.sampling import Sample
-from inference import Inference, Iteration, Row, Sampling
+from inference import Generator, Inference, Iteration, Row, Sampling
 from model import GPT2
 
+Forward = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
+PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)  # a row of nobody: it has no blocks and sees itself alone
 
-class CachedGenerator:
-    def __init__(self, model: GPT2, n_vocab: int, attention: Attention, sample: Sample):
+
+class CachedGenerator(Generator):
+    """`max_tokens`: of an iteration at most. `n_blocks`: of the KV cache, where the scheduler cannot know."""
+
+    def __init__(
+        self, model: GPT2, n_vocab: int, attention: Attention, sample: Sample, max_tokens: int, n_blocks: int | None = None
+    ):
         self.model = model
         self._n_vocab = n_vocab
         self.attention = attention
         self.sample = sample
-        self._device = model.wte.weight.device
+        self.n_blocks = n_blocks
+        self._inputs = Buffer(3 * max_tokens, "q", model.wte.weight.device)
+        self._captured: dict[int, Forward] = {}
+        self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
 
     def generate(self, iteration: Iteration) -> list[int]:
+        """Raises OutOfMemory."""
         rows = [row for row in iteration.rows if row.samples]
-        logits = self.logits(iteration.rows)
-        draws = [(row.inference.sampling, len(row.inference.tokens)) for row in rows]
-        return self.sample(logits, draws, self._n_vocab) if rows else []
+        try:
+            logits = self.logits(iteration.rows, iteration.padding)
+            # a GPU computes them while this thread goes on, and waits for it once: when the ids are read
+            draws = [(row.inference.sampling, len(row.inference.tokens)) for row in rows]
+            return self.sample(logits, draws, self._n_vocab) if rows else []
+        except torch.OutOfMemoryError:
+            raise OutOfMemory(
+                f"the GPU's memory does not hold an iteration of {len(iteration.rows)} rows; start the server with a lower "
+                "--gpu-memory-utilization, --token-budget or --max-batch-size"
+            ) from None
 
     @torch.inference_mode()
-    def logits(self, rows: list[Row]) -> Tensor:
-        """Compute the rows' tokens into the cache; return the logits after each row that samples: [N, V]."""
-        ids: list[int] = []
-        positions: list[int] = []
-        samples: list[int] = []
+    def logits(self, rows: Sequence[Row], padding: int = 0) -> Tensor:
+        """Compute the rows' tokens into the cache; return the logits after each row that samples: [N, V].
+
+        padding: rows of nobody to compute besides.
+        """
+        n_tokens = sum(row.n_tokens for row in rows) + padding
+        i = bisect.bisect_left(self._sizes, n_tokens)
+        size = self._sizes[i] if i < len(self._sizes) else n_tokens
+        forward = self._prepare([*rows, *[PADDING] * (padding + size - n_tokens)])
+        # with prompts in it, too, an iteration that fits is quicker as a graph: a launch costs more than a few more tokens
+        return self._captured.get(size, forward)()[: sum(row.samples for row in rows)]
+
+    def _prepare(self, rows: list[Row]) -> Forward:
+        """Put the rows into the buffers; return the forward pass over them."""
+        ids, positions, samples = array("q"), array("q"), array("q")
         for row in rows:
             span = range(row.start, row.start + row.n_tokens)
-            ids += [row.inference.token(position) for position in span]
-            positions += span
+            ids.extend(row.inference.token(position) for position in span)
+            positions.extend(span)
             if row.samples:
                 samples.append(len(ids) - 1)
+        n, n_samples = len(ids), len(samples)
+        samples.frombytes(bytes(samples.itemsize * (n - n_samples)))  # a captured pass samples every token
+        inputs = self._inputs.load(ids + positions + samples)
         attend = self.attention.prepare(rows)
-        return self.model(self._tensor(ids), self._tensor(positions), attend, self._tensor(samples))
+        tokens, places, sampled = inputs[:n], inputs[n : 2 * n], inputs[2 * n : 2 * n + n_samples]
+        return lambda: self.model(tokens, places, attend, sampled)
 
-    def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+    @torch.inference_mode()
+    def capture(self, sizes: Sequence[int], capture: Callable[[Forward], Forward]) -> None:
+        """Replace the forward pass over each of `sizes` tokens by what `capture` makes of it; the largest first."""
+        for size in sorted(sizes, reverse=True):
+            self._captured[size] = capture(self._prepare([PADDING._replace(samples=True)] * size))
+        self._sizes = sorted(self._captured)
 
-    def warm_up(self, max_batch_size: int, prompt_tokens: int, block_size: int) -> None:
-        """Run what serving will run once, so that the first request does not pay for it.
+    def warm_up(self, max_batch_size: int, token_budget: int, prompt_tokens: int, block_size: int) -> None:
+        """Run what serving will run once, so that the first request does not pay for it, and memory has held the largest.
 
-        The rows have no blocks and so leave the cache alone, but for one prompt and one token in the first blocks,
-        which nobody owns yet.
+        prompt_tokens: of a prompt at most. The rows have no blocks and so leave the cache alone, but for prompts and one
+        token in the first blocks, which nobody owns yet.
         """
         blocks = list(range(-(-(prompt_tokens + 1) // block_size)))
-        prompt = Inference([0] * prompt_tokens, 1, Sampling(temperature=1.0), tokens=[0])
-        prefill = Row(prompt, 0, prompt_tokens, blocks, samples=True, idle=False)
+        sampling = Sampling(temperature=1.0, top_k=50, top_p=0.9)
+        prompt = Inference([0] * prompt_tokens, 1, sampling, tokens=[0])
+        prefill = [
+            Row(prompt, 0, min(prompt_tokens, token_budget - at), blocks, samples=True, idle=False)
+            for at in range(0, token_budget, prompt_tokens)
+        ][:max_batch_size]  # fmt: skip
         decode = Row(prompt, prompt_tokens, 1, blocks, samples=True, idle=False)
         idle = Row(prompt, 0, 1, [], samples=True, idle=True)
-        for rows in ([prefill], [decode], [idle] * max_batch_size):
+        for rows in ([*prefill, *[idle] * (max_batch_size - len(prefill))], [decode], [idle] * max_batch_size):
             self.generate(Iteration(rows, running=len(rows), waiting=0, blocks_used=0))

@@ -12,7 +12,7 @@ import zlib
 from array import array
 from collections.abc import Callable
 
-from inference import Iteration
+from inference import Generator, Iteration
 
 ITERATION_S = 1e-3
 ROW_S = 6e-5
@@ -23,7 +23,7 @@ LETTERS = b"etaoin shrdlu"
 def cost_s(iteration: Iteration) -> float:
     """Seconds that an iteration takes."""
     prefill = sum(row.n_tokens for row in iteration.rows if row.n_tokens > 1)
-    return ITERATION_S + ROW_S * len(iteration.rows) + PREFILL_TOKEN_S * prefill
+    return ITERATION_S + ROW_S * (len(iteration.rows) + iteration.padding) + PREFILL_TOKEN_S * prefill
 
 
 def token(prompt_ids: list[int], seed: int, index: int) -> int:
@@ -32,7 +32,7 @@ def token(prompt_ids: list[int], seed: int, index: int) -> int:
     return LETTERS[zlib.crc32(key) % len(LETTERS)]
 
 
-class FakeGenerator:
+class FakeGenerator(Generator):
     def __init__(self, sleep: Callable[[float], None] = time.sleep):
         self._sleep = sleep
 

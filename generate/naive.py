@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 
 from generate.sampling import sample
-from inference import Inference, Iteration
+from inference import Generator, Inference, Iteration
 from model import GPT2, causal_attention
 
 
-class NaiveGenerator:
+class NaiveGenerator(Generator):
     def __init__(self, model: GPT2, n_vocab: int):
         self._model = model
         self._n_vocab = n_vocab

@@ -19,11 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kernels
+from generate.buffers import to_device
 from inference import Sampling
 
 Draws = Sequence[tuple[Sampling, int]]  # for each row how to sample, and the index of the token in its completion
 Sample = Callable[[Tensor, Draws, int], list[int]]
 BLOCK = 256
+ALL = 2.0  # a top_p that no sum of probabilities reaches
 MIN_TEMPERATURE = 1e-6  # below it float32 cannot tell the quotients apart: greedy but for exact ties
 
 
@@ -33,20 +35,23 @@ def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
     logits: [N, V], V ≥ n_vocab: ids that the tokenizer could not decode are left out. temperature 0 takes the
     largest logit, the lowest id of equals.
     """
-    logits = logits[:, :n_vocab]
+    logits, device = logits[:, :n_vocab], logits.device
     ids = logits.argmax(-1)
     rows = [i for i, (sampling, _) in enumerate(draws) if sampling.temperature > 0]
     if rows:
         chosen = [draws[i] for i in rows]
-        temperature = torch.tensor([s.temperature for s, _ in chosen], device=logits.device)
+        at = to_device(array("q", rows), device)
+        temperature = to_device(array("f", [max(s.temperature, MIN_TEMPERATURE) for s, _ in chosen]), device)
         # largest first at 0, so that no temperature, however small, overflows
-        scaled = logits[rows].float()
-        scaled = (scaled - scaled.amax(-1, keepdim=True)) / temperature[:, None].clamp(min=MIN_TEMPERATURE)  # [R, V]
-        for i, (sampling, _) in enumerate(chosen):
-            if sampling.top_k is not None or sampling.top_p is not None:
-                scaled[i] = _restrict(scaled[i], sampling.top_k, sampling.top_p)
-        u = torch.tensor([uniform(s.seed, index) for s, index in chosen], dtype=torch.float64, device=logits.device)
-        ids[rows] = _invert(scaled.softmax(-1), u)
+        scaled = logits[at].float()
+        scaled = (scaled - scaled.amax(-1, keepdim=True)) / temperature[:, None]  # [R, V]
+        if cut := [i for i, (s, _) in enumerate(chosen) if s.top_k is not None or s.top_p is not None]:
+            top_k = array("q", [min(chosen[i][0].top_k or n_vocab, n_vocab) for i in cut])
+            top_p = array("d", [ALL if (p := chosen[i][0].top_p) is None or p == 1 else p for i in cut])
+            which = to_device(array("q", cut), device)
+            scaled[which] = _restrict(scaled[which], to_device(top_k, device), to_device(top_p, device))
+        u = to_device(array("d", [uniform(s.seed, index) for s, index in chosen]), device)
+        ids[at] = _invert(scaled.softmax(-1), u)
     return ids.tolist()
 
 
@@ -73,19 +78,18 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
-def _restrict(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Mask [V] to the top_k largest, then to the fewest of them that hold top_p of the probability.
+def _restrict(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Mask each row of [R, V] to its top_k largest, then to the fewest of them that hold top_p of the probability.
 
-    Equals of the last one kept are kept too, so that the result does not depend on the order of a sort.
+    top_k: int64 [R], from 1 to V; top_p: float64 [R]: nucleus sampling (Holtzman et al. 2020, section 3.1). Equals of the
+    last one kept are kept too, so that the result does not depend on the order of a sort.
     """
-    if top_k is not None and top_k < logits.numel():
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
-    if top_p is not None and top_p < 1:  # nucleus sampling (Holtzman et al. 2020, section 3.1)
-        largest = logits.sort(descending=True).values
-        below = largest.double().softmax(-1).cumsum(-1) < top_p
-        last = below.sum().clamp(max=logits.numel() - 1)  # rounding may keep the sum below a top_p of almost 1
-        logits = logits.masked_fill(logits < largest[last], -torch.inf)
-    return logits
+    largest = logits.sort(-1, descending=True).values
+    least = largest.gather(-1, top_k[:, None] - 1)
+    largest = largest.masked_fill(largest < least, -torch.inf)
+    below = largest.double().softmax(-1).cumsum(-1) < top_p[:, None]
+    last = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)  # rounding may keep the sum below a top_p of almost 1
+    return logits.masked_fill(logits < torch.maximum(least, largest.gather(-1, last)), -torch.inf)
 
 
 def _invert(probabilities: Tensor, u: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from batching import BatchingManager, Inference, IterationRecord
 from config import Config
 from inference import State
-from stats import times_of, tpot_s
+from stats import ROWS, times_of, tpot_s
 
 # finer below 10 ms than vLLM's: a whole iteration of a small model lies there
 SECONDS = (
@@ -54,7 +54,7 @@ class Metrics:
         self._lock = threading.Lock()  # of all that follows
         self._ended = Counter(dict.fromkeys(("stop", "length", *REASONS.values()), 0))
         self._flushes: Counter[str] = Counter()
-        self._rows = self._computed = {"live": 0, "idle": 0, "padding": 0}
+        self._rows = self._computed = dict.fromkeys(ROWS, 0)
         self._gaps = np.zeros(len(SECONDS) + 1, np.int64)  # between tokens, by bucket
         self._gaps_s = 0.0
         self.registry.register(self)
@@ -63,7 +63,7 @@ class Metrics:
         live, rows = record.live_rows, record.iteration.rows
         self._tokens.observe(sum(row.n_tokens for row in rows if not row.idle))
         with self._lock:
-            self._rows = {"live": live, "idle": len(rows) - live, "padding": 0}
+            self._rows = {"live": live, "idle": len(rows) - live, "padding": record.padding_rows}
             self._computed = {kind: self._computed[kind] + n for kind, n in self._rows.items()}
             if record.iteration.reason:
                 self._flushes[record.iteration.reason] += 1

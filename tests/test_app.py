@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 from app import create_app
 from batching import BatchingManager
 from config import build
-from inference import Inference, Iteration
+from inference import Generator, Inference, Iteration
 from policies import Dynamic
 from tests.virtual import make_scheduler
 
@@ -183,7 +183,7 @@ def test_a_server_that_drains_answers_503_and_is_not_ready(client: FlaskClient) 
 
 
 def test_a_failing_engine_is_a_500_and_the_next_request_is_served() -> None:
-    class Sometimes:
+    class Sometimes(Generator):
         fails = True
 
         def generate(self, iteration: Iteration) -> list[int]:

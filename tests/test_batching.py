@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from batching import BatchingManager, Inference, Iteration, IterationRecord
-from errors import Cancelled, DeadlinePassed, Draining, GenerationFailed
+from errors import Cancelled, DeadlinePassed, Draining, GenerationFailed, InvalidRequest
 from generate.fake import FakeGenerator, token
 from inference import Generator, Progress, State
 from policies import Dynamic, NoBatching, Policy, Static, Windowed
@@ -36,7 +36,7 @@ def manager_of() -> Iterator[Callable[..., BatchingManager]]:
         assert not manager._scheduler.has_work and pool.free_blocks == pool.n_blocks, "blocks or requests were lost"
 
 
-class Gate:
+class Gate(Generator):
     """A generator that waits to be let through, iteration by iteration, and may fail."""
 
     def __init__(self) -> None:
@@ -221,6 +221,27 @@ def test_requests_that_come_while_the_model_loads_wait_for_it() -> None:
     loading.set()
     wait(inference)
     assert inference.error is None
+    manager.close()
+
+
+def test_an_engine_that_found_less_memory_answers_those_it_can_never_hold() -> None:
+    loading = threading.Event()
+
+    def load() -> Generator:
+        assert loading.wait(PATIENCE_S)
+        generator = FakeGenerator(lambda seconds: None)
+        generator.n_blocks = 2
+        return generator
+
+    manager = BatchingManager(make_scheduler(Dynamic(), block_size=4), load)
+    large, small = Inference([0] * 8, 2), Inference([0] * 4, 4)
+    manager.enqueue([large])
+    manager.enqueue([small])
+    loading.set()
+    wait(large)
+    wait(small)
+    assert isinstance(large.error, InvalidRequest) and "the whole pool has 2" in str(large.error)
+    assert small.error is None and manager.snapshot().n_blocks == 2
     manager.close()
 
 

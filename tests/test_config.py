@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import config as config_module
+import defaults
 from config import Config, ConfigError, build, flag, from_environment, parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "_gpu_memory", lambda: 0)
+    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: False)
 
 
 def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
@@ -45,6 +45,12 @@ def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
         (["dynamic", "--model", "gpt5"], "'gpt5' is neither a folder nor one of demo, fake, gpt2"),
         (["dynamic", "--max-model-len", "2048"], "max_model_len 2048 is beyond the 1024 positions of demo"),
         (["dynamic", "--tokenizer", "r50k_base"], "tokenizer r50k_base has 50257 ids and demo only 257"),
+        (["dynamic", "--decoder-batch-sizes", "64,8"], "'64,8': 64 is beyond max_batch_size 32; leave it out, or raise --max-"),
+        (["dynamic", "--decoder-batch-sizes", "8,0"], "--decoder-batch-sizes '8,0': 0 is no batch size"),
+        (["dynamic", "--decoder-batch-sizes", "8;4"], "must be numbers separated by commas, such as 32,8,4,1, or none"),
+        (["dynamic", "--enforce-eager"], "--enforce-eager has no meaning on a CPU; leave it out"),
+        (["dynamic", "--gpu-memory-utilization", "0.5"], "--gpu-memory-utilization has no meaning on a CPU"),
+        (["dynamic", "--attention", "triton"], "attention triton runs on a GPU alone; leave --attention out"),
         (["dynamic", "--port"], "--port: expected one argument"),
         (["dynamic", "--port", "auto"], "--port 'auto': input should be a valid integer"),
     ],
@@ -63,8 +69,8 @@ def test_a_bad_command_line_is_answered_in_one_sentence(argv: list[str], said: s
 def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_demo(
     native: bool, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config_module, "native_bfloat16", lambda: native)
-    monkeypatch.setattr(config_module.kernels, "why_unavailable", lambda: None)
+    monkeypatch.setattr(defaults, "native_bfloat16", lambda: native)
+    monkeypatch.setattr(defaults.kernels, "why_unavailable", lambda: None)
     config = parse(["dynamic", "--model", model, "--dtype", "auto"], {}, dotenv=None)
     assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
 
@@ -81,17 +87,47 @@ def test_what_a_processor_computes_natively_is_read_from_its_flags(monkeypatch: 
         ("model name\t: a bf16 processor", False),
     ):
         file.write_text(f"processor\t: 0\n{line}\n")
-        assert config_module.native_bfloat16() is native
+        assert defaults.native_bfloat16() is native
 
 
 @pytest.mark.parametrize("setting", ["attention", "linear"])
 def test_the_cpus_kernels_are_refused_on_a_gpu(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "_gpu_memory", lambda: 10**11)
+    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
     assert refused("dynamic", f"--{setting}", "kernel") == (
-        f"{setting} kernel runs on a CPU alone; use --{setting} plain, or --device cpu"
+        f"{setting} kernel runs on a CPU alone; leave --{setting} out, or use --device cpu"
     )
     config = parse(["dynamic"], {}, dotenv=None)
-    assert (config.device, config.dtype, config.attention, config.linear) == ("cuda", "bfloat16", "plain", "plain")
+    assert (config.device, config.dtype, config.linear) == ("cuda", "bfloat16", "plain")
+
+
+@pytest.mark.parametrize("triton", [True, False], ids=["triton", "no triton"])
+def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
+    triton: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(defaults.importlib.util, "find_spec", lambda name: object() if triton else None)
+    config = parse(["dynamic"], {}, dotenv=None)
+    if triton:
+        assert config.attention == "triton" and config.captures
+        assert config.decoder_batch_sizes == (256, 128, 64, 32, 16, 8, 4, 2, 1)
+        assert parse(["dynamic", "--max-batch-size", "48"], {}, dotenv=None).decoder_batch_sizes == (48, 32, 16, 8, 4, 2, 1)
+        none = parse(["dynamic", "--decoder-batch-sizes", "none"], {}, dotenv=None)
+        assert none.decoder_batch_sizes == () and none.captures, "whatever is captured, nothing is"
+    else:
+        assert config.attention == "plain" and "pip install triton" in config.warnings()[0]
+        assert refused("dynamic", "--attention", "triton").startswith("attention triton: the package triton is missing")
+    eager = config if not triton else parse(["dynamic", "--enforce-eager"], {}, dotenv=None)
+    assert eager.decoder_batch_sizes == () and not eager.captures
+
+
+def test_decoder_batch_sizes_are_sorted_and_hold_max_batch_size() -> None:
+    def sizes(text: str, *more: str) -> tuple[int, ...]:
+        return parse(["dynamic", "--decoder-batch-sizes", text, *more], {}, dotenv=None).decoder_batch_sizes
+
+    assert sizes("1,8,4", "--max-batch-size", "8") == (8, 4, 1)
+    assert sizes("4,1,4") == (32, 4, 1), "RBLN adds the maximum when it is missing"
+    assert sizes("none") == () == build("dynamic", {}, {}).decoder_batch_sizes
+    assert build("static", {}, {"decoder_batch_sizes": "2"}).decoder_batch_sizes == (32, 2)
 
 
 def test_what_cannot_fit_is_refused_with_the_arithmetic() -> None:
@@ -140,16 +176,18 @@ def test_the_smallest_of_target_limit_and_rows_flushes_a_window_and_a_warning_sa
 def test_auto_means_demo_on_a_cpu_and_gpt2_medium_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = build("dynamic", {"model": "auto", "device": "auto", "threads": "auto"}, {})
     assert (cpu.model, cpu.device, cpu.dtype, cpu.max_batch_size, cpu.token_budget) == ("demo", "cpu", "float32", 32, 256)
-    monkeypatch.setattr(config_module, "_gpu_memory", lambda: 80 * 10**9)
+    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
     gpu = build("dynamic", {}, {})
     assert (gpu.model, gpu.device, gpu.dtype, gpu.max_batch_size) == ("gpt2-medium", "cuda", "bfloat16", 256)
     assert gpu.tokenizer == "r50k_base" and gpu.token_budget == 2048
-    assert 70 < gpu.kv_cache_gb < 72  # 0.9 × (80 − 0.71 GB of weights)
+    assert gpu.kv_cache_gb is None and gpu.gpu_memory_utilization == 0.9 and gpu.n_blocks == 256 * 64
+    assert build("dynamic", {"kv_cache_gb": "1"}, {}).n_blocks == int(1e9 / (16 * 98_304))
 
 
 def test_a_config_survives_the_way_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = build("windowed", {"model": "demo", "batch_size_limit": "8", "request_timeout_s": "2.5"}, {})
-    monkeypatch.setattr(config_module, "_gpu_memory", lambda: pytest.fail("the worker must take the settings as they are"))
+    settings = {"model": "demo", "batch_size_limit": "8", "request_timeout_s": "2.5", "decoder_batch_sizes": "8,1"}
+    config = build("windowed", settings, {})
+    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: pytest.fail("the worker must take the settings as they are"))
     assert Config.model_validate_json(config.model_dump_json()) == config
 
 

@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from generate.attention import Attention, KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
 from generate.linear import KernelLinear, OneDNNLinear, pack
 from generate.naive import NaiveGenerator
-from generate.sampling import Sample, _restrict, sample, sample_on_cpu, uniform
+from generate.sampling import ALL, Sample, _restrict, sample, sample_on_cpu, uniform
 from inference import Generator, Inference, Iteration, Row, Sampling
 from model import GPT2, KVCache, load_model
 from policies import Dynamic, NoBatching, Policy, Static, Windowed
@@ -44,6 +45,7 @@ PATHS: dict[str, tuple[Callable[[KVCache], Attention], Sample, Linears]] = {
     "kernels": (KernelAttention, sample_on_cpu, KernelLinear),
     "kernels and onednn": (KernelAttention, sample_on_cpu, OneDNNLinear),
 }
+MAX_TOKENS = 1100
 
 
 def engine(model: GPT2, n_blocks: int, block_size: int, path: str = "kernels") -> CachedGenerator:
@@ -52,7 +54,7 @@ def engine(model: GPT2, n_blocks: int, block_size: int, path: str = "kernels") -
         model = copy.deepcopy(model)
         pack(model, linear)
     cache = KVCache(model.shape, n_blocks, block_size, model.wte.weight.dtype, "cpu")
-    return CachedGenerator(model, N_VOCAB, attention(cache), sampler)
+    return CachedGenerator(model, N_VOCAB, attention(cache), sampler, MAX_TOKENS)
 
 
 @pytest.fixture(params=PATHS)
@@ -81,8 +83,8 @@ def workload(n: int, sampling: Sampling, longest_prompt: int = 40) -> list[Infer
     ]
 
 
-def serve(policy: Policy, generator: Generator, inferences: Sequence[Inference], **limits: int) -> list[list[int]]:
-    defaults = {"max_batch_size": 5, "token_budget": 24, "n_blocks": 80, "block_size": 4}
+def serve(policy: Policy, generator: Generator, inferences: Sequence[Inference], **limits: Any) -> list[list[int]]:
+    defaults: dict[str, Any] = {"max_batch_size": 5, "token_budget": 24, "n_blocks": 80, "block_size": 4}
     scheduler = make_scheduler(policy, **(defaults | limits))
     now, arriving = 0.0, list(inferences)
     while arriving or scheduler.has_work:
@@ -109,11 +111,18 @@ class Oracle(NaiveGenerator):
                     best, second = logits.topk(2).values
                     assert best - second > MARGIN, "choose another seed: this decision is a near-tie"
                 else:
-                    scaled = _restrict(logits / sampling.temperature, sampling.top_k, sampling.top_p)
+                    scaled = restricted(logits / sampling.temperature, sampling.top_k, sampling.top_p)
                     edges = scaled.double().softmax(-1).cumsum(-1)
                     distance = (edges - uniform(sampling.seed, index)).abs().min()
                     assert distance > 1e-7, "choose another seed: this draw is a near-tie"
         return super().generate(iteration)
+
+
+def restricted(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
+    """One row through the batch's function."""
+    n = logits.numel()
+    k, p = torch.tensor([min(top_k or n, n)]), torch.tensor([ALL if top_p in (None, 1.0) else top_p], dtype=torch.float64)
+    return _restrict(logits[None], k, p)[0]
 
 
 SAMPLINGS = [
@@ -188,17 +197,31 @@ def test_an_idle_row_without_blocks_is_computed_and_writes_nothing(model: GPT2, 
     assert torch.allclose(alone[0], beside[1], atol=1e-5) and beside.isfinite().all()
 
 
+def test_padding_rows_change_no_token(model: GPT2, path: str) -> None:
+    expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, Sampling()))
+    padded: list[int] = []
+    cached = engine(model, 80, 4, path)
+
+    class Noting(Generator):
+        def generate(self, iteration: Iteration) -> list[int]:
+            padded.append(iteration.padding)
+            return cached.generate(iteration)
+
+    assert serve(Dynamic(), Noting(), workload(14, Sampling()), decoder_batch_sizes=[5]) == expected
+    assert len(set(padded)) > 2
+
+
 def test_warm_up_leaves_a_usable_engine(model: GPT2, path: str) -> None:
     expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(4, Sampling()))
     cached = engine(model, 80, 4, path)
-    cached.warm_up(max_batch_size=5, prompt_tokens=24, block_size=4)
+    cached.warm_up(max_batch_size=5, token_budget=60, prompt_tokens=24, block_size=4)
     assert serve(Dynamic(), cached, workload(4, Sampling())) == expected
 
 
 def test_memory_of_a_kv_block_is_touched_when_it_is_used(model: GPT2, path: str) -> None:
     before = psutil.Process().memory_info().rss
     generator = engine(model, 500_000, 16, path)  # 4 GB of keys and values
-    generator.warm_up(max_batch_size=8, prompt_tokens=64, block_size=16)
+    generator.warm_up(max_batch_size=8, token_budget=64, prompt_tokens=64, block_size=16)
     assert generator.generate(Iteration([Row(Inference([1] * 40, 1), 0, 40, [0, 9, 499_999], True, False)], 1, 0, 3))
     assert psutil.Process().memory_info().rss - before < 200e6
 
@@ -256,7 +279,7 @@ def test_temperature_0_is_greedy_and_takes_the_lowest_of_equals(sampler: Sample)
 
 def test_top_k_and_top_p_keep_the_fewest_that_suffice() -> None:
     logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
-    kept = lambda k, p: _restrict(logits, k, p).isfinite().tolist()  # noqa: E731
+    kept = lambda k, p: restricted(logits, k, p).isfinite().tolist()  # noqa: E731
     assert kept(2, None) == [True, True, False, False]
     assert kept(None, 0.5) == [True, False, False, False]
     assert kept(None, 0.51) == [True, True, False, False]

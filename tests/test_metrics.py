@@ -13,7 +13,7 @@ from batching import BatchingManager
 from client.data import PromptData
 from client.load import get, post, replay
 from config import MODES
-from inference import Inference, Iteration
+from inference import Generator, Inference, Iteration
 from policies import Dynamic
 from tests.servers import scrape, server, wait_until
 from tests.virtual import make_scheduler
@@ -74,7 +74,7 @@ def test_every_name_is_there_with_its_kind_labels_and_unit(mode: str, client_of:
 @pytest.mark.parametrize("mode", MODES)
 def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
     requests = PromptData("uniform:1:40", seed=2).requests(60, "burst")
-    with server(mode, {"model": "fake"}) as url:
+    with server(mode, {"model": "fake", "decoder_batch_sizes": "32,20,3"}) as url:
         replay(url, requests[:5])  # not of the run
         before = values(scrape(url))
         assert get(f"{url}/stats")["completed"] == 5
@@ -95,7 +95,8 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
     assert delta["vllm:inter_token_latency_seconds_count"] == completion - 60
     assert delta["vllm:inter_token_latency_seconds_bucket/+Inf"] == completion - 60
     assert delta["vllm:iteration_tokens_total_sum"] == completion + prompt - 60, "a first token needs no iteration of its own"
-    for kind in ("live", "idle"):
+    assert stats["padding_rows"] > 0
+    for kind in ("live", "idle", "padding"):
         assert delta[f"batching_computed_rows_total/{kind}"] == stats[f"{kind}_rows"]
     flushes = {name.split("/")[1]: n for name, n in delta.items() if name.startswith("batching_flush_total/")}
     assert {reason: n for reason, n in flushes.items() if n} == stats["batches_formed"]
@@ -134,7 +135,7 @@ def test_the_gauges_are_of_this_moment(client_of: Callable[..., FlaskClient]) ->
 
 
 def test_ends_are_counted_by_their_reason(client_of: Callable[..., FlaskClient]) -> None:
-    class Broken:
+    class Broken(Generator):
         def generate(self, iteration: Iteration) -> list[int]:
             raise RuntimeError("no luck")
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from batching import BatchingManager
 from config import MODES
-from inference import Inference, Iteration
+from inference import Generator, Inference, Iteration
 from policies import Dynamic
 from tests.servers import server
 from tests.sse import events, text_of
@@ -60,7 +60,7 @@ class Chunk(Strict):
     usage: Usage | None = None
 
 
-class Letters:
+class Letters(Generator):
     """An engine that spells a text, token by token, whoever asks."""
 
     def __init__(self, text: bytes | list[int]) -> None:

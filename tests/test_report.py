@@ -199,8 +199,9 @@ def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path)
     graph.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, tmp_path / "b.svg", "")
     graph.latency_vs_throughput({"static": [[]]}, tmp_path / "c.png", "")
     graph.goodput({"static": [[]]}, "e2el ≤ 1 ms", tmp_path / "d.png", "")
-    graph.occupancy({"static": {"bin_s": 1.0, "live": [1], "idle": [0]}}, {"static": False}, 8, tmp_path / "f.png", "")
-    graph.computed_rows({"static": (0, 0, None)}, tmp_path / "e.png", "")
+    rows = {"bin_s": 1.0, "live": [1], "idle": [0], "padding": [0]}
+    graph.occupancy({"static": rows}, {"static": False}, 8, tmp_path / "f.png", "")
+    graph.computed_rows({"static": {"live": 0, "idle": 0, "padding": 0}}, {"static": None}, tmp_path / "e.png", "")
     ET.parse(tmp_path / "b.svg")
 
 

@@ -48,6 +48,38 @@ def test_what_can_never_fit_is_refused_at_the_door() -> None:
         together.enqueue([Inference([0], 1) for _ in range(3)], now=0.0)
 
 
+def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> None:
+    scheduler = make_scheduler(Dynamic(), max_batch_size=8, decoder_batch_sizes=[8, 4, 1], token_budget=3)
+    padded = []
+    for rows in (1, 3, 3):  # RBLN's example: three requests run on the decoder of 4, seven on that of 8
+        scheduler.enqueue([Inference([0], 50) for _ in range(rows)], now=0.0)
+        for now in (0.0, 1.0):
+            iteration, _ = scheduler.schedule(now)
+            scheduler.apply(iteration, [7] * sum(row.samples for row in iteration.rows), now + 1)
+        padded.append((len(iteration.rows), iteration.padding))
+    assert padded == [(1, 0), (4, 0), (7, 1)]
+    scheduler.enqueue([Inference([0] * 9, 2)], now=2.0)
+    iteration, _ = scheduler.schedule(2.0)
+    assert (len(iteration.rows), iteration.padding) == (8, 0), "a prompt's shape is not the number of rows"
+
+
+def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> None:
+    scheduler = make_scheduler(Static(), n_blocks=8, block_size=4, group_limit=3)
+    fits, group = [Inference([0] * 4, 4)], [Inference([0] * 4, 4), Inference([0] * 4, 4)]
+    scheduler.enqueue(group, now=0.0)
+    scheduler.enqueue(fits, now=0.0)
+    assert scheduler.limit_blocks(3, now=1.0) == group
+    assert {str(member.error) for member in group} == {
+        "The request needs 4 KV blocks of 4 tokens and the whole pool has 3: ask for fewer tokens, or start the server "
+        "with a larger --kv-cache-gb."
+    }
+    step(scheduler, 1.0)
+    assert fits[0].state is State.RUNNING and scheduler.snapshot().n_blocks == 3
+    dynamic = make_scheduler(Dynamic(), n_blocks=8, block_size=4)
+    dynamic.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)
+    assert dynamic.limit_blocks(3, now=1.0) == [], "there each runs on its own"
+
+
 def test_a_cancelled_row_of_dynamic_is_free_before_the_next_iteration() -> None:
     scheduler = make_scheduler(Dynamic(), max_batch_size=1)
     first, second = Inference([0], 9), Inference([0], 1)

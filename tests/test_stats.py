@@ -61,14 +61,15 @@ def test_a_run_in_which_everything_failed_has_no_latencies_and_no_nan() -> None:
 
 
 def test_occupancy_over_time_spreads_iterations_over_bins_and_keeps_the_area() -> None:
-    iterations = [(0.0, 2.0, 4, 0), (2.0, 1.0, 2, 2), (5.0, 1.0, 6, 0)]  # two seconds idle in between
+    iterations = [(0.0, 2.0, 4, 0, 0), (2.0, 1.0, 2, 2, 0), (5.0, 1.0, 6, 0, 2)]  # two seconds idle in between
     binned = occupancy_over_time(iterations, bins=6)
     assert binned["bin_s"] == 1.0
     assert binned["live"] == [4, 4, 2, 0, 0, 6]
     assert binned["idle"] == [0, 0, 2, 0, 0, 0]
+    assert binned["padding"] == [0, 0, 0, 0, 0, 2]
     coarse = occupancy_over_time(iterations, bins=4)
     assert sum(coarse["live"]) * coarse["bin_s"] == pytest.approx(16, abs=1e-3)
-    assert occupancy_over_time([])["live"] == []
+    assert occupancy_over_time([])["live"] == occupancy_over_time([])["padding"] == []
 
 
 def finished(arrived: float, tokens: int, answered: float) -> Inference:
@@ -78,9 +79,9 @@ def finished(arrived: float, tokens: int, answered: float) -> Inference:
     )  # fmt: skip
 
 
-def record(started: float, live: int, idle: int) -> IterationRecord:
+def record(started: float, live: int, idle: int, padding: int = 0) -> IterationRecord:
     rows = [Row(Inference([0], 1), 0, 1, [0], True, index >= live) for index in range(live + idle)]
-    return IterationRecord(started, 1.0, Iteration(rows, live + idle, 0, 1, "idle"))
+    return IterationRecord(started, 1.0, Iteration(rows, live + idle, 0, 1, "idle", padding))
 
 
 def test_the_original_four_numbers_are_computed_rightly() -> None:
@@ -99,6 +100,14 @@ def test_the_original_four_numbers_are_computed_rightly() -> None:
     }
     assert said["useful_fraction"] == 3 / 4 and said["occupancy"] == (2 / 4 + 1 / 4) / 2 and said["largest_batch"] == 2
     assert said["batches_formed"] == {"idle": 2}
+
+
+def test_padding_rows_are_computed_rows_that_serve_nobody() -> None:
+    stats = ServerStats(max_batch_size=4)
+    stats.iteration(record(0.0, 2, 1, padding=1))
+    said = stats.snapshot()
+    assert (said["live_rows"], said["idle_rows"], said["padding_rows"], said["useful_fraction"]) == (2, 1, 1, 0.5)
+    assert said["occupancy"] == 0.5 and stats.iterations() == [(0.0, 1.0, 2, 1, 1)]
 
 
 def test_a_reset_leaves_out_what_arrived_before_it_and_reading_changes_nothing() -> None:

@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 
 from batching import BatchingManager
 from config import MODES
-from inference import Inference, Iteration, Progress
+from inference import Generator, Inference, Iteration, Progress
 from policies import Dynamic
 from streams import Part, Stream
 from tests.servers import PATIENCE_S, wait_until
@@ -24,7 +24,7 @@ from tokenizer import Detokenizer, load_tokenizer
 ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
 
 
-class Gate:
+class Gate(Generator):
     """An engine that computes an iteration when it is told to, and then the next letters of a word."""
 
     def __init__(self, word: bytes = b"abcdefghijklmnopqrstuvwxyz") -> None:

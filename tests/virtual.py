@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from inference import Inference, Iteration
 from policies import Policy
@@ -40,7 +41,7 @@ class Run:
         ]
 
 
-def make_scheduler(policy: Policy, **limits: int) -> Scheduler:
+def make_scheduler(policy: Policy, **limits: Any) -> Scheduler:
     defaults = {"max_batch_size": 2, "token_budget": 100, "n_blocks": 100, "block_size": 4, "max_in_flight": 1000}
     return Scheduler(policy, **(defaults | limits))
 
@@ -49,7 +50,7 @@ def run(
     policy: Policy,
     asks: Sequence[Ask],
     check: Callable[[Scheduler, Iteration], None] = lambda scheduler, iteration: None,
-    **limits: int,
+    **limits: Any,
 ) -> Run:
     """Serve `asks` (in order of arrival) to the end. Fails if the scheduler stops making progress."""
     scheduler = make_scheduler(policy, **limits)

@@ -1,0 +1,102 @@
+"""What `auto` means, and what is left out: settings that depend on the machine and on each other."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import kernels
+from shapes import SHAPES, shape_of
+
+AUTO = ("model", "tokenizer", "device", "dtype", "threads", "attention", "linear")  # settings of which `auto` is a value
+VOCABULARIES = {"r50k_base": 50257, "bytes": 257}
+DECODER_BATCH_SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # on a GPU, as far as max_batch_size goes
+
+
+def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in what is `auto` or left out. Values that are wrong are left to Config; raises ValueError with a sentence."""
+    given = {name: value for name, value in values.items() if not (value in ("", None) or (value == "auto" and name in AUTO))}
+    usable = given.get("device") != "cpu" and gpu_is_usable()
+    device = given.get("device") or ("cuda" if usable else "cpu")
+    if device == "cuda" and not usable:
+        raise ValueError("device cuda: no GPU is usable here; use --device cpu")
+    gpu = device == "cuda"
+    model = str(given.get("model") or ("gpt2-medium" if gpu else "demo"))
+    if model not in SHAPES and Path(model).expanduser().is_dir():
+        model = str(Path(model).expanduser().resolve())
+    shape = shape_of(model)
+    defaults = {
+        "device": device,
+        "dtype": "bfloat16" if gpu or (model not in ("demo", "fake") and native_bfloat16()) else "float32",
+        "weights": "random" if model == "fake" else "pretrained",
+        "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
+        # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and the
+        # client of a comparison on the same two cores sends late
+        "threads": 1 if model in ("demo", "fake") else physical_cores(),
+        "max_batch_size": 256 if gpu else 32,
+        "max_model_len": min(1024, shape.n_ctx),
+        "token_budget": 2048 if gpu else 256,
+    }
+    resolved = defaults | given | {"model": model}
+    if path := str(resolved.get("request_log") or ""):  # the server runs in a folder of its own
+        resolved["request_log"] = str(Path(path).expanduser().absolute())
+    if not gpu and model != "fake" and resolved.get("generator") != "naive":
+        reason = kernels.why_unavailable()
+        for name in ("attention", "linear"):
+            if reason and resolved.get(name) == "kernel":
+                raise ValueError(f"{name} kernel cannot be used here: {reason}; or leave --{name} out")
+        compiled = reason is None
+        onednn = not compiled or (resolved["dtype"] == "bfloat16" and native_bfloat16())
+        resolved.setdefault("attention", "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain")
+        resolved.setdefault("linear", "onednn" if onednn else "kernel")
+    if gpu:
+        has_triton = importlib.util.find_spec("triton") is not None
+        if resolved.get("attention") == "triton" and not has_triton:
+            raise ValueError("attention triton: the package triton is missing; pip install triton, or use --attention plain")
+        resolved.setdefault("attention", "triton" if has_triton else "plain")
+        if resolved["attention"] == "triton" and not _is_true(resolved.get("enforce_eager")):
+            with contextlib.suppress(ValueError, TypeError):  # a max_batch_size that is no number is Config's to refuse
+                most = int(resolved["max_batch_size"])
+                resolved.setdefault("decoder_batch_sizes", tuple(size for size in (most, *DECODER_BATCH_SIZES) if size <= most))
+    else:
+        resolved.setdefault("kv_cache_gb", 4.0)
+    return resolved
+
+
+def _is_true(value: Any) -> bool:
+    """A boolean setting, as pydantic would read it."""
+    return str(value).lower() in ("1", "true", "t", "yes", "y", "on")
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(psutil.cpu_count(logical=False) or usable, usable))
+
+
+def native_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 natively (AMX, AVX512-BF16, Arm's BF16); elsewhere float32 is faster."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    flags = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
+    return not flags.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
+
+
+def gpu_is_usable() -> bool:
+    """torch takes seconds to import: it is asked only where there is a driver."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    import torch
+
+    return torch.cuda.is_available()

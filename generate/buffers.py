@@ -1,0 +1,34 @@
+"""Integers and floats of the host, on their way to the device, without making the host wait for it."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32, "d": torch.float64}  # by array's type code
+
+
+def to_device(values: array[Any], device: torch.device) -> Tensor:
+    """A new tensor of an array that is not empty: 1-D, of the array's type."""
+    return _on_host(values, device).to(device, non_blocking=True)
+
+
+class Buffer:
+    """A tensor that stays where it is, for values that change: a captured graph reads this memory again and again."""
+
+    def __init__(self, size: int, typecode: str, device: torch.device):
+        self._tensor = torch.zeros(size, dtype=DTYPES[typecode], device=device)
+
+    def load(self, values: array[Any]) -> Tensor:
+        """Overwrite the first len(values) elements; return the whole buffer."""
+        self._tensor[: len(values)].copy_(_on_host(values, self._tensor.device), non_blocking=True)
+        return self._tensor
+
+
+def _on_host(values: array[Any], device: torch.device) -> Tensor:
+    """Page-locked for a GPU, whose copy then runs beside the host; PyTorch keeps such memory until the copy is over."""
+    tensor = torch.frombuffer(values, dtype=DTYPES[values.typecode])
+    return tensor.pin_memory() if device.type == "cuda" else tensor

@@ -1,0 +1,34 @@
+"""How many KV blocks a GPU holds beside the weights, CUDA graphs and the largest iteration: tried, not estimated."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+from config import Config
+from generate import OutOfMemory
+
+
+def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
+    """KV blocks that gpu_memory_utilization leaves room for, and at most as many as the rows can use.
+
+    trial(n_blocks): builds an engine on a pool of that size and runs its largest iterations; it is thrown away. Raises
+    OutOfMemory if a request of max_model_len does not fit.
+    """
+    least = config.blocks_per_request
+    engine = trial(least)
+    free, total = torch.cuda.mem_get_info()  # with the trial's memory still held
+    del engine
+    gc.collect()
+    torch.cuda.empty_cache()
+    room = free - (1 - config.gpu_memory_utilization) * total
+    fitting = least + int(room // config.block_bytes)
+    if fitting < least:
+        raise OutOfMemory(
+            f"{config.model}, its largest iteration and a request of {config.max_model_len} tokens need {-room / 1e9:.2f} GB "
+            f"more than {config.gpu_memory_utilization:g} of this GPU's {total / 1e9:.1f} GB; lower --max-batch-size, "
+            "--token-budget or --max-model-len, raise --gpu-memory-utilization, or end what else runs on the GPU"
+        )
+    return min(fitting, config.n_blocks)

@@ -1,0 +1,152 @@
+"""What a GPU runs, on a CPU: its attention kernel in Triton's interpreter, and captured passes without the capture."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import defaults
+import model as model_module
+from config import Config, build
+from generate import OutOfMemory, load_generator
+from generate.attention import PlainAttention, TritonAttention
+from generate.cached import CachedGenerator
+from generate.memory import fitting_blocks
+from generate.sampling import sample
+from inference import Inference, Iteration, Row, Sampling
+from model import GPT2, KVCache, load_model
+from policies import Dynamic, NoBatching, Static
+from shapes import Shape
+from tests.test_engine import N_VOCAB, Oracle, enliven, serve
+
+pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_size", [16, 24])
+def test_the_kernel_agrees_with_pytorchs_attention_and_stores_the_same(dtype: torch.dtype, head_size: int) -> None:
+    shape = Shape(n_layer=1, n_head=2, n_embd=2 * head_size, vocab_size=300)
+    rng = torch.Generator().manual_seed(0)
+    caches = [KVCache(shape, 40, 4, dtype, "cpu") for _ in range(2)]
+    caches[0].layers[0].copy_(torch.randn(caches[0].layers[0].shape, generator=rng))
+    caches[1].layers[0].copy_(caches[0].layers[0])
+    inference = Inference([0] * 200, 1)
+    rows = [
+        Row(inference, 70, 1, list(range(19, 37)), samples=True, idle=False),  # decodes; its cache takes two rounds of keys
+        Row(inference, 0, 1, [], samples=True, idle=True),  # gave its blocks back
+        Row(inference, 0, 37, [1, 3, 5, 7, 9, 11, 13, 15, 17, 0], samples=True, idle=False),  # a prompt of three tiles
+        Row(inference, 6, 21, [2, 4, 6, 8, 10, 12, 14], samples=False, idle=False),  # a chunk that starts inside a block
+        Row(inference, 3, 1, [38], samples=True, idle=True),  # computes its last position again
+    ]
+    qkv = torch.randn(61, 3, 2, head_size, generator=rng).to(dtype)
+    expected, found = (
+        attention.prepare(rows)(0, qkv) for attention in (PlainAttention(caches[0]), TritonAttention(caches[1], 61))
+    )
+    assert (found.float() - expected.float()).abs().max() < (1e-5 if dtype == torch.float32 else 0.02)
+    assert torch.equal(caches[0].layers[0], caches[1].layers[0])
+
+
+TINY = Shape(n_layer=1, n_head=1, n_embd=16, n_ctx=64, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> GPT2:
+    return enliven(load_model(TINY, None, seed=3, dtype=torch.float32, device="cpu"))
+
+
+def asks() -> list[Inference]:
+    rng = random.Random(1)
+    sizes = [(3, 4), (21, 2), (1, 6)]
+    return [
+        Inference([rng.randrange(N_VOCAB) for _ in range(prompt)], tokens, Sampling(temperature=i / 2, seed=i))
+        for i, (prompt, tokens) in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda policy: type(policy).__name__)
+def test_what_was_captured_once_computes_any_iteration(tiny: GPT2, policy: Any) -> None:
+    """A graph repeats what was recorded, so nothing but the content of the buffers may matter: here the recorded pass is the
+    Python of the capture itself, which knows nothing of later iterations."""
+    expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), asks())
+    cache = KVCache(TINY, 30, 4, torch.float32, "cpu")
+    generator = CachedGenerator(tiny, N_VOCAB, TritonAttention(cache, 40), sample, max_tokens=40)
+    replayed: list[int] = []
+
+    def capture(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        n = len(forward())
+
+        def replay() -> torch.Tensor:
+            replayed.append(n)
+            return forward()
+
+        return replay
+
+    generator.capture([1, 3, 7], capture)
+    limits = {"n_blocks": 30, "max_batch_size": 3, "token_budget": 6, "decoder_batch_sizes": [3, 1]}
+    assert serve(policy, generator, asks(), **limits) == expected
+    assert set(replayed) == {1, 3, 7}, "decode iterations of two sizes, and some with a prompt in them"
+
+
+def test_a_batch_of_sampled_ids_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a tensor is where a host waits for its GPU: .tolist(), .item(), bool() and indexing by a list all do."""
+    reads: list[str] = []
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            reads.append(name)
+            return real(*args, **kwargs)
+
+        return read
+
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__", "numpy", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, counted(name, getattr(torch.Tensor, name)))
+    samplings = [Sampling(), Sampling(1.0), Sampling(0.5, top_k=3), Sampling(2.0, top_p=0.5), Sampling(1.0, 9, 0.9)]
+    ids = sample(torch.randn(5, 300), [(sampling, 1) for sampling in samplings], 257)
+    assert len(ids) == 5 and reads == ["tolist"]
+
+
+def gpu_config(**settings: Any) -> Config:
+    """As the launcher builds it where there is a GPU."""
+    return build("dynamic", {"model": "gpt2-medium", "weights": "random", "device": "cuda", **settings}, {})
+
+
+def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    config = gpu_config(gpu_memory_utilization="0.5")
+    block = 16 * 2 * 24 * 1024 * 2  # tokens × keys and values × layers × width × bytes
+    tried: list[int] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (15_000_000_000, 20_000_000_000))
+    n_blocks = fitting_blocks(config, tried.append)
+    assert tried == [64], "one request of 1,024 tokens"
+    assert n_blocks == 64 + (15_000_000_000 - 10_000_000_000) // block < config.n_blocks == 256 * 64
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75_000_000_000, 80_000_000_000))
+    assert fitting_blocks(config, tried.append) == config.n_blocks, "never more than the rows can use"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (9_000_000_000, 20_000_000_000))
+    with pytest.raises(OutOfMemory, match=r"1\.00 GB more than 0\.5 of this GPU's 20\.0 GB; lower --max-batch-size"):
+        fitting_blocks(config, tried.append)
+
+
+def test_memory_that_runs_out_in_an_iteration_names_the_settings_to_lower(tiny: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = CachedGenerator(tiny, N_VOCAB, PlainAttention(KVCache(TINY, 4, 4, torch.float32, "cpu")), sample, 40)
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(generator, "sample", full)
+    row = Row(Inference([1], 1), 0, 1, [0], samples=True, idle=False)
+    with pytest.raises(OutOfMemory, match="an iteration of 1 rows; start the server with a lower --gpu-memory-utilization"):
+        generator.generate(Iteration([row], 1, 0, 1))
+
+
+def test_memory_that_does_not_hold_the_model_names_the_settings_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(model_module, "load_model", full)
+    with pytest.raises(OutOfMemory, match=r"gpt2-medium does not fit into this GPU's memory .*; lower them, --kv-cache-gb or"):
+        load_generator(gpu_config(), None, 257)
