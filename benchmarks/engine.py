@@ -1,10 +1,11 @@
 """Step time against what the machine allows: its bandwidth and arithmetic are measured first.
 
-    python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256] [--out FOLDER] [any server setting]
+    python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256] [--prompts 16,128] [any server setting]
 
 A step is one iteration of decode rows of one context through the engine, greedy sampling included. It cannot be
 shorter than reading every weight and live key and value once, nor than its arithmetic; the bound is the larger of the two,
-as if they overlapped wholly. Writes figure F7 to --out. The last line is JSON.
+as if they overlapped wholly. --prompts: steps of 8 decode rows with a prompt of so many tokens besides. Writes figure F7 to
+--out. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 
 from benchmarks.common import configs, record, run
 from client import graph
+from client.machine import processor
 from config import Config, ConfigError, Parser
 from defaults import native_bfloat16
 from generate import load_generator
@@ -28,31 +30,34 @@ from generate.cached import CachedGenerator
 from inference import Inference, Iteration, Row
 from weights import locate
 
-PROBE_BYTES = 1_000_000_000
-PROBE_WIDTH = 2048
+PROBE_BYTES = {"cpu": 1_000_000_000, "cuda": 8_000_000_000}  # no cache holds as much
+PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
+BESIDE = 8  # rows that decode beside a prompt
 
 
 def fastest(function: Callable[[], Any], repeats: int) -> float:
     """Seconds of the fastest of `repeats` calls, after one to warm up."""
-    function()
     times = []
-    for _ in range(repeats):
+    for _ in range(1 + repeats):
         start = time.perf_counter()
         function()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return min(times)
+    return min(times[1:])
 
 
-def bandwidth() -> float:
-    """Bytes a second that all threads together read: the sum over an array no cache holds."""
-    array = torch.ones(PROBE_BYTES // 8, dtype=torch.int64)
-    return PROBE_BYTES / fastest(lambda: array.sum(), 5)
+def bandwidth(device: str) -> float:
+    """Bytes a second that the device reads, a CPU with all threads: the sum over a large array."""
+    array = torch.ones(PROBE_BYTES[device] // 8, dtype=torch.int64, device=device)
+    return PROBE_BYTES[device] / fastest(lambda: array.sum(), 5)
 
 
-def arithmetic(dtype: torch.dtype) -> float:
+def arithmetic(dtype: torch.dtype, device: str) -> float:
     """Floating-point operations a second of a large matrix product."""
-    a = torch.randn(PROBE_WIDTH, PROBE_WIDTH).to(dtype)
-    return 2 * PROBE_WIDTH**3 / fastest(lambda: a @ a, 5)
+    width = PROBE_WIDTH[device]
+    a = torch.randn(width, width, device=device).to(dtype)
+    return 2 * width**3 / fastest(lambda: a @ a, 5)
 
 
 def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
@@ -63,6 +68,12 @@ def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
         Row(Inference(prompt, 1), context - 1, 1, list(range(i * each, (i + 1) * each)), samples=True, idle=False)
         for i in range(n)
     ]
+
+
+def prompt_row(tokens: int, first_block: int, block_size: int) -> Row:
+    """A row about to compute a whole prompt, in the blocks from `first_block` on."""
+    blocks = list(range(first_block, first_block + -(-tokens // block_size)))
+    return Row(Inference([i % 1000 for i in range(tokens)], 1), 0, tokens, blocks, samples=True, idle=False)
 
 
 def step_seconds(generator: CachedGenerator, rows: list[Row], repeats: int) -> float:
@@ -77,15 +88,21 @@ def step_seconds(generator: CachedGenerator, rows: list[Row], repeats: int) -> f
     return statistics.median(times)
 
 
-def measure(config: Config, rows: list[int], contexts: list[int], repeats: int) -> dict[str, Any]:
+def measure(config: Config, rows: list[int], contexts: list[int], prompts: list[int], repeats: int) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     # where bfloat16 is not native, the kernels multiply in float32
-    probe = torch.bfloat16 if config.dtype == "bfloat16" and native_bfloat16() else torch.float32
-    read, multiply = bandwidth(), arithmetic(probe)
-    print(f"this machine, {config.threads} threads: reads {read / 1e9:.1f} GB/s, {multiply / 1e9:,.0f} GFLOP/s ({probe})")
+    native = config.device == "cuda" or native_bfloat16()
+    probe = torch.bfloat16 if config.dtype == "bfloat16" and native else torch.float32
+    read, multiply = bandwidth(config.device), arithmetic(probe, config.device)
+    where = "this GPU" if config.device == "cuda" else f"this machine, {config.threads} threads"
+    print(f"{where}: reads {read / 1e9:,.1f} GB/s, {multiply / 1e9:,.0f} GFLOP/s ({probe})")
+    start = time.perf_counter()
     generator = load_generator(config, locate(config), config.shape.vocab_size)
+    load_s = time.perf_counter() - start
     assert isinstance(generator, CachedGenerator)
-    points = []
+    if max(rows) * -(-max(contexts) // config.block_size) > (generator.n_blocks or config.n_blocks):
+        raise ConfigError("the KV cache does not hold that many rows of that context; raise --kv-cache-gb")
+    points, mixed = [], []
     print("  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  of the bound")
     for context in contexts:
         for n in rows:
@@ -99,7 +116,13 @@ def measure(config: Config, rows: list[int], contexts: list[int], repeats: int) 
                 f"{n:6} {context:8} {1e3 * seconds:11.2f} {n / seconds:8.1f} {1e3 * memory_s:17.2f} {1e3 * arithmetic_s:21.2f}"
                 f" {100 * max(memory_s, arithmetic_s) / seconds:12.0f}%"
             )
-    return {"bytes_per_s": read, "flops_per_s": multiply, "flops_dtype": str(probe), "steps": points}
+    for tokens in prompts:
+        decode = decode_rows(BESIDE, contexts[0], config.block_size)
+        beside = prompt_row(tokens, sum(len(row.blocks) for row in decode), config.block_size)
+        mixed.append({"prompt_tokens": tokens, "seconds": step_seconds(generator, [*decode, beside], repeats)})
+        print(f"{BESIDE} rows of context {contexts[0]} and a prompt of {tokens} tokens: {1e3 * mixed[-1]['seconds']:.2f} ms")
+    found = {"bytes_per_s": read, "flops_per_s": multiply, "flops_dtype": str(probe), "load_s": load_s}
+    return found | {"steps": points, "with_a_prompt": mixed}
 
 
 def numbers(text: str) -> list[int]:
@@ -116,21 +139,23 @@ def main() -> None:
     parser = Parser(prog="python -m benchmarks.engine", description="Step time by rows and context.", allow_abbrev=False)
     parser.add_argument("--rows", default="1,2,4,8,16,32,64", help="default: 1,2,4,8,16,32,64")
     parser.add_argument("--contexts", default="64,256", help="tokens of each row (default: 64,256)")
+    parser.add_argument("--prompts", help=f"tokens of a prompt beside {BESIDE} rows (default: none)")
     parser.add_argument("--repeats", type=int, default=7, help="steps, of which the median counts (default: 7)")
     parser.add_argument("--out", type=Path, default=Path("runs/engine"), help="folder for the figure (default: runs/engine)")
     options, [config] = configs(
         parser, sys.argv[1:], lambda known: ["dynamic"], max_batch_size=lambda known: max(numbers(known.rows))
     )
     rows, contexts = numbers(options.rows), numbers(options.contexts)
-    if max(contexts) > config.max_model_len:
-        raise ConfigError(f"--contexts {options.contexts}: this model's rows hold at most {config.max_model_len} tokens")
-    if max(rows) * -(-max(contexts) // config.block_size) > config.n_blocks:
-        raise ConfigError("the KV cache does not hold that many rows of that context; raise --kv-cache-gb")
-    result = measure(config, rows, contexts, max(1, options.repeats)) | record(config)
+    prompts = numbers(options.prompts) if options.prompts else []
+    if max(contexts + prompts) > config.max_model_len:
+        raise ConfigError(f"this model's rows hold at most {config.max_model_len} tokens; lower --contexts or --prompts")
+    if prompts and (config.max_batch_size <= BESIDE or max(prompts) > config.token_budget):
+        raise ConfigError(f"--prompts needs a --max-batch-size over {BESIDE} and a --token-budget of its largest")
+    result = measure(config, rows, contexts, prompts, max(1, options.repeats)) | record(config)
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
-        f"{Path(config.model).name}, {config.dtype} · {result['hardware']['cpu']}, {config.threads} threads: "
-        f"{result['bytes_per_s'] / 1e9:.1f} GB/s, {result['flops_per_s'] / 1e9:,.0f} GFLOP/s · commit {result['commit']}"
+        f"{Path(config.model).name}, {config.dtype} · {processor(result['hardware'], result['config'])}: "
+        f"{result['bytes_per_s'] / 1e9:,.1f} GB/s, {result['flops_per_s'] / 1e9:,.0f} GFLOP/s · commit {result['commit']}"
     )
     graph.step_time(result["steps"], options.out / "step_time.png", caption)
     print(f"figure: {options.out / 'step_time.png'}")

@@ -22,6 +22,7 @@ from batching import Inference
 from benchmarks.common import Engine, configs, record, run, wait_for
 from benchmarks.engine import numbers
 from client import graph
+from client.machine import processor
 from config import ConfigError, Parser
 
 ROWS, PROMPT, LIMIT = 16, 900, 4.0
@@ -84,7 +85,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
         f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {Path(config.model).name}, {config.dtype} · "
-        f"{result['hardware']['cpu']}, {config.threads} threads · commit {result['commit']}"
+        f"{processor(result['hardware'], result['config'])} · commit {result['commit']}"
     )
     graph.gap_over_budgets(points, LIMIT, options.out / "long_prompt.png", caption)
     print(f"figure: {options.out / 'long_prompt.png'}")

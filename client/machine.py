@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,28 @@ def cpu() -> str:
         return platform.processor() or platform.machine()
 
 
+def gpu() -> str | None:
+    """The first GPU's name, memory and driver, as its driver's own tool says them; None without one."""
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout
+        return said.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
+
+
+def processor(hardware: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What computed: the GPU, or the CPU and how many of its threads."""
+    if config.get("device") == "cuda" and hardware.get("gpu"):
+        return str(hardware["gpu"]).split(",")[0]
+    return f"{hardware['cpu']}, {config['threads']} threads" if "threads" in config else str(hardware["cpu"])
+
+
 def hardware() -> dict[str, Any]:
     """What the numbers were made on."""
     return {
         "cpu": cpu(),
+        "gpu": gpu(),
         "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(),

@@ -20,6 +20,7 @@ from rich.console import Console
 from client import calibrate, graph, sentences, sweep, tables
 from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
 from client.data import described, dumps
+from client.machine import processor
 from client.page import as_page
 from client.runs import FIGURES, Run, RunError, load
 from stats import DEFINITIONS, ROWS, fairness
@@ -79,8 +80,7 @@ def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, list[float
 def _caption(run: Run, what: str) -> str:
     config = run.first["config"]
     model = f"{config['model']}, {config['dtype']}, " if config else ""
-    threads = f", {config['threads']} threads" if config else ""
-    return f"{model}{what} · {run.first['hardware']['cpu']}{threads} · commit {run.first['commit']}"
+    return f"{model}{what} · {processor(run.first['hardware'], config)} · commit {run.first['commit']}"
 
 
 def _limits(run: Run) -> str:
@@ -119,9 +119,10 @@ def facts(run: Run) -> list[str]:
         found.append("settings: " + ", ".join(f"{name} {value}" for name, value in config.items() if value is not None))
     found += [f"{name}: {url}, through OpenAI's API as a stream; its engine and hardware are not known here"
               for name, url in summary["also"].items()]  # fmt: skip
+    gpu = f"{hardware['gpu']}; " if hardware.get("gpu") else ""
     whose = "hardware" if summary["started_here"] else "the client's hardware"
     found += [
-        f"{whose}: {hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
+        f"{whose}: {gpu}{hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
         f"{hardware['system']}; Python {hardware['python']}, torch {hardware['torch']}",
         f"client: {calibrate.sentence(summary['calibration'])}",
         f"commit {summary['commit']}, {summary['date']}, `{summary['command']}`",

@@ -98,6 +98,7 @@ class CachedGenerator(Generator):
         prompt_tokens: of a prompt at most. The rows have no blocks and so leave the cache alone, but for prompts and one
         token in the first blocks, which nobody owns yet.
         """
+        prompt_tokens = min(prompt_tokens, token_budget)
         blocks = list(range(-(-(prompt_tokens + 1) // block_size)))
         sampling = Sampling(temperature=1.0, top_k=50, top_p=0.9)
         prompt = Inference([0] * prompt_tokens, 1, sampling, tokens=[0])

@@ -105,4 +105,4 @@ def _invert(probabilities: Tensor, u: Tensor) -> Tensor:
     offset = torch.searchsorted(inside, (target - before)[:, None], right=True)[:, 0]
     # rounding may carry the target past the last id that has any probability: step back to it
     last = BLOCK - 1 - (blocks[row, block].flip(-1) > 0).int().argmax(-1)
-    return block * BLOCK + torch.minimum(offset, last)
+    return (block * BLOCK + torch.minimum(offset, last)).clamp(max=n_vocab - 1)  # also where the logits are no numbers

@@ -30,7 +30,10 @@ static float edge(const std::vector<float>& values, const std::vector<float>& we
     const size_t n = values.size();
     std::vector<int>& bucket = scratch.buckets;
     bucket.resize(n);
-    for (size_t i = 0; i < n; i++) bucket[i] = int(std::min(-values[i] * BUCKETS_PER_NAT, float(BUCKETS - 1)));
+    for (size_t i = 0; i < n; i++) {
+        bucket[i] = int(std::min(-values[i] * BUCKETS_PER_NAT, float(BUCKETS - 1)));
+        if (unsigned(bucket[i]) >= unsigned(BUCKETS)) bucket[i] = BUCKETS - 1;  // no number: a broken model's logits
+    }
     double mass[BUCKETS] = {0}, above = 0;
     for (size_t i = 0; i < n; i++) mass[bucket[i]] += weights[i];
     int at = 0, last = BUCKETS - 1;
@@ -43,7 +46,7 @@ static float edge(const std::vector<float>& values, const std::vector<float>& we
     std::sort(inside.begin(), inside.end(), std::greater<>());
     for (const auto& [value, weight] : inside)
         if ((above += weight) >= needed) return value;
-    return inside.back().first;
+    return inside.empty() ? std::numeric_limits<float>::lowest() : inside.back().first;
 }
 
 template <typename T>

@@ -63,13 +63,15 @@ def test_the_bursts_requests_can_be_saved_for_a_comparison(
 def test_a_step_is_compared_with_what_the_machine_allows(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(engine, "PROBE_BYTES", 10_000_000)
-    monkeypatch.setattr(engine, "PROBE_WIDTH", 128)
-    arguments = [*small, "--rows", "1,3", "--contexts", "20,70", "--repeats", "2", "--out", str(tmp_path)]
+    monkeypatch.setitem(engine.PROBE_BYTES, "cpu", 10_000_000)
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+    arguments = ["--rows", "1,3", "--contexts", "20,70", "--prompts", "5,33", "--repeats", "2", "--out", str(tmp_path)]
+    arguments += [*small, "--max-batch-size", "9"]
     found = last_line(engine.main, arguments, monkeypatch, capsys)
     assert [(step["rows"], step["context"]) for step in found["steps"]] == [(1, 20), (3, 20), (1, 70), (3, 70)]
     one, more = found["steps"][0], found["steps"][3]
     assert 0 < one["memory_s"] < more["memory_s"] and 0 < one["arithmetic_s"] < more["arithmetic_s"]
+    assert [step["prompt_tokens"] for step in found["with_a_prompt"]] == [5, 33]
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
 
 

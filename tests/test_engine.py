@@ -309,6 +309,14 @@ def test_only_ids_that_the_tokenizer_can_decode_are_drawn(sampler: Sample) -> No
     assert set(sampler(logits, [(Sampling(temperature=1.0, seed=i), 0) for i in range(200)], 257)) == {3}
 
 
+def test_logits_that_are_no_numbers_break_nothing(sampler: Sample) -> None:
+    logits = torch.randn(6, 5100, generator=torch.Generator().manual_seed(0))
+    logits[::2, 7:] = torch.nan
+    logits[3] = torch.nan
+    draws = [(Sampling(temperature=1.0, top_k=k, top_p=p, seed=1), 0) for k in (None, 9) for p in (None, 0.5, 0.9)]
+    assert all(0 <= id_ < 5000 for id_ in sampler(logits, draws, 5000))
+
+
 def test_uniform_depends_on_seed_and_index_alone_and_stays_below_one() -> None:
     values = [uniform(seed, index) for seed in range(100) for index in range(100)]
     assert all(0 <= value < 1 for value in values) and len(set(values)) == len(values)

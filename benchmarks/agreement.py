@@ -1,0 +1,119 @@
+"""Whether the engine computes what the oracle does, on the device that serves: fast equals plain.
+
+    python -m benchmarks.agreement --model gpt2-medium --weights random [--n 8] [--tokens 24] [any server setting]
+
+In float32 the engine serves requests in batches, greedy and drawn, with prompts in chunks and decode rows padded as the
+settings say, and every id must be the oracle's (generate/naive.py, no cache, a request at a time), unless the oracle itself
+was undecided by less than rounding. In bfloat16, where ties are common, it compares logits. Ends with exit code 1 where they
+differ. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.burst import draw
+from benchmarks.common import configs, record, run
+from config import Config, ConfigError, Parser
+from generate import load_generator
+from generate.cached import CachedGenerator
+from generate.naive import NaiveGenerator
+from generate.sampling import uniform
+from inference import Generator, Inference, Row, Sampling
+from serving import create_scheduler
+from weights import locate
+
+LOGIT_MARGIN = 1e-3  # a decision of the oracle closer than this may go either way: the sums' order differs
+DRAW_MARGIN = 1e-5
+BFLOAT16_TOLERANCE = 0.05  # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
+
+
+def serve(config: Config, generator: Generator, inferences: Sequence[Inference]) -> None:
+    scheduler = create_scheduler(config)
+    scheduler.enqueue(inferences, now=0.0)
+    while scheduler.has_work:
+        iteration, _ = scheduler.schedule(now=0.0)
+        scheduler.apply(iteration, generator.generate(iteration), now=0.0)
+
+
+def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
+    """Whether the oracle's choice, after logits [V], hangs on rounding."""
+    if sampling.temperature == 0:
+        best, second = logits.topk(2).values.tolist()
+        return bool(best - second < LOGIT_MARGIN)
+    edges = (logits / sampling.temperature).double().softmax(-1).cumsum(-1)
+    return bool((edges - uniform(sampling.seed, index)).abs().min() < DRAW_MARGIN)
+
+
+def same_ids(config: Config, n: int, tokens: int) -> dict[str, Any]:
+    """Float32: how many of n requests, half of them greedy, get the oracle's ids."""
+    n_vocab, path = config.shape.vocab_size, locate(config)
+    requests = [([i % n_vocab for i in prompt], Sampling(float(i % 2), seed=i)) for i, (prompt, _) in enumerate(draw(n))]
+    found, expected = ([Inference(prompt, tokens, sampling) for prompt, sampling in requests] for _ in range(2))
+    serve(config, load_generator(config, path, n_vocab), found)
+    plain = config.model_copy(update={"generator": "naive", "linear": "plain", "decoder_batch_sizes": ()})
+    oracle = load_generator(plain, path, n_vocab)
+    assert isinstance(oracle, NaiveGenerator)
+    serve(plain, oracle, expected)
+    result = {"requests": n, "equal": 0, "undecided": 0, "different": 0}
+    for mine, theirs in zip(found, expected):
+        first = next((i for i, (a, b) in enumerate(zip(mine.tokens, theirs.tokens)) if a != b), None)
+        if first is None:
+            result["equal"] += 1
+            continue
+        with torch.inference_mode():
+            logits = oracle.logits(theirs, len(theirs.prompt_ids) + first)[0].float()
+        result["undecided" if undecided(logits, theirs.sampling, first) else "different"] += 1
+    return result
+
+
+def near_logits(config: Config, n: int) -> dict[str, float]:
+    """Bfloat16: the largest difference of logits, after a prompt and after one more token, over the largest logit."""
+    n_vocab, path = config.shape.vocab_size, locate(config)
+    generator = load_generator(config, path, n_vocab)
+    oracle = load_generator(config.model_copy(update={"generator": "naive", "linear": "plain"}), path, n_vocab)
+    assert isinstance(generator, CachedGenerator) and isinstance(oracle, NaiveGenerator)
+    each = -(-65 // config.block_size)
+    inferences = [Inference([i % n_vocab for i in prompt], 2, tokens=[1]) for prompt, _ in draw(n)]
+    blocks = [list(range(i * each, (i + 1) * each)) for i in range(n)]
+    worst = largest = 0.0
+    for decode in (False, True):
+        rows = []
+        for inference, mine in zip(inferences, blocks):
+            n = len(inference.prompt_ids)
+            rows.append(Row(inference, n if decode else 0, 1 if decode else n, mine, samples=True, idle=False))
+        found = torch.cat([generator.logits([row]) for row in rows]) if not decode else generator.logits(rows)
+        with torch.inference_mode():
+            expected = torch.cat([oracle.logits(row.inference, row.start + row.n_tokens) for row in rows]).float()
+        worst = max(worst, float((found.float() - expected).abs().max()))
+        largest = max(largest, float(expected.abs().max()))
+    return {"largest_difference": worst, "largest_logit": largest, "tolerance": BFLOAT16_TOLERANCE * largest}
+
+
+def main() -> None:
+    parser = Parser(prog="python -m benchmarks.agreement", description="The engine against the oracle.", allow_abbrev=False)
+    parser.add_argument("--n", type=int, default=8, help="requests (default: 8)")
+    parser.add_argument("--tokens", type=int, default=24, help="completion tokens of each (default: 24)")
+    options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"], token_budget=lambda known: 40)
+    if not 1 <= options.n <= min(64, config.max_batch_size) or not 1 <= options.tokens <= config.max_model_len - 64:
+        raise ConfigError("--n must be from 1 to 64 and --max-batch-size, and --tokens leave room for a prompt of 64")
+    ids = same_ids(config.model_copy(update={"dtype": "float32"}), options.n, options.tokens)
+    print(f"float32: {ids['equal']} of {ids['requests']} requests have the oracle's ids; {ids['undecided']} part where the "
+          f"oracle itself was undecided, {ids['different']} elsewhere")  # fmt: skip
+    logits = near_logits(config.model_copy(update={"dtype": "bfloat16"}), options.n)
+    print(f"bfloat16: logits differ from the oracle's by {logits['largest_difference']:.3f} at most; the largest is "
+          f"{logits['largest_logit']:.1f}, and {logits['tolerance']:.3f} is allowed")  # fmt: skip
+    agrees = not ids["different"] and logits["largest_difference"] <= logits["tolerance"]
+    print(json.dumps({"agrees": agrees, "float32": ids, "bfloat16": logits} | record(config)))
+    if not agrees:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run(main)
