@@ -62,17 +62,27 @@ class MLP(nn.Module):
         return self.c_proj(self.gelu(self.c_fc(x)))  # [T, E]
 
 
+class AddNorm(nn.LayerNorm):
+    """A residual addition and the norm that reads its sum: (x + y, norm(x + y)). Both are one kernel on a GPU."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x = x + y
+        return x, super().forward(x)
+
+
 class Block(nn.Module):
     def __init__(self, shape: Shape, layer: int):
         super().__init__()
-        self.ln_1 = nn.LayerNorm(shape.n_embd)
+        self.ln_1: nn.Module = AddNorm(shape.n_embd)
         self.attn = SelfAttention(shape, layer)
-        self.ln_2 = nn.LayerNorm(shape.n_embd)
+        self.ln_2: nn.Module = AddNorm(shape.n_embd)
         self.mlp = MLP(shape)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        x = x + self.attn(self.ln_1(x), attend)
-        return x + self.mlp(self.ln_2(x))
+    def forward(self, x: Tensor, y: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """x: the residual stream so far, y: what is to be added to it next; returns both after the block."""
+        x, y = self.ln_1(x, y)
+        x, y = self.ln_2(x, self.attn(y, attend))
+        return x, self.mlp(y)
 
 
 class GPT2(nn.Module):
@@ -82,7 +92,7 @@ class GPT2(nn.Module):
         self.wte = nn.Embedding.from_pretrained(torch.empty(shape.vocab_size, shape.n_embd))  # skips initialisation
         self.wpe = nn.Embedding.from_pretrained(torch.empty(shape.n_ctx, shape.n_embd))
         self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
-        self.ln_f = nn.LayerNorm(shape.n_embd)
+        self.ln_f: nn.Module = AddNorm(shape.n_embd)
         self.lm_head: nn.Module | None = None  # a packed copy of wte (generate/linear.py), else wte itself
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, sample: Tensor) -> Tensor:
@@ -91,10 +101,10 @@ class GPT2(nn.Module):
         ids, positions: int64 [T]; sample: int64 [N], indices into T. Returns [N, V] in the weights' dtype.
         The LM head is computed for those N tokens alone.
         """
-        x = self.wte(ids) + self.wpe(positions)  # [T, E]
+        x, y = self.wte(ids), self.wpe(positions)  # 2 × [T, E]
         for block in self.h:
-            x = block(x, attend)
-        x = self.ln_f(x[sample])  # [N, E]
+            x, y = block(x, y, attend)
+        _, x = self.ln_f(x[sample], y[sample])  # [N, E]
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)  # [N, V]
 
 

@@ -100,7 +100,9 @@ def main() -> None:
     parser = Parser(prog="python -m benchmarks.agreement", description="The engine against the oracle.", allow_abbrev=False)
     parser.add_argument("--n", type=int, default=8, help="requests (default: 8)")
     parser.add_argument("--tokens", type=int, default=24, help="completion tokens of each (default: 24)")
-    options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"], token_budget=lambda known: 40)
+    options, [config] = configs(
+        parser, sys.argv[1:], lambda known: ["dynamic"], token_budget=lambda known: 40, kv_cache_gb=lambda known: 1
+    )  # the oracle needs memory beside the engine
     if not 1 <= options.n <= min(64, config.max_batch_size) or not 1 <= options.tokens <= config.max_model_len - 64:
         raise ConfigError("--n must be from 1 to 64 and --max-batch-size, and --tokens leave room for a prompt of 64")
     ids = same_ids(config.model_copy(update={"dtype": "float32"}), options.n, options.tokens)

@@ -42,6 +42,10 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
             from generate.linear import KernelLinear, OneDNNLinear, pack
 
             pack(model, KernelLinear if config.linear == "kernel" else OneDNNLinear)
+        if config.attention == "triton":
+            from generate.norm import fuse
+
+            fuse(model)
         if config.kv_cache_gb is not None:
             return _cached(config, model, n_vocab, config.n_blocks)
         from generate.memory import fitting_blocks

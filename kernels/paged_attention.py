@@ -33,9 +33,9 @@ def _accumulate(q, k, v, visible, best, total, y, SCALE: tl.constexpr, PRECISION
 
 
 @triton.jit
-def _kernel(
-    qkv, out, cache, tiles, tables,
-    SCALE: tl.constexpr, N_HEAD: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, N_SLOTS: tl.constexpr,
+def attention_kernel(
+    qkv, out, cache, tiles, tables, n_slots,
+    SCALE: tl.constexpr, N_HEAD: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr,
     DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -52,13 +52,13 @@ def _kernel(
     q = tl.load(qkv + own, mask=mine, other=0.0).to(DTYPE)
 
     # keep what is new for the next iterations
-    keys = cache + head.to(tl.int64) * (N_SLOTS * HEAD)
-    values = keys + N_HEAD * N_SLOTS * HEAD
-    block = tl.load(tables + table + (position + at) // BLOCK_SIZE, mask=(at < n) & (table >= 0), other=0)
-    slot = block.to(tl.int64) * BLOCK_SIZE + (position + at) % BLOCK_SIZE
-    place, kept = slot[:, None] * HEAD + feature[None, :], mine & (table >= 0)
-    tl.store(keys + place, tl.load(qkv + own + N_HEAD * HEAD, mask=mine, other=0.0), mask=kept)
-    tl.store(values + place, tl.load(qkv + own + 2 * N_HEAD * HEAD, mask=mine, other=0.0), mask=kept)
+    keys = cache + head.to(tl.int64) * n_slots * HEAD
+    values = keys + N_HEAD * HEAD * n_slots.to(tl.int64)
+    home = tl.load(tables + table + (position + at) // BLOCK_SIZE, mask=(at < n) & (table >= 0), other=0)
+    kept_at = (home.to(tl.int64) * BLOCK_SIZE + (position + at) % BLOCK_SIZE)[:, None] * HEAD + feature[None, :]
+    kept = mine & (table >= 0)
+    tl.store(keys + kept_at, tl.load(qkv + own + N_HEAD * HEAD, mask=mine, other=0.0), mask=kept)
+    tl.store(values + kept_at, tl.load(qkv + own + 2 * N_HEAD * HEAD, mask=mine, other=0.0), mask=kept)
 
     best = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -75,15 +75,15 @@ def _kernel(
     new = position - cached  # tokens of the row that are new and before this tile
     for start in range(0, new + n, KEYS):
         there = start + step < new + n
-        token = (first - new + start + step).to(tl.int64)
-        place = token[:, None] * (3 * N_HEAD * HEAD) + head * HEAD + feature[None, :]
+        row = (first - new + start + step).to(tl.int64)
+        place = row[:, None] * (3 * N_HEAD * HEAD) + head * HEAD + feature[None, :]
         known = there[:, None] & (feature < HEAD)[None, :]
         k = tl.load(qkv + place + N_HEAD * HEAD, mask=known, other=0.0).to(DTYPE)
         v = tl.load(qkv + place + 2 * N_HEAD * HEAD, mask=known, other=0.0).to(DTYPE)
         visible = there[None, :] & (start + step[None, :] <= new + at[:, None])
         best, total, y = _accumulate(q, k, v, visible, best, total, y, SCALE, PRECISION)
-    place = (first + at).to(tl.int64)[:, None] * (N_HEAD * HEAD) + head * HEAD + feature[None, :]
-    tl.store(out + place, (y / total[:, None]).to(out.dtype.element_ty), mask=mine)
+    answer_at = token[:, None] * (N_HEAD * HEAD) + head * HEAD + feature[None, :]
+    tl.store(out + answer_at, (y / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
 def paged_attention(qkv: Tensor, cache: Tensor, tiles: Tensor, tables: Tensor, n_tiles: int, block_size: int) -> Tensor:
@@ -96,13 +96,15 @@ def paged_attention(qkv: Tensor, cache: Tensor, tiles: Tensor, tables: Tensor, n
     n_tokens, _, n_head, head_size = qkv.shape
     out = qkv.new_empty(n_tokens, n_head, head_size)
     dtype = tl.float32 if qkv.dtype == torch.float32 or INTERPRETED else tl.bfloat16
-    _kernel[(n_tiles, n_head)](
-        qkv, out, cache, tiles, tables,
+    attention_kernel[(n_tiles, n_head)](
+        qkv, out, cache, tiles, tables, cache.shape[3],
         SCALE=head_size**-0.5, N_HEAD=n_head, HEAD=head_size, WIDTH=max(16, triton.next_power_of_2(head_size)),
-        N_SLOTS=cache.shape[3], BLOCK_SIZE=block_size, QUERIES=QUERIES, KEYS=KEYS, TILE=TILE,
+        BLOCK_SIZE=block_size, QUERIES=QUERIES, KEYS=KEYS, TILE=TILE,
         DTYPE=dtype, PRECISION="ieee",
     )  # fmt: skip
     return out
 
 
-INTERPRETED = not isinstance(_kernel, triton.JITFunction)  # the interpreter multiplies bfloat16 as if they were integers
+INTERPRETED = not isinstance(
+    attention_kernel, triton.JITFunction
+)  # the interpreter multiplies bfloat16 as if they were integers

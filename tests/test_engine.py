@@ -67,7 +67,7 @@ def enliven(model: GPT2) -> GPT2:
     for name, parameter in model.named_parameters():
         if name.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
             parameter.mul_(12)
-    model.ln_f.weight.mul_(20)
+    model.get_parameter("ln_f.weight").mul_(20)
     return model
 
 

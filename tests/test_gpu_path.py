@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +22,14 @@ from generate.cached import CachedGenerator
 from generate.memory import fitting_blocks
 from generate.sampling import sample
 from inference import Inference, Iteration, Row, Sampling
-from model import GPT2, KVCache, load_model
+from model import GPT2, AddNorm, KVCache, load_model
 from policies import Dynamic, NoBatching, Static
 from shapes import Shape
+from tests.servers import ROOT
 from tests.test_engine import N_VOCAB, Oracle, enliven, serve
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+from generate.norm import TritonAddNorm, fuse
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -50,6 +56,50 @@ def test_the_kernel_agrees_with_pytorchs_attention_and_stores_the_same(dtype: to
     assert torch.equal(caches[0].layers[0], caches[1].layers[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_addition_and_its_norm_in_one_launch_give_the_same(dtype: torch.dtype) -> None:
+    plain = AddNorm(48).to(dtype).requires_grad_(False)
+    plain.weight.normal_()
+    plain.bias.normal_()
+    x, y = (torch.randn(5, 48) * 3).to(dtype), torch.randn(5, 48).to(dtype)
+    for expected, found in zip(plain(x, y), TritonAddNorm(plain)(x, y)):
+        assert torch.allclose(found.float(), expected.float(), *((1e-5, 1e-5) if dtype == torch.float32 else (0.02, 0.02)))
+
+
+COMPILE = """
+import sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+import triton.language as tl
+from kernels.add_norm import add_norm_kernel
+from kernels.paged_attention import KEYS, QUERIES, TILE, attention_kernel
+
+for name, dtype in (("bf16", tl.bfloat16), ("fp32", tl.float32)):
+    sizes = {"N_HEAD": 16, "HEAD": 64, "WIDTH": 64, "BLOCK_SIZE": 16, "QUERIES": QUERIES, "KEYS": KEYS, "TILE": TILE}
+    for kernel, pointers, constants in (
+        (attention_kernel, {"tiles": "*i32", "tables": "*i32", "n_slots": "i32"},
+         {"SCALE": 0.125, "DTYPE": dtype, "PRECISION": "ieee", **sizes}),
+        (add_norm_kernel, {}, {"WIDTH": 1600, "POWER": 2048, "EPSILON": 1e-5}),
+    ):
+        types = {n: "constexpr" if n in constants else pointers.get(n, f"*{name}") for n in kernel.arg_names}
+        values = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
+        for architecture in map(int, sys.argv[1:]):
+            made = compile(ASTSource(kernel, types, values), target=GPUTarget("cuda", architecture, 32))
+            print(name, kernel.__name__, architecture, len(made.asm["cubin"]), made.metadata.shared)
+"""
+
+
+def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
+    """The interpreter takes what the compiler refuses, such as a name whose shape changes in a loop. It needs no GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE, "80", "90"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    made = [line.split() for line in done.stdout.splitlines()]
+    assert len(made) == 8 and all(int(size) > 1000 for *_, size, _ in made)
+    assert max(int(shared) for *_, shared in made) <= 99 * 1024, "what a program may use on an L4"
+
+
 TINY = Shape(n_layer=1, n_head=1, n_embd=16, n_ctx=64, vocab_size=300)
 
 
@@ -72,8 +122,10 @@ def test_what_was_captured_once_computes_any_iteration(tiny: GPT2, policy: Any) 
     """A graph repeats what was recorded, so nothing but the content of the buffers may matter: here the recorded pass is the
     Python of the capture itself, which knows nothing of later iterations."""
     expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), asks())
+    fused = copy.deepcopy(tiny)
+    fuse(fused)
     cache = KVCache(TINY, 30, 4, torch.float32, "cpu")
-    generator = CachedGenerator(tiny, N_VOCAB, TritonAttention(cache, 40), sample, max_tokens=40)
+    generator = CachedGenerator(fused, N_VOCAB, TritonAttention(cache, 40), sample, max_tokens=40)
     replayed: list[int] = []
 
     def capture(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
