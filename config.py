@@ -250,8 +250,9 @@ class Config(BaseModel):
         cached_on_cpu = self.device == "cpu" and self.model != "fake" and self.generator == "cached"
         if cached_on_cpu and self.attention == "plain" and (reason := kernels.why_unavailable()):
             found.append(f"attention and sampling run on PyTorch's own operations, a call a row, which is slower: {reason}")
-        if self.device == "cuda" and self.generator == "cached" and self.attention == "plain":
-            found.append("attention plain calls PyTorch once a row, without CUDA graphs, which is slower; pip install triton")
+        cached_on_gpu = self.device == "cuda" and self.generator == "cached"
+        if cached_on_gpu and self.attention == "plain" and (reason := kernels.why_no_triton()):
+            found.append(f"attention calls PyTorch once a row, and without CUDA graphs, which is slower: {reason}")
         if self.mode == "windowed" and self.effective_target != self.batch_size_target:
             found.append(
                 f"batch_size_target {self.batch_size_target} can never be reached with batch_size_limit "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,10 +56,10 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         resolved.setdefault("attention", "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain")
         resolved.setdefault("linear", "onednn" if onednn else "kernel")
     if gpu:
-        has_triton = importlib.util.find_spec("triton") is not None
-        if resolved.get("attention") == "triton" and not has_triton:
-            raise ValueError("attention triton: the package triton is missing; pip install triton, or use --attention plain")
-        resolved.setdefault("attention", "triton" if has_triton else "plain")
+        reason = kernels.why_no_triton()
+        if resolved.get("attention") == "triton" and reason:
+            raise ValueError(f"attention triton cannot be used here: {reason}; or leave --attention out")
+        resolved.setdefault("attention", "plain" if reason else "triton")
         if resolved["attention"] == "triton" and not _is_true(resolved.get("enforce_eager")):
             with contextlib.suppress(ValueError, TypeError):  # a max_batch_size that is no number is Config's to refuse
                 most = int(resolved["max_batch_size"])

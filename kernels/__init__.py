@@ -1,7 +1,8 @@
-"""What PyTorch does not do well enough, in C++: one compiler call, kept in the user's cache folder, called by ctypes.
+"""What PyTorch does not do well enough: in C++ for CPUs, and in Triton for GPUs (paged_attention.py, add_norm.py).
 
-Knows the compiler; knows nothing of models and imports no torch. The sources include no header of torch's
-either, so that a build takes a second or two, and a call passes addresses and lets other threads run meanwhile.
+The C++ is built by one compiler call, kept in the user's cache folder, called by ctypes. Knows the compiler; knows nothing
+of models and imports no torch. The sources include no header of torch's either, so that a build takes a second or two, and
+a call passes addresses and lets other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -70,6 +74,17 @@ def why_unavailable() -> str | None:
         build()
     except KernelUnavailable as error:
         return str(error)
+    return None
+
+
+def why_no_triton() -> str | None:
+    """Why kernels in Triton cannot be used here, or None if they can. Triton builds its launcher with a C compiler."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is missing; pip install triton"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton finds no C compiler; on Debian and Ubuntu: apt install build-essential"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Triton needs Python's headers; on Debian and Ubuntu: apt install python3-dev"
     return None
 
 

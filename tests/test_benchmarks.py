@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import burst, engine, long_prompt, pairs, scheduler, theory
+from benchmarks import agreement, burst, engine, gpu, huggingface, long_prompt, pairs, scheduler, theory
 from benchmarks.common import run
 from client.data import load_trace
 
@@ -84,6 +84,63 @@ def test_a_long_prompt_is_measured_over_budgets(
     assert (tmp_path / "long_prompt.png").stat().st_size > 10_000
 
 
+def test_the_engine_is_held_against_the_oracle(small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    arguments = [*small, "--n", "4", "--tokens", "5", "--decoder-batch-sizes", "32,3"]
+    found = last_line(agreement.main, arguments, monkeypatch, capsys)
+    assert found["agrees"] and found["float32"] == {"requests": 4, "equal": 4, "undecided": 0, "different": 0}
+    assert 0 < found["bfloat16"]["largest_difference"] < found["bfloat16"]["tolerance"]
+    monkeypatch.setattr(agreement, "load_generator", spoilt(agreement.load_generator))
+    with pytest.raises(SystemExit) as caught:
+        last_line(agreement.main, arguments, monkeypatch, capsys)
+    assert caught.value.code == 1, "an engine with other weights is noticed"
+
+
+def spoilt(load: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(config: Any, *rest: Any) -> Any:
+        return load(config if config.generator == "naive" else config.model_copy(update={"seed": 1}), *rest)
+
+    return wrong
+
+
+def test_all_that_is_claimed_of_a_gpu_is_reported_or_said_to_be_missing(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    mains = {"benchmarks.agreement": agreement.main, "benchmarks.engine": engine.main, "benchmarks.burst": burst.main,
+             "benchmarks.huggingface": huggingface.main}  # fmt: skip
+    monkeypatch.setitem(engine.PROBE_BYTES, "cpu", 10_000_000)
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+
+    def here(command: list[str], log: Path, seconds: float) -> tuple[str | None, list[str]]:
+        """The part in this process; the comparison, which other tests run, ends as if time had run out."""
+        assert 0 < seconds <= 9 * 60
+        if command[0] not in mains:
+            return "no time was left to finish it", []
+        monkeypatch.setattr(sys, "argv", [command[0], *command[1:]])
+        mains[command[0]]()
+        return None, capsys.readouterr().out.splitlines()
+
+    monkeypatch.setattr(gpu, "call", here)
+    monkeypatch.setattr(gpu, "startup_s", lambda settings: 4.25)
+    sizes = ["--max-batch-size", "16", "--rows", "1,3", "--context", "20", "--prompts", "16", "--n", "3"]
+    monkeypatch.setattr(sys, "argv", ["gpu", *small, "--device", "cpu", *sizes, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        gpu.main()
+    assert caught.value.code == 1
+    text = (tmp_path / "gpu.md").read_text()
+    for said in ("in float32 3 of 3 requests have its ids", "\n| 3 | ", "| 16 | ", "The burst of 3 requests, without HTTP: ",
+                 " of Hugging Face's generate()", "ready 4.2 s after", "**Missing: comparison** (no time was"):  # fmt: skip
+        assert said in text
+    assert json.loads((tmp_path / "gpu.json").read_text())["commit"] and (tmp_path / "step_time.png").exists()
+
+
+def test_a_part_that_fails_is_told_from_one_that_ran(tmp_path: Path) -> None:
+    assert gpu.call(["benchmarks.engine", "--rows", "x"], tmp_path / "log", 100)[0] == (
+        "exit code 2: error: 'x' is no list of positive numbers such as 1,8,64"
+    )
+    assert "positive numbers" in (tmp_path / "log").read_text()
+    assert gpu.call(["benchmarks.engine"], tmp_path / "log", -1.0) == ("no time was left", [])
+
+
 def test_planning_is_measured_with_and_without_a_queue(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     found = last_line(scheduler.main, ["--rows", "8", "--waiting", "50"], monkeypatch, capsys)
     assert found["modes"]["dynamic"]["50 waiting"]["rows"] == 8 and found["modes"]["nobatch"]["0 waiting"]["rows"] == 1
@@ -107,6 +164,11 @@ def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, ca
         (engine.main, ["--model", "demo", "--contexts", "2000"], "at most 1024 tokens"),
         (engine.main, ["--model", "demo", "--rows", "64", "--kv-cache-gb", "0.02"], "raise --kv-cache-gb"),
         (long_prompt.main, ["--model", "demo", "--max-batch-size", "16"], "raise --max-batch-size"),
+        (long_prompt.main, ["--model", "demo", "--token-budget", "16"], "built for --token-budget 16 at most"),
+        (engine.main, ["--model", "demo", "--prompts", "999", "--token-budget", "64"], "a --token-budget of its largest"),
+        (agreement.main, ["--model", "demo", "--n", "33", "--max-batch-size", "32"], "from 1 to 64 and --max-batch-size"),
+        (huggingface.main, ["--model", "demo"], "name another --model"),
+        (gpu.main, [], "device cuda: no GPU is usable here; use --device cpu"),
     ],
 )
 def test_bad_settings_end_with_a_sentence(

@@ -105,7 +105,8 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
     triton: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
-    monkeypatch.setattr(defaults.importlib.util, "find_spec", lambda name: object() if triton else None)
+    reason = None if triton else "the package triton is missing; pip install triton"
+    monkeypatch.setattr(defaults.kernels, "why_no_triton", lambda: reason)
     config = parse(["dynamic"], {}, dotenv=None)
     if triton:
         assert config.attention == "triton" and config.captures
@@ -115,7 +116,9 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
         assert none.decoder_batch_sizes == () and none.captures, "whatever is captured, nothing is"
     else:
         assert config.attention == "plain" and "pip install triton" in config.warnings()[0]
-        assert refused("dynamic", "--attention", "triton").startswith("attention triton: the package triton is missing")
+        assert refused("dynamic", "--attention", "triton").startswith(
+            "attention triton cannot be used here: the package triton is"
+        )
     eager = config if not triton else parse(["dynamic", "--enforce-eager"], {}, dotenv=None)
     assert eager.decoder_batch_sizes == () and not eager.captures
 

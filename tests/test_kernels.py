@@ -190,3 +190,17 @@ def test_kernels_asked_for_where_they_cannot_run_are_refused() -> None:
         patch.setattr(config.Config, "shape", wide)
         with pytest.raises(config.ConfigError, match="heads of at most 256; use --attention plain"):
             config.build("dynamic", {"model": "demo", "attention": "kernel"}, {})
+
+
+def test_triton_is_missing_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("CC", "cc")
+    assert "apt install python3-dev" in str(kernels.why_no_triton())
+    (tmp_path / "Python.h").touch()
+    assert kernels.why_no_triton() is None
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "apt install build-essential" in str(kernels.why_no_triton())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install triton" in str(kernels.why_no_triton())
