@@ -42,7 +42,7 @@ DEFINITIONS = {
     "growth": "seconds that each second of sending adds to TTFT: least squares over ten blocks, less the slope's error",
     "capacity": "the highest rate of a sweep, in requests a second, at which the queue did not only grow (growth over 0.05)",
     "goodput_rate": "the highest sustained rate of a sweep at which 90% of requests meet every limit (DistServe's goodput)",
-    "expected_useful_fraction": "sum of B * mean(g) / sum of B * E[max of B draws of g], over the batches' sizes B",
+    "expected_useful_fraction": "of live and idle rows: sum of B * mean(g) / sum of B * E[max of B draws of g], B: batch sizes",
     "fairness": "least squares of e2el on completion tokens: intercept (queueing), slope (service), r",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows / max_batch_size, weighted by iteration time",

@@ -179,8 +179,8 @@ def computed_rows(
                 axis.barh(y, share[kind], left=left, color=KINDS[kind][0], height=0.62)
                 left += share[kind]
             axis.text(useful / 2, y, f"{useful:.0f}% of {computed:,}", ha="center", va="center", color="white", fontsize=11)
-            if (fraction := expected[mode]) is not None:
-                axis.plot([100 * fraction] * 2, [y - 0.42, y + 0.42], color="black", lw=2.5)
+            if (fraction := expected[mode]) is not None:  # of live and idle rows: padding is not the batch's doing
+                axis.plot([(100 - share["padding"]) * fraction] * 2, [y - 0.42, y + 0.42], color="black", lw=2.5)
         axis.set_yticks(range(len(rows)), list(rows))
         axis.invert_yaxis()
         axis.set(xlabel="computed rows, %", xlim=(0, 100), title="Where computed rows went")
