@@ -144,17 +144,19 @@ class TritonAttention:
         self._buffer = Buffer(paged_attention.TILE * max_tokens + layer.shape[3] // cache.block_size, "i", layer.device)
 
     def prepare(self, rows: list[Row]) -> Attend:
-        most, size, spare = self._kernel.QUERIES, self._kernel.TILE, (0,) * (self._kernel.TILE - 5)
-        tiles, tables, n = array("i"), array("i"), 0
+        most, size = self._kernel.QUERIES, self._kernel.TILE
+        tiles: list[int] = []
+        tables: list[int] = []
+        n = 0
         for row in rows:
             start, table = (row.start, len(tables)) if row.blocks else (0, -1)
             for at in range(0, row.n_tokens, most):
-                tiles.extend((n + at, min(most, row.n_tokens - at), start, start + at, table, *spare))
+                tiles += (n + at, min(most, row.n_tokens - at), start, start + at, table, 0, 0, 0)
             n += row.n_tokens
-            tables.extend(row.blocks)
+            tables += row.blocks
         n_tiles = len(tiles) // size
-        tiles.frombytes(bytes(tiles.itemsize * (size * n - len(tiles))))  # a captured launch has a tile for each token
-        described = self._buffer.load(tiles + tables)
+        tiles += [0] * (size * n - len(tiles))  # a captured launch has a tile for each token
+        described = self._buffer.load(array("i", tiles + tables))
         tiles_at, tables_at = described, described[size * n :]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:

@@ -73,9 +73,13 @@ class CachedGenerator(Generator):
         """Put the rows into the buffers; return the forward pass over them."""
         ids, positions, samples = array("q"), array("q"), array("q")
         for row in rows:
-            span = range(row.start, row.start + row.n_tokens)
-            ids.extend(row.inference.token(position) for position in span)
-            positions.extend(span)
+            if row.n_tokens == 1:  # most rows, and a GPU waits meanwhile
+                ids.append(row.inference.token(row.start))
+                positions.append(row.start)
+            else:
+                span = range(row.start, row.start + row.n_tokens)
+                ids.extend([row.inference.token(position) for position in span])
+                positions.extend(span)
             if row.samples:
                 samples.append(len(ids) - 1)
         n, n_samples = len(ids), len(samples)
