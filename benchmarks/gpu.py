@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from client.machine import processor, stamp
 from client.servers import server
 from config import Config, Parser, flag
 
-MINUTES = 9
+MINUTES = 8.5  # and half a minute for a part to stop in
 DEFAULTS = {"model": "gpt2-medium", "weights": "random", "tokenizer": "bytes", "device": "cuda"}
 
 
@@ -52,13 +53,17 @@ def call(command: Sequence[str], log: Path, seconds: float) -> tuple[str | None,
     print(f"\n$ python -m {shlex.join(command)}", flush=True)
     if seconds <= 0:
         return "no time was left", []
-    problem, said = None, ""
-    try:
-        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=seconds)
-        said = done.stdout + done.stderr
-        problem = f"exit code {done.returncode}: {said.strip()[-300:]}" if done.returncode else None
-    except subprocess.TimeoutExpired:
-        problem = "no time was left to finish it"
+    problem = None
+    with subprocess.Popen(
+        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=seconds)
+            problem = f"exit code {process.returncode}: {said.strip()[-300:]}" if process.returncode else None
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # a comparison then stops its servers and keeps what it has
+            said, _ = process.communicate()
+            problem = "no time was left to finish it"
     log.write_text(said)
     lines = said.splitlines()
     print("\n".join(line for line in lines if not line.startswith("{")) + (f"\n{problem}" if problem else ""), flush=True)
@@ -155,16 +160,16 @@ def main() -> None:
     found: dict[str, Any] = {"command": shlex.join(["benchmarks/gpu.sh", *sys.argv[1:]]), "config": config.model_dump()}
     found |= stamp() | {"burst_requests": options.n}
     problems: dict[str, str] = {}
+    try:
+        found["startup_s"] = startup_s(settings)
+    except ServerError as error:
+        problems["start-up"] = str(error)
     for name, command in commands(options, flags, config.device == "cuda", out).items():
         problem, lines = call(command, out / f"{name}.txt", deadline - time.monotonic())
         if problem:
             problems[name] = problem
         if name != "comparison" and lines and lines[-1].startswith("{"):
             found[name] = json.loads(lines[-1])
-    try:
-        found["startup_s"] = startup_s(settings)
-    except ServerError as error:
-        problems["start-up"] = str(error)
     (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
     (out / "gpu.md").write_text(report(found, config, problems, out))
     print(f"\n{(out / 'gpu.md').read_text()}\nwritten to {out}")
