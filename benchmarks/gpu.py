@@ -168,8 +168,8 @@ def main() -> None:
         problem, lines = call(command, out / f"{name}.txt", deadline - time.monotonic())
         if problem:
             problems[name] = problem
-        if name != "comparison" and lines and lines[-1].startswith("{"):
-            found[name] = json.loads(lines[-1])
+        if name != "comparison" and (said := [line for line in lines if line.startswith("{")]):
+            found[name] = json.loads(said[-1])
     (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
     (out / "gpu.md").write_text(report(found, config, problems, out))
     print(f"\n{(out / 'gpu.md').read_text()}\nwritten to {out}")
