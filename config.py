@@ -144,6 +144,10 @@ class Config(BaseModel):
         for name in ("attention", "linear"):
             if (value := getattr(self, name)) in ("kernel", "onednn") and self.device != "cpu":
                 raise ValueError(f"{name} {value} runs on a CPU alone; leave {flag(name)} out, or use --device cpu")
+        if self.decoder_batch_sizes and self.generator == "naive":
+            raise ValueError(
+                "decoder_batch_sizes are the cached engine's; leave --decoder-batch-sizes or --generator naive out"
+            )
         if self.attention == "triton" and self.device == "cpu":
             raise ValueError("attention triton runs on a GPU alone; leave --attention out")
         if self.attention == "kernel" and shape.head_size > kernels.LARGEST_HEAD:

@@ -60,7 +60,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         if resolved.get("attention") == "triton" and reason:
             raise ValueError(f"attention triton cannot be used here: {reason}; or leave --attention out")
         resolved.setdefault("attention", "plain" if reason else "triton")
-        if resolved["attention"] == "triton" and not _is_true(resolved.get("enforce_eager")):
+        captured = resolved["attention"] == "triton" and resolved.get("generator") != "naive"
+        if captured and not _is_true(resolved.get("enforce_eager")):
             with contextlib.suppress(ValueError, TypeError):  # a max_batch_size that is no number is Config's to refuse
                 most = int(resolved["max_batch_size"])
                 resolved.setdefault("decoder_batch_sizes", tuple(size for size in (most, *DECODER_BATCH_SIZES) if size <= most))

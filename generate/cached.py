@@ -99,15 +99,14 @@ class CachedGenerator(Generator):
     def warm_up(self, max_batch_size: int, token_budget: int, prompt_tokens: int, block_size: int) -> None:
         """Run what serving will run once, so that the first request does not pay for it, and memory has held the largest.
 
-        prompt_tokens: of a prompt at most. The rows have no blocks and so leave the cache alone, but for prompts and one
-        token in the first blocks, which nobody owns yet.
+        prompt_tokens: of a prompt at most. Most rows have no blocks and so leave the cache alone; a prompt and a token after it
+        use the first blocks, which nobody owns yet.
         """
         prompt_tokens = min(prompt_tokens, token_budget)
         blocks = list(range(-(-(prompt_tokens + 1) // block_size)))
-        sampling = Sampling(temperature=1.0, top_k=50, top_p=0.9)
-        prompt = Inference([0] * prompt_tokens, 1, sampling, tokens=[0])
+        prompt = Inference([0] * prompt_tokens, 1, Sampling(temperature=1.0, top_k=50, top_p=0.9), tokens=[0])
         prefill = [
-            Row(prompt, 0, min(prompt_tokens, token_budget - at), blocks, samples=True, idle=False)
+            Row(prompt, 0, min(prompt_tokens, token_budget - at), [] if at else blocks, samples=True, idle=False)
             for at in range(0, token_budget, prompt_tokens)
         ][:max_batch_size]  # fmt: skip
         decode = Row(prompt, prompt_tokens, 1, blocks, samples=True, idle=False)

@@ -48,6 +48,7 @@ def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
         (["dynamic", "--decoder-batch-sizes", "64,8"], "'64,8': 64 is beyond max_batch_size 32; leave it out, or raise --max-"),
         (["dynamic", "--decoder-batch-sizes", "8,0"], "--decoder-batch-sizes '8,0': 0 is no batch size"),
         (["dynamic", "--decoder-batch-sizes", "8;4"], "must be numbers separated by commas, such as 32,8,4,1, or none"),
+        (["dynamic", "--decoder-batch-sizes", "8", "--generator", "naive"], "decoder_batch_sizes are the cached engine's"),
         (["dynamic", "--enforce-eager"], "--enforce-eager has no meaning on a CPU; leave it out"),
         (["dynamic", "--gpu-memory-utilization", "0.5"], "--gpu-memory-utilization has no meaning on a CPU"),
         (["dynamic", "--attention", "triton"], "attention triton runs on a GPU alone; leave --attention out"),
@@ -119,6 +120,7 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
         assert refused("dynamic", "--attention", "triton").startswith(
             "attention triton cannot be used here: the package triton is"
         )
+    assert parse(["dynamic", "--generator", "naive"], {}, dotenv=None).decoder_batch_sizes == ()
     eager = config if not triton else parse(["dynamic", "--enforce-eager"], {}, dotenv=None)
     assert eager.decoder_batch_sizes == () and not eager.captures
 

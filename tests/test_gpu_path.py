@@ -117,6 +117,13 @@ def asks() -> list[Inference]:
     ]
 
 
+def test_the_largest_iteration_fits_the_buffers_of_a_pool_for_one_request(tiny: GPT2) -> None:
+    """On a GPU the first pool is that small, and a token budget may hold several of the longest prompts."""
+    cache = KVCache(TINY, 16, 1, torch.float32, "cpu")
+    generator = CachedGenerator(tiny, N_VOCAB, TritonAttention(cache, 43), sample, max_tokens=43)
+    generator.warm_up(max_batch_size=3, token_budget=40, prompt_tokens=15, block_size=1)
+
+
 @pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda policy: type(policy).__name__)
 def test_what_was_captured_once_computes_any_iteration(tiny: GPT2, policy: Any) -> None:
     """A graph repeats what was recorded, so nothing but the content of the buffers may matter: here the recorded pass is the
