@@ -134,7 +134,7 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
 
     @app.get("/stats")
     def get_stats() -> Response:
-        result = {"mode": config.mode, "model": config.model} | stats.snapshot()
+        result = {"mode": config.mode, "model": config.model, "kv_blocks": manager.snapshot().n_blocks} | stats.snapshot()
         if request.args.get("iterations"):
             result["iterations"] = stats.iterations()
         return jsonify(result)
@@ -217,7 +217,8 @@ def serve() -> Flask:
 
 def _announce(config: Config, manager: BatchingManager) -> None:
     if manager.wait_until_loaded():
-        log.info("ready: %s mode on http://%s:%d", config.mode, config.host, config.port)
+        blocks = manager.snapshot().n_blocks
+        log.info("ready: %s mode on http://%s:%d, %d KV blocks", config.mode, config.host, config.port, blocks)
 
 
 def main() -> None:

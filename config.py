@@ -152,6 +152,8 @@ class Config(BaseModel):
             raise ValueError("attention triton runs on a GPU alone; leave --attention out")
         if self.attention == "kernel" and shape.head_size > kernels.LARGEST_HEAD:
             raise ValueError(f"attention kernel takes heads of at most {kernels.LARGEST_HEAD}; use --attention plain")
+        if self.attention == "triton" and shape.head_size > kernels.LARGEST_TRITON_HEAD:
+            raise ValueError(f"attention triton takes heads of at most {kernels.LARGEST_TRITON_HEAD}; use --attention plain")
         vocabulary = VOCABULARIES[self.tokenizer]
         if vocabulary > shape.vocab_size:
             raise ValueError(
@@ -214,8 +216,9 @@ class Config(BaseModel):
 
     @property
     def captures(self) -> bool:
-        """Whether decode iterations run as CUDA graphs: PyTorch's attention, a call a row, has no shape to capture."""
-        return self.attention == "triton" and self.generator == "cached" and not self.enforce_eager
+        """Whether there is anything to capture as CUDA graphs: PyTorch's attention, a call a row, has no shape of its own."""
+        triton = self.attention == "triton" and self.generator == "cached"
+        return triton and not self.enforce_eager and bool(self.decoder_batch_sizes)
 
     @property
     def effective_target(self) -> int:
@@ -255,7 +258,7 @@ class Config(BaseModel):
         if cached_on_cpu and self.attention == "plain" and (reason := kernels.why_unavailable()):
             found.append(f"attention and sampling run on PyTorch's own operations, a call a row, which is slower: {reason}")
         cached_on_gpu = self.device == "cuda" and self.generator == "cached"
-        if cached_on_gpu and self.attention == "plain" and (reason := kernels.why_no_triton()):
+        if cached_on_gpu and self.attention == "plain" and (reason := kernels.why_no_triton(self.shape.head_size)):
             found.append(f"attention calls PyTorch once a row, and without CUDA graphs, which is slower: {reason}")
         if self.mode == "windowed" and self.effective_target != self.batch_size_target:
             found.append(
@@ -327,6 +330,10 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
         config = Config(**resolve({**values, **flags, "mode": mode}))
         if config.device == "cpu" and (unused := [name for name in flags if name in ONLY_ON_GPU]):
             raise ConfigError(f"{flag(unused[0])} has no meaning on a CPU; leave it out")
+        if flags.get("enforce_eager") and (config.attention != "triton" or config.generator != "cached"):
+            raise ConfigError("--enforce-eager has no meaning without attention triton, which alone is captured; leave it out")
+        if {"kv_cache_gb", "gpu_memory_utilization"} <= flags.keys():
+            raise ConfigError("--kv-cache-gb and --gpu-memory-utilization both size the KV cache; leave one of them out")
         return config
     except ValidationError as error:
         first = error.errors()[0]

@@ -56,23 +56,17 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         resolved.setdefault("attention", "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain")
         resolved.setdefault("linear", "onednn" if onednn else "kernel")
     if gpu:
-        reason = kernels.why_no_triton()
+        reason = kernels.why_no_triton(shape.head_size)
         if resolved.get("attention") == "triton" and reason:
             raise ValueError(f"attention triton cannot be used here: {reason}; or leave --attention out")
         resolved.setdefault("attention", "plain" if reason else "triton")
-        captured = resolved["attention"] == "triton" and resolved.get("generator") != "naive"
-        if captured and not _is_true(resolved.get("enforce_eager")):
+        if resolved.get("generator") != "naive" and model != "fake":
             with contextlib.suppress(ValueError, TypeError):  # a max_batch_size that is no number is Config's to refuse
                 most = int(resolved["max_batch_size"])
                 resolved.setdefault("decoder_batch_sizes", tuple(size for size in (most, *DECODER_BATCH_SIZES) if size <= most))
     else:
         resolved.setdefault("kv_cache_gb", 4.0)
     return resolved
-
-
-def _is_true(value: Any) -> bool:
-    """A boolean setting, as pydantic would read it."""
-    return str(value).lower() in ("1", "true", "t", "yes", "y", "on")
 
 
 def physical_cores() -> int:

@@ -93,7 +93,7 @@ class GPT2(nn.Module):
         self.wpe = nn.Embedding.from_pretrained(torch.empty(shape.n_ctx, shape.n_embd))
         self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
         self.ln_f: nn.Module = AddNorm(shape.n_embd)
-        self.lm_head: nn.Module | None = None  # a packed copy of wte (generate/linear.py), else wte itself
+        self.lm_head: nn.Module | None = None  # a copy of wte (generate/linear.py, gpu.py), else wte itself
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, sample: Tensor) -> Tensor:
         """Return the logits that follow the tokens at the indices `sample`.

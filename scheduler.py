@@ -140,7 +140,8 @@ class Scheduler:
     def _beyond_pool(self, needed: int) -> InvalidRequest:
         return InvalidRequest(
             f"The request needs {needed} KV blocks of {self.block_size} tokens and the whole pool has "
-            f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger --kv-cache-gb."
+            f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger --kv-cache-gb (on a GPU: "
+            "--gpu-memory-utilization)."
         )
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:

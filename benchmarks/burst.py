@@ -50,6 +50,7 @@ def measure(config: Config, requests: Sequence[tuple[list[int], int]], sampling:
         "completion_tokens": tokens,
         "iterations": len(engine.iterations),
         "load_s": engine.load_s,
+        "kv_blocks": engine.manager.snapshot().n_blocks,
         "resident_gb": psutil.Process().memory_info().rss / 1e9,
         "weights_gb": config.shape.weight_bytes(config.dtype) / 1e9,
         "kv_used_gb": most_blocks * config.block_bytes / 1e9,

@@ -94,13 +94,14 @@ def measure(config: Config, rows: list[int], contexts: list[int], prompts: list[
     native = config.device == "cuda" or native_bfloat16()
     probe = torch.bfloat16 if config.dtype == "bfloat16" and native else torch.float32
     read, multiply = bandwidth(config.device), arithmetic(probe, config.device)
+    torch.cuda.empty_cache()  # else the probes' memory looks taken when the KV cache is sized
     where = "this GPU" if config.device == "cuda" else f"this machine, {config.threads} threads"
     print(f"{where}: reads {read / 1e9:,.1f} GB/s, {multiply / 1e9:,.0f} GFLOP/s ({probe})")
     start = time.perf_counter()
     generator = load_generator(config, locate(config), config.shape.vocab_size)
     load_s = time.perf_counter() - start
     assert isinstance(generator, CachedGenerator)
-    if max(rows) * -(-max(contexts) // config.block_size) > (generator.n_blocks or config.n_blocks):
+    if max(rows) * -(-max(contexts) // config.block_size) > (generator.n_blocks or 0):
         raise ConfigError("the KV cache does not hold that many rows of that context; raise --kv-cache-gb")
     points, mixed = [], []
     print("  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  of the bound")
@@ -149,6 +150,8 @@ def main() -> None:
     prompts = numbers(options.prompts) if options.prompts else []
     if max(contexts + prompts) > config.max_model_len:
         raise ConfigError(f"this model's rows hold at most {config.max_model_len} tokens; lower --contexts or --prompts")
+    if max(rows) > config.max_batch_size:
+        raise ConfigError(f"--rows {options.rows}: the engine is built for --max-batch-size {config.max_batch_size} at most")
     if prompts and (config.max_batch_size <= BESIDE or max(prompts) > config.token_budget):
         raise ConfigError(f"--prompts needs a --max-batch-size over {BESIDE} and a --token-budget of its largest")
     result = measure(config, rows, contexts, prompts, max(1, options.repeats)) | record(config)

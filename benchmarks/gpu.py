@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -22,10 +22,12 @@ from benchmarks.common import configs, run
 from benchmarks.engine import BESIDE
 from client.load import ServerError
 from client.machine import processor, stamp
-from client.servers import server
-from config import Config, Parser, flag
+from client.servers import as_flag, server
+from config import Config, ConfigError, Parser
+from defaults import VOCABULARIES
 
-MINUTES = 8.5  # and half a minute for a part to stop in
+MINUTES = 8.5
+STOP_S = 30  # for the last part to stop in
 DEFAULTS = {"model": "gpt2-medium", "weights": "random", "tokenizer": "bytes", "device": "cuda"}
 
 
@@ -55,25 +57,29 @@ def call(command: Sequence[str], log: Path, seconds: float) -> tuple[str | None,
         return "no time was left", []
     problem = None
     with subprocess.Popen(
-        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
             said, _ = process.communicate(timeout=seconds)
             problem = f"exit code {process.returncode}: {said.strip()[-300:]}" if process.returncode else None
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # a comparison then stops its servers and keeps what it has
-            said, _ = process.communicate()
             problem = "no time was left to finish it"
+            process.terminate()  # a comparison then stops its servers and keeps what it has
+            try:
+                said, _ = process.communicate(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                said, _ = process.communicate()
     log.write_text(said)
     lines = said.splitlines()
     print("\n".join(line for line in lines if not line.startswith("{")) + (f"\n{problem}" if problem else ""), flush=True)
     return problem, lines
 
 
-def startup_s(settings: Mapping[str, Any]) -> float:
-    """From the launcher's start until the server says that it is ready."""
+def startup_s(settings: Mapping[str, Any], seconds: float) -> float:
+    """From the launcher's start until the server says that it is ready. Raises ServerError after `seconds`."""
     start = time.perf_counter()
-    with server("dynamic", settings):
+    with server("dynamic", settings, seconds):
         return time.perf_counter() - start
 
 
@@ -133,7 +139,8 @@ def report(found: Mapping[str, Any], config: Config, problems: Mapping[str, str]
         engine = f", {steps['load_s']:.1f} s of them the engine's" if steps else ""
         text.append(f"A server is ready {seconds:.1f} s after its start{engine}.")
     if (comparison := out / "comparison" / "report.md").exists():
-        text += ["The four modes ([report](comparison/report.md)):", comparison.read_text().split("\n\n")[1]]
+        few = f", sampling from {VOCABULARIES[config.tokenizer]} ids" if config.tokenizer == "bytes" else ""
+        text += [f"The four modes over HTTP{few} ([report](comparison/report.md)):", comparison.read_text().split("\n\n")[1]]
     text += [f"**Missing: {name}** ({reason})" for name, reason in problems.items()]
     text.append(
         f"- {hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores; torch {hardware['torch']}\n"
@@ -149,27 +156,34 @@ def main() -> None:
     parser.add_argument("--context", default="256", help="tokens of each row (default: 256)")
     parser.add_argument("--prompts", default="16,128", help=f"tokens of a prompt beside {BESIDE} rows (default: 16,128)")
     parser.add_argument("--n", type=int, default=64, help="requests of the burst (default: 64)")
-    parser.add_argument("--numsamples", type=int, default=1000, help="requests of the comparison (default: 1000)")
+    parser.add_argument("--numsamples", type=int, default=500, help="requests of the comparison (default: 500)")
     parser.add_argument("--out", type=Path, help="folder for the results (default: results/gpu/MODEL)")
     defaults = {name: (lambda known, value=value: value) for name, value in DEFAULTS.items()}
     options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"], **defaults)
     settings = DEFAULTS | {name: value for name, value in vars(options).items() if name in Config.model_fields}
-    flags = [word for name, value in settings.items() for word in (flag(name), str(value))]
+    flags = [word for name, value in settings.items() for word in as_flag(name, value)]
     out = options.out or Path("results/gpu") / config.model_name
-    out.mkdir(parents=True, exist_ok=True)
+    if out.exists() and not (out / "gpu.md").exists():
+        raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")
+    shutil.rmtree(out, ignore_errors=True)  # no part of an earlier run stands under this one's name
+    out.mkdir(parents=True)
     found: dict[str, Any] = {"command": shlex.join(["benchmarks/gpu.sh", *sys.argv[1:]]), "config": config.model_dump()}
     found |= stamp() | {"burst_requests": options.n}
     problems: dict[str, str] = {}
     try:
-        found["startup_s"] = startup_s(settings)
+        found["startup_s"] = startup_s(settings, deadline - time.monotonic())
     except ServerError as error:
         problems["start-up"] = str(error)
     for name, command in commands(options, flags, config.device == "cuda", out).items():
         problem, lines = call(command, out / f"{name}.txt", deadline - time.monotonic())
         if problem:
             problems[name] = problem
-        if name != "comparison" and (said := [line for line in lines if line.startswith("{")]):
+        if name == "comparison":
+            continue
+        if said := [line for line in lines if line.startswith("{")]:
             found[name] = json.loads(said[-1])
+        elif not problem:
+            problems[name] = "it said nothing"
     (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
     (out / "gpu.md").write_text(report(found, config, problems, out))
     print(f"\n{(out / 'gpu.md').read_text()}\nwritten to {out}")

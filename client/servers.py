@@ -22,7 +22,7 @@ STARTUP_S = 600
 
 
 @contextlib.contextmanager
-def server(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
+def server(mode: str, flags: Mapping[str, Any], patience_s: float = STARTUP_S) -> Iterator[str]:
     """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it whatever happens.
 
     Raises ServerError with the end of the server's own output if it does not come up.
@@ -33,14 +33,13 @@ def server(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
     command = [sys.executable, str(ROOT / "app.py"), mode, "--host", "127.0.0.1", "--port", str(port)]
     for name, value in flags.items():
         if meaningful(name, mode):
-            switch = flag(name) if value is not False else flag(name).replace("--", "--no-", 1)
-            command += [switch] if isinstance(value, bool) else [switch, str(value)]
+            command += as_flag(name, value)
     with tempfile.TemporaryFile() as output:
         # a session of its own: Ctrl-C reaches us alone, and we stop it
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_until_ready(process, url)
+            wait_until_ready(process, url, patience_s)
             if process.pid not in (pids := get(url)["pids"]):
                 raise ServerError(
                     f"{url} is another server (processes {pids}, ours is {process.pid}); run the comparison again"
@@ -54,8 +53,14 @@ def server(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
             _stop(process)
 
 
-def wait_until_ready(process: subprocess.Popen[Any], url: str) -> None:
-    deadline = time.monotonic() + STARTUP_S
+def as_flag(name: str, value: Any) -> list[str]:
+    """A setting as words of a command line."""
+    switch = flag(name) if value is not False else flag(name).replace("--", "--no-", 1)
+    return [switch] if isinstance(value, bool) else [switch, str(value)]
+
+
+def wait_until_ready(process: subprocess.Popen[Any], url: str, patience_s: float = STARTUP_S) -> None:
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise ServerError(f"the server ended with exit code {process.returncode} before it was ready")
@@ -64,7 +69,7 @@ def wait_until_ready(process: subprocess.Popen[Any], url: str) -> None:
             return
         except ServerError:
             time.sleep(0.1)
-    raise ServerError(f"the server was not ready after {STARTUP_S} s")
+    raise ServerError(f"the server was not ready after {patience_s:.0f} s")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,22 @@ if TYPE_CHECKING:
 
 class OutOfMemory(Exception):
     """A GPU's memory does not hold what was asked of it; the message names the settings to lower."""
+
+
+@contextlib.contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """Raise OutOfMemory, with a sentence, where the GPU's memory does not hold `what`."""
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+        if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):
+            raise
+        raise OutOfMemory(
+            f"this GPU's memory does not hold {what}; lower --token-budget, --max-batch-size, --kv-cache-gb or "
+            "--gpu-memory-utilization, or end what else runs on the GPU"
+        ) from None
 
 
 def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator:
@@ -32,7 +50,7 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
     from model import load_model
 
     torch.set_num_threads(config.threads)
-    try:
+    with memory_for(f"{config.model} and an iteration of {config.max_batch_size} rows"):
         model = load_model(config.shape, path, config.seed, getattr(torch, config.dtype), config.device)
         if config.generator == "naive":
             from generate.naive import NaiveGenerator
@@ -43,7 +61,7 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
 
             pack(model, KernelLinear if config.linear == "kernel" else OneDNNLinear)
         if config.attention == "triton":
-            from generate.norm import fuse
+            from generate.gpu import fuse
 
             fuse(model)
         if config.kv_cache_gb is not None:
@@ -51,12 +69,6 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
         from generate.memory import fitting_blocks
 
         return _cached(config, model, n_vocab, fitting_blocks(config, lambda n: _cached(config, model, n_vocab, n)))
-    except torch.OutOfMemoryError:
-        raise OutOfMemory(
-            f"{config.model} does not fit into this GPU's memory with --max-batch-size {config.max_batch_size} and "
-            f"--token-budget {config.token_budget}; lower them, --kv-cache-gb or --gpu-memory-utilization, or end what else "
-            "runs on the GPU"
-        ) from None
 
 
 def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedGenerator:
@@ -74,8 +86,7 @@ def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedG
     elif config.attention == "triton":
         attention = TritonAttention(cache, max_tokens)
     sampler = sample_on_cpu if config.attention == "kernel" else sample
-    known = None if n_blocks == config.n_blocks else n_blocks
-    generator = CachedGenerator(model, n_vocab, attention, sampler, max_tokens, known)
+    generator = CachedGenerator(model, n_vocab, attention, sampler, max_tokens, n_blocks)
     if config.captures:
         from generate.graphs import Capture
 

@@ -153,7 +153,7 @@ class TritonAttention:
             for at in range(0, row.n_tokens, most):
                 tiles += (n + at, min(most, row.n_tokens - at), start, start + at, table, 0, 0, 0)
             n += row.n_tokens
-            tables += row.blocks
+            tables += row.blocks[: -(-(row.start + row.n_tokens) // self._cache.block_size)]
         n_tiles = len(tiles) // size
         tiles += [0] * (size * n - len(tiles))  # a captured launch has a tile for each token
         described = self._buffer.load(array("i", tiles + tables))

@@ -24,6 +24,7 @@ class Buffer:
 
     def load(self, values: array[Any]) -> Tensor:
         """Overwrite the first len(values) elements; return the whole buffer."""
+        assert len(values) <= len(self._tensor), f"{len(values)} values for a buffer of {len(self._tensor)}"
         self._tensor[: len(values)].copy_(_on_host(values, self._tensor.device), non_blocking=True)
         return self._tensor
 

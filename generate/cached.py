@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from generate import OutOfMemory
+from generate import memory_for
 from generate.attention import Attention
 from generate.buffers import Buffer
 from generate.sampling import Sample
@@ -28,7 +28,7 @@ PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)  # a row of
 
 
 class CachedGenerator(Generator):
-    """`max_tokens`: of an iteration at most. `n_blocks`: of the KV cache, where the scheduler cannot know."""
+    """`max_tokens`: of an iteration at most. `n_blocks`: of the KV cache, if it was made for a scheduler to follow."""
 
     def __init__(
         self, model: GPT2, n_vocab: int, attention: Attention, sample: Sample, max_tokens: int, n_blocks: int | None = None
@@ -45,16 +45,11 @@ class CachedGenerator(Generator):
     def generate(self, iteration: Iteration) -> list[int]:
         """Raises OutOfMemory."""
         rows = [row for row in iteration.rows if row.samples]
-        try:
+        with memory_for(f"an iteration of {len(iteration.rows)} rows"):
             logits = self.logits(iteration.rows, iteration.padding)
             # a GPU computes them while this thread goes on, and waits for it once: when the ids are read
             draws = [(row.inference.sampling, len(row.inference.tokens)) for row in rows]
             return self.sample(logits, draws, self._n_vocab) if rows else []
-        except torch.OutOfMemoryError:
-            raise OutOfMemory(
-                f"the GPU's memory does not hold an iteration of {len(iteration.rows)} rows; start the server with a lower "
-                "--gpu-memory-utilization, --token-budget or --max-batch-size"
-            ) from None
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], padding: int = 0) -> Tensor:
@@ -66,7 +61,7 @@ class CachedGenerator(Generator):
         i = bisect.bisect_left(self._sizes, n_tokens)
         size = self._sizes[i] if i < len(self._sizes) else n_tokens
         forward = self._prepare([*rows, *[PADDING] * (padding + size - n_tokens)])
-        # with prompts in it, too, an iteration that fits is quicker as a graph: a launch costs more than a few more tokens
+        # with prompts in it, too, as far as it fits: that a few more tokens cost less than launches is for a GPU to show
         return self._captured.get(size, forward)()[: sum(row.samples for row in rows)]
 
     def _prepare(self, rows: list[Row]) -> Forward:

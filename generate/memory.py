@@ -18,11 +18,11 @@ def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
     OutOfMemory if a request of max_model_len does not fit.
     """
     least = config.blocks_per_request
+    _release()  # what an earlier engine of this process held
     engine = trial(least)
     free, total = torch.cuda.mem_get_info()  # with the trial's memory still held
     del engine
-    gc.collect()
-    torch.cuda.empty_cache()
+    _release()
     room = free - (1 - config.gpu_memory_utilization) * total
     fitting = least + int(room // config.block_bytes)
     if fitting < least:
@@ -32,3 +32,9 @@ def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
             "--token-budget or --max-model-len, raise --gpu-memory-utilization, or end what else runs on the GPU"
         )
     return min(fitting, config.n_blocks)
+
+
+def _release() -> None:
+    """Give memory that nobody uses back to the GPU: captured passes lie in cycles of references."""
+    gc.collect()
+    torch.cuda.empty_cache()

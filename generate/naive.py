@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from generate import memory_for
 from generate.sampling import sample
 from inference import Generator, Inference, Iteration
 from model import GPT2, causal_attention
@@ -21,9 +22,10 @@ class NaiveGenerator(Generator):
     def generate(self, iteration: Iteration) -> list[int]:
         """Return an id for each row that samples; a chunk of a prompt that samples nothing costs nothing."""
         rows = [row for row in iteration.rows if row.samples]
-        logits = [self.logits(row.inference, row.start + row.n_tokens) for row in rows]
-        draws = [(row.inference.sampling, len(row.inference.tokens)) for row in rows]
-        return sample(torch.cat(logits), draws, self._n_vocab) if rows else []
+        with memory_for(f"an iteration of {len(rows)} rows"):
+            logits = [self.logits(row.inference, row.start + row.n_tokens) for row in rows]
+            draws = [(row.inference.sampling, len(row.inference.tokens)) for row in rows]
+            return sample(torch.cat(logits), draws, self._n_vocab) if rows else []
 
     def logits(self, inference: Inference, length: int) -> torch.Tensor:
         """The logits after the first `length` tokens of prompt + completion: [1, V]."""

@@ -49,7 +49,12 @@ def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
             top_k = array("q", [min(chosen[i][0].top_k or n_vocab, n_vocab) for i in cut])
             top_p = array("d", [ALL if (p := chosen[i][0].top_p) is None or p == 1 else p for i in cut])
             which = to_device(array("q", cut), device)
-            scaled[which] = _restrict(scaled[which], to_device(top_k, device), to_device(top_p, device))
+            kept = scaled[which]
+            if min(top_k) < n_vocab:
+                kept = _largest(kept, to_device(top_k, device), max(top_k))
+            if min(top_p) < ALL:
+                kept = _nucleus(kept, to_device(top_p, device))
+            scaled[which] = kept
         u = to_device(array("d", [uniform(s.seed, index) for s, index in chosen]), device)
         ids[at] = _invert(scaled.softmax(-1), u)
     return ids.tolist()
@@ -78,18 +83,24 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
-def _restrict(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Mask each row of [R, V] to its top_k largest, then to the fewest of them that hold top_p of the probability.
+def _largest(logits: Tensor, top_k: Tensor, most: int) -> Tensor:
+    """Mask each row of [R, V] to its top_k largest: int64 [R], from 1 to `most`, at most V.
 
-    top_k: int64 [R], from 1 to V; top_p: float64 [R]: nucleus sampling (Holtzman et al. 2020, section 3.1). Equals of the
-    last one kept are kept too, so that the result does not depend on the order of a sort.
+    Here and below equals of the last one kept are kept too, so that the result does not depend on the order of a sort.
+    """
+    values = logits.topk(most).values
+    return logits.masked_fill(logits < values.gather(-1, top_k[:, None] - 1), -torch.inf)
+
+
+def _nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
+    """Mask each row of [R, V] to the fewest that hold top_p of the probability (Holtzman et al. 2020, section 3.1).
+
+    top_p: float64 [R].
     """
     largest = logits.sort(-1, descending=True).values
-    least = largest.gather(-1, top_k[:, None] - 1)
-    largest = largest.masked_fill(largest < least, -torch.inf)
     below = largest.double().softmax(-1).cumsum(-1) < top_p[:, None]
     last = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)  # rounding may keep the sum below a top_p of almost 1
-    return logits.masked_fill(logits < torch.maximum(least, largest.gather(-1, last)), -torch.inf)
+    return logits.masked_fill(logits < largest.gather(-1, last), -torch.inf)
 
 
 def _invert(probabilities: Tensor, u: Tensor) -> Tensor:

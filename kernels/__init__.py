@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC"]
 TIMEOUT_S = 120
 LARGEST_HEAD = 256  # as in attention.cpp
+LARGEST_TRITON_HEAD = 64  # GPT-2's; in float32 a program with wider ones needs more shared memory than small GPUs have
 
 
 class KernelUnavailable(Exception):
@@ -77,8 +78,10 @@ def why_unavailable() -> str | None:
     return None
 
 
-def why_no_triton() -> str | None:
+def why_no_triton(head_size: int) -> str | None:
     """Why kernels in Triton cannot be used here, or None if they can. Triton builds its launcher with a C compiler."""
+    if head_size > LARGEST_TRITON_HEAD:
+        return f"the model's heads of {head_size} are larger than {LARGEST_TRITON_HEAD}"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is missing; pip install triton"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks import agreement, burst, engine, gpu, huggingface, long_prompt, pairs, scheduler, theory
 from benchmarks.common import run
 from client.data import load_trace
+from config import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +90,7 @@ def test_a_long_prompt_is_measured_over_budgets(
 def test_the_engine_is_held_against_the_oracle(small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     arguments = [*small, "--n", "4", "--tokens", "5", "--decoder-batch-sizes", "32,3"]
     found = last_line(agreement.main, arguments, monkeypatch, capsys)
-    assert found["agrees"] and found["float32"] == {"requests": 4, "equal": 4, "undecided": 0, "different": 0}
+    assert found["agrees"] and found["float32"] == {"requests": 12, "equal": 12, "undecided": 0, "different": 0}
     assert 0 < found["bfloat16"]["largest_difference"] < found["bfloat16"]["tolerance"]
     monkeypatch.setattr(agreement, "load_generator", spoilt(agreement.load_generator))
     with pytest.raises(SystemExit) as caught:
@@ -120,25 +123,42 @@ def test_all_that_is_claimed_of_a_gpu_is_reported_or_said_to_be_missing(
         return None, capsys.readouterr().out.splitlines()
 
     monkeypatch.setattr(gpu, "call", here)
-    monkeypatch.setattr(gpu, "startup_s", lambda settings: 4.25)
+    monkeypatch.setattr(gpu, "startup_s", lambda settings, seconds: 4.25)
+    out = tmp_path / "out"
     sizes = ["--max-batch-size", "16", "--rows", "1,3", "--context", "20", "--prompts", "16", "--n", "3"]
-    monkeypatch.setattr(sys, "argv", ["gpu", *small, "--device", "cpu", *sizes, "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["gpu", *small, "--device", "cpu", *sizes, "--out", str(out)])
     with pytest.raises(SystemExit) as caught:
         gpu.main()
     assert caught.value.code == 1
-    text = (tmp_path / "gpu.md").read_text()
-    for said in ("in float32 3 of 3 requests have its ids", "\n| 3 | ", "| 16 | ", "The burst of 3 requests, without HTTP: ",
+    text = (out / "gpu.md").read_text()
+    for said in ("in float32 10 of 10 requests have its ids", "\n| 3 | ", "| 16 | ", "The burst of 3 requests, without HTTP: ",
                  " of Hugging Face's generate()", "ready 4.2 s after", "**Missing: comparison** (no time was"):  # fmt: skip
         assert said in text
-    assert json.loads((tmp_path / "gpu.json").read_text())["commit"] and (tmp_path / "step_time.png").exists()
+    assert json.loads((out / "gpu.json").read_text())["commit"] and (out / "step_time.png").exists()
 
 
-def test_a_part_that_fails_is_told_from_one_that_ran(tmp_path: Path) -> None:
+def test_a_part_that_fails_is_told_from_one_that_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert gpu.call(["benchmarks.engine", "--rows", "x"], tmp_path / "log", 100)[0] == (
         "exit code 2: error: 'x' is no list of positive numbers such as 1,8,64"
     )
     assert "positive numbers" in (tmp_path / "log").read_text()
     assert gpu.call(["benchmarks.engine"], tmp_path / "log", -1.0) == ("no time was left", [])
+    (tmp_path / "notes").touch()
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--out", str(tmp_path)])
+    with pytest.raises(ConfigError, match="holds no earlier run of this; choose another --out"):
+        gpu.main()
+
+
+def servers() -> set[int]:
+    return {p.pid for p in psutil.process_iter(["cmdline"]) if "app:serve()" in (p.info["cmdline"] or [])}
+
+
+def test_a_comparison_that_runs_out_of_time_leaves_no_server(tmp_path: Path) -> None:
+    command = ["client.compare", "--model", "fake", "--modes", "nobatch", "--arrival", "poisson:1", "--skip-calibration"]
+    before, started = servers(), time.monotonic()
+    problem, _ = gpu.call([*command, "--out", str(tmp_path / "out")], tmp_path / "log", 8.0)
+    assert problem == "no time was left to finish it" and time.monotonic() - started < 8 + gpu.STOP_S
+    assert servers() == before
 
 
 def test_planning_is_measured_with_and_without_a_queue(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

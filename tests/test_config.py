@@ -107,22 +107,24 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
 ) -> None:
     monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
     reason = None if triton else "the package triton is missing; pip install triton"
-    monkeypatch.setattr(defaults.kernels, "why_no_triton", lambda: reason)
+    monkeypatch.setattr(defaults.kernels, "why_no_triton", lambda head_size: reason)
     config = parse(["dynamic"], {}, dotenv=None)
     if triton:
         assert config.attention == "triton" and config.captures
         assert config.decoder_batch_sizes == (256, 128, 64, 32, 16, 8, 4, 2, 1)
         assert parse(["dynamic", "--max-batch-size", "48"], {}, dotenv=None).decoder_batch_sizes == (48, 32, 16, 8, 4, 2, 1)
+        eager = parse(["dynamic", "--enforce-eager"], {}, dotenv=None)
+        assert eager.decoder_batch_sizes == config.decoder_batch_sizes and not eager.captures
         none = parse(["dynamic", "--decoder-batch-sizes", "none"], {}, dotenv=None)
-        assert none.decoder_batch_sizes == () and none.captures, "whatever is captured, nothing is"
+        assert none.decoder_batch_sizes == () and not none.captures
+        assert "has no meaning without attention triton" in refused("dynamic", "--enforce-eager", "--attention", "plain")
+        assert "leave one of them out" in refused("dynamic", "--kv-cache-gb", "1", "--gpu-memory-utilization", "0.5")
+        assert not parse(["dynamic", "--attention", "plain"], {}, dotenv=None).captures
     else:
         assert config.attention == "plain" and "pip install triton" in config.warnings()[0]
         assert refused("dynamic", "--attention", "triton").startswith(
             "attention triton cannot be used here: the package triton is"
         )
-    assert parse(["dynamic", "--generator", "naive"], {}, dotenv=None).decoder_batch_sizes == ()
-    eager = config if not triton else parse(["dynamic", "--enforce-eager"], {}, dotenv=None)
-    assert eager.decoder_batch_sizes == () and not eager.captures
 
 
 def test_decoder_batch_sizes_are_sorted_and_hold_max_batch_size() -> None:

@@ -20,7 +20,7 @@ from generate.attention import Attention, KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
 from generate.linear import KernelLinear, OneDNNLinear, pack
 from generate.naive import NaiveGenerator
-from generate.sampling import ALL, Sample, _restrict, sample, sample_on_cpu, uniform
+from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniform
 from inference import Generator, Inference, Iteration, Row, Sampling
 from model import GPT2, KVCache, load_model
 from policies import Dynamic, NoBatching, Policy, Static, Windowed
@@ -122,7 +122,7 @@ def restricted(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> 
     """One row through the batch's function."""
     n = logits.numel()
     k, p = torch.tensor([min(top_k or n, n)]), torch.tensor([ALL if top_p in (None, 1.0) else top_p], dtype=torch.float64)
-    return _restrict(logits[None], k, p)[0]
+    return _nucleus(_largest(logits[None], k, int(k)), p)[0]
 
 
 SAMPLINGS = [

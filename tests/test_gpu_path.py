@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import torch
 import defaults
 import model as model_module
 from config import Config, build
-from generate import OutOfMemory, load_generator
+from generate import OutOfMemory, graphs, load_generator, memory_for
 from generate.attention import PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.memory import fitting_blocks
@@ -29,7 +31,7 @@ from tests.servers import ROOT
 from tests.test_engine import N_VOCAB, Oracle, enliven, serve
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-from generate.norm import TritonAddNorm, fuse
+from generate.gpu import TritonAddNorm, fuse
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -124,34 +126,44 @@ def test_the_largest_iteration_fits_the_buffers_of_a_pool_for_one_request(tiny: 
     generator.warm_up(max_batch_size=3, token_budget=40, prompt_tokens=15, block_size=1)
 
 
+class Replaying:
+    """In the place of graphs.Capture: the recorded pass is the Python of the capture, which knows nothing of later iterations;
+    as those of graphs its logits have one place, which the next replay overwrites."""
+
+    def __init__(self) -> None:
+        self.replayed: list[int] = []
+        self._logits: torch.Tensor | None = None
+
+    def __call__(self, forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        first = forward()
+        if self._logits is None:  # the largest comes first
+            self._logits = first.clone()
+
+        def replay() -> torch.Tensor:
+            assert self._logits is not None
+            self.replayed.append(len(first))
+            return self._logits[: len(first)].copy_(forward())
+
+        return replay
+
+
 @pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda policy: type(policy).__name__)
 def test_what_was_captured_once_computes_any_iteration(tiny: GPT2, policy: Any) -> None:
-    """A graph repeats what was recorded, so nothing but the content of the buffers may matter: here the recorded pass is the
-    Python of the capture itself, which knows nothing of later iterations."""
+    """A graph repeats what was recorded, so nothing but the content of the buffers may matter."""
     expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), asks())
     fused = copy.deepcopy(tiny)
     fuse(fused)
     cache = KVCache(TINY, 30, 4, torch.float32, "cpu")
     generator = CachedGenerator(fused, N_VOCAB, TritonAttention(cache, 40), sample, max_tokens=40)
-    replayed: list[int] = []
-
-    def capture(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        n = len(forward())
-
-        def replay() -> torch.Tensor:
-            replayed.append(n)
-            return forward()
-
-        return replay
-
+    capture = Replaying()
     generator.capture([1, 3, 7], capture)
     limits = {"n_blocks": 30, "max_batch_size": 3, "token_budget": 6, "decoder_batch_sizes": [3, 1]}
     assert serve(policy, generator, asks(), **limits) == expected
-    assert set(replayed) == {1, 3, 7}, "decode iterations of two sizes, and some with a prompt in them"
+    assert set(capture.replayed) == {1, 3, 7}, "decode iterations of two sizes, and some with a prompt in them"
 
 
 def test_a_batch_of_sampled_ids_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a tensor is where a host waits for its GPU: .tolist(), .item(), bool() and indexing by a list all do."""
+    """Reading a tensor is where a host waits for its GPU. (Operations that wait inside PyTorch are not seen here.)"""
     reads: list[str] = []
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,8 +209,11 @@ def test_memory_that_runs_out_in_an_iteration_names_the_settings_to_lower(tiny: 
 
     monkeypatch.setattr(generator, "sample", full)
     row = Row(Inference([1], 1), 0, 1, [0], samples=True, idle=False)
-    with pytest.raises(OutOfMemory, match="an iteration of 1 rows; start the server with a lower --gpu-memory-utilization"):
+    said = "memory does not hold an iteration of 1 rows; lower --token-budget, --max-batch-size, "
+    with pytest.raises(OutOfMemory, match=said):
         generator.generate(Iteration([row], 1, 0, 1))
+    with pytest.raises(torch.AcceleratorError, match="illegal"), memory_for("anything"):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
 def test_memory_that_does_not_hold_the_model_names_the_settings_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,5 +222,36 @@ def test_memory_that_does_not_hold_the_model_names_the_settings_to_lower(monkeyp
 
     monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
     monkeypatch.setattr(model_module, "load_model", full)
-    with pytest.raises(OutOfMemory, match=r"gpt2-medium does not fit into this GPU's memory .*; lower them, --kv-cache-gb or"):
+    with pytest.raises(OutOfMemory, match="does not hold gpt2-medium and an iteration of 256 rows; lower --token-budget"):
         load_generator(gpu_config(), None, 257)
+
+
+def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: GPT2
+) -> None:
+    """All that load_generator does there, but for CUDA's own calls."""
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 64, "vocab_size": 300}'
+    )
+    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    limits = {"max_batch_size": "3", "token_budget": "150", "decoder_batch_sizes": "3,1", "block_size": "4"}
+    config = gpu_config(model=str(tmp_path), dtype="float32", **limits).model_copy(update={"device": "cpu"})
+    captures: list[Replaying] = []
+
+    def capture() -> Replaying:
+        captures.append(Replaying())
+        return captures[-1]
+
+    monkeypatch.setattr(graphs, "Capture", capture)
+    room = 0.1 * 10**9 + 7 * config.block_bytes
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (room, 10**9))
+    monkeypatch.setattr(model_module, "load_model", lambda *_: copy.deepcopy(tiny))
+    generator = load_generator(config, None, N_VOCAB)
+    assert isinstance(generator, CachedGenerator) and isinstance(generator.model.ln_f, TritonAddNorm)
+    assert generator.n_blocks == 16 + 7, "one request of 64 tokens, and what was left"
+    gc.collect()
+    assert sum(type(thing) is CachedGenerator for thing in gc.get_objects()) == 1, "the trial is gone"
+    expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), asks())
+    settings = {"n_blocks": 23, "max_batch_size": 3, "token_budget": 150, "decoder_batch_sizes": [3, 1]}
+    assert serve(Dynamic(), generator, asks(), **settings) == expected
+    assert len(captures) == 2 and set(captures[1].replayed) == {1, 3}

@@ -95,7 +95,7 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
     assert delta["vllm:inter_token_latency_seconds_count"] == completion - 60
     assert delta["vllm:inter_token_latency_seconds_bucket/+Inf"] == completion - 60
     assert delta["vllm:iteration_tokens_total_sum"] == completion + prompt - 60, "a first token needs no iteration of its own"
-    assert stats["padding_rows"] > 0
+    assert stats["padding_rows"] > 0 and stats["kv_blocks"] == 32 * 64
     for kind in ("live", "idle", "padding"):
         assert delta[f"batching_computed_rows_total/{kind}"] == stats[f"{kind}_rows"]
     flushes = {name.split("/")[1]: n for name, n in delta.items() if name.startswith("batching_flush_total/")}

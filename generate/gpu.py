@@ -1,4 +1,4 @@
-"""A block's additions and norms as one launch each. GPU.
+"""What a GPU has instead of the plain model's parts: an addition and its norm in one launch, an LM head of even width.
 
 Between the products of a decode step lie launches that take longer to begin than to run, so fewer of them are what helps.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch.nn as nn
 from torch import Tensor
+from torch.nn import functional as F
 
 from kernels.add_norm import add_norm
 from model import GPT2, AddNorm, Block
@@ -23,8 +24,22 @@ class TritonAddNorm(nn.Module):
         return add_norm(x, y, self.weight, self.bias, self._epsilon)
 
 
+class PaddedHead(nn.Module):
+    """The LM head as a copy of wte with rows of zeros up to a multiple of 64: 50,257 logits a row are no aligned output.
+
+    Returns [N, V up to a multiple of 64]; whoever samples looks at the tokenizer's ids alone.
+    """
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self._weight = F.pad(weight.detach(), (0, 0, 0, -weight.shape[0] % 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight)
+
+
 def fuse(model: GPT2) -> None:
-    """Replace the model's additions and norms by the kernel; the weights stay where they are."""
+    """Replace the model's additions, norms and LM head."""
 
     def fused(norm: nn.Module) -> nn.Module:
         assert isinstance(norm, AddNorm)
@@ -34,3 +49,4 @@ def fuse(model: GPT2) -> None:
         assert isinstance(block, Block)
         block.ln_1, block.ln_2 = fused(block.ln_1), fused(block.ln_2)
     model.ln_f = fused(model.ln_f)
+    model.lm_head = PaddedHead(model.wte.weight)
