@@ -114,7 +114,7 @@ class Config(BaseModel):
     @field_validator("decoder_batch_sizes", mode="before")
     @classmethod
     def _read_sizes(cls, value: Any) -> Any:
-        """A flag's text; as in RBLN, sorted descending, and max_batch_size is one of them."""
+        """A flag's text, to numbers."""
         if not isinstance(value, str):
             return value
         try:
@@ -125,6 +125,7 @@ class Config(BaseModel):
     @field_validator("decoder_batch_sizes")
     @classmethod
     def _order_sizes(cls, sizes: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        """As in RBLN: sorted descending, and max_batch_size is one of them."""
         most = info.data.get("max_batch_size")
         if not sizes or most is None:  # max_batch_size is wrong itself, and says so
             return sizes

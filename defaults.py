@@ -63,7 +63,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         if resolved.get("generator") != "naive" and model != "fake":
             with contextlib.suppress(ValueError, TypeError):  # a max_batch_size that is no number is Config's to refuse
                 most = int(resolved["max_batch_size"])
-                resolved.setdefault("decoder_batch_sizes", tuple(size for size in (most, *DECODER_BATCH_SIZES) if size <= most))
+                resolved.setdefault("decoder_batch_sizes", tuple(size for size in DECODER_BATCH_SIZES if size <= most))
     else:
         resolved.setdefault("kv_cache_gb", 4.0)
     return resolved

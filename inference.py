@@ -155,7 +155,7 @@ class IterationRecord:
 class Generator(Protocol):
     """The engine's seam."""
 
-    n_blocks: int | None = None  # KV blocks, if what memory holds decides it; None: those of the scheduler
+    n_blocks: int | None = None  # KV blocks that it has, by which the scheduler then goes; None: as many as that has
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Compute the iteration; return one id per row with `samples`, in row order."""

@@ -212,7 +212,7 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
     """
     if not iterations:
         return {"started_at": 0.0, "bin_s": 0.0, **{kind: [] for kind in ROWS}}
-    started, seconds, *rows = np.array(iterations, float).T
+    started, seconds, *counts = np.array(iterations, float).T
     first, last = started[0], (started + seconds).max()
     edges = np.linspace(first, last, bins + 1)
     width = edges[1] - edges[0]
@@ -224,7 +224,7 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
         part = np.clip(edges - started[k], 0.0, seconds[k])
         return [round(float(x), 4) for x in np.diff(done[k] + rows[k] * part) / width]
 
-    return {"started_at": float(first), "bin_s": float(width)} | {kind: binned(n) for kind, n in zip(ROWS, rows)}
+    return {"started_at": float(first), "bin_s": float(width)} | {kind: binned(rows) for kind, rows in zip(ROWS, counts)}
 
 
 class ServerStats:
@@ -262,7 +262,8 @@ class ServerStats:
             self._counts[what] += 1
 
     def iteration(self, record: IterationRecord) -> None:
-        rows = live, _, _ = record.live_rows, record.idle_rows, record.padding_rows
+        live = record.live_rows
+        rows = (live, record.idle_rows, record.padding_rows)
         with self._lock:
             if record.started_at < self._since:
                 return

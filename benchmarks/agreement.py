@@ -37,7 +37,8 @@ BFLOAT16_TOLERANCE = 0.05  # of the largest logit; bfloat16 keeps 8 bits, and so
 
 def serve(config: Config, generator: Generator, inferences: Sequence[Inference]) -> None:
     scheduler = create_scheduler(config)
-    scheduler.enqueue(inferences, now=0.0)
+    for inference in inferences:
+        scheduler.enqueue([inference], now=0.0)
     while scheduler.has_work:
         iteration, _ = scheduler.schedule(now=0.0)
         scheduler.apply(iteration, generator.generate(iteration), now=0.0)
@@ -92,8 +93,8 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
     for decode in (False, True):
         rows = []
         for inference, mine in zip(inferences, blocks):
-            n = len(inference.prompt_ids)
-            rows.append(Row(inference, n if decode else 0, 1 if decode else n, mine, samples=True, idle=False))
+            length = len(inference.prompt_ids)
+            rows.append(Row(inference, length if decode else 0, 1 if decode else length, mine, samples=True, idle=False))
         # prompts one by one; a graph's logits are overwritten by the next's
         found = generator.logits(rows) if decode else torch.cat([generator.logits([row]).clone() for row in rows])
         with torch.inference_mode():

@@ -72,11 +72,10 @@ def configs(
     add_settings(parser)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
-    flags = {name: str(value(known)) for name, value in defaults.items()}
-    flags |= {name: value for name, value in vars(known).items() if name in Config.model_fields}
+    flags = {name: value for name, value in vars(known).items() if name in Config.model_fields}
+    values = {name: str(value(known)) for name, value in defaults.items()} | from_environment(os.environ)
     built = [
-        build(mode, {name: value for name, value in flags.items() if meaningful(name, mode)}, from_environment(os.environ))
-        for mode in modes(known)
+        build(mode, {name: value for name, value in flags.items() if meaningful(name, mode)}, values) for mode in modes(known)
     ]
     for config in built:
         if config.model == "fake" or config.generator != "cached":

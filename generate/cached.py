@@ -28,7 +28,7 @@ PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)  # a row of
 
 
 class CachedGenerator(Generator):
-    """`max_tokens`: of an iteration at most. `n_blocks`: of the KV cache, if it was made for a scheduler to follow."""
+    """`max_tokens`: of an iteration at most. `n_blocks`: see inference.Generator."""
 
     def __init__(
         self, model: GPT2, n_vocab: int, attention: Attention, sample: Sample, max_tokens: int, n_blocks: int | None = None
