@@ -30,14 +30,15 @@ DEFINITIONS = {
     "request_throughput": "answered requests / wall-clock of the run",
     "output_throughput": "completion tokens / wall-clock of the run, tok/s",
     "total_token_throughput": "(prompt + completion tokens) / wall-clock of the run, tok/s",
-    "wall_clock_s": "first send (at the server: first arrival) to last answer",
+    "wall_clock_s": "first send (at the server: first arrival) to the last ending, an answer's or a failure's",
     "goodput": "requests per second that meet every stated limit; failed and refused ones miss",
     "attainment": "share of all requests that meet every stated limit; goodput and it are measured from the schedule",
     "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited",
     "requested_rate": "requests a second as scheduled: (n - 1) / (last - first)",
     "achieved_rate": "requests a second as sent: (n - 1) / (last - first)",
     "index_of_dispersion": "variance / mean of arrivals counted in windows of ten mean gaps; 1 for Poisson",
-    "mean_in_flight": "requests sent and not ended, counted 20 times a second from the first send to the last answer, averaged",
+    "mean_in_flight": "requests sent and not ended, counted at a random instant of each 50 ms from the first send to the last "
+    "ending, averaged",
     "littles_law": "in_flight: mean_in_flight; rate_x_latency: request_throughput * mean e2el at the server; must be equal",
     "growth": "seconds that each second of sending adds to TTFT: least squares over ten blocks, less the slope's error",
     "capacity": "the highest rate of a sweep, in requests a second, at which the queue did not only grow (growth over 0.05)",
@@ -52,7 +53,7 @@ DEFINITIONS = {
     "latency-per-token": "mean of e2el / completion tokens, seconds",
     "throughput": "completion tokens / total-elapsed-time, tok/s",
     "total-tokens-handled": "completion tokens of answered requests",
-    "total-elapsed-time": "first arrival to last answer, seconds",
+    "total-elapsed-time": "first arrival to the last ending, an answer's or a failure's, seconds",
 }
 ROWS = ("live", "idle", "padding")  # what a computed row is
 CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limited by its client
@@ -167,14 +168,16 @@ class Answer:
         return self.sent_at - self.scheduled_at
 
 
-def summarise(answers: Sequence[Answer], sends: Sequence[tuple[float, float]], goodput: Mapping[str, float]) -> dict[str, Any]:
+def summarise(
+    answers: Sequence[Answer], sends: Sequence[tuple[float, float, float]], goodput: Mapping[str, float]
+) -> dict[str, Any]:
     """METRICS of one run from the client's side.
 
-    sends: (scheduled, sent) of every request, the failed ones too. goodput: limits in ms.
+    sends: (scheduled, sent, ended) of every request, the failed ones too. goodput: limits in ms.
     """
-    sent_at = [sent for _, sent in sends]
+    sent_at = [sent for _, sent, _ in sends]
     start = min(sent_at, default=0.0)
-    wall = max((a.answered_at for a in answers), default=start) - start
+    wall = max((ended for *_, ended in sends), default=start) - start
     prompt, completion = sum(a.prompt_tokens for a in answers), sum(a.completion_tokens for a in answers)
     result: dict[str, Any] = {"completed": len(answers), "failed": len(sent_at) - len(answers), "wall_clock_s": wall}
     result |= {"total_input_tokens": prompt, "total_output_tokens": completion}
@@ -191,7 +194,7 @@ def summarise(answers: Sequence[Answer], sends: Sequence[tuple[float, float]], g
     result |= describe("normalized_latency", (a.e2e_s / a.completion_tokens for a in answers))
     result |= describe("queue_time", (a.timings["queue_s"] for a in answers if a.timings))
     result |= describe("held_time", (a.timings["held_s"] for a in answers if a.timings))
-    result |= describe("schedule_lag", (sent - scheduled for scheduled, sent in sends))
+    result |= describe("schedule_lag", (sent - scheduled for scheduled, sent, _ in sends))
     result["client_limited"] = result.get("p99_schedule_lag_ms", 0.0) > CLIENT_LIMITED_MS
     span = max(sent_at, default=0.0) - start
     result["achieved_rate"] = (len(sent_at) - 1) / span if span else None
@@ -245,7 +248,7 @@ class ServerStats:
         with self._lock:
             self._since = now
             self._first_arrival = float("inf")
-            self._last_answer = float("-inf")
+            self._last_ending = float("-inf")
             self._counts: Counter[str] = Counter()
             self._reasons: Counter[str] = Counter()
             self._by_tokens: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])  # tokens: [requests, Σ latency]
@@ -280,14 +283,15 @@ class ServerStats:
         with self._lock:
             if inference.arrived_at < self._since:
                 return
+            assert inference.answered_at is not None
+            self._first_arrival = min(self._first_arrival, inference.arrived_at)
+            self._last_ending = max(self._last_ending, inference.answered_at)
             self._counts[inference.state.value] += 1
             if inference.error is None:
                 self._finished(inference)
 
     def _finished(self, inference: Inference) -> None:
         times, n = times_of(inference), len(inference.tokens)
-        self._first_arrival = min(self._first_arrival, times.arrived_at)
-        self._last_answer = max(self._last_answer, times.answered_at)
         self._counts["prompt_tokens"] += len(inference.prompt_ids)
         self._counts["completion_tokens"] += n
         self._normalized_sum += times.e2e_s / n
@@ -313,7 +317,7 @@ class ServerStats:
         """The run so far; changes nothing."""
         with self._lock:
             counts, n = self._counts, self._counts["finished"]
-            wall = max(0.0, self._last_answer - self._first_arrival) if n else 0.0
+            wall = max(0.0, self._last_ending - self._first_arrival)  # -inf as long as nothing has ended
             rates = throughputs(n, counts["prompt_tokens"], counts["completion_tokens"], wall)
             rows, busy = self._rows, self._busy_s
             result: dict[str, Any] = {

@@ -92,7 +92,7 @@ def pollaczek_khinchine(rate: float, service_s: Sequence[float]) -> float:
 
 
 def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
-    """L, the mean of counts that this client took at equal intervals, and λ · W with the server's own mean latency W."""
+    """L, the mean of counts that this client took at random instants, and λ · W with the server's own mean latency W."""
     server = result.get("server")
     if not server or not server.get("mean_e2el_ms") or not result["mean_in_flight"] or result["failed"] or result["partial"]:
         return None

@@ -76,7 +76,7 @@ def measure(target: Target, rate: float, progress: Progress) -> dict[str, float]
     with progress.replay(f"calibrating the client, {rate:g} a second", requests) as watch:
         outcomes = replay(target.url, requests, target.wire, watch=watch)
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    result = summarise(answers, [(outcome.scheduled_at, outcome.sent_at) for outcome in outcomes], {})
+    result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {})
     keys = ("failed", "achieved_rate", "request_throughput", "p50_schedule_lag_ms", "p99_schedule_lag_ms")
     return {"rate": rate, **{key: result[key] for key in keys}}
 

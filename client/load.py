@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import json
+import random
 import resource
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -37,6 +39,7 @@ class Outcome:
     request: Request
     scheduled_at: float
     sent_at: float
+    ended_at: float  # when it was answered, or failed
     answer: Answer | None = None
     text: str = ""
     error: str = ""
@@ -62,7 +65,8 @@ class Watch:
     def ended(self, outcome: Outcome) -> None: ...
 
     def tick(self) -> None:
-        """Twenty times a second from the first send to the last answer, also when nothing else happens."""
+        """Twenty times a second on average from the first send to the last ending, at random instants, also when nothing
+        else happens."""
 
 
 def replay(
@@ -93,7 +97,7 @@ async def _replay(
             sent_at = time.perf_counter() - start
             watch.sent()
             pieces = []
-            outcome = Outcome(request, scheduled_at, sent_at)
+            answer, text, error = None, "", ""
             try:
                 async with session.post(url + wire.path, data=bodies.pop(request.id)) as response:
                     async for data in response.content.iter_any():
@@ -101,17 +105,20 @@ async def _replay(
                 reply = Reply(request, scheduled_at, sent_at, pieces or [(time.perf_counter() - start, b"")])
                 if response.status != 200:
                     raise Unreadable(refusal(response.status, reply.body))
-                outcome = Outcome(request, scheduled_at, sent_at, *wire.read(reply))
-            except Unreadable as error:
-                outcome = Outcome(request, scheduled_at, sent_at, error=str(error))
-            except (TimeoutError, aiohttp.ClientError, OSError) as error:
-                outcome = Outcome(request, scheduled_at, sent_at, error=f"{type(error).__name__}: {error}".rstrip(": "))
-            outcomes[request.id] = outcome
+                answer, text = wire.read(reply)
+            except Unreadable as unreadable:
+                error = str(unreadable)
+            except (TimeoutError, aiohttp.ClientError, OSError) as failure:
+                error = f"{type(failure).__name__}: {failure}".rstrip(": ")
+            ended_at = answer.answered_at if answer else time.perf_counter() - start
+            outcomes[request.id] = outcome = Outcome(request, scheduled_at, sent_at, ended_at, answer, text, error)
             watch.ended(outcome)
 
-        ticking = asyncio.create_task(_tick(start, watch))
+        first_at = 0.0 if requests[0].users else min(request.at for request in requests)
+        ticking = asyncio.create_task(_tick(start + first_at, watch))
         if users := requests[0].users:
             waiting = iter(requests)
+            await asyncio.sleep(start - time.perf_counter())
 
             async def user() -> None:
                 for request in waiting:  # the users share it: each takes the next
@@ -128,10 +135,10 @@ async def _replay(
 
 
 async def _tick(start: float, watch: Watch) -> None:
-    at = start
-    while True:
-        at += TICK_S  # on a grid of its own: instants that follow the load would be a biased sample
-        await asyncio.sleep(at - time.perf_counter())
+    """Tick once in each TICK_S from `start` on, anywhere in it: equal intervals would beat with equal gaps of a load."""
+    rng = random.Random(0)
+    for k in itertools.count():
+        await asyncio.sleep(start + (k + rng.random()) * TICK_S - time.perf_counter())
         watch.tick()
 
 

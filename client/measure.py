@@ -92,7 +92,7 @@ def measure(
         partial, outcomes = True, interrupted.outcomes
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result: dict[str, Any] = {"mode": target.name, "partial": partial}
-    result |= summarise(answers, [(outcome.scheduled_at, outcome.sent_at) for outcome in outcomes], goodput)
+    result |= summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], goodput)
     result["requested_rate"] = describe(requests)["requested_rate"]
     result["mean_in_flight"] = float(np.mean(counting.counts)) if counting.counts else None
     result["growth"] = growth(answers)
@@ -135,7 +135,7 @@ def whole(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]
 def _record(outcome: Outcome) -> dict[str, Any]:
     """One request of NAME.json; the gaps between tokens stay out, they are summarised above."""
     record: dict[str, Any] = {"id": outcome.request.id, "num_tokens": outcome.request.num_tokens}
-    record |= {"scheduled_at": outcome.scheduled_at, "sent_at": outcome.sent_at}
+    record |= {"scheduled_at": outcome.scheduled_at, "sent_at": outcome.sent_at, "ended_at": outcome.ended_at}
     if outcome.answer is None:
         return record | {"error": outcome.error}
     record |= asdict(outcome.answer) | {"text": outcome.text}

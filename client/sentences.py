@@ -113,7 +113,7 @@ def littles_law(run: Run) -> str | None:
         ((law["in_flight"] / law["rate_x_latency"] - 1, name) for name, law in laws), key=lambda found: abs(found[0])
     )
     return (
-        "Little's law: requests in flight, counted by the client 20 times a second, and answered a second × mean latency at "
+        "Little's law: requests in flight, counted by the client at random instants, and answered a second × mean latency at "
         f"the server differ by {100 * apart:+.1f}% at most ({name}).".replace("-", "−")
     )
 

@@ -75,13 +75,13 @@ def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
     with stub() as server:
         outcomes = replay(server.url, at(0.0, 0.1, 0.2), STUB, watch=Slow())
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    result = summarise(answers, [(outcome.scheduled_at, outcome.sent_at) for outcome in outcomes], {})
+    result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {})
     assert result["client_limited"] and result["max_schedule_lag_ms"] > 250
     assert result["p99_e2el_from_schedule_ms"] > 250, "coordinated omission would hide the wait of the second and third"
     assert answers[1].e2e_s < 0.3 < answers[1].e2e_s + answers[1].lag_s
 
 
-def test_what_is_in_flight_is_counted_at_equal_intervals_also_when_nothing_happens() -> None:
+def test_what_is_in_flight_is_counted_at_random_instants_also_when_nothing_happens() -> None:
     class Counting(Watch):
         now, counts = 0, list[int]()
 
@@ -98,6 +98,26 @@ def test_what_is_in_flight_is_counted_at_equal_intervals_also_when_nothing_happe
         replay(server.url, at(0.0, 0.5), STUB, watch=(watch := Counting()))
     assert len(watch.counts) == pytest.approx(30, abs=6), "twenty times a second, for 1.5 s"
     assert np.mean(watch.counts) == pytest.approx(2 * 1.0 / 1.5, abs=0.25)  # L = λ · W
+
+
+def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> None:
+    """Twenty requests a second and twenty counts a second: at equal intervals each count fell on the same instant of a gap."""
+    requests = PromptData("fixed:2").requests(60, "constant:20")
+    with stub(first_s=0.025) as server:
+        result, _ = measure(Target("stub", server.url, STUB, ours=False), requests, {}, 10, Watch())
+    assert result["mean_in_flight"] == pytest.approx(result["achieved_rate"] * result["mean_e2el_ms"] / 1e3, abs=0.2)
+
+
+def test_what_is_in_flight_is_counted_from_the_first_send_on() -> None:
+    with stub(first_s=0.4) as server:
+        result, _ = measure(Target("stub", server.url, STUB, ours=False), at(0.6), {}, 10, Watch())
+    assert result["mean_in_flight"] > 0.7, "one request, and a server that never was idle"
+
+
+def test_a_failure_ends_when_it_is_known() -> None:
+    with stub(first_s=5.0) as server:
+        [outcome] = replay(server.url, at(0.0), STUB, timeout_s=0.3)
+    assert outcome.error and 0.3 <= outcome.ended_at - outcome.sent_at < 2
 
 
 def test_failures_are_told_in_a_sentence_and_never_timed() -> None:

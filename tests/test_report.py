@@ -211,7 +211,7 @@ def test_progress_tells_rate_flight_failures_and_the_time_left(capsys: pytest.Ca
         for request in requests[:4]:
             watch.sent()
             if request.id < 3:
-                watch.ended(Outcome(request, 0, 0, error="500" if request.id == 1 else ""))
+                watch.ended(Outcome(request, 0, 0, 0, error="500" if request.id == 1 else ""))
         line = str(watch)
     assert line.startswith("static: 3/10 ended, ") and "1 in flight, 1 failed, " in line and line.endswith(" s left")
     assert capsys.readouterr().out == "", "a quick replay says nothing in between"

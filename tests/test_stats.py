@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from errors import ServingError
 from inference import Inference, Iteration, IterationRecord, Row, State
 from stats import Answer, ServerStats, Times, describe, fairness, occupancy_over_time, summarise
 
@@ -38,7 +39,7 @@ def answer(id_: int, scheduled: float, sent: float, answered: float, tokens: int
 
 def test_a_run_is_summarised_from_the_clients_side() -> None:
     answers = [answer(0, 0.0, 0.0, 2.0, 3), answer(1, 1.0, 1.5, 5.0, 3)]
-    result = summarise(answers, [(0.0, 0.0), (1.0, 1.5), (2.0, 2.0)], goodput={"e2el": 2500.0})
+    result = summarise(answers, [(0.0, 0.0, 2.0), (1.0, 1.5, 5.0), (2.0, 2.0, 4.0)], goodput={"e2el": 2500.0})
     assert (result["completed"], result["failed"], result["wall_clock_s"]) == (2, 1, 5.0)
     assert (result["request_throughput"], result["output_throughput"]) == (2 / 5, 6 / 5)
     assert result["total_token_throughput"] == 14 / 5
@@ -52,12 +53,28 @@ def test_a_run_is_summarised_from_the_clients_side() -> None:
 
 
 def test_a_run_in_which_everything_failed_has_no_latencies_and_no_nan() -> None:
-    result = summarise([], [(0.0, 0.0), (1.0, 1.0)], goodput={})
+    result = summarise([], [(0.0, 0.0, 3.0), (1.0, 1.0, 1.5)], goodput={})
     assert (result["completed"], result["failed"], result["output_throughput"]) == (0, 2, 0.0)
     assert "mean_e2el_ms" not in result and result["fairness"] is None and result["goodput"] is None
-    assert summarise([], [(0.0, 0.0)], goodput={"e2el": 1.0})["goodput"] == 0.0, (
+    assert summarise([], [(0.0, 0.0, 0.5)], goodput={"e2el": 1.0})["goodput"] == 0.0, (
         "nothing answered is no goodput, not an unknown one"
     )
+
+
+def test_a_server_that_dies_early_is_rated_over_the_whole_run() -> None:
+    """It answered 97 requests in 5 s and died; that every later one failed was left out of the run's time: 19.4 a second."""
+    instants = [(i / 20, i / 20, i / 20 + 0.15) for i in range(1200)]
+    answers = [answer(i, *instants[i], 1) for i in range(97)]
+    result = summarise(answers, instants, goodput={"e2el": 1000.0})
+    assert result["wall_clock_s"] == pytest.approx(60.1) and (result["completed"], result["failed"]) == (97, 1103)
+    assert result["goodput"] == result["request_throughput"] == pytest.approx(97 / 60.1)
+    stats = ServerStats(max_batch_size=4)
+    stats.answered(finished(0.0, 2, 5.0))
+    failed = Inference([0], 9, arrived_at=1.0, answered_at=60.0, state=State.FAILED)
+    failed.error = ServingError("the engine died")
+    stats.answered(failed)
+    said = stats.snapshot()
+    assert said["total-elapsed-time"] == 60.0 and said["request_throughput"] == 1 / 60, "and so does the server itself"
 
 
 def test_occupancy_over_time_spreads_iterations_over_bins_and_keeps_the_area() -> None:
@@ -130,7 +147,7 @@ def test_an_empty_run_has_zeros_and_no_nan() -> None:
 
 def test_failed_requests_are_counted_and_not_timed() -> None:
     stats = ServerStats(max_batch_size=4)
-    failed = Inference([0], 9, arrived_at=0.0, state=State.FAILED, error=None)
+    failed = Inference([0], 9, arrived_at=0.0, answered_at=1.0, state=State.FAILED, error=None)
     failed.error = RuntimeError()  # type: ignore[assignment]
     stats.answered(failed)
     said = stats.snapshot()
