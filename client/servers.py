@@ -21,15 +21,19 @@ ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @contextlib.contextmanager
 def server(mode: str, flags: Mapping[str, Any], patience_s: float = STARTUP_S) -> Iterator[str]:
     """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it whatever happens.
 
     Raises ServerError with the end of the server's own output if it does not come up.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, str(ROOT / "app.py"), mode, "--host", "127.0.0.1", "--port", str(port)]
     for name, value in flags.items():
         if meaningful(name, mode):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from client.data import Request
 from client.load import Outcome
-from client.servers import server
+from client.servers import free_port, server
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,12 +24,6 @@ __all__ = [
 ]  # fmt: skip
 
 PATIENCE_S = 60
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request]:

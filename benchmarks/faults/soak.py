@@ -1,0 +1,177 @@
+"""Load for half an hour, with cancellations and bad input mixed in, and what grows meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import matplotlib.pyplot as plt
+import numpy as np
+import psutil
+
+from benchmarks.faults.tools import Fault, Seen, Served, serving, until
+from client.data import PromptData, Request
+from client.graph import STYLE
+from client.load import Watch, get, post
+from client.measure import Target, burst_size, measure_capacity
+from client.wire import wire
+from config import build
+
+LOAD = 0.8  # of the capacity
+WARM = 0.2  # of the time, in which everything may grow
+MOST_MB = 5.0  # that memory may grow after that
+MOST_DESCRIPTORS = 16  # connections come and go
+KINDS = ("plain", "stream", "openai", "group", "cut", "invalid")  # in turn
+PANELS = {  # of the figure, and what a sample holds besides its time
+    "rss_mb": "memory, MB (RSS)",
+    "threads": "threads",
+    "descriptors": "open descriptors",
+    "blocks_used": "KV blocks used, share of all",
+    "in_flight": "requests in flight",
+    "ended": "requests ended",
+}
+
+
+def fault(minutes: float, keep: dict[str, Any]) -> Fault:
+    """The soak as a fault; what it measured goes to `keep`."""
+    name = f"{minutes:g} minutes at {LOAD:g} of the capacity, a sixth each {', '.join(KINDS[:-1])} and {KINDS[-1]}"
+    promise = (
+        f"after the first {100 * WARM:.0f}% of the time memory grows by {MOST_MB:g} MB at most, threads not at all; at the end "
+        "no row and no block is taken, and /stats has counted what the client has"
+    )
+    return Fault(name, promise, lambda short: soak(minutes, keep))
+
+
+def soak(minutes: float, keep: dict[str, Any]) -> Seen:
+    with serving({"model": "demo", "request_timeout_s": 120}) as served:
+        rate = _rate(served)
+        post(f"{served.url}/stats/reset")
+        every_s = min(10.0, 6 * minutes)
+        samples, counts = asyncio.run(_load(served, served.worker, rate, 60 * minutes, every_s))
+        stats = get(f"{served.url}/stats")
+    keep |= {"minutes": minutes, "rate": rate, "samples": samples, "counts": dict(counts), "stats": stats}
+    return judge(samples, counts, stats)
+
+
+def _rate(served: Served) -> float:
+    """Requests a second at LOAD of what a burst shows that it can serve: what is cut or invalid computes next to nothing."""
+    burst = PromptData().requests(burst_size(build("dynamic", {"model": "demo"}, {})), "burst")
+    capacity = measure_capacity(Target("dynamic", served.url, wire("inference")), burst, 600, Watch())
+    tokens = float(np.mean([request.num_tokens for request in burst])) * (len(KINDS) - 2) / len(KINDS)
+    return LOAD * capacity["output_throughput"] / tokens
+
+
+async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Request) -> str:
+    """Send one request of a kind; return what came of it."""
+    body: dict[str, Any] = {"prompt": request.prompt, "num_tokens": request.num_tokens, "temperature": 1.0}
+    if kind == "openai":
+        body = {"prompt": request.prompt, "max_tokens": request.num_tokens, "stop": ["\n\n\n"], "timeout_s": 60}
+    elif kind == "group":
+        body |= {"prompt": [request.prompt] * 2, "num_tokens": max(1, request.num_tokens // 2)}
+    elif kind == "invalid":
+        body["num_tokens"] = -1
+    elif kind in ("stream", "cut"):
+        body["stream"] = True
+    route = "/v1/completions" if kind == "openai" else "/inference"
+    try:
+        async with session.post(url + route, json=body) as response:
+            if kind == "cut":
+                await response.content.readany()
+                response.close()
+            else:
+                await response.read()
+            return str(response.status)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return type(error).__name__
+
+
+async def _load(
+    served: Served, worker: psutil.Process, rate: float, seconds: float, every_s: float
+) -> tuple[list[dict[str, float]], Counter[str]]:
+    """Poisson arrivals for so long; samples of the server, the last when nothing is in flight; {"kind outcome": n}."""
+    requests = PromptData(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
+    counts: Counter[str] = Counter()
+    samples: list[dict[str, float]] = []
+    start = time.perf_counter()
+
+    def sample() -> None:
+        running = sum(served.metric(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
+        blocks = served.metric("vllm:kv_cache_usage_perc")
+        held = (worker.memory_info().rss / 1e6, worker.num_threads(), worker.num_fds(), blocks, running)
+        at = {"seconds": time.perf_counter() - start}
+        samples.append(at | dict(zip(PANELS, map(float, (*held, sum(counts.values()))))))
+
+    async def watch() -> None:
+        while True:
+            await asyncio.to_thread(sample)
+            await asyncio.sleep(every_s)
+
+    async def send(kind: str, request: Request) -> None:
+        outcome = await _send(session, served.url, kind, request)
+        counts[f"{kind} {outcome}"] += 1
+
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        watching = asyncio.create_task(watch())
+        async with asyncio.TaskGroup() as tasks:
+            for i, request in enumerate(requests):
+                if (left := start + request.at - time.perf_counter()) > 0:
+                    await asyncio.sleep(left)
+                tasks.create_task(send(KINDS[i % len(KINDS)], request))
+        watching.cancel()
+    until(served.is_free)
+    sample()
+    return samples, counts
+
+
+def judge(samples: Sequence[Mapping[str, float]], counts: Mapping[str, int], stats: Mapping[str, Any]) -> Seen:
+    """Whether the server stayed flat, and counted what its client did."""
+    end = samples[-1]["seconds"]
+    late = [sample for sample in samples if sample["seconds"] >= WARM * end]
+    at, memory = (np.array([sample[name] for sample in late]) for name in ("seconds", "rss_mb"))
+    grown = float(np.polyfit(at, memory, 1)[0] * (at[-1] - at[0])) if len(late) > 2 else 0.0
+
+    def more(name: str) -> float:
+        """The most in the second half over the most in the first."""
+        values = [sample[name] for sample in late]
+        half = len(values) // 2
+        return max(values[half:]) - max(values[: half + 1])
+
+    wrong = {what: n for what, n in counts.items() if what.split()[1] != ("400" if what.startswith("invalid") else "200")}
+    # a group is two inferences; what was cut may have had its last token before its client had left
+    valid = sum(n * (1 + what.startswith("group")) for what, n in counts.items() if not what.startswith("invalid"))
+    counted = (stats["completed"] + stats["cancelled"], stats["invalid"]) == (valid, counts.get("invalid 400", 0))
+    left = bool(samples[-1]["blocks_used"] or samples[-1]["in_flight"])
+    text = (
+        f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes; from minute {WARM * end / 60:.0f} on memory "
+        f"{grown:+.1f} MB (then {memory[-1]:.0f} MB), threads {more('threads'):+.0f}, descriptors "
+        f"{more('descriptors'):+.0f}; {'something is' if left else 'nothing is'} left in rows or blocks; "
+        f"/stats and this client {'agree' if counted else 'differ'}"
+    )
+    flat = grown <= MOST_MB and more("threads") <= 0 and more("descriptors") <= MOST_DESCRIPTORS
+    return Seen(f"{text}; unexpected: {wrong}" if wrong else text, flat and counted and not left and not wrong)
+
+
+def figure(found: Mapping[str, Any], path: Path, caption: str) -> None:
+    """What the server held over time, a panel each; the time in which it may grow is grey."""
+    minutes = [sample["seconds"] / 60 for sample in found["samples"]]
+    with plt.rc_context(STYLE):
+        drawn, axes = plt.subplots(2, 3, figsize=(13, 6.2), sharex=True, layout="constrained")
+        for axis, (name, title) in zip(axes.flat, PANELS.items()):
+            axis.axvspan(0, WARM * minutes[-1], color="#efefef", lw=0)
+            axis.plot(minutes, [sample[name] for sample in found["samples"]], color="#1b9e77", lw=1.5)
+            axis.set_title(title, fontsize=12)
+            axis.set_ylim(bottom=0)
+            axis.set_xlim(0, minutes[-1])
+            axis.grid(alpha=0.25)
+        for axis in axes[-1]:
+            axis.set_xlabel("minutes")
+        text = f"demo, {found['rate']:.1f} requests a second: a sixth each {', '.join(KINDS)} · {caption}"
+        drawn.supxlabel(text, fontsize=9, color="#555555", x=0.01, ha="left")
+        drawn.savefig(path)
+        plt.close(drawn)

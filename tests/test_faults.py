@@ -1,0 +1,67 @@
+"""The fault suite in its short form: each promise is kept on a real server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults import __main__ as faults
+from benchmarks.faults import soak
+from benchmarks.faults.tools import FAULTS, Fault, Seen
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_promise_is_kept(fault: Fault) -> None:
+    seen = fault.run(True)
+    assert seen.kept, seen.text
+
+
+def test_a_soak_ends_flat_and_the_report_shows_what_was_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["faults", "--only", "closes", "--short", "--soak", "0.1", "--out", str(tmp_path)])
+    faults.main()
+    found = json.loads((tmp_path / "faults.json").read_text())
+    assert [entry["kept"] for entry in found["faults"]] == [True, True] and found["commit"]
+    assert found["soak"]["counts"]["invalid 400"] > 0 and found["soak"]["counts"]["cut 200"] > 0
+    report = (tmp_path / "faults.md").read_text()
+    assert "2 of 2 promises kept" in report and found["faults"][1]["seen"] in report and (tmp_path / "soak.png").exists()
+
+
+def sampled(memory: list[float], **last: float) -> list[dict[str, float]]:
+    flat = {"threads": 40.0, "descriptors": 20.0, "blocks_used": 0.0, "in_flight": 0.0, "ended": 0.0}
+    samples = [flat | {"seconds": 60.0 * i, "rss_mb": held} for i, held in enumerate(memory)]
+    samples[-1] |= last
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("samples", "counts", "kept"),
+    [
+        (sampled([200, 300, 301, 300, 301, 300, 301, 300, 301, 300]), {"plain 200": 9}, True),
+        (sampled([200 + 10 * i for i in range(10)]), {"plain 200": 9}, False),  # memory grows
+        (sampled([300] * 10, threads=41), {"plain 200": 9}, False),
+        (sampled([300] * 10, blocks_used=0.1), {"plain 200": 9}, False),
+        (sampled([300] * 10), {"plain 200": 8}, False),  # /stats counted one more
+        (sampled([300] * 10), {"plain 200": 8, "plain 500": 1}, False),
+    ],
+)
+def test_a_soak_is_judged_by_what_grows_what_is_left_and_what_was_counted(
+    samples: list[dict[str, float]], counts: dict[str, int], kept: bool
+) -> None:
+    assert soak.judge(samples, counts, {"completed": 9, "cancelled": 0, "invalid": 0}).kept == kept
+
+
+def test_a_broken_promise_is_an_exit_code_and_a_bold_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(short: bool) -> Seen:
+        raise ConnectionResetError("peer")
+
+    monkeypatch.setattr(faults, "FAULTS", [Fault("a | fault", "nothing breaks", fails)])
+    monkeypatch.setattr(sys, "argv", ["faults", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        faults.main()
+    assert ended.value.code == 1 and "BROKEN" in capsys.readouterr().out
+    assert "| a \\| fault | nothing breaks | ConnectionResetError: peer | **no** |" in (tmp_path / "faults.md").read_text()
