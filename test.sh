@@ -1,10 +1,17 @@
 #!/usr/bin/env bash
 # Style, types and tests:  ./test.sh [pytest arguments]
+# The tests run in two processes (-n 0: in one, as --pdb needs it), the types are checked beside them.
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$ROOT/setup.sh" requirements-dev.txt
 cd "$ROOT"
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
-"$PYTHON" -m mypy
-exec "$PYTHON" -m pytest "$@"
+said="$(mktemp)"
+"$PYTHON" -m mypy >"$said" 2>&1 &
+mypy=$!
+trap 'kill $mypy 2>/dev/null || true; rm -f "$said"' EXIT
+"$PYTHON" -m pytest -n 2 "$@" && tests=0 || tests=$?
+wait $mypy && types=0 || types=$?
+cat "$said" >&2
+exit $((tests ? tests : types))

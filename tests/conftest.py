@@ -1,10 +1,13 @@
-"""Leaks are found here: after every test no handler thread may live on."""
+"""Leaks are found here: after every test no handler thread may live on. So is room: a test marked `alone` has the machine."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import runpy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,31 @@ for name in [name for name in os.environ if name.startswith("EB_")]:
     del os.environ[name]  # a developer's own settings have no business in the tests
 # the same tests everywhere: a GPU has benchmarks/gpu.sh, and its attention kernel runs in Triton's interpreter here
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+if os.environ.get("NATIVE_BFLOAT16"):  # a processor that computes bfloat16 natively, or one that does not: `yes` or `no`
+    processor = Path(__file__).parent / "processor"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(processor), os.environ.get("PYTHONPATH", "")])
+    runpy.run_path(str(processor / "sitecustomize.py"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    with path.open() as file:
+        fcntl.flock(file, how)
+        yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the time limit: waiting for room is no part of a test
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The workers of a run share the room; a test marked `alone` has it to itself. Who waits at the door goes in next."""
+    room, door = Path(__file__), Path(__file__).with_name("__init__.py")
+    with contextlib.ExitStack() as stay:
+        with _locked(door, fcntl.LOCK_EX):
+            stay.enter_context(_locked(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH))
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,7 @@ def test_decoder_batch_sizes_are_sorted_and_hold_max_batch_size() -> None:
 
 
 def test_what_cannot_fit_is_refused_with_the_arithmetic() -> None:
-    message = refused("dynamic", "--model", "gpt2-medium", "--kv-cache-gb", "0.1")
+    message = refused("dynamic", "--model", "gpt2-medium", "--dtype", "float32", "--kv-cache-gb", "0.1")
     # 2 (keys, values) × 24 layers × 1024 × 4 bytes = 196,608 bytes a token; 16 tokens a block; 0.1 GB = 31 blocks
     assert "0.1 holds 31 blocks of 16 tokens × 196,608 bytes" in message and "needs 64 (0.201 GB)" in message
     assert "GB of weights" in refused("dynamic", "--model", "gpt2-xl", "--kv-cache-gb", "1e6", "--max-batch-size", "9999999")
@@ -147,7 +147,7 @@ def test_what_cannot_fit_is_refused_with_the_arithmetic() -> None:
 def test_the_pool_is_never_larger_than_its_rows_can_use() -> None:
     config = build("dynamic", {"model": "demo", "max_batch_size": 2}, {})
     assert config.n_blocks == 2 * 64
-    assert build("dynamic", {"model": "gpt2-medium"}, {}).n_blocks == int(4e9 / (16 * 196_608))
+    assert build("dynamic", {"model": "gpt2-medium", "dtype": "float32"}, {}).n_blocks == int(4e9 / (16 * 196_608))
 
 
 def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path) -> None:
