@@ -48,8 +48,9 @@ from client.load import Outcome, ServerError, get, stream  # noqa: E402
 from client.measure import Target, measure, openai_model, whole  # noqa: E402
 from client.options import base_url, parse_goodput  # noqa: E402
 from client.progress import Progress  # noqa: E402
+from client.quoting import named  # noqa: E402
 from client.wire import APIS, wire  # noqa: E402
-from config import ConfigError  # noqa: E402
+from config import MODES, ConfigError  # noqa: E402
 from stats import fairness  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
@@ -145,10 +146,12 @@ def target_of(url: str, arguments: argparse.Namespace) -> Target:
     """The server to ask. Raises ServerError."""
     if arguments.api == "openai":
         model = arguments.model or openai_model(url)
-        return Target(Path(model).name, url, wire("openai", model), ours=False)
+        return Target(named(Path(model).name), url, wire("openai", model), ours=False)
     try:
-        return Target(get(url)["mode"], url, wire("inference", stream=arguments.stream))
-    except KeyError:
+        if (mode := get(url)["mode"]) not in MODES:
+            raise KeyError
+        return Target(mode, url, wire("inference", stream=arguments.stream))
+    except (KeyError, TypeError):
         raise ServerError(f"{url} is no effective-batching server; ask others with --api openai") from None
     except ServerError as error:
         raise ServerError(f"{error} (others than ours are asked with --api openai)") from None

@@ -42,6 +42,7 @@ from client.measure import (
 )  # fmt: skip
 from client.options import LOAD, Options, parse
 from client.progress import Progress
+from client.quoting import unescape
 from client.servers import server
 from client.wire import wire
 from config import ConfigError
@@ -239,7 +240,7 @@ def main() -> None:
     except KeyboardInterrupt as interrupt:
         run, stopped = None, interrupt
     for sentence in sentences.failures(run) if run else []:
-        print(f"error: {sentence}", file=sys.stderr)
+        print(f"error: {unescape(sentence)}", file=sys.stderr)
     if isinstance(stopped, ServerError):
         print(f"error: {stopped}", file=sys.stderr)
         sys.exit(1)

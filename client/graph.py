@@ -23,7 +23,7 @@ KINDS = {  # of computed rows that serve nobody
 STYLE: dict[Any, Any] = {
     "font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold",
     "axes.titlelocation": "left", "figure.dpi": 130, "savefig.bbox": "tight", "legend.frameon": False,
-    "svg.hashsalt": "effective-batching",
+    "svg.hashsalt": "effective-batching", "text.parse_math": False,  # a dollar in a model's name is one
 }  # fmt: skip
 
 

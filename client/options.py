@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from client.data import ARRIVALS, LENGTHS, ORDERS
+from client.quoting import NAME
 from client.servers import ROOT
 from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, from_environment, meaningful, refuse_unknown
 
@@ -120,7 +121,7 @@ def parse_also(texts: Sequence[str]) -> dict[str, str]:
     also: dict[str, str] = {}
     for text in texts:
         name, _, url = text.partition("=")
-        if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not url.startswith(("http://", "https://")):
+        if not NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
             raise ConfigError(f"--also {text!r}: give NAME=URL, such as vllm=http://localhost:8000")
         if name in (*MODES, "summary") or name in also:
             raise ConfigError(f"--also {text!r}: {name} is taken; choose another name")

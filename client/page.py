@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from markdown_it import MarkdownIt
 
+from client.quoting import unescape
+
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 2rem auto; padding: 0 1.2rem }
 body { color: #222; background: #fff }
@@ -38,12 +40,15 @@ PAGE = """<!doctype html>
 
 def as_page(markdown: str, vectors: Mapping[str, bytes]) -> str:
     """A report as one HTML file that needs no network: its Markdown, with figures as SVG inside."""
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    sources = {f"{name}.png" for name in vectors}
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser.validateLink = lambda url: url in sources  # type: ignore[method-assign]  # nothing else is looked at or linked
+    body = parser.render(markdown)
     for name, vector in vectors.items():
         data = base64.b64encode(_shortened(vector)).decode()
         body = body.replace(f'src="{name}.png"', f'src="data:image/svg+xml;base64,{data}"')
     body = re.sub(r"<table>.*?</table>", lambda table: f'<div class="wide">{table[0]}</div>', body, flags=re.DOTALL)
-    title = html.escape(markdown.split("\n", 1)[0].removeprefix("# "))
+    title = html.escape(unescape(markdown.split("\n", 1)[0].removeprefix("# ")))
     return PAGE.format(title=title, style=STYLE, body=body)
 
 

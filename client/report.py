@@ -7,7 +7,6 @@ python -m client.report RUN RUN… --out DIR   compare runs of different commits
 from __future__ import annotations
 
 import argparse
-import html
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
 from client.data import described, dumps
 from client.machine import processor
 from client.page import as_page
+from client.quoting import code, escape, unescape
 from client.runs import FIGURES, Run, RunError, load
 from stats import DEFINITIONS, ROWS, fairness
 
@@ -107,25 +107,26 @@ def sweep_part(run: Run) -> list[str]:
 def facts(run: Run) -> list[str]:
     summary = run.first
     load, hardware, config, capacity = summary["workload"], summary["hardware"], summary["config"], summary["capacity"]
-    arrival = f"arrival `{load['arrival']}`"
+    arrival = f"arrival {code(load['arrival'])}"
     if capacity:
         arrival += (
             f": {capacity['load']:g} of the {capacity['output_throughput']:,.0f} tok/s that a burst of "
             f"{capacity['requests']} requests reached in `dynamic` while every row was busy"
         )
     seeds = ", ".join(str(s["seed"]) for s in run.summaries)
-    found = [f"workload: {described(load)}; lengths `{load['lengths']}`, {arrival}; seed {seeds} (`trace.jsonl`)"]
+    found = [f"workload: {described(load)}; lengths {code(load['lengths'])}, {arrival}; seed {seeds} (`trace.jsonl`)"]
     if config:
-        found.append("settings: " + ", ".join(f"{name} {value}" for name, value in config.items() if value is not None))
-    found += [f"{name}: {url}, through OpenAI's API as a stream; its engine and hardware are not known here"
+        settings = [escape(f"{name} {value}") for name, value in config.items() if value is not None]
+        found.append("settings: " + ", ".join(settings))
+    found += [f"{name}: {escape(url)}, through OpenAI's API as a stream; its engine and hardware are not known here"
               for name, url in summary["also"].items()]  # fmt: skip
-    gpu = f"{hardware['gpu']}; " if hardware.get("gpu") else ""
+    gpu = f"{escape(hardware['gpu'])}; " if hardware.get("gpu") else ""
     whose = "hardware" if summary["started_here"] else "the client's hardware"
     found += [
-        f"{whose}: {gpu}{hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
+        f"{whose}: {gpu}{escape(hardware['cpu'])}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
         f"{hardware['system']}; Python {hardware['python']}, torch {hardware['torch']}",
         f"client: {calibrate.sentence(summary['calibration'])}",
-        f"commit {summary['commit']}, {summary['date']}, `{summary['command']}`",
+        f"commit {summary['commit']}, {summary['date']}, {code(summary['command'])}",
     ]
     return found
 
@@ -138,7 +139,7 @@ def contents(run: Run) -> str:
     def shown(*names: str) -> list[str]:
         return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
 
-    model = f" on {summary['config']['model']}" if summary["config"] else ""
+    model = f" on {escape(summary['config']['model'])}" if summary["config"] else ""
     parts = [f"# {', '.join(run.names)}{model}", tables.markdown_table(run.modes), " ".join(sentences.sentences(run))]
     if len(run.summaries) > 1 and len(run.names) > 1:
         parts.append(tables.differences_table(run.modes))
@@ -198,7 +199,7 @@ def show(run: Run, console: Console) -> None:
             console.print(f"{name:>8}: {tables.line_text(result['fairness'])}", markup=False, highlight=False)
     if run.points:
         console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))
-    console.print("\n" + "\n".join(sentences.sentences(run)), markup=False, highlight=False)
+    console.print("\n" + unescape("\n".join(sentences.sentences(run))), markup=False, highlight=False)
     console.print(
         f"report.html, report.md, figures and every request: {run.folder}", markup=False, highlight=False, soft_wrap=True
     )
@@ -209,12 +210,12 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
     labels, same = _labels(runs), _same_traces(runs)
     rows = [["", *labels]]
     for what, of in ABOUT.items():
-        rows.append([what, *(html.escape(str(of(run.first)), quote=False) for run in runs)])
+        rows.append([what, *(of(run.first) for run in runs)])
     settings = [name for run in runs for name in run.first["config"]]
     for name in dict.fromkeys(settings):
-        found = [str(run.first["config"].get(name, tables.NONE)) for run in runs]
+        found = [escape(run.first["config"].get(name, tables.NONE)) for run in runs]
         if len(set(found)) > 1:
-            rows.append([name, *found])
+            rows.append([escape(name), *found])
     shared = [name for name in runs[0].names if all(name in run.names for run in runs)]
     parts = [
         f"# {' against '.join(labels)}",
@@ -247,17 +248,20 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
     _write(out, "\n\n".join(parts) + "\n", drawn)
 
 
-ABOUT: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "commit": lambda s: s["commit"],
-    "date": lambda s: s["date"],
-    "hardware": lambda s: f"{s['hardware']['cpu']}, {s['hardware']['cores']} cores",
-    "workload": lambda s: f"{s['workload']['requests']} requests, `{s['workload']['lengths']}`, `{s['workload']['arrival']}`",
-    "command": lambda s: f"`{s['command']}`",
+ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "commit": lambda s: escape(s["commit"]),
+    "date": lambda s: escape(s["date"]),
+    "hardware": lambda s: escape(f"{s['hardware']['cpu']}, {s['hardware']['cores']} cores"),
+    "workload": lambda s: (
+        f"{s['workload']['requests']} requests, {code(s['workload']['lengths'])}, {code(s['workload']['arrival'])}"
+    ),
+    "command": lambda s: code(s["command"]),
 }
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
     names = [run.folder.resolve().name for run in runs]
+    names = [escape(name) for name in names]
     return names if len(set(names)) == len(names) else [f"{i}: {name}" for i, name in enumerate(names, 1)]
 
 

@@ -15,6 +15,7 @@ from client.analysis import identical_outputs
 from client.data import Request, describe, dumps
 from client.machine import commit, hardware
 from client.measure import HEADLINES, part
+from client.quoting import NAME
 from client.sweep import outcome
 from config import MODES, ONLY_IN, meaningful
 from stats import DEFINITIONS
@@ -90,6 +91,8 @@ def load(folder: Path) -> Run:
             raise RunError(f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote")
         summaries = dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
         whole = {path: summary for path, summary in summaries.items() if not summary["partial"]} or summaries
+        if odd := [name for summary in whole.values() for name in summary["modes"] if not NAME.fullmatch(name)]:
+            raise RunError(f"{folder} has a server named {odd[0][:100]!r}; rename it to letters, digits and -_. alone")
         results = [
             {name: json.loads((path / f"{name}.json").read_text()) for name in summary["modes"]}
             for path, summary in whole.items()

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from client.quoting import escape
 from client.runs import Run
 from stats import CLIENT_LIMITED_MS
 
@@ -21,7 +22,7 @@ def partial(run: Run) -> str | None:
     """What of the measuring that was asked for is missing, and why."""
     if not run.partial:
         return None
-    reasons = dict.fromkeys(summary["stopped"] for summary in run.summaries if summary["stopped"])
+    reasons = dict.fromkeys(escape(summary["stopped"]) for summary in run.summaries if summary["stopped"])
     parts = ["; ".join(reasons) or "interrupted before its end"]
     for name, results in run.modes.items():
         if results[-1]["partial"]:
@@ -44,7 +45,7 @@ def failures(run: Run) -> list[str]:
             errors[error] = errors.get(error, 0) + n
         if errors:
             told = sorted(errors.items(), key=lambda item: -item[1])[:3]
-            found.append(f"**Failed in {name}**: " + "; ".join(f"{n} × {error.rstrip('.')}" for error, n in told) + ".")
+            found.append(f"**Failed in {name}**: " + "; ".join(f"{n} × {escape(error.rstrip('.'))}" for error, n in told) + ".")
     return found
 
 

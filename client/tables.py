@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -62,7 +63,8 @@ def told(value: Estimate, form: str) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table of a heading row and rows; all but the first `left` columns are numbers."""
+    """A Markdown table of a heading row and rows; all but the first `left` columns are numbers. Cells may hold pipes."""
+    rows = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
     lines = [rows[0], ["---"] * left + ["--:"] * (len(rows[0]) - left), *rows[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

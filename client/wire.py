@@ -104,7 +104,7 @@ class OpenAI:
     def read(self, reply: Reply) -> tuple[Answer, str]:
         times, texts, usage = [], [], None
         try:
-            for at, event in events(reply):
+            for at, event in (told := events(reply)):
                 usage = event.get("usage") or usage
                 for choice in event["choices"]:
                     if choice["text"] or choice.get("finish_reason") is None:  # an empty last chunk brings no token
@@ -112,8 +112,9 @@ class OpenAI:
                         texts.append(choice["text"] or "")
             if usage is None:
                 raise Unreadable("a stream without usage; stream_options.include_usage must be honoured")
-            if not usage["completion_tokens"] or not times:
+            if not usage["completion_tokens"]:
                 raise Unreadable("an answer without a token")
+            times = times or [told[0][0]]  # its tokens decode to nothing; they are tokens all the same
             return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
         except (KeyError, TypeError, AttributeError):
             raise Unreadable("chunks in another form than OpenAI's completions; is --api inference meant?") from None

@@ -120,3 +120,20 @@ def test_each_api_asks_for_the_same_tokens_in_its_own_words() -> None:
 )
 def test_a_refusal_is_told_in_the_servers_words(body: bytes, said: str) -> None:
     assert refusal(400, body) == said
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [(2.0, chunk("", "length")), (2.6, USAGE + DONE)],
+        [(2.0, event({"choices": [], "usage": USED})), (2.6, DONE)],
+        [(2.0, chunk("", usage=None)), (2.0, chunk("", "length")), (2.6, USAGE + DONE)],
+    ],
+    ids=["one empty chunk", "usage alone", "empty chunks"],
+)
+def test_tokens_that_decode_to_nothing_are_an_answer_whose_first_event_is_its_first_token(
+    pieces: list[tuple[float, bytes]],
+) -> None:
+    answer, text = OpenAI("m").read(reply(*pieces))
+    assert text == "" and answer.completion_tokens == 3
+    assert (answer.first_token_at, answer.last_token_at, answer.answered_at) == (2.0, 2.0, 2.6)
