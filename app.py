@@ -110,13 +110,17 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
         field, prompt = ("prompt", body.prompt) if body.prompt is not None else ("prompt_ids", body.prompt_ids)
         assert prompt is not None
         prompts = frontend.encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
-        seed = frontend.seed(body.seed)
-        sampling = Sampling(body.temperature, body.top_k, body.top_p, seed)
-        group = frontend.group(prompts, body.num_tokens, sampling, body.timeout_s)
+        sampling = Sampling(body.temperature, body.top_k, body.top_p)
+        group = frontend.group(prompts, body.num_tokens, sampling, body.seed, body.timeout_s)
 
         def measures() -> dict[str, Any]:
-            timings = [_timings(member) for member in group]
-            return {"usage": usage_of(group), "timings": timings[0] if is_alone(prompt) else timings, "seed": seed}
+            timings, seeds = [_timings(member) for member in group], [member.sampling.seed for member in group]
+            one = is_alone(prompt)
+            return {
+                "usage": usage_of(group),
+                "timings": timings[0] if one else timings,
+                "seed": seeds[0] if one else seeds,
+            }
 
         if body.stream:
             return frontend.stream(

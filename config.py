@@ -227,15 +227,6 @@ class Config(BaseModel):
         return min(self.batch_size_target, self.batch_size_limit or self.batch_size_target, self.max_batch_size)
 
     @property
-    def group_limit(self) -> int | None:
-        """Prompts in one request at most, in the modes that never split a group."""
-        if self.mode == "static":
-            return self.max_batch_size
-        if self.mode == "windowed":
-            return min(self.batch_size_limit or self.max_batch_size, self.max_batch_size)
-        return None
-
-    @property
     def max_in_flight(self) -> int:
         """Requests running and waiting at most; beyond it 429."""
         return self.max_batch_size + self.max_waiting

@@ -5,10 +5,12 @@ Knows bodies and tokens; what a route's bodies and answers look like is the rout
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, TypeVar
 
@@ -65,6 +67,15 @@ def usage_of(group: Sequence[Inference]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
+def member_seed(seed: int, i: int) -> int:
+    """The seed of a group's i-th member: the group's own for the first, and a mix of both for the others.
+
+    A mix, since with seed + i the second of one group would draw like the first of the next.
+    """
+    digest = hashlib.sha256(f"{seed} {i}".encode()).digest()
+    return seed if i == 0 else int.from_bytes(digest[:8], "big") >> 1
+
+
 class Frontend:
     """The way from a route to the manager and back."""
 
@@ -77,13 +88,13 @@ class Frontend:
         self._next_seed = config.seed
         self._lock = threading.Lock()
 
-    def seed(self, given: int | None) -> int:
-        """The request's own seed, or for those that bring none config.seed, config.seed + 1, …"""
+    def _seeds(self, given: int | None, n: int) -> list[int]:
+        """The seeds of a group of n: they follow from its own; of one that brings none config.seed, config.seed + 1, …"""
         if given is not None:
-            return given
+            return [member_seed(given, i) for i in range(n)]
         with self._lock:
-            seed, self._next_seed = self._next_seed, (self._next_seed + 1) % 2**63
-            return seed
+            first, self._next_seed = self._next_seed, (self._next_seed + n) % 2**63
+        return [(first + i) % 2**63 for i in range(n)]
 
     def encode(self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str) -> list[list[int]]:
         """The ids of every prompt, each checked to leave room for `num_tokens`. Raises InvalidRequest.
@@ -118,13 +129,18 @@ class Frontend:
         prompts: Sequence[list[int]],
         num_tokens: int,
         sampling: Sampling,
+        seed: int | None,
         timeout_s: float | None,
         rule: StopRule | None = None,
     ) -> list[Inference]:
-        """One inference a prompt, to be waited for or streamed."""
+        """One inference a prompt, each with a seed of its own, to be waited for or streamed."""
+        seeds = self._seeds(seed, len(prompts))
         timeout_s = timeout_s or self.config.request_timeout_s
         deadline = None if timeout_s is None else self.manager.clock() + timeout_s
-        return [Inference(ids, num_tokens, sampling, deadline, rule.new() if rule else None) for ids in prompts]
+        return [
+            Inference(ids, num_tokens, replace(sampling, seed=seed), deadline, rule.new() if rule else None)
+            for ids, seed in zip(prompts, seeds)
+        ]
 
     def wait(self, group: Sequence[Inference]) -> None:
         """Queue the group, and wait until all of it is answered. Raises what enqueue does, and the first error of a member."""

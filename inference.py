@@ -53,7 +53,8 @@ class Inference:
     sampling: Sampling = Sampling()
     deadline: float | None = None
     stop: Callable[[int], bool] | None = None  # told each token once; True ends the inference with it
-    progress: Callable[[Progress], None] | None = None  # called for each token and at the end, if it is streamed
+    progress: Callable[[Progress], None] | None = None  # called for each token and at the end
+    streamed: bool = False  # its caller reads each token at once: in a request-level batch it ends with its own last one
 
     id: int = -1  # arrival order; given by the scheduler, as are the next five
     group: int = -1  # the id of the group's first inference
@@ -93,7 +94,7 @@ class Inference:
         return "stop" if self.stopped else "length"
 
     def tell(self) -> None:
-        """Tell the stream, if it is one, how far this inference has come."""
+        """Tell the listener, if there is one, how far this inference has come."""
         if self.progress is not None:
             self.progress(Progress(self, len(self.tokens), self.is_over))
 
@@ -117,6 +118,11 @@ class Row(NamedTuple):
     blocks: list[int]
     samples: bool
     idle: bool
+
+    @property
+    def decodes(self) -> bool:
+        """It computes a token that was generated, or is idle; else a part of a prompt, be it a prompt of one token."""
+        return self.idle or self.start >= len(self.inference.prompt_ids)
 
 
 @dataclass(frozen=True, slots=True)

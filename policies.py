@@ -52,6 +52,10 @@ class Policy(Protocol):
 
     request_level: bool
 
+    def group_limit(self, max_batch_size: int) -> int | None:
+        """Prompts that one request may carry at most, where they are never split over two batches; None: any number."""
+        ...
+
     def plan(self, view: View) -> Plan: ...
 
 
@@ -59,6 +63,9 @@ class NoBatching:
     """One request at a time, in order of arrival."""
 
     request_level = False
+
+    def group_limit(self, max_batch_size: int) -> int | None:
+        return None
 
     def plan(self, view: View) -> Plan:
         if view.running:
@@ -78,10 +85,16 @@ class Static:
     def __init__(self, compact: bool = False):
         self.compact = compact
 
+    def group_limit(self, max_batch_size: int) -> int:
+        return max_batch_size
+
     def plan(self, view: View) -> Plan:
         if view.running:
             return self._continue(view)
-        return _start(_whole_groups(view, view.max_batch_size), view, "idle")
+        return self._begin(view, "idle")
+
+    def _begin(self, view: View, reason: str) -> Plan:
+        return _start(_whole_groups(view, self.group_limit(view.max_batch_size)), view, reason)
 
     def _continue(self, view: View) -> Plan:
         rows = [inference for inference in view.running if not (self.compact and inference.is_over)]
@@ -101,6 +114,9 @@ class Windowed(Static):
         self.target = target
         self.limit = limit
 
+    def group_limit(self, max_batch_size: int) -> int:
+        return max_batch_size if self.limit is None else min(self.limit, max_batch_size)
+
     def plan(self, view: View) -> Plan:
         if view.running:
             return self._continue(view)
@@ -114,8 +130,7 @@ class Windowed(Static):
             reason = "delay"
         else:
             return Plan(wake_at=due)
-        limit = view.max_batch_size if self.limit is None else min(self.limit, view.max_batch_size)
-        return _start(_whole_groups(view, limit), view, reason)
+        return self._begin(view, reason)
 
 
 class Dynamic:
@@ -126,6 +141,9 @@ class Dynamic:
     """
 
     request_level = False
+
+    def group_limit(self, max_batch_size: int) -> int | None:
+        return None
 
     def plan(self, view: View) -> Plan:
         admit: list[Inference] = []

@@ -18,6 +18,7 @@ from errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, Servin
 from inference import Inference, Iteration, Row, State
 from policies import Policy, View
 
+SPARE_DEADLINES = 64  # of answered requests, which may be kept beside as many as are in flight
 _EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
 
 
@@ -79,7 +80,6 @@ class Scheduler:
     """Carries out a policy's plans: rows, KV blocks, states, time stamps.
 
     A state machine without thread, lock or clock; every method that needs the time is told it.
-    `group_limit`: the most prompts one request may carry where groups are never split, else None.
     `decoder_batch_sizes`: an iteration of decode rows alone is filled up with padding rows to the smallest of them
     that holds it; none: it is as large as its rows.
     """
@@ -93,7 +93,6 @@ class Scheduler:
         n_blocks: int,
         block_size: int,
         max_in_flight: int,
-        group_limit: int | None = None,
         decoder_batch_sizes: Sequence[int] = (),
     ):
         self.policy = policy
@@ -101,7 +100,7 @@ class Scheduler:
         self.token_budget = token_budget
         self.block_size = block_size
         self.max_in_flight = max_in_flight
-        self.group_limit = group_limit
+        self._group_limit = policy.group_limit(max_batch_size)
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
         self.pool = BlockPool(n_blocks)
         self.waiting: OrderedDict[int, Inference] = OrderedDict()  # O(1) to leave from the middle
@@ -117,12 +116,12 @@ class Scheduler:
         Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
         """
         needed = [-(-(len(i.prompt_ids) + i.num_tokens) // self.block_size) for i in inferences]
-        together = self.group_limit is not None
-        if together and len(inferences) > (limit := self.group_limit or 0):
+        limit = self._group_limit
+        if limit is not None and len(inferences) > limit:
             raise InvalidRequest(
                 f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most {limit} in this mode."
             )
-        if (most := sum(needed) if together else max(needed)) > self.pool.n_blocks:
+        if (most := max(needed) if limit is None else sum(needed)) > self.pool.n_blocks:
             raise self._beyond_pool(most)
         if len(self.waiting) + len(self.running) + len(inferences) > self.max_in_flight:
             raise Overloaded(
@@ -169,7 +168,7 @@ class Scheduler:
 
     def _padding(self, rows: Sequence[Row]) -> int:
         n = len(rows)
-        if n and self.decoder_batch_sizes and all(row.n_tokens == 1 and row.samples for row in rows):
+        if n and self.decoder_batch_sizes and all(row.decodes for row in rows):
             return next((size for size in self.decoder_batch_sizes if size >= n), n) - n
         return 0
 
@@ -188,7 +187,7 @@ class Scheduler:
             inference = row.inference
             if row.idle or inference.state is not State.RUNNING:  # cancelled meanwhile: its id is dropped
                 continue
-            if inference.prefill_left:
+            if not row.decodes:
                 self._prompt_tokens += row.n_tokens
             inference.computed += row.n_tokens
             if token is not None:
@@ -205,7 +204,7 @@ class Scheduler:
         """
         over = [inference for inference in self.running.values() if inference.is_over]
         leave = not self.policy.request_level or len(over) == len(self.running)
-        answered = [i for i in over if i.state is State.RUNNING and (leave or i.progress is not None)]
+        answered = [i for i in over if i.state is State.RUNNING and (leave or i.streamed)]
         for inference in over if leave else ():
             del self.running[inference.id]
         for inference in answered:
@@ -237,6 +236,9 @@ class Scheduler:
         late = []
         while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].answered_at is not None):
             late.append(heapq.heappop(self._deadlines)[2])  # those answered in time are dropped here too
+        if len(self._deadlines) > 2 * (len(self.waiting) + len(self.running)) + SPARE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].answered_at is None]
+            heapq.heapify(self._deadlines)
         return self.fail(late, DeadlinePassed("The request's deadline passed before its answer."), now)
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
@@ -244,7 +246,7 @@ class Scheduler:
         self.pool = BlockPool(n_blocks)
         groups: dict[int, list[Inference]] = {}
         for inference in self.waiting.values():
-            groups.setdefault(inference.group if self.group_limit is not None else inference.id, []).append(inference)
+            groups.setdefault(inference.id if self._group_limit is None else inference.group, []).append(inference)
         too_large = [group for group in groups.values() if sum(i.blocks_needed for i in group) > n_blocks]
         return [i for group in too_large for i in self.fail(group, self._beyond_pool(sum(m.blocks_needed for m in group)), now)]
 

@@ -32,7 +32,6 @@ def create_scheduler(config: Config) -> Scheduler:
         n_blocks=config.n_blocks,
         block_size=config.block_size,
         max_in_flight=config.max_in_flight,
-        group_limit=config.group_limit,
         decoder_batch_sizes=config.decoder_batch_sizes,
     )
 

@@ -41,7 +41,7 @@ class Streamer:
     def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
         """Have the progress of `group`, which is not queued yet, told to `stream`."""
         for member in group:
-            member.progress = lambda told: self._told.put((stream, told))
+            member.progress, member.streamed = lambda told: self._told.put((stream, told)), True
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="streamer", daemon=True)

@@ -82,7 +82,7 @@ class PlainAttention:
         if not blocks:
             return None
         used = -(-end // size)
-        if blocks[used - 1] - blocks[0] == used - 1:  # consecutive (they come in ascending order): no gathering
+        if blocks[:used] == [*range(blocks[0], blocks[0] + used)]:  # no gathering
             return slice(blocks[0] * size, blocks[0] * size + end)
         return self._tensor(self._cache.slots(blocks, 0, end))
 

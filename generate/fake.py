@@ -22,7 +22,7 @@ LETTERS = b"etaoin shrdlu"
 
 def cost_s(iteration: Iteration) -> float:
     """Seconds that an iteration takes."""
-    prefill = sum(row.n_tokens for row in iteration.rows if row.n_tokens > 1)
+    prefill = sum(row.n_tokens for row in iteration.rows if not row.decodes)
     return ITERATION_S + ROW_S * (len(iteration.rows) + iteration.padding) + PREFILL_TOKEN_S * prefill
 
 

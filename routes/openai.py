@@ -169,9 +169,8 @@ def blueprint(frontend: Frontend) -> Blueprint:
             body.temperature,
             body.top_k if body.top_k > 0 else None,
             body.top_p if body.top_p < 1 else None,
-            frontend.seed(body.seed),
         )
-        group = frontend.group(prompts, max_tokens, sampling, body.timeout_s, rule)
+        group = frontend.group(prompts, max_tokens, sampling, body.seed, body.timeout_s, rule)
         created = int(time.time())
 
         def answer(kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def test_echo_gives_the_prompt_back_too_and_ids_are_prompts_as_well(client: Flas
 def test_a_group_is_answered_together_with_the_texts_each_has_alone(mode: str, client_of: Callable[..., FlaskClient]) -> None:
     client = client_of(mode)
     group = client.post("/inference", json={"prompt": ["hi", "there"], "num_tokens": 4, "seed": 3}).get_json()
-    alone = [client.post("/inference", json={"prompt": p, "num_tokens": 4, "seed": 3}).get_json() for p in ("hi", "there")]
+    asks = [{"prompt": prompt, "num_tokens": 4, "seed": seed} for prompt, seed in zip(("hi", "there"), group["seed"])]
+    alone = [client.post("/inference", json=ask).get_json() for ask in asks]
     assert group["completion"] == [answer["completion"] for answer in alone]
     assert group["usage"] == {"prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 15}
     assert len(group["timings"]) == 2

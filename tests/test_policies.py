@@ -61,7 +61,7 @@ def test_a_window_closes_at_the_target_and_takes_up_to_its_limit() -> None:
 
 def test_a_group_is_never_split_and_nobody_overtakes_it() -> None:
     asks = [Ask(0.0, tokens=2), Ask(0.0, tokens=2, rows=3), Ask(0.0, tokens=2)]
-    assert run(Static(), asks, max_batch_size=3, group_limit=3).batches == ["A", "A", "BCD", "BCD", "E", "E"]
+    assert run(Static(), asks, max_batch_size=3).batches == ["A", "A", "BCD", "BCD", "E", "E"]
     assert run(Dynamic(), asks, max_batch_size=3).batches == ["ABC", "ABC", "DE", "DE"]
 
 
@@ -146,9 +146,7 @@ def test_any_workload_is_served_once_within_every_limit(
         seen_running.update(running)
 
     largest_group = 3 * -(-(30 + 12) // 4)
-    served = run(
-        policy, asks, check, max_batch_size=rows, token_budget=budget, n_blocks=largest_group + spare_blocks, group_limit=3
-    )
+    served = run(policy, asks, check, max_batch_size=rows, token_budget=budget, n_blocks=largest_group + spare_blocks)
     inferences = [inference for group in served.groups for inference in group]
     for inference in inferences:
         assert inference.state is State.FINISHED

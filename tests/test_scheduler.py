@@ -41,7 +41,7 @@ def test_what_can_never_fit_is_refused_at_the_door() -> None:
     with pytest.raises(InvalidRequest, match="needs 3 KV blocks of 4 tokens and the whole pool has 2"):
         scheduler.enqueue([Inference([0] * 4, 5)], now=0.0)
     scheduler.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)  # one after another
-    together = make_scheduler(Static(), n_blocks=3, block_size=4, group_limit=2)
+    together = make_scheduler(Static(), n_blocks=3, block_size=4)
     with pytest.raises(InvalidRequest, match="needs 4 KV blocks"):
         together.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)
     with pytest.raises(InvalidRequest, match="Maximum batch size exceeded: 3 prompts in one request, at most 2"):
@@ -64,7 +64,7 @@ def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> 
 
 
 def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> None:
-    scheduler = make_scheduler(Static(), n_blocks=8, block_size=4, group_limit=3)
+    scheduler = make_scheduler(Static(), n_blocks=8, block_size=4)
     fits, group = [Inference([0] * 4, 4)], [Inference([0] * 4, 4), Inference([0] * 4, 4)]
     scheduler.enqueue(group, now=0.0)
     scheduler.enqueue(fits, now=0.0)
