@@ -14,6 +14,7 @@ import resource
 import socket
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from werkzeug.exceptions import HTTPException
 
 from batching import BatchingManager, Inference, Sampling
 from config import HANDOFF, Config, ConfigError, parse
-from errors import GenerationFailed, InvalidRequest, Overloaded, ServingError
+from errors import EngineFailed, GenerationFailed, InvalidRequest, Overloaded, ServingError
 from frontend import MAX_BODY_BYTES, Frontend, Integers, Lists, Strings, Text, is_alone, read, usage_of
 from generate import OutOfMemory, load_generator
+from inference import Generator
 from kernels import KernelUnavailable
 from request_log import RequestLog, open_log
 from routes import openai
@@ -199,22 +201,21 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
 # ---- gunicorn
 
 
-def serve() -> Flask:
-    """gunicorn's entry point, in the worker: the app of the Config that the launcher handed on."""
+def serve(load: Callable[[Config, Path | None, int], Generator] = load_generator) -> Flask:
+    """gunicorn's entry point, in the worker: the app of the Config that the launcher handed on, with the engine of `load`."""
     config = Config.model_validate_json(os.environ[HANDOFF])
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     # A thread that runs Python makes the engine's wait for the GIL this long: 5 ms, the default, is longer than a whole
     # iteration. With 0.1 ms the threads that wait wake each other up: many streams then cost 1.7 times the CPU.
     sys.setswitchinterval(1e-3)
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer, path = load_tokenizer(config.tokenizer), locate(config)
+    manager = create_manager(config, lambda: load(config, path, tokenizer.n_vocab))
 
-    def give_up(error: Exception) -> None:
-        known = isinstance(error, (WeightsUnavailable, KernelUnavailable, OutOfMemory))
-        log.error("the model could not be loaded: %s", error, exc_info=not known)
-        os._exit(3)  # gunicorn's code for a worker that cannot boot: it stops instead of trying again
+    def say_why(error: BaseException) -> None:
+        known = isinstance(error, (WeightsUnavailable, KernelUnavailable, OutOfMemory, EngineFailed))
+        log.error("the server ends, start it again: %s", manager.not_ready_because(), exc_info=None if known else error)
 
-    path = locate(config)
-    manager = create_manager(config, lambda: load_generator(config, path, tokenizer.n_vocab), on_load_failure=give_up)
+    manager.on_failure(say_why)  # gunicorn_conf.py then ends it
     threading.Thread(target=_announce, args=(config, manager), daemon=True).start()
     return create_app(config, manager)
 
@@ -225,9 +226,10 @@ def _announce(config: Config, manager: BatchingManager) -> None:
         log.info("ready: %s mode on http://%s:%d, %d KV blocks", config.mode, config.host, config.port, blocks)
 
 
-def main() -> None:
+def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
+    """`entry`: what gunicorn's worker calls."""
     try:
-        config = parse(sys.argv[1:])
+        config = parse(argv)
         load_tokenizer(config.tokenizer)
         locate(config)
         _check_port(config)
@@ -255,7 +257,7 @@ def main() -> None:
     )
     root = Path(__file__).resolve().parent
     os.environ[HANDOFF] = json.dumps(config.model_dump())
-    command = [sys.executable, "-m", "gunicorn", "--config", str(root / "gunicorn_conf.py"), "app:serve()"]
+    command = [sys.executable, "-m", "gunicorn", "--config", str(root / "gunicorn_conf.py"), entry]
     os.chdir(root)
     os.execv(sys.executable, command)
 
@@ -283,4 +285,4 @@ def _check_request_log(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from errors import Cancelled, Draining, GenerationFailed
+from errors import Cancelled, Draining, EngineFailed, GenerationFailed
 from inference import Generator, Inference, Iteration, IterationRecord, Sampling
 from scheduler import Scheduler, Snapshot
 
 __all__ = [
+    "FAILURES",
     "LONGEST_WAIT_S",
     "BatchingManager",
     "Inference",
@@ -27,6 +28,7 @@ __all__ = [
     "Scheduler",
 ]
 
+FAILURES = 3  # iterations in a row that fail: an engine that does, a GPU after an illegal access say, never recovers
 LONGEST_WAIT_S = 3600.0  # what a thread waits for at most before it looks again; the platform's limit is beyond it
 log = logging.getLogger("effective_batching")
 
@@ -44,9 +46,15 @@ class Observer(Protocol):
 class BatchingManager:
     """The handler thread, and the way in for every other thread.
 
-    `load` builds the generator in the handler thread, so that the server answers /health meanwhile. If it
-    raises, the error is kept in `load_error` and `on_load_failure` is called. Stopping: `drain()` takes no new
-    requests and finishes those in flight; `close()` ends them with `Draining` and joins the thread.
+    `load` builds the generator in the handler thread, so that the server answers /health meanwhile.
+
+    An iteration that fails answers its requests with GenerationFailed, and the loop goes on. Loading that fails,
+    FAILURES iterations in a row that do, and whatever else ends the handler thread, are for good: the error is kept in
+    `failure`, everybody in flight is answered with EngineFailed, as is whoever comes later, and then those that
+    `on_failure` named are called.
+
+    Stopping: `drain()` takes no new requests and finishes those in flight; `close()` ends them with `Draining` and
+    joins the thread.
     """
 
     def __init__(
@@ -56,17 +64,18 @@ class BatchingManager:
         *,
         clock: Callable[[], float] = time.perf_counter,
         loop_interval_s: float = 0.0,
-        on_load_failure: Callable[[Exception], None] = lambda error: None,
     ):
         self.clock = clock
         self.epoch_offset = time.time() - clock()  # clock + this = seconds since the epoch
         self.draining = False
-        self.load_error: Exception | None = None
+        self.failure: BaseException | None = None
         self._scheduler = scheduler
         self._load = load
         self._observers: list[Observer] = []
         self._loop_interval_s = loop_interval_s
-        self._on_load_failure = on_load_failure
+        self._failed_in_a_row: list[Exception] = []
+        self._when_failed: list[Callable[[BaseException], None]] = []
+        self._why_failed = ""
         self._loaded = threading.Event()
         self._closed = False
         self._iteration_started_at: float | None = None
@@ -78,11 +87,21 @@ class BatchingManager:
         """Tell `observer` of all that happens from now on, after those that were there before."""
         self._observers.append(observer)
 
+    def on_failure(self, call: Callable[[BaseException], None]) -> None:
+        """Have `call` told by the handler thread when the engine has failed for good; at once if it already has."""
+        with self._changed:
+            self._when_failed.append(call)
+            failure = self.failure
+        if failure is not None:
+            call(failure)
+
     # ---- called from any thread
 
     def enqueue(self, inferences: Sequence[Inference]) -> None:
-        """Queue a request's inferences, all or none. Raises InvalidRequest, Overloaded or Draining."""
+        """Queue a request's inferences, all or none. Raises InvalidRequest, Overloaded, EngineFailed or Draining."""
         with self._changed:
+            if self.failure is not None:
+                raise self._refusal()
             if self.draining or self._closed:
                 raise Draining("The server is shutting down; send the request to another one.")
             self._scheduler.enqueue(inferences, self.clock())
@@ -123,18 +142,16 @@ class BatchingManager:
 
     def wait_until_loaded(self, timeout: float | None = None) -> bool:
         """Wait until the generator is loaded and warm; False if it is not after `timeout` seconds."""
-        return self._loaded.wait(timeout) and self.load_error is None
+        return self._loaded.wait(timeout) and self.failure is None
 
     def not_ready_because(self, stalled_after_s: float = 60.0) -> str | None:
         """Why requests should not be sent here now, or None if they may."""
-        if self.load_error is not None:
-            return f"loading failed: {self.load_error}"
+        if self.failure is not None:
+            return self._why_failed
         if not self.loaded:
             return "the model is still loading"
         if self.draining or self._closed:
             return "the server is shutting down"
-        if not self._thread.is_alive():
-            return "the handler thread has ended"
         started_at = self._iteration_started_at
         if started_at is not None and self.clock() - started_at > stalled_after_s:
             return f"an iteration has been running for more than {stalled_after_s:.0f} s"
@@ -148,16 +165,38 @@ class BatchingManager:
             if generator.n_blocks is not None:
                 with self._changed:
                     self._answer(self._scheduler.limit_blocks(generator.n_blocks, self.clock()))
-        except Exception as error:
-            self.load_error = error
             self._loaded.set()
-            self._on_load_failure(error)
-            return
+            self._serve(generator)
+        except BaseException as error:  # whatever it is: without this thread nobody would ever be answered
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        if not self.loaded:
+            self._why_failed = f"loading failed: {error}"
+        elif isinstance(error, EngineFailed):
+            self._why_failed = str(error)
+        else:
+            self._why_failed = f"the handler thread ended with {_named(error)}"
+        with self._changed:
+            self.failure = error
+            calls = list(self._when_failed)
+            try:
+                self._answer(self._scheduler.fail(self._scheduler.in_flight(), self._refusal(), self.clock()))
+            except Exception:  # a defect there must not keep the process alive
+                log.exception("not everybody in flight could be answered")
         self._loaded.set()
+        for call in calls:
+            call(error)
+
+    def _refusal(self) -> EngineFailed:
+        return EngineFailed(f"The engine is broken and this server ends ({self._why_failed}); send the request to another one.")
+
+    def _serve(self, generator: Generator) -> None:
         while (iteration := self._plan()) is not None:
             self._iteration_started_at = started_at = self.clock()
             try:
                 answered = self._apply(iteration, generator.generate(iteration))
+                self._failed_in_a_row.clear()
             except Exception as error:
                 answered = self._fail((row.inference for row in iteration.rows), error)
             self._iteration_started_at = None
@@ -168,14 +207,17 @@ class BatchingManager:
                 self._answer(answered)  # first, so that who has its last token finds itself counted
                 for row in iteration.rows:
                     if row.samples and not row.idle:
-                        row.inference.tell()
+                        _tell(Inference.tell, row.inference)
             if self._loop_interval_s:
                 time.sleep(self._loop_interval_s)
 
     def _plan(self) -> Iteration | None:
-        """Wait until there is something to run; None when the manager was closed."""
+        """Wait until there is something to run; None when the manager was closed. Raises EngineFailed after FAILURES."""
         with self._changed:
             while not self._closed:
+                if len(self._failed_in_a_row) == FAILURES:
+                    last = _named(self._failed_in_a_row[-1])
+                    raise EngineFailed(f"{FAILURES} iterations in a row failed, the last with {last}")
                 now = self.clock()
                 self._answer(self._scheduler.expire(now))
                 if not self._scheduler.has_work:
@@ -198,17 +240,22 @@ class BatchingManager:
 
     def _fail(self, inferences: Iterable[Inference], error: Exception) -> list[Inference]:
         log.error("generation failed; its requests are answered with an error", exc_info=error)
+        self._failed_in_a_row.append(error)
         with self._changed:
-            failure = GenerationFailed(f"Generation failed: {type(error).__name__}: {error}")
+            failure = GenerationFailed(f"Generation failed: {_named(error)}")
             return self._scheduler.fail(inferences, failure, self.clock())
 
     def _answer(self, inferences: Iterable[Inference]) -> None:
         for inference in inferences:
             for observer in self._observers:
                 _tell(observer.answered, inference)
-            if inference.error is not None:  # else its stream was told with its last token
-                inference.tell()
+            if inference.error is not None:  # else its listener was told with its last token
+                _tell(Inference.tell, inference)
             inference.done.set()
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _tell(listener: Callable[[Any], None], what: Any) -> None:

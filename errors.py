@@ -5,6 +5,7 @@ ServingError
 │   └── ModelNotFound  404  it names a model that this server does not serve
 ├── Overloaded         429  the queue is full; try again after `retry_after_s`
 ├── Draining           503  the server is shutting down
+├── EngineFailed       503  the engine is broken for good, and the server ends
 ├── DeadlinePassed     504  the request's deadline passed before its answer
 ├── Cancelled          499  the caller gave the request up (nobody is left to read an answer)
 └── GenerationFailed   500  the engine raised in an iteration of this request
@@ -51,6 +52,12 @@ class Draining(ServingError):
     status = 503
     type = "service_unavailable_error"
     code = "draining"
+
+
+class EngineFailed(ServingError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "engine_failed"
 
 
 class DeadlinePassed(ServingError):

@@ -33,6 +33,7 @@ loglevel = "warning" if resolved.log_level == "info" else resolved.log_level
 
 STILL_S = 30  # how long a client may send nothing in the middle of its request, or take nothing of its answer
 END_S = 5  # how long Ctrl-C waits for connections
+BOOT_ERROR = 3  # gunicorn's code of a worker that is not to be started again
 
 
 def post_worker_init(worker: Any) -> None:
@@ -69,6 +70,7 @@ def post_worker_init(worker: Any) -> None:
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, end)
     signal.signal(signal.SIGQUIT, end)
+    manager.on_failure(lambda error: os.kill(os.getpid(), signal.SIGINT))  # those in flight have their errors by then
 
 
 def _say_who_stood_still(record: logging.LogRecord) -> bool:
@@ -85,6 +87,8 @@ def _leave(worker: Any) -> None:
 
 
 def worker_exit(server: Any, worker: Any) -> None:
-    """Write what the request log still holds."""
+    """Write what the request log still holds; a broken engine ends the launcher, too."""
     if worker.wsgi is not None and (request_log := worker.wsgi.extensions.get("request_log")):
         request_log.close()
+    if worker.wsgi is not None and worker.wsgi.extensions["manager"].failure is not None:
+        os._exit(BOOT_ERROR)

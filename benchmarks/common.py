@@ -30,7 +30,7 @@ class Engine:
         self.manager = BatchingManager(self.scheduler, lambda: self._load(config, path))
         self.manager.observe(self)
         if not self.manager.wait_until_loaded():
-            raise self.manager.load_error or RuntimeError("the engine did not load")
+            raise self.manager.failure or RuntimeError("the engine did not load")
         self.load_s = time.perf_counter() - start
 
     def _load(self, config: Config, path: Path | None) -> CachedGenerator:

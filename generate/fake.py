@@ -2,16 +2,20 @@
 
 It serves tests, virtual time and `--model fake`, where everything but the engine is real. Its cost is a
 straight line fitted by eye to `demo` on two CPU cores: an iteration costs something, and so does each row
-and each prompt token.
+and each prompt token. `FaultyGenerator` breaks it, or any other, in stated ways (benchmarks/faulty.py).
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 import zlib
 from array import array
 from collections.abc import Callable
+from typing import NoReturn
 
+from generate import OutOfMemory
 from inference import Generator, Iteration
 
 ITERATION_S = 1e-3
@@ -40,3 +44,41 @@ class FakeGenerator(Generator):
         self._sleep(cost_s(iteration))
         sampled = [row.inference for row in iteration.rows if row.samples]
         return [token(i.prompt_ids, i.sampling.seed, len(i.tokens)) for i in sampled]
+
+
+def _raise() -> NoReturn:
+    raise RuntimeError("a fault that was asked for")
+
+
+def _run_out_of_memory() -> NoReturn:
+    raise OutOfMemory("this GPU's memory does not hold an iteration, as was asked for")
+
+
+def _hang() -> NoReturn:
+    threading.Event().wait()
+    raise AssertionError
+
+
+FAULTS: dict[str, Callable[[], NoReturn]] = {
+    "raise": _raise,
+    "oom": _run_out_of_memory,
+    "hang": _hang,
+    "exit": sys.exit,  # which `except Exception` does not catch
+}
+
+
+class FaultyGenerator(Generator):
+    """Another generator, of whose iterations every `every`-th has a fault instead of a result."""
+
+    def __init__(self, generator: Generator, fault: str, every: int):
+        self.n_blocks = generator.n_blocks
+        self._generator = generator
+        self._fault = FAULTS[fault]
+        self._every = every
+        self._n = 0
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        self._n += 1
+        if self._n % self._every == 0:
+            self._fault()
+        return self._generator.generate(iteration)

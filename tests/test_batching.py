@@ -246,17 +246,18 @@ def test_an_engine_that_found_less_memory_answers_those_it_can_never_hold() -> N
 
 
 def test_a_model_that_cannot_be_loaded_is_reported() -> None:
-    reported: list[Exception] = []
+    reported: list[BaseException] = []
     told = threading.Event()
 
     def load() -> Generator:
         raise OSError("no such file")
 
-    def report(error: Exception) -> None:
+    def report(error: BaseException) -> None:
         reported.append(error)
         told.set()
 
-    manager = BatchingManager(make_scheduler(Dynamic()), load, on_load_failure=report)
+    manager = BatchingManager(make_scheduler(Dynamic()), load)
+    manager.on_failure(report)
     assert told.wait(PATIENCE_S) and not manager.wait_until_loaded(PATIENCE_S)
     assert manager.not_ready_because() == "loading failed: no such file" and isinstance(reported[0], OSError)
     manager.close()

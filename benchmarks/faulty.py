@@ -1,0 +1,53 @@
+"""A real server whose engine has faults: what its clients, its /ready and its launcher do is to be seen.
+
+    python -m benchmarks.faulty MODE --fault raise:20 [any server setting]
+
+Every 20th iteration then raises; `oom:20` runs out of memory, `hang:20` never ends, `exit:20` ends the handler thread. A
+number of 1 is every iteration. The engine is the fake one unless another --model is named.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from flask import Flask
+
+import app
+from config import Config, ConfigError, Parser
+from generate import load_generator
+from generate.fake import FAULTS, FaultyGenerator
+from inference import Generator
+
+HANDOFF = "EFFECTIVE_BATCHING_FAULT"  # from the launcher to gunicorn's worker, as the Config goes
+
+
+def serve() -> Flask:
+    """gunicorn's entry point."""
+    fault, every = os.environ[HANDOFF].split(":")
+
+    def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
+        return FaultyGenerator(load_generator(config, path, n_vocab), fault, int(every))
+
+    return app.serve(load)
+
+
+def main() -> None:
+    parser = Parser(prog="python -m benchmarks.faulty", add_help=False, allow_abbrev=False)
+    parser.add_argument("--fault", default="")
+    options, rest = parser.parse_known_args(sys.argv[1:])
+    if not re.fullmatch(f"({'|'.join(FAULTS)}):[1-9][0-9]*", options.fault):
+        raise ConfigError(f"--fault {options.fault!r} is none; name one such as raise:20, of {', '.join(FAULTS)}")
+    os.environ[HANDOFF] = options.fault
+    os.environ.setdefault("EB_MODEL", "fake")
+    app.main(rest, "benchmarks.faulty:serve()")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
