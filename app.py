@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from werkzeug.exceptions import HTTPException
 
 from batching import BatchingManager, Inference, Sampling
-from config import HANDOFF, Config, ConfigError, parse
+from config import HANDOFF, SPARE_FILES, Config, ConfigError, parse
 from errors import EngineFailed, GenerationFailed, InvalidRequest, Overloaded, ServingError
 from frontend import MAX_BODY_BYTES, Frontend, Integers, Lists, Strings, Text, is_alone, read, usage_of
 from generate import OutOfMemory, load_generator
@@ -249,17 +249,26 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
     )
     if config.host == "127.0.0.1":
         print("listening to this machine alone; --host 0.0.0.0 listens to others too", file=sys.stderr)
-    # every request in flight is an open socket; many systems allow 1,024 files unless asked
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * config.http_threads + 256
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (max(soft, wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)), hard)
-    )
+    _allow_files(config)
     root = Path(__file__).resolve().parent
     os.environ[HANDOFF] = json.dumps(config.model_dump())
     command = [sys.executable, "-m", "gunicorn", "--config", str(root / "gunicorn_conf.py"), entry]
     os.chdir(root)
     os.execv(sys.executable, command)
+
+
+def _allow_files(config: Config) -> None:
+    """Every connection is an open file; many systems allow 1,024 unless asked, and some no more even then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.http_connections + SPARE_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if allowed < wanted:
+        print(
+            f"warning: this system allows {hard:,} open files, so {config.connections_within(hard):,} connections are open at "
+            f"once at most instead of {config.http_connections:,}; raise `ulimit -n` to {wanted:,}",
+            file=sys.stderr,
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 def _check_port(config: Config) -> None:

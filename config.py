@@ -33,6 +33,9 @@ ONLY_IN = {
 }
 ONLY_ON_GPU = ("gpu_memory_utilization", "enforce_eager")
 DOTENV = Path(__file__).with_name(".env")
+MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
+SPARE_FILES = 128  # open files of a server beside its connections
+END_S = 1.5  # how long Ctrl-C waits for clients; after a second signal gunicorn's master kills the worker within 2 s
 HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # how the launcher gives the resolved Config to gunicorn's worker
 
 
@@ -102,6 +105,13 @@ class Config(BaseModel):
     )
     request_timeout_s: float | None = _setting(
         None, "answer 504 after this long; a request may set its own", "none", gt=0, allow_inf_nan=False
+    )
+    header_timeout_s: float = _setting(
+        10.0, "answer 408 if a request's headers are not whole after this long", gt=0, allow_inf_nan=False
+    )
+    body_timeout_s: float = _setting(30.0, "the same for its body, once the headers are there", gt=0, allow_inf_nan=False)
+    drain_timeout_s: float = _setting(
+        3600.0, "SIGTERM finishes requests in flight, those that take longer than this get an error", ge=0, allow_inf_nan=False
     )
     request_log: str | None = _setting(
         None, "append a JSON line for every request that ended to this file", "none", min_length=1
@@ -237,9 +247,13 @@ class Config(BaseModel):
         return self.max_in_flight + 16
 
     @property
-    def graceful_timeout_s(self) -> int:
-        """How long SIGTERM waits for requests in flight: their deadline if there is one, else an hour."""
-        return 3600 if self.request_timeout_s is None else int(self.request_timeout_s) + 10
+    def http_connections(self) -> int:
+        """Open at most, if the system allows as many files: kept-alive ones, and slow senders, need no thread."""
+        return 2 * self.http_threads
+
+    def connections_within(self, files: int) -> int:
+        """How many of them, in a process that may open so many files."""
+        return max(16, min(self.http_connections, files - SPARE_FILES))
 
     def warnings(self) -> list[str]:
         """What the user should know but need not change."""
@@ -252,6 +266,11 @@ class Config(BaseModel):
         cached_on_gpu = self.device == "cuda" and self.generator == "cached"
         if cached_on_gpu and self.attention == "plain" and (reason := kernels.why_no_triton(self.shape.head_size)):
             found.append(f"attention calls PyTorch once a row, and without CUDA graphs, which is slower: {reason}")
+        if self.request_timeout_s is not None and self.request_timeout_s > self.drain_timeout_s:
+            found.append(
+                f"request_timeout_s {self.request_timeout_s:g} is beyond drain_timeout_s {self.drain_timeout_s:g}, after which "
+                "SIGTERM ends requests that have time left; raise --drain-timeout-s"
+            )
         if self.mode == "windowed" and self.effective_target != self.batch_size_target:
             found.append(
                 f"batch_size_target {self.batch_size_target} can never be reached with batch_size_limit "

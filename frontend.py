@@ -20,13 +20,11 @@ from tiktoken import Encoding
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from batching import LONGEST_WAIT_S, BatchingManager, Inference, Sampling
-from config import Config
+from config import MAX_BODY_BYTES, Config
 from errors import InvalidRequest
 from streams import Part, Stream, Streamer
 from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule
 from watcher import Watcher
-
-MAX_BODY_BYTES = 1_000_000
 
 # fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each is described
 Strings = Annotated[list[str], Field(fail_fast=True)]

@@ -1,0 +1,405 @@
+"""gunicorn's worker: one loop reads every connection, and a thread gets a request when all of it is there.
+
+gunicorn's own threaded worker gives a thread to a connection, which a slow client then holds, and closes connections on its
+only loop, waiting up to 2 s for each (27.0.1). Here nothing that a client does or leaves undone makes the loop or a
+thread wait, but a reader that stands still, and that for STILL_S.
+
+A connection waits in one of four ways, each for a limited time in all, and then is in a thread until it is answered:
+
+    HEAD       for the first byte, or the rest, of a request line and headers: header_timeout_s, then 408
+    BODY       for the rest of a body: body_timeout_s, then 408
+    IDLE       for another request: KEEPALIVE_S
+    LINGERING  answered and closed by us, for the client to close too, so that it can read what it was sent: LINGER_S
+
+At most `worker_connections` are open. A further one takes the place of the one that has waited longest in the first of
+LINGERING, HEAD, IDLE and BODY that has any; one that is being answered is never closed for another. Bodies that are not
+whole hold at most MAX_UNFINISHED_BYTES in all; beyond it the one that has waited longest is refused.
+
+SIGTERM: no new connections; requests in flight are finished, new ones on connections that are still open get 503. After
+drain_timeout_s those still in flight get an error. A second SIGTERM changes nothing. SIGINT and SIGQUIT (Ctrl-C, which
+reaches the worker from the terminal and from gunicorn's master) give those in flight that error at once. The handlers
+only tell the loop: gunicorn's own take the thread pool's lock, and deadlock when the second signal interrupts the first or
+the main thread holds that lock.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import json
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from itertools import islice
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any
+
+from gunicorn.http import wsgi
+from gunicorn.http.message import Request
+from gunicorn.workers import base
+
+from config import END_S, HANDOFF, MAX_BODY_BYTES, Config
+from http_reader import Reader, Refusal
+
+KEEPALIVE_S = 75.0  # longer than clients keep their pools, who else would be reset under load
+LINGER_S = 2.0
+STILL_S = 30  # how long a client may take nothing of its answer
+DRAINING_S = 2.0  # how long a connection may wait for anything once SIGTERM came: its request may be on the way
+ENDING_S = 0.5  # the same after Ctrl-C
+READ_BYTES = 65_536
+MAX_UNFINISHED_BYTES = 256_000_000
+AT_ONCE = 100  # connections accepted, or given up, before the others' turn
+PAUSE_S = 0.1  # before accepting is tried again, when the system had no file left
+NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Wait(enum.Enum):
+    """What for. In the order in which connections give way to new ones."""
+
+    LINGERING = enum.auto()
+    HEAD = enum.auto()
+    IDLE = enum.auto()
+    BODY = enum.auto()
+
+
+AWAITED = {"nothing": Wait.IDLE, "head": Wait.HEAD, "body": Wait.BODY}
+
+
+class Connection:
+    """One client. The socket blocks, for the threads that write to it; the loop asks it not to, call by call."""
+
+    def __init__(self, sock: socket.socket, client: Any, server: Any, reader: Reader):
+        self.sock = sock
+        self.client = client
+        self.server = server
+        self.reader = reader
+        self.waits: Wait | None = None  # None: in a thread, or closed
+        self.held_bytes = 0
+        self.lingered_bytes = 0
+
+
+class Worker(base.Worker):
+    """What runs in a thread is `_serve`; all else, but the signals' handlers, is the loop's."""
+
+    def init_process(self) -> None:
+        self.config = Config.model_validate_json(os.environ[HANDOFF])
+        self._pool = ThreadPoolExecutor(self.cfg.threads)
+        self._poller = selectors.DefaultSelector()
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # what others want the loop to do
+        self._open = 0  # connections, in threads too
+        self._held_bytes = 0
+        self._accepting = False
+        self._accept_from = 0.0
+        self._drain_until: float | None = None
+        self._ending = False
+        # deadlines by connection; the oldest is first in each, for its time limit is the same for all
+        self._waiting: dict[Wait, dict[Connection, float]] = {wait: {} for wait in Wait}
+        self._limits = {
+            Wait.LINGERING: LINGER_S,
+            Wait.HEAD: self.config.header_timeout_s,
+            Wait.IDLE: KEEPALIVE_S,
+            Wait.BODY: self.config.body_timeout_s,
+        }
+        super().init_process()
+
+    # ---- signals
+
+    def handle_exit(self, signum: int, frame: FrameType | None) -> None:
+        """SIGTERM."""
+        self._call(self._drain)
+
+    def handle_quit(self, signum: int, frame: FrameType | None) -> None:
+        """SIGINT and SIGQUIT."""
+        if self.booted:
+            self.end()
+        else:
+            super().handle_quit(signum, frame)
+
+    def end(self) -> None:
+        """Give those in flight an error and end. From any thread."""
+        self._call(self._end)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        """Have the loop call it. From any thread; a signal's handler may interrupt even this."""
+        self._calls.put(callback)
+        with suppress(BlockingIOError):  # the pipe is full, so the loop will look
+            os.write(self.PIPE[1], b"\0")
+
+    def _drain(self) -> None:
+        if self._drain_until is not None:
+            return
+        self._drain_until = time.monotonic() + self.config.drain_timeout_s
+        self.wsgi.extensions["manager"].drain()
+        for listener in self.sockets:
+            self._accept(listener)  # who was let in by the system already gets an answer
+        self._accept_while(False)
+        for listener in self.sockets:
+            listener.close()
+        self.alive = False
+        self._hurry(DRAINING_S)
+
+    def _end(self) -> None:
+        if self._ending:
+            return
+        self._ending = True
+        self._drain()
+        self._hurry(ENDING_S)
+        manager = self.wsgi.extensions["manager"]
+        # a thread, since it waits for the handler thread; nobody waits for a model that still loads
+        threading.Thread(target=manager.close, daemon=not manager.loaded).start()
+        leave = threading.Timer(END_S, self._leave)
+        leave.daemon = True
+        leave.start()
+
+    def _leave(self) -> None:
+        """End although connections are open: their clients take nothing."""
+        self.cfg.worker_exit(None, self)
+        os._exit(0)
+
+    def _hurry(self, limit_s: float) -> None:
+        latest = time.monotonic() + limit_s
+        for wait, connections in self._waiting.items():
+            self._limits[wait] = min(self._limits[wait], limit_s)
+            for connection, deadline in connections.items():
+                connections[connection] = min(deadline, latest)
+
+    # ---- the loop
+
+    def run(self) -> None:
+        self._poller.register(self.PIPE[0], selectors.EVENT_READ, self._run_calls)
+        while self.alive or self._open:
+            self.notify()
+            if self.alive:
+                # while nobody can give way, new clients wait in the system's backlog
+                has_room = self._open < self.cfg.worker_connections or any(self._waiting.values())
+                self._accept_while(has_room and time.monotonic() >= self._accept_from)
+            for key, _ in self._poller.select(self._patience()):
+                key.data()
+            self._give_up()
+            if self.ppid != os.getppid():  # gunicorn's master has died
+                self._drain()
+            if self._drain_until is not None and time.monotonic() >= self._drain_until:
+                self._end()
+        self._pool.shutdown(wait=False)
+
+    def _run_calls(self) -> None:
+        os.read(self.PIPE[0], 4096)
+        for _ in range(self._calls.qsize()):  # for those that come later there is another byte
+            self._calls.get_nowait()()
+
+    def _patience(self) -> float:
+        """Seconds until the next deadline; one at most."""
+        firsts = [next(iter(connections.values())) for connections in self._waiting.values() if connections]
+        times = [*firsts, self._accept_from if self._accept_from > time.monotonic() else float("inf")]
+        return min(1.0, max(0.0, min(times) - time.monotonic()))
+
+    def _give_up(self) -> None:
+        """Close, or refuse, those whose time is over."""
+        now = time.monotonic()
+        for wait, connections in self._waiting.items():
+            for connection, deadline in list(islice(connections.items(), AT_ONCE)):
+                if deadline > now:
+                    break
+                if wait not in (Wait.HEAD, Wait.BODY) or connection.reader.awaits == "nothing":
+                    self._close(connection)
+                elif self.alive:
+                    setting = "--header-timeout-s" if wait is Wait.HEAD else "--body-timeout-s"
+                    message = f"The request came too slowly; send it within the server's {setting} of {self._limits[wait]:g} s."
+                    self._refuse(connection, Refusal(408, "request_timeout", message))
+                else:
+                    message = "The server is shutting down; send the request to another one."
+                    self._refuse(connection, Refusal(503, "draining", message))
+
+    # ---- connections
+
+    def _accept_while(self, room: bool) -> None:
+        if room == self._accepting:
+            return
+        self._accepting = room
+        for listener in self.sockets:
+            if room:
+                self._poller.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
+            else:
+                self._poller.unregister(listener)
+
+    def _accept(self, listener: Any) -> None:
+        for _ in range(AT_ONCE):
+            if self._open >= self.cfg.worker_connections and not any(self._waiting.values()):
+                return
+            try:
+                sock, client = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in NO_FILES:
+                    self.log.warning("no connection could be accepted (%s); one that waits is closed", error.strerror)
+                    self._accept_from = time.monotonic() + PAUSE_S
+                    self._make_room()
+                return
+            self._open += 1
+            if self._open > self.cfg.worker_connections:
+                self._make_room()
+            sock.setblocking(True)
+            with suppress(OSError):  # it is gone already, which reading will tell
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STILL_S, 0))
+            reader = Reader(self.cfg, client, MAX_BODY_BYTES)
+            self._wait(Connection(sock, client, listener.getsockname(), reader), Wait.HEAD)
+
+    def _make_room(self) -> None:
+        for connections in self._waiting.values():
+            if connections:
+                self._close(next(iter(connections)))
+                return
+
+    def _wait(self, connection: Connection, wait: Wait) -> None:
+        if connection.waits is None:
+            self._poller.register(connection.sock, selectors.EVENT_READ, partial(self._read, connection))
+        else:
+            del self._waiting[connection.waits][connection]
+        connection.waits = wait
+        self._waiting[wait][connection] = time.monotonic() + self._limits[wait]
+
+    def _take(self, connection: Connection) -> None:
+        """Out of what waits."""
+        if connection.waits is not None:
+            self._poller.unregister(connection.sock)
+            del self._waiting[connection.waits][connection]
+            connection.waits = None
+        self._held_bytes -= connection.held_bytes
+        connection.held_bytes = 0
+
+    def _close(self, connection: Connection) -> None:
+        self._take(connection)
+        connection.sock.close()
+        self._open -= 1
+
+    def _read(self, connection: Connection) -> None:
+        if connection.waits is None:  # it was closed for another whose turn came in the same round
+            return
+        try:
+            data = connection.sock.recv(READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close(connection)
+            return
+        if connection.waits is Wait.LINGERING:
+            connection.lingered_bytes += len(data)
+            if not data or connection.lingered_bytes > MAX_BODY_BYTES:
+                self._close(connection)
+        elif data:
+            connection.reader.feed(data)
+            self._advance(connection)
+        elif connection.reader.awaits == "nothing":
+            self._close(connection)
+        else:
+            self._refuse(connection, Refusal(400, "invalid_http", "The request ended in its middle; send all of it."))
+
+    def _advance(self, connection: Connection) -> None:
+        """Give the next request to a thread if it is whole, else wait for the rest of it."""
+        try:
+            request = connection.reader.next_request()
+        except Refusal as refusal:
+            self._refuse(connection, refusal)
+            return
+        except Exception:
+            self.log.exception("a request could not be read")
+            self._close(connection)
+            return
+        if request is not None:
+            self._take(connection)
+            # where no thread can be started, one that runs takes it later
+            with suppress(RuntimeError):
+                self._pool.submit(self._serve, connection, request)
+            return
+        if connection.reader.wants_continue():
+            self._say(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
+        awaited = AWAITED[connection.reader.awaits]
+        if awaited is not connection.waits and (awaited, connection.waits) != (Wait.IDLE, Wait.HEAD):
+            self._wait(connection, awaited)
+        self._held_bytes += connection.reader.held_bytes - connection.held_bytes
+        connection.held_bytes = connection.reader.held_bytes
+        while self._held_bytes > MAX_UNFINISHED_BYTES and (bodies := self._waiting[Wait.BODY]):
+            message = "The server holds too many unfinished bodies; send the request again."
+            self._refuse(next(iter(bodies)), Refusal(503, "overloaded", message))
+
+    def _say(self, connection: Connection, raw: bytes) -> None:
+        with suppress(OSError):  # it takes no more, or is gone, which reading will tell
+            connection.sock.send(raw, socket.MSG_DONTWAIT)
+
+    def _refuse(self, connection: Connection, refusal: Refusal) -> None:
+        self._say(connection, as_answer(refusal))
+        self._linger(connection)
+
+    def _linger(self, connection: Connection) -> None:
+        """Close our direction, and wait for the other: else unread bytes would reset the connection (RFC 9112, 9.6)."""
+        self._take(connection)
+        connection.reader.forget()
+        try:
+            connection.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._close(connection)
+        else:
+            self._wait(connection, Wait.LINGERING)
+
+    def _served(self, connection: Connection, keep: bool) -> None:
+        if keep:
+            self._advance(connection)
+        else:
+            self._linger(connection)
+
+    # ---- in a thread
+
+    def _serve(self, connection: Connection, request: Request) -> None:
+        keep = False
+        try:
+            keep = self._answer(connection, request)
+        except BlockingIOError:
+            self.log.warning("a client took nothing of its answer for %d s; its connection is closed", STILL_S)
+        except OSError as error:
+            self.log.debug("a client is gone: %s", error)
+        finally:
+            self._call(partial(self._served, connection, keep))
+
+    def _answer(self, connection: Connection, request: Request) -> bool:
+        """Whether the connection can be used again. Raises OSError if the client is gone, BlockingIOError if it stood still."""
+        response, environ = wsgi.create(request, connection.sock, connection.client, connection.server, self.cfg)
+        environ["wsgi.multithread"] = True
+        if not self.alive:
+            response.force_close()
+        try:
+            pieces = self.wsgi(environ, response.start_response)
+            try:
+                for piece in pieces:
+                    response.write(piece)
+                response.close()
+            finally:
+                pieces.close()
+        except OSError:
+            raise
+        except Exception:
+            self.log.exception("the answer to %s %s failed", request.method, request.path)
+            if not response.headers_sent:
+                self._say(connection, as_answer(Refusal(500, "internal_error", "The answer could not be written.")))
+            return False
+        return not response.should_close()
+
+
+def as_answer(refusal: Refusal) -> bytes:
+    """All of an answer, with the error as errors.py has it."""
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    body = json.dumps({"error": {"message": str(refusal), "type": kind, "param": None, "code": refusal.code}}).encode()
+    head = (
+        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,188 @@
+"""Bytes in, whole HTTP/1.1 requests out: knows no socket, no thread and no clock.
+
+gunicorn's parser reads the head, the one judge of how long a body is; the body is collected here. A byte is looked at a
+bounded number of times, however small the pieces are in which it comes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any, Literal
+
+from gunicorn.http.body import ChunkedReader
+from gunicorn.http.errors import (
+    ExpectationFailed,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    NoMoreData,
+    ParseException,
+    UnsupportedTransferCoding,
+)
+from gunicorn.http.message import Request
+from gunicorn.http.unreader import IterUnreader
+
+MAX_HEAD_BYTES = 32_768  # of a request line and its headers
+MAX_LINE_BYTES = 1_024  # of a chunk's size and extensions; of all trailers
+
+# the end of a head, or a line that ends with LF alone, after which no end may come and which the parser refuses
+HEAD_ENDS = re.compile(rb"\r\n\r\n|(?<!\r)\n")
+CHUNK = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(?:;[^\r\n]*)?")
+STATUS: dict[type[Exception], int] = {
+    LimitRequestLine: 414,
+    ExpectationFailed: 417,
+    LimitRequestHeaders: 431,
+    UnsupportedTransferCoding: 501,
+}
+
+
+class Refusal(Exception):
+    """A request that no thread needs to see. The message is one sentence that names the fix."""
+
+    def __init__(self, status: int, code: str, message: str):
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class Reader:
+    """The requests of one connection, one after another.
+
+    `settings`: gunicorn's. `client`: its address. `max_body_bytes`: of a body, its chunks put together.
+    """
+
+    def __init__(self, settings: Any, client: Any, max_body_bytes: int):
+        self._settings = settings
+        self._client = client
+        self._max_body_bytes = max_body_bytes
+        self._buffer = bytearray()  # what nobody has looked at, or of which not enough is there
+        self._searched = 0  # so much of the buffer holds no end of a head
+        self._request: Request | None = None  # its head is there, and its body is not
+        self._body = bytearray()
+        self._left = 0  # bytes to come of the body, or of its chunk
+        self._chunked = False
+        self._separator = b""  # ends the chunk before
+        self._in_trailers = False
+
+    @property
+    def awaits(self) -> Literal["nothing", "head", "body"]:
+        """What is there only in part: nothing between two requests."""
+        if self._request is not None:
+            return "body"
+        return "head" if self._buffer else "nothing"
+
+    @property
+    def held_bytes(self) -> int:
+        """At most MAX_HEAD_BYTES + max_body_bytes + what the last `feed` brought, unless requests are pipelined."""
+        return len(self._buffer) + len(self._body)
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def forget(self) -> None:
+        """Give the memory back: nobody wants what there is."""
+        self._buffer, self._body = bytearray(), bytearray()
+
+    def next_request(self) -> Request | None:
+        """The next request, its whole body in `body`, or None while a part of it is missing. Raises Refusal."""
+        if self._request is None and not self._take_head():
+            return None
+        if not self._take_body():
+            return None
+        request, self._request = self._request, None
+        assert request is not None
+        request.body = io.BytesIO(self._body)
+        self._body = bytearray()
+        return request
+
+    def wants_continue(self) -> bool:
+        """Whether the client waits for "100 Continue" before it sends the body; True once a request."""
+        if self._request is None or not self._request._expected_100_continue:
+            return False
+        self._request._expected_100_continue = False  # else gunicorn would say it again
+        return not self._buffer and not self._body
+
+    def _take_head(self) -> bool:
+        if self._buffer.startswith(b"\r\n"):  # some clients end a body with one (RFC 9112, section 2.2)
+            del self._buffer[:2]
+        found = HEAD_ENDS.search(self._buffer, max(0, self._searched - 3))
+        end = found.end() if found else len(self._buffer)
+        if end > MAX_HEAD_BYTES:
+            raise Refusal(431, "headers_too_large", f"The headers are larger than {MAX_HEAD_BYTES:,} bytes; send fewer.")
+        if found is None:
+            self._searched = end
+            return False
+        head = bytes(self._buffer[:end])
+        del self._buffer[:end]
+        self._searched = 0
+        try:
+            request = Request(self._settings, IterUnreader([head]), self._client)
+        except (ParseException, NoMoreData, StopIteration) as error:
+            status = STATUS.get(type(error), 400)
+            raise Refusal(status, "invalid_http", f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}") from None
+        self._chunked = isinstance(request.body.reader, ChunkedReader)
+        self._separator, self._in_trailers = b"", False
+        self._left = 0
+        if not self._chunked:
+            self._expect(request.body.reader.length)
+        self._request = request
+        return True
+
+    def _expect(self, n: int) -> None:
+        if len(self._body) + n > self._max_body_bytes:
+            raise Refusal(413, "request_entity_too_large", f"The body is larger than {self._max_body_bytes:,} bytes.")
+        self._left = n
+
+    def _take_body(self) -> bool:
+        """Take what is there of the body; whether that was the rest of it."""
+        while True:
+            self._body += self._buffer[: self._left]
+            taken = min(self._left, len(self._buffer))
+            del self._buffer[:taken]
+            self._left -= taken
+            if self._left:
+                return False
+            if not self._chunked:
+                return True
+            if self._in_trailers:
+                return self._skip_trailers()
+            if not self._take_size():
+                return False
+
+    def _take_size(self) -> bool:
+        """Read the next chunk's size; False while its line is not there."""
+        end = self._line_end(b"\r\n", len(self._separator))
+        if end is None:
+            return False
+        line = bytes(self._buffer[:end])
+        size = CHUNK.fullmatch(line, len(self._separator))
+        if size is None or not line.startswith(self._separator):
+            raise self._wrong_chunk()
+        del self._buffer[: end + 2]
+        self._separator = b"\r\n"
+        self._expect(int(size[1], 16))
+        self._in_trailers = self._left == 0
+        return True
+
+    def _skip_trailers(self) -> bool:
+        """Nothing here reads them; False until they are there."""
+        if self._buffer.startswith(b"\r\n"):
+            del self._buffer[:2]
+            return True
+        end = self._line_end(b"\r\n\r\n", 0)
+        if end is None:
+            return False
+        del self._buffer[: end + 4]
+        return True
+
+    def _line_end(self, ending: bytes, start: int) -> int | None:
+        end = self._buffer.find(ending, start, MAX_LINE_BYTES)
+        if end >= 0:
+            return end
+        if len(self._buffer) >= MAX_LINE_BYTES:
+            raise self._wrong_chunk()
+        return None
+
+    @staticmethod
+    def _wrong_chunk() -> Refusal:
+        return Refusal(400, "invalid_http", "The chunks of the body are malformed; send it with a Content-Length.")
