@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import resource
 import socket
 import sys
@@ -32,8 +33,9 @@ from kernels import KernelUnavailable
 from request_log import RequestLog, open_log
 from routes import openai
 from routes.metrics import Metrics
+from server_stats import ServerStats
 from serving import create_manager
-from stats import DEFINITIONS, ServerStats, times_of
+from stats import DEFINITIONS, times_of
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
 
@@ -42,7 +44,7 @@ ROUTES = {
     "POST /v1/completions": "the same, as OpenAI's clients ask it",
     "POST /v1/chat/completions": "a conversation, in OpenAI's form",
     "GET /v1/models": "the model, in OpenAI's form",
-    "GET /stats": "measures of the current run; ?iterations=1 adds one entry per iteration",
+    "GET /stats": "measures of the current run; ?iterations=1&since=N adds an entry for each iteration from number N on",
     "POST /stats/reset": "start a new run",
     "GET /metrics": "for Prometheus",
     "GET /health": "the process answers",
@@ -141,8 +143,13 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
     @app.get("/stats")
     def get_stats() -> Response:
         result = {"mode": config.mode, "model": config.model, "kv_blocks": manager.snapshot().n_blocks} | stats.snapshot()
-        if request.args.get("iterations"):
-            result["iterations"] = stats.iterations()
+        iterations, since = request.args.get("iterations"), request.args.get("since")
+        if iterations not in (None, "1"):
+            raise InvalidRequest("iterations: only 1 is offered; leave it out", param="iterations")
+        if since is not None and not (iterations and re.fullmatch("[0-9]{1,18}", since)):
+            raise InvalidRequest("since: give the number of an iteration, and iterations=1 with it", param="since")
+        if iterations:
+            result |= stats.iterations(int(since or 0))
         return jsonify(result)
 
     @app.post("/stats/reset")

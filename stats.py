@@ -1,4 +1,4 @@
-"""What each number means: time stamps in, metrics out. Shared by server, client and reports; pure but for `ServerStats`.
+"""What each number means: time stamps in, metrics out. Shared by server, client and reports; pure.
 
 Every result carries `DEFINITIONS`. Percentiles are linear (numpy). Seconds inside, milliseconds in keys that
 end in `_ms`; keys follow vLLM's benchmark JSON where it has one.
@@ -6,8 +6,6 @@ end in `_ms`; keys follow vLLM's benchmark JSON where it has one.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from inference import Inference, IterationRecord
+    from inference import Inference
 
 DEFINITIONS = {
     "queue_time_ms": "admitted - arrived, at the server",
@@ -228,120 +226,3 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
         return [round(float(x), 4) for x in np.diff(done[k] + rows[k] * part) / width]
 
     return {"started_at": float(first), "bin_s": float(width)} | {kind: binned(rows) for kind, rows in zip(ROWS, counts)}
-
-
-class ServerStats:
-    """What /stats answers: an observer of the manager. Counts are exact; distributions cover the last `window` values.
-
-    A run begins with the first request that arrives after `reset`; those in flight at the reset are left out.
-    Thread-safe: the handler thread observes, HTTP threads read.
-    """
-
-    def __init__(self, max_batch_size: int, window: int = 100_000):
-        self._lock = threading.Lock()
-        self._max_batch_size = max_batch_size
-        self._window = window
-        self.reset(float("-inf"))
-
-    def reset(self, now: float) -> None:
-        """Start a new run at `now`, on the clock of the records."""
-        with self._lock:
-            self._since = now
-            self._first_arrival = float("inf")
-            self._last_ending = float("-inf")
-            self._counts: Counter[str] = Counter()
-            self._reasons: Counter[str] = Counter()
-            self._by_tokens: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])  # tokens: [requests, Σ latency]
-            self._normalized_sum = 0.0
-            self._samples: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=self._window))
-            self._iterations: deque[tuple[float, float, int, int, int]] = deque(maxlen=4 * self._window)
-            self._rows = dict.fromkeys(ROWS, 0)
-            self._busy_s = self._occupied_s = 0.0
-            self._largest_batch = 0
-
-    def count(self, what: str) -> None:
-        """Count a request that never became an inference: "refused" or "invalid"."""
-        with self._lock:
-            self._counts[what] += 1
-
-    def iteration(self, record: IterationRecord) -> None:
-        live = record.live_rows
-        rows = (live, record.idle_rows, record.padding_rows)
-        with self._lock:
-            if record.started_at < self._since:
-                return
-            self._iterations.append((record.started_at, record.seconds, *rows))
-            for kind, n in zip(ROWS, rows):
-                self._rows[kind] += n
-            self._busy_s += record.seconds
-            self._occupied_s += record.seconds * live / self._max_batch_size
-            self._largest_batch = max(self._largest_batch, record.iteration.running)
-            if record.iteration.reason:
-                self._reasons[record.iteration.reason] += 1
-
-    def answered(self, inference: Inference) -> None:
-        with self._lock:
-            if inference.arrived_at < self._since:
-                return
-            assert inference.answered_at is not None
-            self._first_arrival = min(self._first_arrival, inference.arrived_at)
-            self._last_ending = max(self._last_ending, inference.answered_at)
-            self._counts[inference.state.value] += 1
-            if inference.error is None:
-                self._finished(inference)
-
-    def _finished(self, inference: Inference) -> None:
-        times, n = times_of(inference), len(inference.tokens)
-        self._counts["prompt_tokens"] += len(inference.prompt_ids)
-        self._counts["completion_tokens"] += n
-        self._normalized_sum += times.e2e_s / n
-        entry = self._by_tokens[inference.num_tokens]
-        entry[0] += 1
-        entry[1] += times.e2e_s
-        samples = self._samples
-        samples["ttft"].append(times.ttft_s)
-        samples["itl"].extend(times.itl_s)
-        samples["e2el"].append(times.e2e_s)
-        samples["normalized_latency"].append(times.e2e_s / n)
-        samples["queue_time"].append(times.queue_s)
-        samples["held_time"].append(times.held_s)
-        if (tpot := tpot_s(times.decode_s, n)) is not None:
-            samples["tpot"].append(tpot)
-
-    def iterations(self) -> list[tuple[float, float, int, int, int]]:
-        """[started_at, seconds, live, idle, padding rows] of the run's iterations, the last 400,000 of them."""
-        with self._lock:
-            return list(self._iterations)
-
-    def snapshot(self) -> dict[str, Any]:
-        """The run so far; changes nothing."""
-        with self._lock:
-            counts, n = self._counts, self._counts["finished"]
-            wall = max(0.0, self._last_ending - self._first_arrival)  # -inf as long as nothing has ended
-            rates = throughputs(n, counts["prompt_tokens"], counts["completion_tokens"], wall)
-            rows, busy = self._rows, self._busy_s
-            result: dict[str, Any] = {
-                "latency-per-token": self._normalized_sum / n if n else 0.0,
-                "throughput": rates["output_throughput"],
-                "total-tokens-handled": counts["completion_tokens"],
-                "total-elapsed-time": wall,
-                "completed": n,
-                **{what: counts[what] for what in ("failed", "cancelled", "expired", "refused", "invalid")},
-                "total_input_tokens": counts["prompt_tokens"],
-                "total_output_tokens": counts["completion_tokens"],
-                **rates,
-                "largest_batch": self._largest_batch,
-                "occupancy": self._occupied_s / busy if busy else 0.0,
-                "useful_fraction": rows["live"] / sum(rows.values()) if rows["live"] else 0.0,
-                **{f"{kind}_rows": n for kind, n in rows.items()},
-                "busy_s": busy,
-                "batches_formed": dict(self._reasons),
-                "latency-by-requested-tokens": {
-                    str(tokens): {"requests": count, "mean_latency_s": total / count}
-                    for tokens, (count, total) in sorted(self._by_tokens.items())
-                },
-            }
-            samples = {name: list(values) for name, values in self._samples.items()}
-        for name, values in samples.items():  # numpy on up to 100,000 values: not under the lock
-            result |= describe(name, values)
-        return result | {"definitions": DEFINITIONS}

@@ -112,7 +112,10 @@ def measure(
 def _engine(target: Target, requests: Sequence[Request], answers: Sequence[Answer]) -> dict[str, Any]:
     """What a server of ours says of the run itself. Raises ServerError."""
     engine = get(f"{target.url}/stats?iterations=1", timeout_s=120)
-    iterations = engine.pop("iterations")
+    iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
+    while following is not None:
+        page = get(f"{target.url}/stats?iterations=1&since={following}", timeout_s=120)
+        iterations, following = iterations + page["iterations"], page["next_iteration"]
     engine.pop("definitions")
     found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": get(target.url)["config"]}
     found["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)

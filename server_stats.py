@@ -1,0 +1,185 @@
+"""What a server measures of itself, for /stats: an observer that keeps counts for ever and the last values in rings."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from inference import Inference, IterationRecord
+from stats import DEFINITIONS, ROWS, describe, throughputs, times_of, tpot_s
+
+DISTRIBUTIONS = ("ttft", "itl", "e2el", "normalized_latency", "queue_time", "held_time", "tpot")
+ITERATION = np.dtype([("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROWS)])
+PAGE = 10_000  # iterations told at once: while they are written as JSON no other thread runs, for 20 to 50 ms
+
+
+class Ring:
+    """The last `size` values, in memory that is taken, and touched, at once: a process that serves does not grow by it."""
+
+    def __init__(self, size: int, kind: np.dtype):
+        self._values = np.full(size, np.zeros((), kind))
+        self.seen = 0  # values since it was empty, kept or not
+
+    def clear(self) -> None:
+        self.seen = 0
+
+    @property
+    def lost(self) -> int:
+        """How many of the values seen are no longer kept."""
+        return max(0, self.seen - len(self._values))
+
+    def extend(self, values: Sequence[Any]) -> None:
+        """Add values."""
+        size = len(self._values)
+        self.seen += max(0, len(values) - size)
+        values = values[-size:]
+        at = self.seen % size
+        before_the_end = values[: size - at]
+        self._values[at : at + len(before_the_end)] = before_the_end
+        self._values[: len(values) - len(before_the_end)] = values[len(before_the_end) :]
+        self.seen += len(values)
+
+    def between(self, first: int, end: int) -> np.ndarray:
+        """A copy of the values from number `first` to before number `end`, as far as they are kept."""
+        first, end = max(first, self.lost), min(end, self.seen)
+        if first >= end:
+            return self._values[:0].copy()
+        first, end = first % len(self._values), (end - 1) % len(self._values) + 1
+        if first < end:
+            return self._values[first:end].copy()
+        return np.concatenate([self._values[first:], self._values[:end]])
+
+
+class ServerStats:
+    """What /stats answers: an observer of the manager. Counts are exact; distributions cover the last `window` values, and
+    iterations are kept for four times as many.
+
+    A run begins with the first request that arrives after `reset`; those in flight at the reset are left out.
+    Thread-safe: the handler thread observes, HTTP threads read. Its memory, 17 MB, is taken at the start and does not grow.
+    """
+
+    def __init__(self, max_batch_size: int, window: int = 100_000):
+        self._lock = threading.Lock()
+        self._max_batch_size = max_batch_size
+        self._samples = {name: Ring(window, np.dtype(float)) for name in DISTRIBUTIONS}
+        self._iterations = Ring(4 * window, ITERATION)
+        self.reset(float("-inf"))
+
+    def reset(self, now: float) -> None:
+        """Start a new run at `now`, on the clock of the records."""
+        with self._lock:
+            self._since = now
+            self._first_arrival = float("inf")
+            self._last_ending = float("-inf")
+            self._counts: Counter[str] = Counter()
+            self._reasons: Counter[str] = Counter()
+            self._by_tokens: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])  # tokens: [requests, Σ latency]
+            self._normalized_sum = 0.0
+            for ring in (*self._samples.values(), self._iterations):
+                ring.clear()
+            self._rows = dict.fromkeys(ROWS, 0)
+            self._busy_s = self._occupied_s = 0.0
+            self._largest_batch = 0
+
+    def count(self, what: str) -> None:
+        """Count a request that never became an inference: "refused" or "invalid"."""
+        with self._lock:
+            self._counts[what] += 1
+
+    def iteration(self, record: IterationRecord) -> None:
+        live = record.live_rows
+        rows = (live, record.idle_rows, record.padding_rows)
+        with self._lock:
+            if record.started_at < self._since:
+                return
+            self._iterations.extend([(record.started_at, record.seconds, *rows)])
+            for kind, n in zip(ROWS, rows):
+                self._rows[kind] += n
+            self._busy_s += record.seconds
+            self._occupied_s += record.seconds * live / self._max_batch_size
+            self._largest_batch = max(self._largest_batch, record.iteration.running)
+            if record.iteration.reason:
+                self._reasons[record.iteration.reason] += 1
+
+    def answered(self, inference: Inference) -> None:
+        with self._lock:
+            if inference.arrived_at < self._since:
+                return
+            assert inference.answered_at is not None
+            self._first_arrival = min(self._first_arrival, inference.arrived_at)
+            self._last_ending = max(self._last_ending, inference.answered_at)
+            self._counts[inference.state.value] += 1
+            if inference.error is None:
+                self._finished(inference)
+
+    def _finished(self, inference: Inference) -> None:
+        times, n = times_of(inference), len(inference.tokens)
+        self._counts["prompt_tokens"] += len(inference.prompt_ids)
+        self._counts["completion_tokens"] += n
+        self._normalized_sum += times.e2e_s / n
+        entry = self._by_tokens[inference.num_tokens]
+        entry[0] += 1
+        entry[1] += times.e2e_s
+        samples = self._samples
+        samples["ttft"].extend([times.ttft_s])
+        samples["itl"].extend(times.itl_s)
+        samples["e2el"].extend([times.e2e_s])
+        samples["normalized_latency"].extend([times.e2e_s / n])
+        samples["queue_time"].extend([times.queue_s])
+        samples["held_time"].extend([times.held_s])
+        if (tpot := tpot_s(times.decode_s, n)) is not None:
+            samples["tpot"].extend([tpot])
+
+    def iterations(self, since: int = 0) -> dict[str, Any]:
+        """A page of the run's iterations from number `since` on, at most PAGE of them.
+
+        {"iterations": [(started_at, seconds, live, idle, padding rows)], "iterations_lost": how many from `since` on are no
+        longer kept, "next_iteration": the number to go on from, None where this page is the last}
+        """
+        with self._lock:
+            ring = self._iterations
+            first, seen = max(since, ring.lost), ring.seen
+            page = ring.between(first, first + PAGE)
+        following = first + len(page)
+        return {
+            "iterations": page.tolist(),
+            "iterations_lost": first - since,
+            "next_iteration": following if following < seen else None,
+        }
+
+    def snapshot(self) -> dict[str, Any]:
+        """The run so far; changes nothing."""
+        with self._lock:
+            counts, n = self._counts, self._counts["finished"]
+            wall = max(0.0, self._last_ending - self._first_arrival)  # -inf as long as nothing has ended
+            rates = throughputs(n, counts["prompt_tokens"], counts["completion_tokens"], wall)
+            rows, busy = self._rows, self._busy_s
+            result: dict[str, Any] = {
+                "latency-per-token": self._normalized_sum / n if n else 0.0,
+                "throughput": rates["output_throughput"],
+                "total-tokens-handled": counts["completion_tokens"],
+                "total-elapsed-time": wall,
+                "completed": n,
+                **{what: counts[what] for what in ("failed", "cancelled", "expired", "refused", "invalid")},
+                "total_input_tokens": counts["prompt_tokens"],
+                "total_output_tokens": counts["completion_tokens"],
+                **rates,
+                "largest_batch": self._largest_batch,
+                "occupancy": self._occupied_s / busy if busy else 0.0,
+                "useful_fraction": rows["live"] / sum(rows.values()) if rows["live"] else 0.0,
+                **{f"{kind}_rows": n for kind, n in rows.items()},
+                "busy_s": busy,
+                "batches_formed": dict(self._reasons),
+                "latency-by-requested-tokens": {
+                    str(tokens): {"requests": count, "mean_latency_s": total / count}
+                    for tokens, (count, total) in sorted(self._by_tokens.items())
+                },
+            }
+            samples = {name: ring.between(0, ring.seen) for name, ring in self._samples.items()}
+        for name, values in samples.items():  # numpy on up to 100,000 values: not under the lock
+            result |= describe(name, values)
+        return result | {"definitions": DEFINITIONS}
