@@ -119,7 +119,8 @@ class KernelAttention:
         n_threads = torch.get_num_threads()
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            y = torch.empty_like(qkv[:, 0])  # [T, H, D]
+            qkv = qkv.contiguous()  # the kernel is told an address and no strides
+            y = qkv.new_empty(qkv[:, 0].shape)  # [T, H, D]
             keys, values = self._addresses[layer]
             self._kernel(
                 qkv.data_ptr(), y.data_ptr(), keys, values,

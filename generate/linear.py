@@ -34,6 +34,7 @@ class KernelLinear(nn.Module):
         self._addresses = self._packed.data_ptr(), None if bias is None else bias.data_ptr()
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous()  # the kernel is told an address and no strides
         y = x.new_empty(x.shape[0], self._n_out)
         packed, bias = self._addresses
         self._kernel(

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -38,7 +39,7 @@ def build() -> Path:
     """Compile the kernels if that was not done on such a processor yet; return the library. Raises KernelUnavailable."""
     if sys.platform != "linux":
         raise KernelUnavailable("the C++ kernels are built on Linux only")
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    compiler = _compiler(os.environ.get("CXX") or "c++")
     sources = sorted(FOLDER.glob("*.cpp"))
     texts = [path.read_text() for path in (*sources, *sorted(FOLDER.glob("*.h")))]
     key = "\0".join([*compiler, *FLAGS, *texts, _processor()])
@@ -65,14 +66,22 @@ def build() -> Path:
     return library
 
 
+def _compiler(named: str) -> list[str]:
+    """The words of CXX, which may also be a path that holds spaces."""
+    try:
+        return [named] if shutil.which(named) else shlex.split(named)
+    except ValueError as error:
+        raise KernelUnavailable(f"CXX is {named!r}, which is no command ({error}); correct or unset it") from None
+
+
 def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def why_unavailable() -> str | None:
-    """Why the kernels cannot be used here, or None if they can."""
+    """Why the kernels cannot be used here, or None if they can: it builds and loads them, as serving will."""
     try:
-        build()
+        load()
     except KernelUnavailable as error:
         return str(error)
     return None
@@ -95,16 +104,16 @@ def why_no_triton(head_size: int) -> str | None:
 def load() -> ctypes.CDLL:
     """Return the library, its functions declared as their sources document them. Raises KernelUnavailable.
 
-    Call it after `import torch`. The threads are torch's: a second OpenMP runtime in the process would bring threads of
-    its own, which wait for work by spinning and take the cores from torch's.
+    The threads are torch's: a second OpenMP runtime in the process would bring threads of its own, which wait for work by
+    spinning and take the cores from torch's. torch itself need not be imported yet.
     """
-    runtimes = set(re.findall(r"/\S*/lib[gi]?omp\S*\.so\S*", Path("/proc/self/maps").read_text()))
+    path = build()
     try:
-        for runtime in runtimes:
+        for runtime in _openmp():
             ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-        library = ctypes.CDLL(str(build()))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise KernelUnavailable(f"the C++ kernels cannot be loaded ({error}); use --attention plain") from None
+        raise KernelUnavailable(f"the C++ kernels cannot be loaded beside torch's OpenMP ({error}); reinstall torch") from None
     for function in (library.paged_attention_float32, library.paged_attention_bfloat16):
         function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 2
         function.restype = None
@@ -115,6 +124,21 @@ def load() -> ctypes.CDLL:
         function.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5 + [ctypes.c_int]
         function.restype = None
     return library
+
+
+def _openmp() -> list[str]:
+    """torch's OpenMP runtime: the one that its package brings, else what this process has, else the system's."""
+    spec = importlib.util.find_spec("torch")
+    torch = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+    brought = [str(file) for root in torch for file in (*root.glob("lib/lib*omp*"), *root.parent.glob("torch.libs/lib*omp*"))]
+    # the sixth field of a line is a path, which may hold spaces
+    fields = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = {line[5] for line in fields if len(line) == 6}
+    return _runtimes(brought) or _runtimes(mapped) or ["libgomp.so.1"]
+
+
+def _runtimes(paths: Iterable[str]) -> list[str]:
+    return sorted(path for path in paths if re.fullmatch(r"lib[gi]?omp\d*[-.].*", Path(path).name))
 
 
 def _processor() -> str:

@@ -94,6 +94,7 @@ def paged_attention(qkv: Tensor, cache: Tensor, tiles: Tensor, tables: Tensor, n
     nothing is stored). The tiles must cover T.
     """
     n_tokens, _, n_head, head_size = qkv.shape
+    qkv = qkv.contiguous()  # the kernel is told an address and no strides
     out = qkv.new_empty(n_tokens, n_head, head_size)
     dtype = tl.float32 if qkv.dtype == torch.float32 or INTERPRETED else tl.bfloat16
     attention_kernel[(n_tiles, n_head)](

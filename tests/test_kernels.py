@@ -142,9 +142,11 @@ def test_a_tokens_result_does_not_depend_on_the_other_tokens() -> None:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kernels.build.cache_clear()
+    kernels.load.cache_clear()
     yield tmp_path
     monkeypatch.undo()
     kernels.build.cache_clear()
+    kernels.load.cache_clear()
 
 
 def test_the_kernels_are_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
