@@ -3,7 +3,8 @@
     python -m benchmarks.faulty MODE --fault raise:20 [any server setting]
 
 Every 20th iteration then raises; `oom:20` runs out of memory, `hang:20` never ends, `exit:20` ends the handler thread. A
-number of 1 is every iteration. The engine is the fake one unless another --model is named.
+number of 1 is every iteration. `clock:3600` has the wall clock jump by so many seconds, there and back, once a second. The
+engine is the fake one unless another --model is named.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 from flask import Flask
@@ -21,15 +23,20 @@ from generate import load_generator
 from generate.fake import FAULTS, FaultyGenerator
 from inference import Generator
 
+CLOCK = "clock"
 HANDOFF = "EFFECTIVE_BATCHING_FAULT"  # from the launcher to gunicorn's worker, as the Config goes
 
 
 def serve() -> Flask:
     """gunicorn's entry point."""
-    fault, every = os.environ[HANDOFF].split(":")
+    fault, number = os.environ[HANDOFF].split(":")
+    if fault == CLOCK:
+        right = time.time
+        time.time = lambda: right() + int(number) * (int(right()) % 2)
+        return app.serve()
 
     def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
-        return FaultyGenerator(load_generator(config, path, n_vocab), fault, int(every))
+        return FaultyGenerator(load_generator(config, path, n_vocab), fault, int(number))
 
     return app.serve(load)
 
@@ -38,8 +45,9 @@ def main() -> None:
     parser = Parser(prog="python -m benchmarks.faulty", add_help=False, allow_abbrev=False)
     parser.add_argument("--fault", default="")
     options, rest = parser.parse_known_args(sys.argv[1:])
-    if not re.fullmatch(f"({'|'.join(FAULTS)}):[1-9][0-9]*", options.fault):
-        raise ConfigError(f"--fault {options.fault!r} is none; name one such as raise:20, of {', '.join(FAULTS)}")
+    faults = (*FAULTS, CLOCK)
+    if not re.fullmatch(f"({'|'.join(faults)}):[1-9][0-9]*", options.fault):
+        raise ConfigError(f"--fault {options.fault!r} is none; name one such as raise:20, of {', '.join(faults)}")
     os.environ[HANDOFF] = options.fault
     os.environ.setdefault("EB_MODEL", "fake")
     app.main(rest, "benchmarks.faulty:serve()")
