@@ -11,7 +11,7 @@ said="$(mktemp)"
 "$PYTHON" -m mypy >"$said" 2>&1 &
 mypy=$!
 trap 'kill $mypy 2>/dev/null || true; rm -f "$said"' EXIT
-"$PYTHON" -m pytest -n 2 "$@" && tests=0 || tests=$?
+"$PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" && tests=0 || tests=$?
 wait $mypy && types=0 || types=$?
 cat "$said" >&2
 exit $((tests ? tests : types))

@@ -7,7 +7,7 @@ import fcntl
 import os
 import runpy
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from flask.testing import FlaskClient
 
 from app import create_app
 from batching import BatchingManager
+from client.load import post
 from config import build
+from tests.servers import Serve, server, wait_until_free
 
 SHARED_BPE = Path(__file__).resolve().parents[2] / "shared" / "tiktoken_cache"
 if "TIKTOKEN_CACHE_DIR" not in os.environ and SHARED_BPE.is_dir():
@@ -76,3 +78,20 @@ def client_of() -> Iterator[Callable[..., FlaskClient]]:
         manager.close()
         left = manager.snapshot()
         assert (left.waiting, left.running, left.blocks_used) == (0, 0, 0), "requests or blocks were lost"
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Serve]:
+    """As `server`, but each mode with its settings is started once; it is idle again before the next test has it."""
+    urls: dict[str, str] = {}
+    with contextlib.ExitStack() as running:
+
+        @contextlib.contextmanager
+        def shared(mode: str, flags: Mapping[str, Any]) -> Iterator[str]:
+            if (key := f"{mode} {flags}") not in urls:
+                urls[key] = running.enter_context(server(mode, flags))
+            post(f"{urls[key]}/stats/reset")
+            yield urls[key]
+            wait_until_free(urls[key])
+
+        yield shared

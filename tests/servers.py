@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from client.data import Request
 from client.load import Outcome
@@ -19,11 +20,12 @@ from client.servers import free_port, server
 ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = [
-    "PATIENCE_S", "ROOT", "asks", "assert_all_answered", "client_command", "free_port", "launched", "scrape", "server",
-    "wait_until",
+    "PATIENCE_S", "ROOT", "Serve", "asks", "assert_all_answered", "client_command", "free_port", "launched", "metric", "scrape",
+    "server", "wait_until", "wait_until_free",
 ]  # fmt: skip
 
 PATIENCE_S = 60
+Serve = Callable[[str, Mapping[str, Any]], contextlib.AbstractContextManager[str]]  # server, and the fixture shared_server
 
 
 def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request]:
@@ -44,11 +46,23 @@ def scrape(url: str) -> str:
         return str(response.read(), "utf-8")
 
 
-def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S, every_s: float = 0.002) -> None:
     end = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.002)
+        time.sleep(every_s)
+
+
+def metric(url: str, name: str) -> float:
+    return next(float(line.split()[-1]) for line in scrape(url).splitlines() if line.startswith(name))
+
+
+def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait until no row and no block is left."""
+    end = time.monotonic() + patience_s
+    while any(metric(url, f"vllm:{name}") for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")):
+        assert time.monotonic() < end, "rows or blocks are left"
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager

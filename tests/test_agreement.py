@@ -17,6 +17,8 @@ from client.wire import wire
 from config import MODES
 from tests.servers import scrape, server
 
+pytestmark = pytest.mark.alone
+
 
 def gauge(text: str, name: str) -> float:
     return float(re.findall(rf"^{re.escape(name)}{{.*}} (\S+)$", text, re.MULTILINE)[0])

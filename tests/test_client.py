@@ -27,7 +27,7 @@ from client.data import (
     save_trace,
 )
 from client.load import ServerError, get
-from tests.servers import client_command, server
+from tests.servers import Serve, client_command, server
 
 
 def tokens(lengths: str, n: int = 4000) -> np.ndarray:
@@ -196,8 +196,8 @@ def test_no_server_is_a_sentence_that_names_the_fix() -> None:
     assert ended.returncode == 1 and ended.stderr.startswith("error: no answer") and "Traceback" not in ended.stderr
 
 
-def test_the_client_sends_one_prompt_or_a_load_from_the_root_or_from_its_folder(tmp_path: Path) -> None:
-    with server("dynamic", {"model": "fake"}) as url:
+def test_the_client_sends_one_prompt_or_a_load_from_the_root_or_from_its_folder(tmp_path: Path, shared_server: Serve) -> None:
+    with shared_server("dynamic", {"model": "fake"}) as url:
         for folder in (Path(__file__).resolve().parents[1], Path(__file__).resolve().parents[1] / "client"):
             done = subprocess.run(
                 [sys.executable, "client.py" if folder.name == "client" else "client/client.py",
@@ -241,8 +241,8 @@ def test_a_bad_command_line_exits_with_2(arguments: list[str], said: str) -> Non
     assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_a_reader_of_the_text_that_has_enough_ends_the_client_quietly() -> None:
-    with server("dynamic", {"model": "fake"}) as url:
+def test_a_reader_of_the_text_that_has_enough_ends_the_client_quietly(shared_server: Serve) -> None:
+    with shared_server("dynamic", {"model": "fake"}) as url:
         command = shlex.join(client_command("--url", url, "--prompt", "hi", "--numtokens", "500"))
         done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -c 5"], capture_output=True, text=True)
     assert (done.returncode, len(done.stdout), done.stderr) == (0, 5, "")

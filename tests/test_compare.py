@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,15 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from client.analysis import identical_outputs
 from client.data import PromptData, WorkloadError, load_trace, save_trace
+from client.load import ServerError, get
 from client.options import parse, parse_also, parse_goodput
 from client.runs import Run, clear
 from client.sentences import identity
 from config import ConfigError
-from tests.servers import ROOT, launched
+from tests.servers import ROOT, launched, wait_until
 from tests.stub import Stub, stub
 
 
@@ -89,11 +92,8 @@ def test_an_interrupted_comparison_leaves_no_server_behind(how: signal.Signals, 
         sys.executable, "-m", "client.compare", "--skip-calibration", "--model", "fake", "--modes", "nobatch,dynamic",
         "--arrival", "burst", "--lengths", "fixed:200", "--numsamples", "200", "--out", marker,
     ) as process:  # fmt: skip
-        for _ in range(600):
-            if (tmp_path / "trace.jsonl").exists():
-                break
-            time.sleep(0.05)
-        time.sleep(8)  # in the middle of the replay
+        # in the middle of the replay
+        wait_until(lambda: completed_by_a_server_of(process.pid) > 10, every_s=0.2)
         servers = servers_of(process.pid)
         assert servers
         process.send_signal(how)
@@ -109,6 +109,16 @@ def test_an_interrupted_comparison_leaves_no_server_behind(how: signal.Signals, 
 def servers_of(pid: int) -> list[int]:
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout.split()
     return [int(word) for word in found] + [grandchild for word in found for grandchild in servers_of(int(word))]
+
+
+def completed_by_a_server_of(pid: int) -> int:
+    """What the first server that `pid` has started has completed in its run, so far."""
+    for process in psutil.Process(pid).children(recursive=True):
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                with contextlib.suppress(ServerError):
+                    return int(get(f"http://127.0.0.1:{connection.laddr.port}/stats")["completed"])
+    return 0
 
 
 def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Path) -> None:

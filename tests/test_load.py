@@ -17,6 +17,8 @@ from stats import summarise
 from tests.servers import assert_all_answered, client_command
 from tests.stub import stub
 
+pytestmark = pytest.mark.alone
+
 STUB = wire("openai", "stub")
 
 

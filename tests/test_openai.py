@@ -17,7 +17,7 @@ from batching import BatchingManager
 from config import MODES
 from inference import Generator, Inference, Iteration
 from policies import Dynamic
-from tests.servers import server
+from tests.servers import Serve
 from tests.sse import events, text_of
 from tests.virtual import make_scheduler
 
@@ -279,8 +279,8 @@ def test_a_full_queue_and_a_draining_server_have_openais_errors_too(client_of: C
 
 
 @pytest.fixture(scope="module", params=MODES)
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with server(request.param, {"model": "demo"}) as found:
+def url(request: pytest.FixtureRequest, shared_server: Serve) -> Iterator[str]:
+    with shared_server(request.param, {"model": "demo"}) as found:
         yield f"{found}/v1"
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks import engine, http
 from client.client import parse as parse_client
 from client.data import PromptData, save_trace
 from client.servers import wait_until_ready
-from tests.servers import ROOT, client_command, free_port, launched, server
+from tests.servers import ROOT, Serve, client_command, free_port, launched
 from tests.stub import stub
 
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -24,6 +29,20 @@ SMALL = ["--model", "fake", "--numsamples", "4", "--modes", "nobatch,windowed", 
 
 def of(program: str) -> list[list[str]]:
     return [command[command.index(program) + 1 :] for command in COMMANDS if program in command]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`python -m module arguments` in this process: it has what takes a new one seconds to import."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # a program's handlers are not for these tests
+    monkeypatch.chdir(ROOT)
+
+    def run(module: str, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        with warnings.catch_warnings(action="ignore"):  # as a process of its own would
+            importlib.import_module(module).main()
+
+    return run
 
 
 def test_the_readme_shows_each_program() -> None:
@@ -41,16 +60,16 @@ def test_server_commands(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", of("client/client.py"), ids=" ".join)
-def test_client_commands(arguments: list[str], tmp_path: Path) -> None:
+def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Serve) -> None:
     small = [] if parse_client(arguments).prompt else ["--numsamples", "4", "--figure", str(tmp_path / "figure.png")]
     if "--out" in arguments:
         small += ["--out", str(tmp_path / "out")]
-    with server("dynamic", {"model": "fake"}) as url:
+    with shared_server("dynamic", {"model": "fake"}) as url:
         subprocess.run(client_command(*arguments, *small, "--url", url), check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
-def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
+def test_compare_commands(arguments: list[str], tmp_path: Path, run: Callable[..., None]) -> None:
     small = ["--model", "fake", "--modes", "static", "--out", str(tmp_path / "out"), "--skip-calibration"]
     if "--trace" in arguments:
         save_trace(tmp_path / "trace.jsonl", PromptData("fixed:2").requests(3))
@@ -63,56 +82,42 @@ def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
         small += ["--seconds", "0.1", "--lengths", "fixed:2"]
     with stub() as other:
         given = [f"vllm={other.url}" if argument.startswith("vllm=") else argument for argument in arguments]
-        command = [sys.executable, "-m", "client.compare", *given, *small]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+        run("client.compare", *given, *small)
 
 
-def test_report_commands(tmp_path: Path) -> None:
+def test_report_commands(tmp_path: Path, run: Callable[..., None]) -> None:
     reports = [command[3:] for command in COMMANDS if command[:3] == ["python", "-m", "client.report"]]
     assert len(reports) == 2
     with stub() as other:
-        load = [
-            "--url",
-            other.url,
-            "--api",
-            "openai",
-            "--numsamples",
-            "3",
-            "--arrival",
-            "burst",
-            "--lengths",
-            "fixed:2",
-            "--quiet",
-        ]
+        load = ["--url", other.url, "--api", "openai", "--numsamples", "3", "--arrival", "burst", "--lengths", "fixed:2"]
         for name in ("here", "there"):
             out = ["--out", str(tmp_path / name), "--figure", str(tmp_path / "figure.png")]
-            subprocess.run(client_command(*load, *out), check=True, capture_output=True)
+            run("client.client", *load, "--quiet", *out)
     places = {"runs/DATE-TIME": "here", "runs/HERE": "here", "runs/THERE": "there", "runs/compared": "compared"}
     for arguments in reports:
         given = [str(tmp_path / places[argument]) if argument in places else argument for argument in arguments]
-        subprocess.run([sys.executable, "-m", "client.report", *given], cwd=ROOT, check=True, capture_output=True)
+        run("client.report", *given)
     assert (tmp_path / "compared" / "report.html").exists()
 
 
-def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Callable[..., None]) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}')
-    commands = [command[1:] for command in COMMANDS if command[0] == "python" and command[2].startswith("benchmarks.")]
+    commands = [command[2:] for command in COMMANDS if command[0] == "python" and command[2].startswith("benchmarks.")]
     assert len(commands) == 4
-    for _, module, *arguments in commands:
-        if module == "benchmarks.http":
-            small = ["--clients", "2", "--tokens", "3", "--seconds", "0.2"]
-            subprocess.run([sys.executable, "-m", module, *arguments, *small], cwd=ROOT, check=True, capture_output=True)
-            continue
-        if module == "benchmarks.theory":
-            small = ["--seeds", "1", "--requests", "5", "--rows", "1"]
-            subprocess.run([sys.executable, "-m", module, *arguments, *small], cwd=ROOT, check=True, capture_output=True)
-            continue
-        small = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
-        small += ["--n", "2"] if module == "benchmarks.burst" else ["--rows", "1", "--contexts", "8", "--out", str(tmp_path)]
-        subprocess.run([sys.executable, "-m", module, *arguments, *small], cwd=ROOT, check=True, capture_output=True)
+    model = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
+    small = {
+        "benchmarks.burst": [*model, "--n", "2"],
+        "benchmarks.engine": [*model, "--rows", "1", "--contexts", "8", "--out", str(tmp_path)],
+        "benchmarks.http": ["--clients", "2", "--tokens", "3", "--seconds", "0.2"],
+        "benchmarks.theory": ["--seeds", "1", "--requests", "5", "--rows", "1"],
+    }
+    monkeypatch.setattr(http, "GONE", 2)
+    monkeypatch.setitem(engine.PROBE_BYTES, "cpu", 10_000_000)
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+    for module, *arguments in commands:
+        run(module, *arguments, *small[module])
 
 
 def test_the_scripts_themselves_run(tmp_path: Path) -> None:

@@ -21,13 +21,24 @@ from client.data import PromptData, Request
 from client.load import Outcome, ServerError, get, post, replay
 from client.servers import wait_until_ready
 from config import MODES
-from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, scrape, server
+from tests.servers import (
+    PATIENCE_S,
+    ROOT,
+    Serve,
+    asks,
+    assert_all_answered,
+    free_port,
+    launched,
+    metric,
+    server,
+    wait_until_free,
+)
 from tests.sse import events, text_of
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_300_requests_at_once_are_all_answered(mode: str) -> None:
-    with server(mode, {"model": "fake"}) as url:
+def test_300_requests_at_once_are_all_answered(mode: str, shared_server: Serve) -> None:
+    with shared_server(mode, {"model": "fake"}) as url:
         outcomes = replay(url, asks(300, 3))
         assert_all_answered(outcomes)
         assert all(outcome.answer and outcome.answer.completion_tokens == 3 for outcome in outcomes)
@@ -119,18 +130,6 @@ def received(connection: socket.socket) -> bytes:
     return raw
 
 
-def metric(url: str, name: str) -> float:
-    return next(float(line.split()[-1]) for line in scrape(url).splitlines() if line.startswith(name))
-
-
-def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait until no row and no block is left."""
-    end = time.monotonic() + patience_s
-    while any(metric(url, f"vllm:{name}") for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")):
-        assert time.monotonic() < end, "rows or blocks are left"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_rows_and_blocks_free(mode: str) -> None:
     # an iteration takes 20 ms, so left alone each of these would run for 20 s; the first two run and the others wait
@@ -153,7 +152,9 @@ def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_r
         assert_all_answered(replay(url, asks(3, 3)))
 
 
-def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_the_others_their_text() -> None:
+def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_the_others_their_text(
+    shared_server: Serve,
+) -> None:
     prompts = [f"{words} {n}" for n in range(5) for words in ("If the", "Return", "a list of", "The", "class")]
 
     async def ask(session: aiohttp.ClientSession, url: str, n: int, enough: int) -> str:
@@ -175,7 +176,7 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
             return await asyncio.gather(*(ask(session, url, n, 30 if n % 2 else 1000) for n in range(500)))
 
-    with server("dynamic", {"model": "demo"}) as url:
+    with shared_server("dynamic", {"model": "demo"}) as url:
         plain = [{"prompt": prompt, "num_tokens": 60, "temperature": 0} for prompt in prompts]
         alone = [post(f"{url}/inference", body)["completion"] for body in plain]
         assert len(set(alone)) > 15
@@ -231,9 +232,9 @@ def test_half_a_request_does_not_keep_a_server_from_ending_and_a_wrong_one_is_a_
         assert "Traceback" not in (process.stdout.read() if process.stdout else "")
 
 
-def test_a_client_of_http_1_0_gets_its_stream_without_chunks() -> None:
+def test_a_client_of_http_1_0_gets_its_stream_without_chunks(shared_server: Serve) -> None:
     body = json.dumps({"prompt": "hi", "num_tokens": 30, "seed": 1, "stream": True}).encode()
-    with server("dynamic", {"model": "fake"}) as url:
+    with shared_server("dynamic", {"model": "fake"}) as url:
         host, port = url.removeprefix("http://").split(":")
         connection = socket.create_connection((host, int(port)))
         connection.sendall(b"POST /inference HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -244,8 +245,8 @@ def test_a_client_of_http_1_0_gets_its_stream_without_chunks() -> None:
         assert "".join(chunk["text"] for chunk in chunks) == plain["completion"]
 
 
-def test_a_killed_client_disturbs_nobody() -> None:
-    with server("dynamic", {"model": "fake"}) as url:
+def test_a_killed_client_disturbs_nobody(shared_server: Serve) -> None:
+    with shared_server("dynamic", {"model": "fake"}) as url:
         alone = replay(url, asks(5, 100))
         for abrupt in (True, False):
             with send(url, "/inference", {"prompt": "hi", "num_tokens": 900}) as dying:
@@ -256,8 +257,8 @@ def test_a_killed_client_disturbs_nobody() -> None:
         assert [outcome.text for outcome in beside] == [outcome.text for outcome in alone]
 
 
-def test_bodies_that_are_too_large_get_413_and_disturb_nobody() -> None:
-    with server("dynamic", {"model": "fake"}) as url:
+def test_bodies_that_are_too_large_get_413_and_disturb_nobody(shared_server: Serve) -> None:
+    with shared_server("dynamic", {"model": "fake"}) as url:
         thread, outcomes = in_background(url, asks(5, 300))
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as sending:
@@ -306,7 +307,7 @@ def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
     )
 
 
-def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http() -> None:
+def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server: Serve) -> None:
     requests = PromptData("uniform:1:80", seed=1).requests(24, "burst")
     texts: dict[str, list[str]] = {}
     for mode, settings in (
@@ -316,7 +317,7 @@ def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http() -> None:
         ("dynamic", {}),
         ("naive", {"generator": "naive"}),
     ):
-        with server("dynamic" if mode == "naive" else mode, {"model": "demo", **settings}) as url:
+        with shared_server("dynamic" if mode == "naive" else mode, {"model": "demo", **settings}) as url:
             outcomes = replay(url, requests)
             assert_all_answered(outcomes)
             texts[mode] = [outcome.text for outcome in outcomes]
