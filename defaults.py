@@ -35,7 +35,6 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         "device": device,
         "dtype": "bfloat16" if gpu or (model not in ("demo", "fake") and native_bfloat16()) else "float32",
         "weights": "random" if model == "fake" else "pretrained",
-        "tokenizer": "r50k_base" if shape.vocab_size >= VOCABULARIES["r50k_base"] else "bytes",
         # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and the
         # client of a comparison on the same two cores sends late
         "threads": 1 if model in ("demo", "fake") else physical_cores(),
@@ -44,6 +43,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         "token_budget": 2048 if gpu else 256,
     }
     resolved = defaults | given | {"model": model}
+    if "tokenizer" not in given:
+        resolved["tokenizer"] = _tokenizer_of(model, shape.vocab_size)
     if path := str(resolved.get("request_log") or ""):  # the server runs in a folder of its own
         resolved["request_log"] = str(Path(path).expanduser().absolute())
     if not gpu and model != "fake" and resolved.get("generator") != "naive":
@@ -67,6 +68,14 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     else:
         resolved.setdefault("kv_cache_gb", 4.0)
     return resolved
+
+
+def _tokenizer_of(model: str, vocab_size: int) -> str:
+    for name, size in VOCABULARIES.items():
+        if vocab_size == size:
+            return name
+    known = " or ".join(f"--tokenizer {name} ({size:,} ids)" for name, size in VOCABULARIES.items())
+    raise ValueError(f"{model} has a vocabulary of {vocab_size:,} ids, which is no tokenizer's own; name one: {known}")
 
 
 def physical_cores() -> int:

@@ -73,9 +73,9 @@ class AddNorm(nn.LayerNorm):
 class Block(nn.Module):
     def __init__(self, shape: Shape, layer: int):
         super().__init__()
-        self.ln_1: nn.Module = AddNorm(shape.n_embd)
+        self.ln_1: nn.Module = AddNorm(shape.n_embd, shape.layer_norm_epsilon)
         self.attn = SelfAttention(shape, layer)
-        self.ln_2: nn.Module = AddNorm(shape.n_embd)
+        self.ln_2: nn.Module = AddNorm(shape.n_embd, shape.layer_norm_epsilon)
         self.mlp = MLP(shape)
 
     def forward(self, x: Tensor, y: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ class GPT2(nn.Module):
         self.wte = nn.Embedding.from_pretrained(torch.empty(shape.vocab_size, shape.n_embd))  # skips initialisation
         self.wpe = nn.Embedding.from_pretrained(torch.empty(shape.n_ctx, shape.n_embd))
         self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
-        self.ln_f: nn.Module = AddNorm(shape.n_embd)
+        self.ln_f: nn.Module = AddNorm(shape.n_embd, shape.layer_norm_epsilon)
         self.lm_head: nn.Module | None = None  # a copy of wte (generate/linear.py, gpu.py), else wte itself
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, sample: Tensor) -> Tensor:
@@ -157,7 +157,17 @@ def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, d
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for ours, parameter in model.named_parameters():
                 parameter.copy_(file.get_tensor(names[ours]))
+    _scale_queries(model)
     return model.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def _scale_queries(model: GPT2) -> None:
+    """Scale attention as config.json says, through the weights that make the queries: every way to attend stays as it is."""
+    for layer, block in enumerate(model.h):
+        assert isinstance(block, Block)
+        for parameter in block.attn.c_attn.parameters():  # weight [E, 3E] and bias [3E]; the first E columns are the queries'
+            parameter[..., : model.shape.n_embd] *= model.shape.query_factor(layer)
 
 
 @torch.no_grad()

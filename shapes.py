@@ -1,6 +1,7 @@
 """The architecture as numbers: how large a model is, before torch is imported or a weight is read.
 
-The launcher needs this arithmetic to refuse what cannot fit; `model.py` builds the same shape.
+The launcher needs this arithmetic to refuse what cannot fit; `model.py` builds the same shape. Whatever else of a
+checkpoint's config.json changes what the model computes is here too, or refused.
 """
 
 from __future__ import annotations
@@ -8,12 +9,30 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 GPT2_REPOSITORIES = {
     "gpt2": "openai-community/gpt2",
     "gpt2-medium": "openai-community/gpt2-medium",
     "gpt2-large": "openai-community/gpt2-large",
     "gpt2-xl": "openai-community/gpt2-xl",
+}
+ALIASES = {  # names that Hugging Face's GPT2Config takes besides its own
+    "n_layer": ("num_hidden_layers",),
+    "n_head": ("num_attention_heads",),
+    "n_embd": ("hidden_size",),
+    "n_ctx": ("n_positions", "max_position_embeddings"),
+}
+# What changes the function besides the fields of Shape, and the values that can be served. The dropouts are training's,
+# the summary's another head's; reorder_and_upcast_attn changes rounding alone.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
+    "tie_word_embeddings": (True,),
+    "add_cross_attention": (False,),
+    "scale_attn_weights": (True, False),
+    "scale_attn_by_inverse_layer_idx": (False, True),
+    "quantization_config": (None,),
+    "pruned_heads": (None, {}),
 }
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -27,6 +46,9 @@ class Shape:
     n_embd: int
     n_ctx: int = 1024
     vocab_size: int = 50257
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
 
     @property
     def parameters(self) -> int:
@@ -38,6 +60,11 @@ class Shape:
     @property
     def head_size(self) -> int:
         return self.n_embd // self.n_head
+
+    def query_factor(self, layer: int) -> float:
+        """What to multiply a layer's queries by, so that scores over √head_size are scaled as this model scales them."""
+        factor = 1.0 if self.scale_attn_weights else self.head_size**0.5
+        return factor / (layer + 1) if self.scale_attn_by_inverse_layer_idx else factor
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         return 2 * self.n_layer * self.n_embd * DTYPE_BYTES[dtype]
@@ -81,13 +108,28 @@ def shape_of(model: str) -> Shape:
         config = json.loads(path.read_text())
         if config.get("model_type", "gpt2") != "gpt2":
             raise ValueError(f"{path} describes a {config['model_type']!r} model; only GPT-2 checkpoints can be served")
+        for name, others in ALIASES.items():
+            for other in others:
+                if other in config:
+                    config.setdefault(name, config[other])
         names = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_ctx": 1024, "vocab_size": 50257}  # Hugging Face's defaults
-        config.setdefault("n_ctx", config.get("n_positions", 1024))
-        shape = Shape(**{name: int(config.get(name, default)) for name, default in names.items()})
+        sizes = {name: int(config.get(name, default)) for name, default in names.items()}
+        for name, offered in (ONLY | {"n_inner": (None, 4 * sizes["n_embd"])}).items():
+            if config.get(name, offered[0]) not in offered:
+                values = " or ".join(json.dumps(value) for value in offered)
+                raise ValueError(
+                    f"{path} says {name} {json.dumps(config[name])}, and only {values} can be served; choose another --model"
+                )
+        shape = Shape(
+            **sizes,
+            layer_norm_epsilon=float(config.get("layer_norm_epsilon", 1e-5)),
+            scale_attn_weights=config.get("scale_attn_weights", True),
+            scale_attn_by_inverse_layer_idx=config.get("scale_attn_by_inverse_layer_idx", False),
+        )
     except OSError:
         raise ValueError(f"folder {model!r} has no config.json; save the checkpoint with save_pretrained()") from None
     except (TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a GPT-2 configuration: {error}") from None
-    if min(shape.n_layer, shape.n_head, shape.n_embd, shape.n_ctx, shape.vocab_size) < 1 or shape.n_embd % shape.n_head:
+    if min(sizes.values()) < 1 or shape.n_embd % shape.n_head or not 0 < shape.layer_norm_epsilon < 1:
         raise ValueError(f"{path} has sizes that make no GPT-2: {shape}")
     return shape

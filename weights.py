@@ -5,8 +5,11 @@ A checkpoint is Hugging Face's safetensors form of GPT-2, tensor names with or w
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from config import Config
@@ -78,9 +81,9 @@ def expected_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
 def check(path: Path, shape: Shape) -> dict[str, str]:
     """Return {our tensor name: name in the file} for every tensor of `shape`.
 
-    Reads the header alone. Raises WeightsUnavailable naming the first tensor that is missing or has
-    another size, or the file if it is truncated or no safetensors file. Other tensors (attention-mask
-    buffers, a copy of the tied LM head) are ignored.
+    Reads the header, and an LM head that the file may hold. Raises WeightsUnavailable naming the first tensor that is
+    missing, has another size or holds no floating-point numbers, an LM head that is not the token embedding, or the
+    file if it is truncated or no safetensors file. Other tensors (attention-mask buffers) are ignored.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -90,26 +93,43 @@ def check(path: Path, shape: Shape) -> dict[str, str]:
                 theirs = f"transformer.{ours}" if f"transformer.{ours}" in in_file else ours
                 if theirs not in in_file:
                     raise WeightsUnavailable(f"{path} has no tensor {ours}; it is not a GPT-2 of {shape}")
-                found = tuple(file.get_slice(theirs).get_shape())
+                found, kind = tuple(file.get_slice(theirs).get_shape()), file.get_slice(theirs).get_dtype()
                 if found != size:
                     raise WeightsUnavailable(f"{path}: tensor {theirs} has shape {found}, and config.json wants {size}")
+                if kind not in ("F32", "F16", "BF16", "F64"):
+                    raise WeightsUnavailable(f"{path}: tensor {theirs} holds {kind}; save it as floating-point numbers")
                 names[ours] = theirs
-            return names
+        head, embedding = "lm_head.weight", names["wte.weight"]
+        if head in in_file and not np.array_equal(_bytes(path, head), _bytes(path, embedding)):
+            raise WeightsUnavailable(
+                f"{path}: {head} differs from {embedding}, and only a head that is tied to the token "
+                "embedding can be served; choose another --model"
+            )
+        return names
     except (SafetensorError, OSError) as error:
         raise WeightsUnavailable(
             f"{path} is damaged or no safetensors file ({_truncated(path, error)}); fetch it again"
         ) from None
 
 
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """A safetensors file's description of its tensors, and where its data begin."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(length)), 8 + length
+
+
+def _bytes(path: Path, tensor: str) -> np.ndarray:
+    header, data = _header(path)
+    first, end = header[tensor]["data_offsets"]
+    return np.memmap(path, np.uint8, "r", data + first, end - first)
+
+
 def _truncated(path: Path, error: Exception) -> str:
     """Name the first tensor that the end of a truncated file cuts off, where the header can still be read."""
-    import json
-
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-        size = path.stat().st_size - 8 - length
+        header, data = _header(path)
+        size = path.stat().st_size - data
         ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
         return next(f"it ends inside tensor {name}" for end, name in ends if end > size)
     except (OSError, ValueError, KeyError, TypeError, StopIteration, MemoryError, OverflowError):

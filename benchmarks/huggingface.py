@@ -32,7 +32,9 @@ def measure(config: Config, requests: list[tuple[list[int], int]], batch: int) -
     shape, dtype = config.shape, getattr(torch, config.dtype)
     ours = load_model(shape, locate(config), config.seed, dtype, config.device)
     sizes: dict[str, Any] = {"n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd}
-    model: Any = GPT2LMHeadModel(GPT2Config(n_positions=shape.n_ctx, vocab_size=shape.vocab_size, **sizes))
+    sizes |= {"n_positions": shape.n_ctx, "vocab_size": shape.vocab_size}
+    # attention's scale is in our weights
+    model: Any = GPT2LMHeadModel(GPT2Config(**sizes, layer_norm_epsilon=shape.layer_norm_epsilon))
     model = model.to(config.device, dtype).eval()
     model.transformer.load_state_dict(ours.state_dict())
     del ours

@@ -123,7 +123,8 @@ def completed_by_a_server_of(pid: int) -> int:
 
 def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 300}))
-    done = compare("--model", str(tmp_path), "--modes", "dynamic", "--arrival", "burst", "--out", str(tmp_path / "out"))
+    settings = ["--model", str(tmp_path), "--tokenizer", "bytes", "--modes", "dynamic", "--arrival", "burst"]
+    done = compare(*settings, "--out", str(tmp_path / "out"))
     assert done.returncode == 1 and "exit code 2" in done.stderr and "model.safetensors does not exist" in done.stderr
     assert "Traceback" not in done.stderr
 

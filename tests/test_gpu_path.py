@@ -235,7 +235,7 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     )
     monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
     limits = {"max_batch_size": "3", "token_budget": "150", "decoder_batch_sizes": "3,1", "block_size": "4"}
-    config = gpu_config(model=str(tmp_path), dtype="float32", **limits).model_copy(update={"device": "cpu"})
+    config = gpu_config(model=str(tmp_path), tokenizer="bytes", dtype="float32", **limits).model_copy(update={"device": "cpu"})
     captures: list[Replaying] = []
 
     def capture() -> Replaying:

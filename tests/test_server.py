@@ -330,7 +330,7 @@ def test_a_checkpoint_without_weights_stops_the_server_with_a_sentence(tmp_path:
     (tmp_path / "config.json").write_text(json.dumps(shape))
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
     ended = subprocess.run(
-        [sys.executable, "app.py", "dynamic", "--model", str(tmp_path), "--port", str(free_port())],
+        [sys.executable, "app.py", "dynamic", "--model", str(tmp_path), "--tokenizer", "bytes", "--port", str(free_port())],
         cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert ended.returncode == 2 and "damaged or no safetensors file" in ended.stderr and "Traceback" not in ended.stderr
