@@ -7,7 +7,6 @@ The launcher resolves the Config once and hands it on; a bad setting ends with e
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -15,12 +14,13 @@ import resource
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from batching import BatchingManager, Inference, Sampling
 from config import HANDOFF, Config, ConfigError, parse
@@ -30,6 +30,7 @@ from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
 from request_log import RequestLog, open_log
 from routes import openai
+from routes.guard import guard
 from routes.metrics import Metrics
 from server_stats import ServerStats
 from serving import create_manager
@@ -82,7 +83,8 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
 
     Raises TokenizerUnavailable, WeightsUnavailable, and OSError if the request log cannot be opened.
     """
-    app = Flask(__name__)
+    app = Flask(__name__, static_folder=None)
+    guard(app, config.api_key)
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an answer reads in the order in which it is written
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1  # where Flask stops reading a body without a Content-Length
     tokenizer = load_tokenizer(config.tokenizer)
@@ -173,26 +175,28 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
         )
 
     @app.errorhandler(ServingError)
-    def serving_error(error: ServingError) -> tuple[Response, int, dict[str, str]]:
+    def serving_error(error: ServingError) -> tuple[Response, int, Mapping[str, str]]:
         if isinstance(error, (InvalidRequest, Overloaded)):
             stats.count("invalid" if isinstance(error, InvalidRequest) else "refused")
-        headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-        return jsonify(error.body()), error.status, headers
+        return jsonify(error.body()), error.status, error.headers
 
     @app.errorhandler(HTTPException)
-    def http_error(error: HTTPException) -> tuple[Response, int]:
+    def http_error(error: HTTPException) -> tuple[Response, int, dict[str, str]]:
         code = (error.name or "error").lower().replace(" ", "_")
         message = error.description or error.name
         if error.code == 404:
             message = f"There is no {request.method} {request.path} here; routes: {', '.join(ROUTES)}."
+        if isinstance(error, MethodNotAllowed):
+            methods = ", ".join(sorted({*(error.valid_methods or ())} - {"HEAD", "OPTIONS"}))
+            message = f"{request.path} takes no {request.method}; use {methods}."
         if error.code == 413:
             message = f"The body is larger than {MAX_BODY_BYTES:,} bytes."
-        return jsonify(
-            error={"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        ), error.code or 500
+        headers = {name: value for name, value in error.get_headers() if name != "Content-Type"}  # Allow
+        body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        return jsonify(error=body), error.code or 500, headers
 
     @app.errorhandler(Exception)
-    def defect(error: Exception) -> tuple[Response, int, dict[str, str]]:
+    def defect(error: Exception) -> tuple[Response, int, Mapping[str, str]]:
         log.error("unexpected error", exc_info=error)
         return serving_error(GenerationFailed(f"Unexpected error: {type(error).__name__}"))
 
@@ -257,7 +261,7 @@ def main() -> None:
         resource.RLIMIT_NOFILE, (max(soft, wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)), hard)
     )
     root = Path(__file__).resolve().parent
-    os.environ[HANDOFF] = json.dumps(config.model_dump())
+    os.environ[HANDOFF] = config.handoff()
     command = [sys.executable, "-m", "gunicorn", "--config", str(root / "gunicorn_conf.py"), "app:serve()"]
     os.chdir(root)
     os.execv(sys.executable, command)

@@ -211,7 +211,7 @@ def test_in_a_request_level_batch_a_stopped_row_is_idle_until_the_batch_ends(
     letters = plain(client, ASK | {"prompt": ["a", "b"], "max_tokens": 20}).choices
     first, second = letters[0].text, letters[1].text
     only_first = next(first[i : i + 3] for i in range(3, 17) if first[i : i + 3] not in second)
-    client.post("/stats/reset")
+    client.post("/stats/reset", json={})
     answer = plain(client, ASK | {"prompt": ["a", "b"], "max_tokens": 20, "stop": only_first})
     assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
     assert client.get("/stats").get_json()["idle_rows"] == 40 - answer.usage.completion_tokens > 0
