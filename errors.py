@@ -2,6 +2,7 @@
 
 ServingError
 ├── InvalidRequest     400  the request can never be served as it stands; `param` names the field
+│   ├── ContextTooLong 400  its prompt and tokens are more than the context
 │   └── ModelNotFound  404  it names a model that this server does not serve
 ├── Unauthorized       401  the server has an API key, and this is not it
 ├── Overloaded         429  the queue is full; try again after the seconds of its header
@@ -36,6 +37,10 @@ class InvalidRequest(ServingError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_request"
+
+
+class ContextTooLong(InvalidRequest):
+    code = "context_length_exceeded"
 
 
 class ModelNotFound(InvalidRequest):

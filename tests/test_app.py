@@ -108,7 +108,8 @@ def test_an_invalid_request_is_a_400_that_names_the_field(client: FlaskClient, b
     error = response.get_json()["error"]
     assert response.status_code == 400
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["param"] == param and error["code"] == "invalid_request" and error["type"] == "invalid_request_error"
+    code = "context_length_exceeded" if "the context of" in error["message"] else "invalid_request"
+    assert error["param"] == param and error["code"] == code and error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_the_front_page_says_what_this_server_is(client: FlaskClient) -> None:
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
     }
     for route in page["routes"]:
-        method, path = route.split()
+        method, path = route.replace("{name}", "fake").split()
         assert client.open(path, method=method, json=bodies.get(path, HI)).status_code == 200
 
 

@@ -16,11 +16,11 @@ import pytest
 from flask.testing import FlaskClient
 from rich.console import Console
 
-from app import ROUTES
 from client import client as client_py
 from client.load import ServerError, get
 from client.machine import command_line
 from config import Config, ConfigError, build, from_environment, parse
+from routes.openapi import ROUTES
 from tests.servers import ROOT, server
 from tests.stub import Handler, stub
 
@@ -63,7 +63,7 @@ def test_a_reset_needs_no_body_but_the_header(client_of: Callable[..., FlaskClie
 def test_a_server_with_a_key_answers_those_who_have_it(client_of: Callable[..., FlaskClient]) -> None:
     client = client_of(api_key=KEY)
     for route in [*ROUTES, "GET /nope", "OPTIONS /inference"]:
-        method, path = route.split()
+        method, path = route.replace("{name}", "fake").split()
         for wrong in (None, KEY, "Bearer", "Bearer ", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Basic {KEY}", "Bearer \xff"):
             headers = {"Authorization": wrong} if wrong is not None else {}
             response = client.open(path, method=method, json=BODIES.get(path), headers=headers)

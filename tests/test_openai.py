@@ -145,7 +145,7 @@ def test_the_bodies_that_real_clients_send_are_answered(body: dict[str, Any], cl
         ({"repetition_penalty": 1.1}, "repetition_penalty"), ({"logit_bias": {"50256": -100}}, "logit_bias"),
         ({"suffix": "x"}, "suffix"), ({"stop": ""}, "stop"), ({"stop": ["a"] * 17}, "stop"), ({"stop": [1]}, "stop"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "6"}, "max_tokens"), ({"max_tokens": 5000}, "max_tokens"),
-        ({"temperature": -1}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_k": -2}, "top_k"), ({"seed": -1}, "seed"),
+        ({"temperature": -1}, "temperature"), ({"top_p": -0.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"seed": -2}, "seed"),
         ({"top_k": 2**63}, "top_k"),
         ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": None}, "prompt"),
         ({"prompt": [1, 257]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": "x" * 900_000}, "prompt"),
