@@ -7,7 +7,6 @@ The launcher resolves the Config once and hands it on; a bad setting ends with e
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -15,68 +14,31 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from flask import Flask, Response, jsonify, request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from batching import BatchingManager, Inference, Sampling
+from batching import BatchingManager
 from config import HANDOFF, SPARE_FILES, Config, ConfigError, parse
 from errors import EngineFailed, GenerationFailed, InvalidRequest, Overloaded, ServingError
-from frontend import MAX_BODY_BYTES, Frontend, Integers, Lists, Strings, Text, is_alone, read, usage_of
+from frontend import MAX_BODY_BYTES, Frontend
 from generate import OutOfMemory, load_generator
 from inference import Generator
 from kernels import KernelUnavailable
 from request_log import RequestLog, open_log
-from routes import openai
+from routes import inference, openai, openapi
+from routes.guard import guard
 from routes.metrics import Metrics
+from routes.openapi import ROUTES
 from server_stats import ServerStats
 from serving import create_manager
-from stats import DEFINITIONS, times_of
+from stats import DEFINITIONS
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
 
-ROUTES = {
-    "POST /inference": "complete a prompt, or a group of prompts",
-    "POST /v1/completions": "the same, as OpenAI's clients ask it",
-    "POST /v1/chat/completions": "a conversation, in OpenAI's form",
-    "GET /v1/models": "the model, in OpenAI's form",
-    "GET /stats": "measures of the current run; ?iterations=1&since=N adds an entry for each iteration from number N on",
-    "POST /stats/reset": "start a new run",
-    "GET /metrics": "for Prometheus",
-    "GET /health": "the process answers",
-    "GET /ready": "the model is loaded and the handler thread works",
-    "GET /": "what this server is",
-}
 log = logging.getLogger("effective_batching")
-
-
-class InferenceRequest(BaseModel):
-    """The body of POST /inference. Types are strict: no "10", no true, no NaN; unknown fields are refused."""
-
-    model_config = ConfigDict(strict=True, extra="allow")  # the first unknown field is refused below
-
-    prompt: Text | Strings | None = None
-    prompt_ids: Integers | Lists | None = None
-    num_tokens: int = Field(ge=1)
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=1, lt=2**63)
-    top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    echo: bool = False
-    stream: bool = False
-
-    @model_validator(mode="after")
-    def _one_prompt(self) -> InferenceRequest:
-        if self.prompt is None and self.prompt_ids is None:
-            raise ValueError("give a prompt or prompt_ids")
-        if self.prompt is not None and self.prompt_ids is not None:
-            raise ValueError("give prompt or prompt_ids, not both")
-        return self
 
 
 def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
@@ -84,7 +46,8 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
 
     Raises TokenizerUnavailable, WeightsUnavailable, and OSError if the request log cannot be opened.
     """
-    app = Flask(__name__)
+    app = Flask(__name__, static_folder=None)
+    guard(app, config.api_key)
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an answer reads in the order in which it is written
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1  # where Flask stops reading a body without a Content-Length
     tokenizer = load_tokenizer(config.tokenizer)
@@ -102,43 +65,10 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
     if config.request_log:
         app.extensions["request_log"] = request_log = RequestLog(config.request_log, config.mode, manager.epoch_offset)
         manager.observe(request_log)
+    app.register_blueprint(inference.blueprint(frontend))
     app.register_blueprint(openai.blueprint(frontend))
     app.register_blueprint(metrics.blueprint())
-
-    @app.post("/inference")
-    def inference() -> Response:
-        body = read(InferenceRequest)
-        for field in body.model_extra or ():
-            valid = ", ".join(InferenceRequest.model_fields)
-            raise InvalidRequest(f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100])
-        field, prompt = ("prompt", body.prompt) if body.prompt is not None else ("prompt_ids", body.prompt_ids)
-        assert prompt is not None
-        prompts = frontend.encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
-        sampling = Sampling(body.temperature, body.top_k, body.top_p)
-        group = frontend.group(prompts, body.num_tokens, sampling, body.seed, body.timeout_s)
-
-        def measures() -> dict[str, Any]:
-            timings, seeds = [_timings(member) for member in group], [member.sampling.seed for member in group]
-            one = is_alone(prompt)
-            return {
-                "usage": usage_of(group),
-                "timings": timings[0] if one else timings,
-                "seed": seeds[0] if one else seeds,
-            }
-
-        if body.stream:
-            return frontend.stream(
-                group, lambda i, text, n, last: {"index": i, "text": text, "tokens": n}, measures, echo=body.echo
-            )
-        frontend.wait(group)
-        texts = [frontend.text(member, body.echo) for member in group]
-        return jsonify(completion=texts[0] if is_alone(prompt) else texts, **measures())
-
-    def _timings(member: Inference) -> dict[str, Any]:
-        times = times_of(member)
-        seconds = {name: round(getattr(times, name), 6) for name in ("queue_s", "ttft_s", "decode_s", "held_s", "e2e_s")}
-        arrived_at = times.arrived_at + manager.epoch_offset
-        return {"arrived_at": arrived_at, **seconds, "itl_s": [round(gap, 6) for gap in times.itl_s]}
+    app.register_blueprint(openapi.blueprint(config.api_key is not None))
 
     @app.get("/stats")
     def get_stats() -> Response:
@@ -173,32 +103,34 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
             mode=config.mode,
             model=config.model,
             config=config.model_dump(),
-            routes=ROUTES,
+            routes={name: route.summary for name, route in ROUTES.items()},
             definitions=DEFINITIONS,
             pids=[os.getpid(), os.getppid()],  # a client that started a server can tell that it talks to it
         )
 
     @app.errorhandler(ServingError)
-    def serving_error(error: ServingError) -> tuple[Response, int, dict[str, str]]:
+    def serving_error(error: ServingError) -> tuple[Response, int, Mapping[str, str]]:
         if isinstance(error, (InvalidRequest, Overloaded)):
             stats.count("invalid" if isinstance(error, InvalidRequest) else "refused")
-        headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-        return jsonify(error.body()), error.status, headers
+        return jsonify(error.body()), error.status, error.headers
 
     @app.errorhandler(HTTPException)
-    def http_error(error: HTTPException) -> tuple[Response, int]:
+    def http_error(error: HTTPException) -> tuple[Response, int, dict[str, str]]:
         code = (error.name or "error").lower().replace(" ", "_")
         message = error.description or error.name
         if error.code == 404:
             message = f"There is no {request.method} {request.path} here; routes: {', '.join(ROUTES)}."
+        if isinstance(error, MethodNotAllowed):
+            methods = ", ".join(sorted({*(error.valid_methods or ())} - {"HEAD", "OPTIONS"}))
+            message = f"{request.path} takes no {request.method}; use {methods}."
         if error.code == 413:
             message = f"The body is larger than {MAX_BODY_BYTES:,} bytes."
-        return jsonify(
-            error={"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        ), error.code or 500
+        headers = {name: value for name, value in error.get_headers() if name != "Content-Type"}  # Allow
+        body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        return jsonify(error=body), error.code or 500, headers
 
     @app.errorhandler(Exception)
-    def defect(error: Exception) -> tuple[Response, int, dict[str, str]]:
+    def defect(error: Exception) -> tuple[Response, int, Mapping[str, str]]:
         log.error("unexpected error", exc_info=error)
         return serving_error(GenerationFailed(f"Unexpected error: {type(error).__name__}"))
 
@@ -258,7 +190,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
         print("listening to this machine alone; --host 0.0.0.0 listens to others too", file=sys.stderr)
     _allow_files(config)
     root = Path(__file__).resolve().parent
-    os.environ[HANDOFF] = json.dumps(config.model_dump())
+    os.environ[HANDOFF] = config.handoff()
     command = [sys.executable, "-m", "gunicorn", "--config", str(root / "gunicorn_conf.py"), entry]
     os.chdir(root)
     os.execv(sys.executable, command)

@@ -10,14 +10,26 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import ipaddress
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 import psutil
 from dotenv import dotenv_values
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 import kernels
 from defaults import VOCABULARIES, resolve
@@ -50,7 +62,7 @@ def _setting(default: Any, meaning: str, shown: str | None = None, **checks: Any
 class Config(BaseModel):
     """Every setting of a server. Raises pydantic's ValidationError; `parse` turns that into a ConfigError."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
     mode: Mode = Field(description="batching mode: nobatch, static, windowed or dynamic")
     model: str = _setting(
@@ -119,6 +131,10 @@ class Config(BaseModel):
     seed: int = _setting(0, "of random weights, and of requests that bring none", ge=0, lt=2**63)
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
     port: int = _setting(8500, "port to listen on", ge=1, le=65535)
+    # in no dump, repr or message: the launcher hands it on by `handoff`
+    api_key: SecretStr | None = _setting(
+        None, "clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps", "none", exclude=True, repr=False
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug, info, warning or error")
 
     @field_validator("decoder_batch_sizes", mode="before")
@@ -131,6 +147,11 @@ class Config(BaseModel):
             return () if value == "none" else tuple(int(size) for size in value.split(","))
         except ValueError:
             raise ValueError("must be numbers separated by commas, such as 32,8,4,1, or none") from None
+
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _read_key(cls, value: Any) -> Any:
+        return read_key(value) if isinstance(value, str) else value
 
     @field_validator("decoder_batch_sizes")
     @classmethod
@@ -255,9 +276,15 @@ class Config(BaseModel):
         """How many of them, in a process that may open so many files."""
         return max(16, min(self.http_connections, files - SPARE_FILES))
 
+    def handoff(self) -> str:
+        """All of it as JSON, the key too, for the worker that gunicorn starts and nobody else."""
+        return json.dumps(self.model_dump() | {"api_key": self.api_key and self.api_key.get_secret_value()})
+
     def warnings(self) -> list[str]:
         """What the user should know but need not change."""
         found = []
+        if self.api_key is None and not is_loopback(self.host):
+            found.append(f"whoever reaches {self.host}:{self.port} may use this server; --api-key (or EB_API_KEY) bars others")
         if self.weights == "random" and self.model != "fake":
             found.append("the weights are random, so the text is noise; speed does not depend on them")
         cached_on_cpu = self.device == "cpu" and self.model != "fake" and self.generator == "cached"
@@ -278,6 +305,21 @@ class Config(BaseModel):
                 f"batches form at {self.effective_target}"
             )
         return found
+
+
+def read_key(text: str) -> str | None:
+    """An API key, or None for "none". Raises ValueError, which does not show it."""
+    if not re.fullmatch("[!-~]+", text):
+        raise ValueError("a key is letters, digits and signs of ASCII without spaces, or none")
+    return None if text == "none" else text
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def meaningful(name: str, mode: str) -> bool:
@@ -337,6 +379,8 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
     for name in flags:
         if not meaningful(name, mode):
             raise ConfigError(f"{flag(name)} has no meaning in mode {mode}; it belongs to {' and '.join(ONLY_IN[name])}")
+    if flags.get("api_key", values.get("api_key")) == "":  # left out it would be open to everyone
+        raise ConfigError("--api-key is empty; give a key, or none")
     try:
         config = Config(**resolve({**values, **flags, "mode": mode}))
         if config.device == "cpu" and (unused := [name for name in flags if name in ONLY_ON_GPU]):
@@ -350,7 +394,9 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")
         if first["loc"]:
-            message = f"{flag(str(first['loc'][0]))} {first['input']!r}: {message[0].lower()}{message[1:]}"
+            name = str(first["loc"][0])
+            given = "" if name == "api_key" else f" {first['input']!r}"
+            message = f"{flag(name)}{given}: {message[0].lower()}{message[1:]}"
         raise ConfigError(message) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None

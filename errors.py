@@ -2,8 +2,10 @@
 
 ServingError
 ├── InvalidRequest     400  the request can never be served as it stands; `param` names the field
+│   ├── ContextTooLong 400  its prompt and tokens are more than the context
 │   └── ModelNotFound  404  it names a model that this server does not serve
-├── Overloaded         429  the queue is full; try again after `retry_after_s`
+├── Unauthorized       401  the server has an API key, and this is not it
+├── Overloaded         429  the queue is full; try again after the seconds of its header
 ├── Draining           503  the server is shutting down
 ├── EngineFailed       503  the engine is broken for good, and the server ends
 ├── DeadlinePassed     504  the request's deadline passed before its answer
@@ -11,6 +13,7 @@ ServingError
 └── GenerationFailed   500  the engine raised in an iteration of this request
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -20,6 +23,7 @@ class ServingError(Exception):
     status = 500
     type = "server_error"
     code = "internal_error"
+    headers: Mapping[str, str] = {}
 
     def __init__(self, message: str, *, param: str | None = None):
         super().__init__(message)
@@ -36,16 +40,27 @@ class InvalidRequest(ServingError):
     code = "invalid_request"
 
 
+class ContextTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
 class ModelNotFound(InvalidRequest):
     status = 404
     code = "model_not_found"
+
+
+class Unauthorized(ServingError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+    headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
 
 
 class Overloaded(ServingError):
     status = 429
     type = "rate_limit_error"
     code = "overloaded"
-    retry_after_s = 1
+    headers: Mapping[str, str] = {"Retry-After": "1"}
 
 
 class Draining(ServingError):

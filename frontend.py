@@ -21,7 +21,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from batching import LONGEST_WAIT_S, BatchingManager, Inference, Sampling
 from config import MAX_BODY_BYTES, Config
-from errors import InvalidRequest
+from errors import ContextTooLong, InvalidRequest
 from streams import Part, Stream, Streamer
 from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule
 from watcher import Watcher
@@ -105,7 +105,7 @@ class Frontend:
         several: Sequence[Any] = [prompt] if alone else prompt
         for text in several:
             if isinstance(text, str) and len(text.encode()) > config.max_model_len * LONGEST_TOKEN[config.tokenizer]:
-                raise InvalidRequest(
+                raise ContextTooLong(
                     f"The prompt is longer than the context of {config.max_model_len} tokens; shorten it.", param=field
                 )
         prompts = [self.tokenizer.encode_ordinary(text) if isinstance(text, str) else text for text in several]
@@ -113,7 +113,7 @@ class Frontend:
             raise InvalidRequest("A prompt must not be empty.", param=field)
         for ids in prompts:
             if len(ids) + num_tokens > config.max_model_len:
-                raise InvalidRequest(
+                raise ContextTooLong(
                     f"{len(ids)} prompt tokens + {num_tokens} completion tokens is beyond the context of "
                     f"{config.max_model_len}; shorten the prompt or lower {length_field}.",
                     param=length_field if len(ids) < config.max_model_len else field,

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.common import configs, run
 from benchmarks.engine import BESIDE
 from client.load import ServerError
-from client.machine import processor, stamp
+from client.machine import command_line, processor, stamp
 from client.servers import as_flag, server
 from config import Config, ConfigError, Parser
 from defaults import VOCABULARIES
@@ -167,7 +167,7 @@ def main() -> None:
         raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")
     shutil.rmtree(out, ignore_errors=True)  # no part of an earlier run stands under this one's name
     out.mkdir(parents=True)
-    found: dict[str, Any] = {"command": shlex.join(["benchmarks/gpu.sh", *sys.argv[1:]]), "config": config.model_dump()}
+    found: dict[str, Any] = {"command": command_line("benchmarks/gpu.sh", sys.argv[1:]), "config": config.model_dump()}
     found |= stamp() | {"burst_requests": options.n}
     problems: dict[str, str] = {}
     try:

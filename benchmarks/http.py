@@ -90,6 +90,9 @@ def measure(url: str, worker: psutil.Process, case: Case, clients: int, seconds:
     )  # fmt: skip
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 def freed_after_s(url: str, stream: bool) -> float:
     """Seconds from the close of a running request's connection until no row and no KV block is taken."""
 
@@ -100,7 +103,7 @@ def freed_after_s(url: str, stream: bool) -> float:
 
     address = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port)
-    connection.request("POST", "/inference", json.dumps({"prompt": "hi", "num_tokens": 1000, "stream": stream}))
+    connection.request("POST", "/inference", json.dumps({"prompt": "hi", "num_tokens": 1000, "stream": stream}), JSON)
     while not taken():
         pass
     time.sleep(random.random() / 4)  # the watcher looks four times a second

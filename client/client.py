@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,13 @@ from client.data import (  # noqa: E402
     save_trace,
 )
 from client.load import Outcome, ServerError, get, stream  # noqa: E402
+from client.machine import command_line  # noqa: E402
 from client.measure import Target, measure, openai_model, whole  # noqa: E402
 from client.options import base_url, parse_goodput  # noqa: E402
 from client.progress import Progress  # noqa: E402
 from client.quoting import named  # noqa: E402
 from client.wire import APIS, wire  # noqa: E402
-from config import MODES, ConfigError  # noqa: E402
+from config import MODES, ConfigError, read_key  # noqa: E402
 from stats import fairness  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
@@ -63,6 +63,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--url", help="the server, port 8500 unless one is named (default: IP in client/.env or .env, else 127.0.0.1)"
     )
+    parser.add_argument("--api-key", metavar="KEY", help="the server's (default: EB_API_KEY, found as IP is)")
     parser.add_argument("--api", choices=APIS, default="inference", help="inference: ours; openai: any server's")
     parser.add_argument("--model", help="its name in an OpenAI request (default: the first that the server lists)")
     one = parser.add_argument_group("one prompt")
@@ -101,16 +102,28 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def server_url(given: str | None) -> str:
     """--url, else IP from the environment, client/.env or .env, else this machine; port 8500 unless one is named."""
-    address = given or os.environ.get("IP")
-    for path in (ROOT / "client" / ".env", ROOT / ".env"):
-        address = address or (dotenv_values(path).get("IP") if path.is_file() else None)
-    address = base_url(address or "127.0.0.1")
+    address = base_url(given or _setting("IP") or "127.0.0.1")
     if "//" not in address:
         address = f"http://{address}"
     parts = urlsplit(address)
     if parts.port is None and parts.scheme == "http" and not parts.path:
         address += ":8500"
     return address
+
+
+def _setting(name: str) -> str | None:
+    value = os.environ.get(name)
+    for path in (ROOT / "client" / ".env", ROOT / ".env"):
+        value = value or (dotenv_values(path).get(name) if path.is_file() else None)
+    return value
+
+
+def api_key(given: str | None) -> str | None:
+    """--api-key, else EB_API_KEY from the environment, client/.env or .env. Raises ConfigError."""
+    try:
+        return read_key((_setting("EB_API_KEY") or "none") if given is None else given)
+    except ValueError as error:
+        raise ConfigError(f"--api-key: {error}") from None
 
 
 def one_prompt(url: str, arguments: argparse.Namespace) -> None:
@@ -123,7 +136,7 @@ def one_prompt(url: str, arguments: argparse.Namespace) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
 
-    stream(url, body, arguments.timeout, show)
+    stream(url, body, arguments.timeout, show, api_key(arguments.api_key))
     print()
 
 
@@ -143,14 +156,15 @@ def load_of(arguments: argparse.Namespace) -> tuple[list[Request], dict[str, str
 
 
 def target_of(url: str, arguments: argparse.Namespace) -> Target:
-    """The server to ask. Raises ServerError."""
+    """The server to ask. Raises ServerError, and ConfigError for a key that is none."""
+    key = api_key(arguments.api_key)
     if arguments.api == "openai":
-        model = arguments.model or openai_model(url)
-        return Target(named(Path(model).name), url, wire("openai", model), ours=False)
+        model = arguments.model or openai_model(url, key)
+        return Target(named(Path(model).name), url, wire("openai", model), ours=False, key=key)
     try:
-        if (mode := get(url)["mode"]) not in MODES:
+        if (mode := get(url, key=key)["mode"]) not in MODES:
             raise KeyError
-        return Target(mode, url, wire("inference", stream=arguments.stream))
+        return Target(mode, url, wire("inference", stream=arguments.stream), key=key)
     except (KeyError, TypeError):
         raise ServerError(f"{url} is no effective-batching server; ask others with --api openai") from None
     except ServerError as error:
@@ -199,7 +213,7 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
             "goodput": goodput, "stream": arguments.stream or not target.ours, "capacity": None, "seed": arguments.seed,
             "asked": {"seeds": [arguments.seed], "servers": [target.name]}, "started_here": False,
             "stopped": "interrupted before its end" if result["partial"] else None,
-            "also": {} if target.ours else {target.name: url}, "command": shlex.join(["client/client.py", *sys.argv[1:]]),
+            "also": {} if target.ours else {target.name: url}, "command": command_line("client/client.py", sys.argv[1:]),
         }  # fmt: skip
         runs.save(arguments.out, requests, {target.name: whole(result, outcomes)}, workload, machine | told)
         report.write(runs.load(arguments.out))

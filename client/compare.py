@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from client.data import (
     save_trace,
 )  # fmt: skip
 from client.load import ServerError
+from client.machine import command_line
 from client.measure import (
     POINT,
     Target,
@@ -71,7 +71,7 @@ class Comparison:
         told = {"goodput": options.goodput, "stream": options.stream, "also": options.also, "capacity": self.capacity}
         seeds = list(range(options.seed, options.seed + options.repeats))
         told |= {"asked": {"seeds": seeds, "servers": options.names}, "started_here": True}
-        return self.machine | told | {"command": shlex.join(["./compare.sh", *sys.argv[1:]])}
+        return self.machine | told | {"command": command_line("./compare.sh", sys.argv[1:])}
 
     @contextlib.contextmanager
     def target(self, name: str) -> Iterator[Target]:
@@ -82,8 +82,9 @@ class Comparison:
 
     @contextlib.contextmanager
     def _ours(self, mode: str) -> Iterator[Target]:
-        with server(mode, self.options.flags) as url:
-            yield Target(mode, url, wire("inference", stream=self.options.stream))
+        key = self.options.key
+        with server(mode, self.options.flags, key=key) as url:
+            yield Target(mode, url, wire("inference", stream=self.options.stream), key=key)
 
     @contextlib.contextmanager
     def _other(self, name: str) -> Iterator[Target]:

@@ -70,27 +70,31 @@ class Watch:
 
 
 def replay(
-    url: str, requests: Sequence[Request], wire: Wire | None = None, timeout_s: float = 3600.0, watch: Watch | None = None
-) -> list[Outcome]:
-    """Send every request at its instant; return the outcomes in the order of the requests. Raises Interrupted on Ctrl-C."""
+    url: str, requests: Sequence[Request], wire: Wire | None = None, timeout_s: float = 3600.0, watch: Watch | None = None,
+    key: str | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """Send every request at its instant; return the outcomes in the order of the requests. Raises Interrupted on Ctrl-C.
+
+    `key`: the server's API key, here and below.
+    """
     _allow_open_files(len(requests) + 64)
     outcomes: dict[int, Outcome] = {}
     try:
         with _no_pauses():
-            asyncio.run(_replay(url, requests, wire or Plain(), timeout_s, watch or Watch(), outcomes))
+            asyncio.run(_replay(url, requests, wire or Plain(), timeout_s, watch or Watch(), outcomes, key))
     except KeyboardInterrupt:
         raise Interrupted([outcomes[r.id] for r in requests if r.id in outcomes]) from None
     return [outcomes[request.id] for request in requests]
 
 
 async def _replay(
-    url: str, requests: Sequence[Request], wire: Wire, timeout_s: float, watch: Watch, outcomes: dict[int, Outcome]
-) -> None:
+    url: str, requests: Sequence[Request], wire: Wire, timeout_s: float, watch: Watch, outcomes: dict[int, Outcome],
+    key: str | None,
+) -> None:  # fmt: skip
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
     bodies = {request.id: json.dumps(wire.body(request)).encode() for request in requests}
-    headers = {"Content-Type": "application/json"}
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=_headers(key)) as session:
         start = time.perf_counter() + HEAD_START_S
 
         async def send(request: Request, scheduled_at: float) -> None:
@@ -153,20 +157,28 @@ def _no_pauses() -> Iterator[None]:
         gc.unfreeze()
 
 
-def get(url: str, timeout_s: float = 30.0) -> dict[str, Any]:
+def _headers(key: str | None) -> dict[str, str]:
+    """Of every request to a server. A redirect to another one does not get the key: aiohttp takes it off."""
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def get(url: str, timeout_s: float = 30.0, key: str | None = None) -> dict[str, Any]:
     """GET a JSON object. Raises ServerError."""
-    return _call("GET", url, None, timeout_s)
+    return _call("GET", url, None, timeout_s, key)
 
 
-def post(url: str, body: Any = None, timeout_s: float = 3600.0) -> dict[str, Any]:
+def post(url: str, body: Any = None, timeout_s: float = 3600.0, key: str | None = None) -> dict[str, Any]:
     """POST a JSON object. Raises ServerError, with the server's own message where it gave one."""
-    return _call("POST", url, body, timeout_s)
+    return _call("POST", url, {} if body is None else body, timeout_s, key)
 
 
-def _call(method: str, url: str, body: Any, timeout_s: float) -> dict[str, Any]:
+def _call(method: str, url: str, body: Any, timeout_s: float, key: str | None) -> dict[str, Any]:
     async def call() -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.request(method, url, json=body) as response:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=_headers(key)) as session,
+            session.request(method, url, json=body) as response,
+        ):
             answer = await response.read()
             if response.status != 200:
                 raise ServerError(f"{url} answered {refusal(response.status, answer)}")
@@ -175,13 +187,13 @@ def _call(method: str, url: str, body: Any, timeout_s: float) -> dict[str, Any]:
     return _run(url, call())
 
 
-def stream(url: str, body: dict[str, Any], timeout_s: float, show: Callable[[str], None]) -> None:
+def stream(url: str, body: dict[str, Any], timeout_s: float, show: Callable[[str], None], key: str | None = None) -> None:
     """POST to /inference of the server at `url`; `show` each piece of the text as it comes. Raises ServerError."""
 
     async def call() -> None:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
+            aiohttp.ClientSession(timeout=timeout, headers=_headers(key)) as session,
             session.post(f"{url}/inference", json=body | {"stream": True}) as response,
         ):
             if response.status != 200:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,17 @@ def hardware() -> dict[str, Any]:
         "torch": _version("torch"),
         "busy_before_percent": psutil.cpu_percent(interval=0.5),
     }
+
+
+def command_line(program: str, arguments: Sequence[str]) -> str:
+    """A command line as results tell it: without an API key."""
+    words = [program, *arguments]
+    for i, word in enumerate(words):
+        if words[i - 1] == "--api-key" and i:
+            words[i] = "…"
+        elif word.startswith("--api-key="):
+            words[i] = "--api-key=…"
+    return shlex.join(words)
 
 
 def stamp() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,12 @@ class Target:
     url: str
     wire: Wire
     ours: bool = True
+    key: str | None = field(default=None, repr=False)
 
 
-def openai_model(url: str) -> str:
+def openai_model(url: str, key: str | None = None) -> str:
     """The first model that a server lists. Raises ServerError."""
-    models = get(f"{url}/v1/models")
+    models = get(f"{url}/v1/models", key=key)
     try:
         return str(models["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
@@ -53,7 +54,8 @@ def openai_model(url: str) -> str:
 def warm_up(target: Target) -> None:
     """Two short requests. Raises ServerError if one fails."""
     for seed in range(2):
-        [outcome] = replay(target.url, [Request(id=seed, at=0, prompt="warm up", num_tokens=8, seed=seed)], target.wire)
+        request = Request(id=seed, at=0, prompt="warm up", num_tokens=8, seed=seed)
+        [outcome] = replay(target.url, [request], target.wire, key=target.key)
         if outcome.error:
             raise ServerError(f"{target.name} at {target.url} failed its first request: {outcome.error}")
 
@@ -84,10 +86,10 @@ def measure(
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is `partial`, and has what ended."""
     if target.ours:
-        post(f"{target.url}/stats/reset")
+        post(f"{target.url}/stats/reset", key=target.key)
     partial, counting = False, _Counting(watch)
     try:
-        outcomes = replay(target.url, requests, target.wire, timeout_s, counting)
+        outcomes = replay(target.url, requests, target.wire, timeout_s, counting, target.key)
     except Interrupted as interrupted:
         partial, outcomes = True, interrupted.outcomes
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
@@ -111,13 +113,13 @@ def measure(
 
 def _engine(target: Target, requests: Sequence[Request], answers: Sequence[Answer]) -> dict[str, Any]:
     """What a server of ours says of the run itself. Raises ServerError."""
-    engine = get(f"{target.url}/stats?iterations=1", timeout_s=120)
+    engine = get(f"{target.url}/stats?iterations=1", 120, target.key)
     iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
     while following is not None:
-        page = get(f"{target.url}/stats?iterations=1&since={following}", timeout_s=120)
+        page = get(f"{target.url}/stats?iterations=1&since={following}", 120, target.key)
         iterations, following = iterations + page["iterations"], page["next_iteration"]
     engine.pop("definitions")
-    found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": get(target.url)["config"]}
+    found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": get(target.url, key=target.key)["config"]}
     found["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)
     if found["config"]["mode"] in ("static", "windowed") and not found["config"]["compact_batches"]:
         lengths = [request.num_tokens for request in requests]
@@ -158,7 +160,7 @@ def measure_capacity(target: Target, burst: Sequence[Request], timeout_s: float,
 
     Counted are the tokens made until the last request was admitted: after that rows fall empty.
     """
-    outcomes = replay(target.url, burst, wire("inference"), timeout_s, watch)
+    outcomes = replay(target.url, burst, wire("inference"), timeout_s, watch, target.key)
     timings = [outcome.answer.timings for outcome in outcomes if outcome.answer and outcome.answer.timings]
     if len(timings) < len(burst):
         error = next(outcome.error for outcome in outcomes if outcome.error)

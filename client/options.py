@@ -44,6 +44,12 @@ class Options:
     def names(self) -> list[str]:
         return [*self.modes, *self.also]
 
+    @property
+    def key(self) -> str | None:
+        """The API key of the servers that are started; those that run already do not get it."""
+        secret = self.config(self.modes[0]).api_key
+        return secret.get_secret_value() if secret else None
+
     def config(self, mode: str) -> Config:
         """A mode's settings: one that belongs to other modes alone is left out."""
         flags = {name: value for name, value in self.flags.items() if meaningful(name, mode)}

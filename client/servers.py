@@ -28,23 +28,25 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(mode: str, flags: Mapping[str, Any], patience_s: float = STARTUP_S) -> Iterator[str]:
+def server(mode: str, flags: Mapping[str, Any], patience_s: float = STARTUP_S, key: str | None = None) -> Iterator[str]:
     """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it whatever happens.
 
+    `key`: its API key, told by the environment, since everyone on this machine sees a command line.
     Raises ServerError with the end of the server's own output if it does not come up.
     """
     port = free_port()
     command = [sys.executable, str(ROOT / "app.py"), mode, "--host", "127.0.0.1", "--port", str(port)]
     for name, value in flags.items():
-        if meaningful(name, mode):
+        if meaningful(name, mode) and name != "api_key":
             command += as_flag(name, value)
+    environment = os.environ | {"EB_API_KEY": key or "none"}
     with tempfile.TemporaryFile() as output:
         # a session of its own: Ctrl-C reaches us alone, and we stop it
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=environment)
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until_ready(process, url, patience_s)
-            if process.pid not in (pids := get(url)["pids"]):
+            if process.pid not in (pids := get(url, key=key)["pids"]):
                 raise ServerError(
                     f"{url} is another server (processes {pids}, ours is {process.pid}); run the comparison again"
                 )

@@ -1,107 +1,20 @@
 """OpenAI's routes, in every batching mode: completions, chat completions, models.
 
-Unlike /inference they end at end-of-text and at `stop` strings. A field that is null means its default; unknown
-fields are ignored, as clients send many; one whose value would change the answer in a way not offered is refused.
+Unlike /inference they end at end-of-text and at `stop` strings.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from flask import Blueprint, Response, jsonify
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from batching import Sampling
 from errors import ModelNotFound
-from frontend import Frontend, Prompt, Text, read, usage_of
+from frontend import Frontend, read, usage_of
+from routes.bodies import ChatRequest, CompletionRequest
 from tokenizer import StopRule
-
-
-def _only(offered: Any) -> Any:
-    """A field that may be given, but only as what it is anyway."""
-
-    def check(value: Any) -> Any:
-        if value != offered:
-            raise ValueError(f"only {json.dumps(offered)} is offered here; leave it out")
-        return value
-
-    return AfterValidator(check)
-
-
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_default(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
-
-
-class _StreamOptions(_Strict):
-    include_usage: bool = False
-
-
-class _Request(_Strict):
-    """What completions and chat completions share."""
-
-    model: str | None = None
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    top_k: int = Field(0, ge=-1, lt=2**63)  # 0 and −1: off, as vLLM's clients write it
-    top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] = []
-    ignore_eos: bool = False
-    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    stream: bool = False
-    stream_options: _StreamOptions = _StreamOptions()
-
-    n: Annotated[int, _only(1)] = 1
-    best_of: Annotated[int, _only(1)] = 1
-    presence_penalty: Annotated[float, _only(0)] = 0
-    frequency_penalty: Annotated[float, _only(0)] = 0
-    repetition_penalty: Annotated[float, _only(1)] = 1
-    logit_bias: Annotated[dict[str, Any], _only({})] = {}
-
-
-class CompletionRequest(_Request):
-    prompt: Prompt
-    max_tokens: int = Field(16, ge=1)
-    echo: bool = False
-    suffix: Annotated[str, _only("")] = ""
-    logprobs: Annotated[int | None, _only(None)] = None
-
-
-class _TextPart(_Strict):
-    type: Literal["text"]
-    text: str
-
-
-class _Message(_Strict):
-    role: Text
-    content: str | Annotated[list[_TextPart], Field(fail_fast=True)] | None = None
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or [])
-
-
-class ChatRequest(_Request):
-    messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)  # its newer name
-    logprobs: Annotated[bool, _only(False)] = False
-    tools: Annotated[list[Any], _only([])] = []
-    response_format: Annotated[dict[str, Any], _only({"type": "text"})] = {"type": "text"}
-
-    @property
-    def prompt(self) -> str:
-        """GPT-2 has no chat format: a line a message, and the beginning of the answer's."""
-        return "".join(f"{message.role}: {message.text}\n" for message in self.messages) + "assistant:"
 
 
 class _Wire:
@@ -163,14 +76,17 @@ def blueprint(frontend: Frontend) -> Blueprint:
         if name not in (None, config.model_name):
             raise ModelNotFound(f"There is no model {name[:100]!r} here; this server has {config.model_name!r}.", param="model")
 
-    def _respond(body: _Request, prompts: list[list[int]], max_tokens: int, wire: _Wire, echo: bool = False) -> Response:
+    def _respond(
+        body: CompletionRequest | ChatRequest, prompts: list[list[int]], max_tokens: int, wire: _Wire, echo: bool = False
+    ) -> Response:
         rule = StopRule(frontend.tokenizer, [body.stop] if isinstance(body.stop, str) else body.stop, not body.ignore_eos)
         sampling = Sampling(
-            body.temperature,
+            body.temperature if body.top_p else 0.0,
             body.top_k if body.top_k > 0 else None,
-            body.top_p if body.top_p < 1 else None,
+            body.top_p if 0 < body.top_p < 1 else None,
         )
-        group = frontend.group(prompts, max_tokens, sampling, body.seed, body.timeout_s, rule)
+        seed = None if body.seed == -1 else body.seed
+        group = frontend.group(prompts, max_tokens, sampling, seed, body.timeout_s, rule)
         created = int(time.time())
 
         def answer(kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def test_the_bodies_that_real_clients_send_are_answered(body: dict[str, Any], cl
         ({"repetition_penalty": 1.1}, "repetition_penalty"), ({"logit_bias": {"50256": -100}}, "logit_bias"),
         ({"suffix": "x"}, "suffix"), ({"stop": ""}, "stop"), ({"stop": ["a"] * 17}, "stop"), ({"stop": [1]}, "stop"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "6"}, "max_tokens"), ({"max_tokens": 5000}, "max_tokens"),
-        ({"temperature": -1}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_k": -2}, "top_k"), ({"seed": -1}, "seed"),
+        ({"temperature": -1}, "temperature"), ({"top_p": -0.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"seed": -2}, "seed"),
         ({"top_k": 2**63}, "top_k"),
         ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": None}, "prompt"),
         ({"prompt": [1, 257]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": "x" * 900_000}, "prompt"),
@@ -211,7 +211,7 @@ def test_in_a_request_level_batch_a_stopped_row_is_idle_until_the_batch_ends(
     letters = plain(client, ASK | {"prompt": ["a", "b"], "max_tokens": 20}).choices
     first, second = letters[0].text, letters[1].text
     only_first = next(first[i : i + 3] for i in range(3, 17) if first[i : i + 3] not in second)
-    client.post("/stats/reset")
+    client.post("/stats/reset", json={})
     answer = plain(client, ASK | {"prompt": ["a", "b"], "max_tokens": 20, "stop": only_first})
     assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
     assert client.get("/stats").get_json()["idle_rows"] == 40 - answer.usage.completion_tokens > 0

@@ -111,12 +111,15 @@ def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
         assert "Traceback" not in (process.stdout.read() if process.stdout else "")
 
 
+JSON = b"Content-Type: application/json\r\n"
+
+
 def send(url: str, route: str, body: dict[str, Any]) -> socket.socket:
     """Send a request and leave its answer alone."""
     host, port = url.removeprefix("http://").split(":")
     raw = json.dumps(body).encode()
     connection = socket.create_connection((host, int(port)))
-    connection.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (route.encode(), len(raw)) + raw)
+    connection.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (route.encode(), JSON, len(raw)) + raw)
     return connection
 
 
@@ -222,9 +225,9 @@ def test_half_a_request_does_not_keep_a_server_from_ending_and_a_wrong_one_is_a_
     with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         with socket.create_connection(("127.0.0.1", port)) as wrong, socket.create_connection(("127.0.0.1", port)) as half:
-            wrong.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n")
+            wrong.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n")
             answer = wrong.recv(1000)
-            half.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            half.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\n" + JSON + b"Content-Length: 100\r\n\r\n{")
             time.sleep(0.5)
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(PATIENCE_S / 2) == 0, "it would wait for an hour"
@@ -237,7 +240,7 @@ def test_a_client_of_http_1_0_gets_its_stream_without_chunks(shared_server: Serv
     with shared_server("dynamic", {"model": "fake"}) as url:
         host, port = url.removeprefix("http://").split(":")
         connection = socket.create_connection((host, int(port)))
-        connection.sendall(b"POST /inference HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        connection.sendall(b"POST /inference HTTP/1.0\r\n" + JSON + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         head, _, raw = received(connection).partition(b"\r\n\r\n")
         assert b"200 OK" in head and b"chunked" not in head
         *chunks, _ = events(raw)
@@ -262,7 +265,7 @@ def test_bodies_that_are_too_large_get_413_and_disturb_nobody(shared_server: Ser
         thread, outcomes = in_background(url, asks(5, 300))
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as sending:
-            sending.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n")
+            sending.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\n" + JSON + b"Content-Length: 50000000\r\n\r\n")
             for _ in range(50):
                 try:
                     sending.sendall(b"x" * 1_000_000)

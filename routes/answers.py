@@ -1,0 +1,224 @@
+"""What the routes answer, as /openapi.json describes it. Routes write plain dictionaries; tests hold answers against these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Reason = Literal["stop", "length"]
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(_Answer):
+    message: str = Field(description="one sentence, which names the fix")
+    type: str = Field(description="OpenAI's word for the kind of error")
+    param: str | None = Field(description="the field that is wrong")
+    code: str = Field(description="which error it is")
+
+
+class Error(_Answer):
+    error: ErrorDetail
+
+
+class Usage(_Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+# ---- /inference
+
+
+class Timings(_Answer):
+    """Seconds; `arrived_at` since the epoch."""
+
+    arrived_at: float
+    queue_s: float
+    ttft_s: float
+    decode_s: float
+    held_s: float
+    e2e_s: float
+    itl_s: list[float]
+
+
+class InferenceEnd(_Answer):
+    """The last event of a stream of /inference, and what else a plain answer holds; lists of a group."""
+
+    usage: Usage
+    timings: Timings | list[Timings]
+    seed: int | list[int]
+
+
+class InferenceAnswer(InferenceEnd):
+    completion: str | list[str]
+
+
+class InferencePiece(_Answer):
+    """An event of a stream of /inference: the next tokens of the group's member `index`."""
+
+    index: int
+    text: str
+    tokens: int
+
+
+# ---- OpenAI's
+
+
+class Choice(_Answer):
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: Reason | None
+
+
+class Message(_Answer):
+    role: Literal["assistant"]
+    content: str
+
+
+class Delta(_Answer):
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChatChoice(_Answer):
+    index: int
+    message: Message
+    logprobs: None
+    finish_reason: Reason | None
+
+
+class ChatChunkChoice(_Answer):
+    index: int
+    delta: Delta
+    logprobs: None
+    finish_reason: Reason | None
+
+
+class _Head(_Answer):
+    id: str
+    created: int
+    model: str
+
+
+class Completion(_Head):
+    object: Literal["text_completion"]
+    choices: list[Choice]
+    usage: Usage
+
+
+class CompletionChunk(_Head):
+    """An event of a stream; the usage is in one without choices, if it was asked for."""
+
+    object: Literal["text_completion"]
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class ChatCompletion(_Head):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatCompletionChunk(_Head):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class Model(_Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class Models(_Answer):
+    object: Literal["list"]
+    data: list[Model]
+
+
+# ---- the server's own
+
+
+class OfLength(_Answer):
+    requests: int
+    mean_latency_s: float
+
+
+class Stats(_Answer):
+    """Measures of the run since the last reset, as `definitions` says; distributions are there once they have values."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "patternProperties": {"^(mean|std|min|max|p50|p90|p95|p99)_[a-z0-9_]+_ms$": {"type": "number"}},
+        }
+    )
+
+    mode: str
+    model: str
+    kv_blocks: int
+    latency_per_token: float = Field(alias="latency-per-token")
+    throughput: float
+    total_tokens_handled: int = Field(alias="total-tokens-handled")
+    total_elapsed_time: float = Field(alias="total-elapsed-time")
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int
+    refused: int
+    invalid: int
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float
+    output_throughput: float
+    total_token_throughput: float
+    largest_batch: int
+    occupancy: float
+    useful_fraction: float
+    live_rows: int
+    idle_rows: int
+    padding_rows: int
+    busy_s: float
+    batches_formed: dict[str, int]
+    latency_by_requested_tokens: dict[str, OfLength] = Field(alias="latency-by-requested-tokens")
+    definitions: dict[str, str]
+    iterations: list[tuple[float, float, int, int, int]] = Field(
+        [], description="with ?iterations=1: started_at, seconds, live, idle and padding rows of each"
+    )
+    iterations_lost: int = Field(0, description="with ?iterations=1: iterations from `since` on that are no longer kept")
+    next_iteration: int | None = Field(None, description="with ?iterations=1: the `since` of the next page; null on the last")
+
+
+class Reset(_Answer):
+    reset: Literal[True]
+
+
+class Health(_Answer):
+    status: Literal["ok"]
+
+
+class Ready(_Answer):
+    status: Literal["ready"]
+
+
+class NotReady(_Answer):
+    status: Literal["not ready"]
+    reason: str
+
+
+class Description(_Answer):
+    name: str
+    mode: str
+    model: str
+    config: dict[str, Any] = Field(description="every setting, as it is used")
+    routes: dict[str, str]
+    definitions: dict[str, str]
+    pids: list[int]

@@ -1,0 +1,237 @@
+"""What the completion routes take: the bodies, as the routes validate them and /openapi.json describes them.
+
+Types are strict: no "10", no true, no NaN. On OpenAI's routes a field that is null means its default, and unknown fields
+are ignored, as clients send many; one whose value would change the answer in a way not offered is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from frontend import Integers, Lists, Prompt, Strings, Text
+
+MOST_STOPS, LONGEST_STOP = 16, 256
+
+ONE_PROMPT: dict[str, Any] = {  # exactly one of the two
+    "oneOf": [
+        {"required": [name], "properties": {name: {"type": ["string", "array"]}, other: {"type": "null"}}}
+        for name, other in (("prompt", "prompt_ids"), ("prompt_ids", "prompt"))
+    ]
+}
+
+
+class InferenceRequest(BaseModel):
+    """The body of POST /inference; unknown fields are refused."""
+
+    # the route refuses the first unknown field: pydantic would describe all of them
+    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"additionalProperties": False, **ONE_PROMPT})
+
+    prompt: Text | Strings | None = None
+    prompt_ids: Integers | Lists | None = None
+    num_tokens: int = Field(ge=1)
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    top_k: int | None = Field(None, ge=1, lt=2**63)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    echo: bool = False
+    stream: bool = False
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> InferenceRequest:
+        if self.prompt is None and self.prompt_ids is None:
+            raise ValueError("give a prompt or prompt_ids")
+        if self.prompt is not None and self.prompt_ids is not None:
+            raise ValueError("give prompt or prompt_ids, not both")
+        return self
+
+
+class _Only:
+    """A field that may be given, but only as what it is anyway."""
+
+    def __init__(self, *offered: Any):
+        self._offered = offered
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [*self._offered]}
+
+    def _check(self, value: Any) -> Any:
+        for offered in self._offered:
+            if value == offered and isinstance(value, bool) == isinstance(offered, bool):
+                return value
+        raise ValueError(f"only {' or '.join(map(json.dumps, self._offered))} is offered here; leave it out")
+
+
+def _check_stops(stop: str | list[str]) -> str | list[str]:
+    strings = [stop] if isinstance(stop, str) else stop
+    if len(strings) > MOST_STOPS:
+        raise ValueError(f"{len(strings)} strings, and at most {MOST_STOPS} are looked for; send fewer")
+    if not all(strings):
+        raise ValueError("every text holds an empty string; leave it out")
+    if max(map(len, strings), default=0) > LONGEST_STOP:
+        raise ValueError(f"a string may have {LONGEST_STOP} characters at most; send its beginning")
+    return stop
+
+
+_A_STOP = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
+Stop = Annotated[
+    str | Strings,
+    AfterValidator(_check_stops),
+    WithJsonSchema({"anyOf": [_A_STOP, {"type": "array", "items": _A_STOP, "maxItems": MOST_STOPS}]}),
+]
+
+
+class _Lenient(BaseModel):
+    """Strict in types; a field that is null is left out."""
+
+    model_config = ConfigDict(strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core))
+        required = schema.get("required", ())
+        for name, field in schema["properties"].items():
+            if name not in required:
+                schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+        return schema
+
+
+class _StreamOptions(_Lenient):
+    include_usage: bool = False
+
+
+class _OpenAIRequest(_Lenient):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    top_k: int = Field(0, ge=-1, lt=2**63)  # 0 and −1: off, as vLLM's clients write it
+    top_p: float = Field(1.0, ge=0, le=1)  # 0: greedy
+    seed: int | None = Field(None, ge=-1, lt=2**63)  # −1: none
+    stop: Stop = []
+    ignore_eos: bool = False
+    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+
+    # sampling that is not offered
+    n: Annotated[Any, _Only(1)] = 1
+    best_of: Annotated[Any, _Only(1)] = 1
+    use_beam_search: Annotated[Any, _Only(False)] = False
+    length_penalty: Annotated[Any, _Only(1)] = 1
+    min_p: Annotated[Any, _Only(0)] = 0
+    typical_p: Annotated[Any, _Only(1)] = 1
+    presence_penalty: Annotated[Any, _Only(0)] = 0
+    frequency_penalty: Annotated[Any, _Only(0)] = 0
+    repetition_penalty: Annotated[Any, _Only(1)] = 1
+    no_repeat_ngram_size: Annotated[Any, _Only(0)] = 0
+    logit_bias: Annotated[Any, _Only({})] = {}
+    logits_processors: Annotated[Any, _Only([])] = []
+    bad_words: Annotated[Any, _Only([])] = []
+    allowed_token_ids: Annotated[Any, _Only([])] = []
+    # where an answer ends, and what of it is shown
+    stop_token_ids: Annotated[Any, _Only([])] = []
+    include_stop_str_in_output: Annotated[Any, _Only(False)] = False
+    skip_special_tokens: Annotated[Any, _Only(True)] = True
+    prompt_logprobs: Annotated[Any, _Only(None)] = None
+    return_token_ids: Annotated[Any, _Only(False)] = False
+    return_tokens_as_token_ids: Annotated[Any, _Only(False)] = False
+    # what an answer looks like
+    response_format: Annotated[Any, _Only({"type": "text"})] = {"type": "text"}
+    structured_outputs: Annotated[Any, _Only({})] = {}
+    guided_json: Annotated[Any, _Only(None)] = None
+    guided_regex: Annotated[Any, _Only(None)] = None
+    guided_choice: Annotated[Any, _Only(None)] = None
+    guided_grammar: Annotated[Any, _Only(None)] = None
+    structural_tag: Annotated[Any, _Only(None)] = None
+    json_schema: Annotated[Any, _Only(None)] = None
+    regex: Annotated[Any, _Only(None)] = None
+    grammar: Annotated[Any, _Only(None)] = None
+    ebnf: Annotated[Any, _Only(None)] = None
+    # what is asked
+    truncate_prompt_tokens: Annotated[Any, _Only(None)] = None
+    prompt_embeds: Annotated[Any, _Only(None)] = None
+
+
+class CompletionRequest(_OpenAIRequest):
+    """The body of POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: int = Field(16, ge=1)
+    echo: bool = False
+    suffix: Annotated[Any, _Only("")] = ""
+    logprobs: Annotated[Any, _Only(None)] = None
+
+
+class _TextPart(_Lenient):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(_Lenient):
+    role: Text
+    content: str | Annotated[list[_TextPart], Field(fail_fast=True)] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_alone(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") != "text":
+                raise ValueError(
+                    f"this model reads text alone, and a part has type {json.dumps(part.get('type'))[:100]}; "
+                    'send {"type": "text", "text": …}'
+                )
+        return content
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or [])
+
+
+class ChatRequest(_OpenAIRequest):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)  # its newer name
+    logprobs: Annotated[Any, _Only(False)] = False
+    top_logprobs: Annotated[Any, _Only(0)] = 0
+    tools: Annotated[Any, _Only([])] = []
+    tool_choice: Annotated[Any, _Only("none", "auto")] = "none"
+    functions: Annotated[Any, _Only([])] = []
+    function_call: Annotated[Any, _Only("none", "auto")] = "none"
+    modalities: Annotated[Any, _Only(["text"])] = ["text"]
+    audio: Annotated[Any, _Only(None)] = None
+    web_search_options: Annotated[Any, _Only(None)] = None
+    echo: Annotated[Any, _Only(False)] = False
+    add_generation_prompt: Annotated[Any, _Only(True)] = True
+    continue_final_message: Annotated[Any, _Only(False)] = False
+    chat_template: Annotated[Any, _Only(None)] = None
+    documents: Annotated[Any, _Only([])] = []
+
+    @property
+    def prompt(self) -> str:
+        """GPT-2 has no chat format: a line a message, and the beginning of the answer's."""
+        return "".join(f"{message.role}: {message.text}\n" for message in self.messages) + "assistant:"

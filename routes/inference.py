@@ -1,0 +1,57 @@
+"""POST /inference: this server's own form of a completion. It runs to `num_tokens`, whatever tokens come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint, Response, jsonify
+
+from batching import Inference, Sampling
+from errors import InvalidRequest
+from frontend import Frontend, is_alone, read, usage_of
+from routes.bodies import InferenceRequest
+from stats import times_of
+
+
+def blueprint(frontend: Frontend) -> Blueprint:
+    routes = Blueprint("inference", __name__)
+
+    @routes.post("/inference")
+    def inference() -> Response:
+        body = read(InferenceRequest)
+        for field in body.model_extra or ():
+            valid = ", ".join(InferenceRequest.model_fields)
+            raise InvalidRequest(f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100])
+        field, prompt = ("prompt", body.prompt) if body.prompt is not None else ("prompt_ids", body.prompt_ids)
+        assert prompt is not None
+        prompts = frontend.encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
+        sampling = Sampling(body.temperature, body.top_k, body.top_p)
+        group = frontend.group(prompts, body.num_tokens, sampling, body.seed, body.timeout_s)
+        one = is_alone(prompt)
+
+        def measures() -> dict[str, Any]:
+            timings = [_timings(member, frontend.manager.epoch_offset) for member in group]
+            seeds = [member.sampling.seed for member in group]
+            return {
+                "usage": usage_of(group),
+                "timings": timings[0] if one else timings,
+                "seed": seeds[0] if one else seeds,
+            }
+
+        if body.stream:
+            return frontend.stream(
+                group, lambda i, text, n, last: {"index": i, "text": text, "tokens": n}, measures, echo=body.echo
+            )
+        frontend.wait(group)
+        texts = [frontend.text(member, body.echo) for member in group]
+        return jsonify(completion=texts[0] if one else texts, **measures())
+
+    return routes
+
+
+def _timings(member: Inference, epoch_offset: float) -> dict[str, Any]:
+    times = times_of(member)
+    seconds = {name: round(getattr(times, name), 6) for name in ("queue_s", "ttft_s", "decode_s", "held_s", "e2e_s")}
+    return {
+        "arrived_at": times.arrived_at + epoch_offset, **seconds, "itl_s": [round(gap, 6) for gap in times.itl_s],
+    }  # fmt: skip

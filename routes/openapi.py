@@ -1,0 +1,163 @@
+"""GET /openapi.json: every route, what it takes and what it answers, errors too, as OpenAPI 3.1.
+
+Bodies are the models that the routes validate with (routes/bodies.py), answers those of routes/answers.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flask import Blueprint, Response, jsonify
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from routes import answers
+from routes.bodies import ChatRequest, CompletionRequest, InferenceRequest
+
+VERSION = "1"
+JSON = "application/json"
+PROBLEMS = {
+    400: "the request can never be served as it stands; `param` names the field",
+    401: "the server has an API key, and this is not it",
+    404: "there is no such model here",
+    413: "the body is too large",
+    415: "a POST must be application/json",
+    429: "the queue is full; try again after `Retry-After` seconds",
+    500: "the engine failed in an iteration of this request",
+    503: "the server is shutting down",
+    504: "the request's deadline passed",
+}
+HEADERS = {401: "WWW-Authenticate", 429: "Retry-After"}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`answer`: a model, or the media type of a text. `events`: of its stream. `problems`: beside 401."""
+
+    summary: str
+    answer: type[BaseModel] | str
+    body: type[BaseModel] | None = None
+    events: tuple[type[BaseModel], ...] = ()
+    problems: tuple[int, ...] = ()
+    parameters: Sequence[dict[str, Any]] = ()
+
+
+SERVING = (400, 413, 415, 429, 500, 503, 504)
+NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+PAGE = (
+    {"name": "iterations", "in": "query", "schema": {"enum": ["1"]}, "description": "add an entry for each iteration"},
+    {"name": "since", "in": "query", "schema": NUMBER, "description": "from this iteration on; needs iterations=1"},
+)
+NAME = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)
+ROUTES = {
+    "POST /inference": Route(
+        "complete a prompt, or a group of prompts", answers.InferenceAnswer, InferenceRequest,
+        (answers.InferencePiece, answers.InferenceEnd), SERVING,
+    ),
+    "POST /v1/completions": Route(
+        "the same, as OpenAI's clients ask it", answers.Completion, CompletionRequest, (answers.CompletionChunk,),
+        (*SERVING, 404),
+    ),
+    "POST /v1/chat/completions": Route(
+        "a conversation, in OpenAI's form", answers.ChatCompletion, ChatRequest, (answers.ChatCompletionChunk,),
+        (*SERVING, 404),
+    ),
+    "GET /v1/models": Route("the model, in OpenAI's form", answers.Models),
+    "GET /v1/models/{name}": Route("the same of one name", answers.Model, problems=(404,), parameters=NAME),
+    "GET /stats": Route(
+        "measures of the current run; ?iterations=1&since=N adds an entry for each iteration from number N on", answers.Stats,
+        problems=(400,), parameters=PAGE,
+    ),
+    "POST /stats/reset": Route("start a new run", answers.Reset, problems=(415,)),
+    "GET /metrics": Route("for Prometheus", "text/plain"),
+    "GET /health": Route("the process answers", answers.Health),
+    "GET /ready": Route("the model is loaded and the handler thread works", answers.Ready),
+    "GET /openapi.json": Route("this interface, as OpenAPI 3.1 describes it", JSON),
+    "GET /": Route("what this server is", answers.Description),
+}  # fmt: skip
+OPEN = ("GET /health", "GET /ready")  # need no key
+
+
+def document(has_key: bool) -> dict[str, Any]:
+    """The OpenAPI document of a server, with or without an API key."""
+    models: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}  # in order, each once
+    for route in ROUTES.values():
+        if route.body:
+            models[route.body, "validation"] = None
+        for answer in (route.answer, *route.events, answers.Error, answers.NotReady):
+            if not isinstance(answer, str):
+                models[answer, "serialization"] = None
+    _, schemas = models_json_schema([*models], ref_template="#/components/schemas/{model}")
+    paths: dict[str, dict[str, Any]] = {}
+    for name, route in ROUTES.items():
+        method, path = name.split()
+        paths.setdefault(path, {})[method.lower()] = _operation(name, route, has_key)
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "effective-batching", "version": VERSION},
+        "paths": paths,
+        "components": {"schemas": schemas["$defs"]},
+    }
+    if has_key:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _operation(name: str, route: Route, has_key: bool) -> dict[str, Any]:
+    content = {route.answer: {"schema": {"type": "string"}}} if isinstance(route.answer, str) else _json(route.answer)
+    if route.answer == JSON:
+        content = {JSON: {"schema": {"type": "object"}}}
+    if route.events:
+        content["text/event-stream"] = {"schema": _event(route.events)}
+    responses = {"200": {"description": route.summary, "content": content}}
+    for status in sorted({*route.problems, *([401] if has_key and name not in OPEN else [])}):
+        responses[str(status)] = {"description": PROBLEMS[status], "content": _json(answers.Error)}
+        if status in HEADERS:
+            responses[str(status)]["headers"] = {HEADERS[status]: {"required": True, "schema": {"type": "string"}}}
+    if name == "GET /ready":
+        responses["503"] = {"description": "not yet, or no more", "content": _json(answers.NotReady)}
+    operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
+    if route.body:
+        operation["requestBody"] = {"required": True, "content": _json(route.body)}
+    elif name.startswith("POST"):
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": {}}}}
+    if route.parameters:
+        operation["parameters"] = [*route.parameters]
+    if has_key and name in OPEN:
+        operation["security"] = []
+    return operation
+
+
+def _event(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """One server-sent event: the next of `models`, an error, or the end."""
+    schemas = [_ref(model) for model in models] + [_ref(answers.Error)]
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": schemas}}
+    return {
+        "type": "object",
+        "description": 'one event, with "stream": true; the last is [DONE]',
+        "properties": {"data": {"anyOf": [data, {"const": "[DONE]"}]}},
+        "required": ["data"],
+    }
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {JSON: {"schema": _ref(model)}}
+
+
+def blueprint(has_key: bool) -> Blueprint:
+    routes = Blueprint("openapi", __name__)
+    once = functools.cache(document)
+
+    @routes.get("/openapi.json")
+    def openapi() -> Response:
+        return jsonify(once(has_key))
+
+    return routes

@@ -1,0 +1,170 @@
+"""Who may ask: a key where there is one, and never a web page unasked."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import psutil
+import pytest
+from flask.testing import FlaskClient
+from rich.console import Console
+
+from client import client as client_py
+from client.load import ServerError, get
+from client.machine import command_line
+from config import Config, ConfigError, build, from_environment, parse
+from routes.openapi import ROUTES
+from tests.servers import ROOT, server
+from tests.stub import Handler, stub
+
+KEY = "sk-Sesame~42"
+BODIES = {
+    "/inference": {"prompt": "hi", "num_tokens": 3},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 3},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/stats/reset": {},
+}
+POSTS = [route.removeprefix("POST ") for route in ROUTES if route.startswith("POST ")]
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_a_post_that_a_web_page_could_send_unasked_is_a_415_and_changes_nothing(
+    client_of: Callable[..., FlaskClient], path: str
+) -> None:
+    client = client_of()
+    client.post("/inference", json=BODIES["/inference"])
+    body = json.dumps(BODIES[path])
+    for simple in (None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json"):
+        response = client.post(path, data=body, content_type=simple, headers={"Origin": "http://evil.example"})
+        error = response.get_json()["error"]
+        assert response.status_code == 415 and error["code"] == "unsupported_media_type" and "--json" in error["message"]
+        assert not [name for name in dict(response.headers) if name.startswith("Access-Control")]
+    assert client.get("/stats").get_json()["completed"] == 1, "neither reset nor asked"
+    for kind in ("application/json", "application/json; charset=utf-8", "Application/JSON"):
+        assert client.post(path, data=body, content_type=kind).status_code == 200
+    preflight = client.options(path, headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"})
+    assert not [name for name in dict(preflight.headers) if name.startswith("Access-Control")]
+
+
+def test_a_reset_needs_no_body_but_the_header(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of()
+    assert client.post("/stats/reset").status_code == 415
+    assert client.post("/stats/reset", content_type="application/json").status_code == 200
+    assert client.post("/nope").status_code == 404 and client.post("/health").status_code == 405
+
+
+def test_a_server_with_a_key_answers_those_who_have_it(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(api_key=KEY)
+    for route in [*ROUTES, "GET /nope", "OPTIONS /inference"]:
+        method, path = route.replace("{name}", "fake").split()
+        for wrong in (None, KEY, "Bearer", "Bearer ", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Basic {KEY}", "Bearer \xff"):
+            headers = {"Authorization": wrong} if wrong is not None else {}
+            response = client.open(path, method=method, json=BODIES.get(path), headers=headers)
+            if path in ("/health", "/ready"):
+                assert response.status_code == 200
+                continue
+            error = response.get_json()["error"]
+            assert response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer", (route, wrong)
+            assert set(error) == {"message", "type", "param", "code"} and error["code"] == "invalid_api_key"
+            assert KEY not in response.get_data(as_text=True)
+        for right in (f"Bearer {KEY}", f"bearer  {KEY}"):
+            response = client.open(path, method=method, json=BODIES.get(path), headers={"Authorization": right})
+            assert response.status_code == (404 if path == "/nope" else 200) and KEY not in response.get_data(as_text=True)
+
+
+def test_the_key_is_handed_to_the_worker_and_shown_to_nobody() -> None:
+    config = build("dynamic", {"model": "fake", "api_key": KEY}, {})
+    worker = Config.model_validate_json(config.handoff())
+    assert worker == config and worker.api_key and worker.api_key.get_secret_value() == KEY
+    assert KEY not in f"{config} {config!r} {config.api_key!r} {config.model_dump()} {config.model_dump_json()}"
+    assert Config.model_validate_json(build("dynamic", {"model": "fake"}, {}).handoff()).api_key is None
+    with pytest.raises(ConfigError, match="--api-key is empty"):
+        build("dynamic", {"model": "fake"}, {"api_key": ""})
+    for wrong in (f"{KEY} x", f"{KEY}\n", f"{KEY}é"):
+        with pytest.raises(ConfigError, match="--api-key: a key is") as refused:
+            build("dynamic", {"model": "fake", "api_key": wrong}, {})
+        assert KEY not in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        build("dynamic", {"model": "fake", "api_key": KEY, "max_model_len": 10**6}, {})
+    assert KEY not in str(refused.value)
+    with pytest.raises(ValueError) as invalid:
+        Config(mode="dynamic", model="fake", api_key=KEY, max_model_len=10**6)  # type: ignore[arg-type]
+    assert KEY not in f"{invalid.value} {invalid.value!r}"
+
+
+def test_a_key_comes_from_the_environment_too_and_none_is_none(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"EB_API_KEY={KEY}\n")
+    assert parse(["dynamic", "--model", "fake"], {}, tmp_path / ".env").handoff().count(KEY) == 1
+    assert parse(["dynamic", "--model", "fake"], {"EB_API_KEY": "none"}, tmp_path / ".env").api_key is None
+    assert from_environment({"EB_API_KEY": KEY}, None) == {"api_key": KEY}
+
+
+def test_a_server_that_others_reach_without_a_key_says_so() -> None:
+    def warned(**settings: str) -> bool:
+        return any("--api-key" in warning for warning in build("dynamic", {"model": "fake", **settings}, {}).warnings())
+
+    assert all(warned(host=host) for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"))
+    assert not any(warned(host=host) for host in ("127.0.0.1", "127.0.0.5", "::1", "localhost"))
+    assert not warned(host="0.0.0.0", api_key=KEY)
+
+
+def test_a_command_is_saved_without_its_key() -> None:
+    told = command_line("x", ["--api-key", KEY, f"--api-key={KEY}", "--url", "u"])
+    assert KEY not in told and told.endswith("--url u") and told.count("--api-key") == 2
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The Authorization of every request to a stub."""
+    found: list[str | None] = []
+
+    def parse_request(self: Handler) -> bool:
+        parsed = BaseHTTPRequestHandler.parse_request(self)
+        found.append(self.headers.get("Authorization"))
+        return parsed
+
+    monkeypatch.setattr(Handler, "parse_request", parse_request)
+    return found
+
+
+def test_a_comparison_gives_its_key_to_its_own_servers_alone_and_tells_nobody(tmp_path: Path, heard: list[str | None]) -> None:
+    asked = ["--modes", "static", "--model", "fake", "--numsamples", "3", "--arrival", "burst", "--lengths", "fixed:2"]
+    with stub() as other:
+        done = subprocess.run(
+            [sys.executable, "-m", "client.compare", *asked, "--skip-calibration", "--also", f"other={other.url}",
+             "--out", str(tmp_path), f"--api-key={KEY}"],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert heard and set(heard) == {None}
+    for path in tmp_path.rglob("*"):
+        assert KEY.encode() not in path.read_bytes(), path
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_the_client_sends_its_key_to_the_server_that_is_named(
+    tmp_path: Path, heard: list[str | None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--numsamples", "2", "--arrival", "burst", "--lengths", "fixed:2", "--quiet", "--figure", str(tmp_path / "f.png")]
+    with server("dynamic", {"model": "fake"}, key=KEY) as url:
+        commands = [word for process in psutil.Process().children(recursive=True) for word in process.cmdline()]
+        assert "gunicorn" in commands and not [word for word in commands if KEY in word]
+        with pytest.raises(ServerError, match="401 This server has an API key"):
+            get(url)
+        with pytest.raises(ServerError, match="401 The API key is wrong"):
+            client_py.load(url, client_py.parse([*load, "--api-key", "another"]), Console(file=io.StringIO()))
+        monkeypatch.setitem(os.environ, "EB_API_KEY", KEY)
+        assert client_py.load(url, client_py.parse(load), Console(file=io.StringIO()))["completed"] == 2
+        client_py.one_prompt(url, client_py.parse(["--prompt", "hi", "--numtokens", "5"]))
+        assert len(capsys.readouterr().out.strip()) == 5
+    with stub() as other:
+        arguments = client_py.parse([*load, "--api", "openai", "--api-key", "theirs"])
+        assert client_py.load(other.url, arguments, Console(file=io.StringIO()))["completed"] == 2
+    assert set(heard) == {"Bearer theirs"}

@@ -1,0 +1,178 @@
+"""/openapi.json: valid, whole, and true: a fuzzer and every kind of answer are held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from flask.testing import FlaskClient
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi import checks
+
+from batching import BatchingManager
+from inference import Generator, Inference, Iteration
+from policies import Dynamic
+from routes.bodies import ChatRequest, CompletionRequest, InferenceRequest
+from routes.openapi import ROUTES
+from tests.virtual import make_scheduler
+
+
+class Quick(Generator):
+    def generate(self, iteration: Iteration) -> list[int]:
+        return [65 + len(row.inference.tokens) % 26 for row in iteration.rows if row.samples]
+
+
+@pytest.fixture
+def quick(client_of: Callable[..., FlaskClient]) -> FlaskClient:
+    """A server whose tokens cost nothing."""
+    return client_of(manager=BatchingManager(make_scheduler(Dynamic(), n_blocks=1024), Quick), log_level="error")
+
+
+@pytest.fixture
+def api(quick: FlaskClient) -> Any:
+    return schemathesis.openapi.from_wsgi("/openapi.json", quick.application)
+
+
+CHECKS = [
+    checks.status_code_conformance, checks.content_type_conformance,
+    checks.response_headers_conformance, checks.response_schema_conformance, checks.negative_data_rejection,
+    checks.unsupported_method, checks.allow_header_conformance, checks.missing_required_header,
+]  # fmt: skip
+
+
+def fuzz(strategy: Any, cases: int) -> None:
+    @settings(
+        max_examples=cases, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=[*HealthCheck],
+    )  # fmt: skip
+    @given(strategy)
+    def holds(case: Case) -> None:
+        response = case.call_and_validate(checks=CHECKS)
+        assert response.status_code not in (500, 503), response.text
+
+    holds()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_whatever_is_sent_the_answer_is_one_that_the_document_describes(api: Any, route: str) -> None:
+    method, path = route.split()
+    operation = api[path][method]
+    fuzz(operation.as_strategy(generation_mode=GenerationMode.POSITIVE), 60 if ROUTES[route].body else 10)
+    if ROUTES[route].body or path == "/stats":
+        fuzz(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), 60)
+
+
+ASK = {"prompt": "hi", "max_tokens": 3}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+ANSWERS: list[tuple[str, Any, int]] = [
+    ("POST /inference", {"prompt": "hi", "num_tokens": 3}, 200),
+    ("POST /inference", {"prompt": ["hi", "there"], "num_tokens": 3, "seed": 1, "echo": True}, 200),
+    ("POST /inference", {"prompt_ids": [[1], [2]], "num_tokens": 3, "stream": True}, 200),
+    ("POST /inference", {"prompt": "hi", "num_tokens": 0}, 400),
+    ("POST /inference", {"prompt": "hi", "num_tokens": 1000, "timeout_s": 0.001}, 504),
+    ("POST /inference", {"prompt": "x" * 1_000_001, "num_tokens": 1}, 413),
+    ("POST /v1/completions", ASK, 200),
+    ("POST /v1/completions", ASK | {"prompt": ["hi", [104, 105]][:1], "stop": ["B"]}, 200),
+    ("POST /v1/completions", ASK | USAGE, 200),
+    ("POST /v1/completions", ASK | {"model": "gpt-4"}, 404),
+    ("POST /v1/completions", ASK | {"n": 2}, 400),
+    ("POST /v1/chat/completions", CHAT, 200),
+    ("POST /v1/chat/completions", CHAT | USAGE, 200),
+    ("POST /v1/chat/completions", CHAT | {"messages": []}, 400),
+    ("POST /stats/reset", {}, 200),
+]
+
+
+def test_every_kind_of_answer_is_as_the_document_says(api: Any) -> None:
+    api.validate()
+    for route, body, status in ANSWERS:
+        method, path = route.split()
+        case = api[path][method].Case(body=body, media_type="application/json")
+        response = case.call_and_validate(checks=CHECKS)
+        assert response.status_code == status, (route, body, response.text)
+        stream = response.headers["content-type"][0].startswith("text/event-stream")
+        assert stream == bool(isinstance(body, dict) and body.get("stream"))
+    for query in ({}, {"iterations": "1"}, {"iterations": "1", "since": 2}):
+        told = api["/stats"]["GET"].Case(query=query).call_and_validate(checks=CHECKS).json()
+        assert ("next_iteration" in told) == bool(query)
+
+
+class Failing(Quick):
+    """An engine that breaks at a request's third token."""
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        if any(len(row.inference.tokens) == 2 for row in iteration.rows):
+            raise RuntimeError("no luck")
+        return super().generate(iteration)
+
+
+def test_answers_that_fail_are_as_the_document_says(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(manager=BatchingManager(make_scheduler(Dynamic(), n_blocks=1024), Failing))
+    api = schemathesis.openapi.from_wsgi("/openapi.json", client.application)
+    asks: list[tuple[str, dict[str, Any]]] = [
+        ("/inference", {"prompt": "hi", "num_tokens": 9}), ("/v1/completions", ASK), ("/v1/chat/completions", CHAT),
+    ]  # fmt: skip
+    for path, ask in asks:
+        for stream in (True, False):
+            case = api[path]["POST"].Case(body=ask | {"stream": stream}, media_type="application/json")
+            response = case.call_and_validate(checks=CHECKS)
+            assert "generation_failed" in response.text and response.status_code == (200 if stream else 500)
+
+
+def test_refusals_are_as_the_document_says(client_of: Callable[..., FlaskClient]) -> None:
+    slow = client_of(max_batch_size=1, max_waiting=0)
+    api = schemathesis.openapi.from_wsgi("/openapi.json", slow.application)
+    asks: list[tuple[str, dict[str, Any]]] = [
+        ("/inference", {"prompt": "hi", "num_tokens": 1000}), ("/v1/completions", ASK | {"max_tokens": 1000}),
+        ("/v1/chat/completions", CHAT | {"max_tokens": 900}),
+    ]  # fmt: skip
+    manager = slow.application.extensions["manager"]
+    [going] = group = [Inference([0], 1000)]
+    manager.enqueue(group)
+    for path, ask in asks:
+        full = api[path]["POST"].Case(body=ask, media_type="application/json").call_and_validate(checks=CHECKS)
+        assert full.status_code == 429
+    manager.cancel(group)
+    assert going.done.wait(5)
+    manager.drain()
+    for path, ask in asks:
+        gone = api[path]["POST"].Case(body=ask, media_type="application/json").call_and_validate(checks=CHECKS)
+        assert gone.status_code == 503
+    assert api["/ready"]["GET"].Case().call_and_validate(checks=CHECKS).status_code == 503
+
+
+def test_what_breaks_the_document_would_be_found(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("routes.inference.usage_of", lambda group: {"prompt_tokens": 1})
+    for stream in (False, True):
+        body = {"prompt": "hi", "num_tokens": 3, "stream": stream}
+        with pytest.raises(FailureGroup, match=r"violates|required"):
+            api["/inference"]["POST"].Case(body=body, media_type="application/json").call_and_validate(checks=CHECKS)
+
+
+def test_the_document_covers_every_route_and_every_field(quick: FlaskClient) -> None:
+    served = {
+        f"{method} {rule.rule.replace('<', '{').replace('>', '}')}"
+        for rule in quick.application.url_map.iter_rules() for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }  # fmt: skip
+    document = quick.get("/openapi.json").get_json()
+    told = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+    assert served == told == set(ROUTES) and document["openapi"].startswith("3.1.")
+    for model in (InferenceRequest, CompletionRequest, ChatRequest):
+        assert set(document["components"]["schemas"][model.__name__]["properties"]) == set(model.model_fields)
+
+
+def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(api_key="sesame")
+    headers = {"Authorization": "Bearer sesame"}
+    api = schemathesis.openapi.from_wsgi("/openapi.json", client.application, headers=headers)
+    document = client.get("/openapi.json", headers=headers).get_json()
+    assert document["security"] == [{"key": []}] and document["paths"]["/health"]["get"]["security"] == []
+    for method, path in (route.split() for route in ("GET /v1/models", "GET /health", "GET /stats", "GET /metrics")):
+        api[path][method].Case(headers=headers).call_and_validate(checks=[*CHECKS, checks.ignored_auth])
+        refused = api[path][method].Case().call_and_validate(checks=CHECKS)
+        assert refused.status_code == (200 if path == "/health" else 401)
