@@ -12,6 +12,5 @@ said="$(mktemp)"
 mypy=$!
 trap 'kill $mypy 2>/dev/null || true; rm -f "$said"' EXIT
 "$PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" && tests=0 || tests=$?
-wait $mypy && types=0 || types=$?
-cat "$said" >&2
-exit $((tests ? tests : types))
+wait $mypy || { cat "$said" >&2; tests=1; }
+exit $tests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -89,6 +90,14 @@ def test_what_a_processor_computes_natively_is_read_from_its_flags(monkeypatch: 
     ):
         file.write_text(f"processor\t: 0\n{line}\n")
         assert defaults.native_bfloat16() is native
+
+
+@pytest.mark.parametrize("native", ["yes", "no"])
+def test_the_tests_and_their_servers_can_run_as_on_another_processor(native: str) -> None:
+    environment = os.environ | {"NATIVE_BFLOAT16": native, "PYTHONPATH": str(ROOT / "tests" / "processor")}
+    program = "import config; print(config.build('dynamic', {'model': 'gpt2-medium', 'device': 'cpu'}, {}).dtype)"
+    said = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, env=environment, text=True)
+    assert said == {"yes": "bfloat16\n", "no": "float32\n"}[native]
 
 
 @pytest.mark.parametrize("setting", ["attention", "linear"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -174,7 +175,7 @@ def test_a_compiler_that_fails_is_quoted(empty_cache: Path, monkeypatch: pytest.
     compiler = tmp_path / "broken"
     compiler.write_text("#!/bin/sh\necho 'unknown flag' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("CXX", shlex.quote(str(compiler)))
     assert kernels.why_unavailable() == f"{compiler} failed: unknown flag"
 
 
