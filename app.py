@@ -12,6 +12,7 @@ import os
 import re
 import resource
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -225,7 +226,11 @@ def _check_port(config: Config) -> None:
 def _check_request_log(config: Config) -> None:
     try:
         if config.request_log:
-            os.close(open_log(config.request_log))
+            file = open_log(config.request_log)
+            if stat.S_ISFIFO(os.fstat(file).st_mode):
+                os.set_inheritable(file, True)  # gunicorn's master holds it: a close would be the end to the pipe's reader
+            else:
+                os.close(file)
     except OSError as error:
         raise ConfigError(
             f"the request log {config.request_log} cannot be written ({error.strerror}); choose another --request-log"

@@ -14,7 +14,7 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
@@ -43,6 +43,10 @@ ONLY_IN = {
     "max_batch_delay_ms": ("windowed",),
     "compact_batches": ("static", "windowed"),
 }
+ONLY_OVER_HTTP = (
+    "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log", "host", "port", "api_key",
+    "log_level",
+)  # fmt: skip
 ONLY_ON_GPU = ("gpu_memory_utilization", "enforce_eager")
 DOTENV = Path(__file__).with_name(".env")
 MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
@@ -339,11 +343,11 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every setting but the mode. Values stay strings: Config checks them."""
+def add_settings(parser: argparse.ArgumentParser, unused: Collection[str] = ()) -> None:
+    """Add a flag for every setting but the mode and those `unused`. Values stay strings: Config checks them."""
     group = parser.add_argument_group("settings (flag, or EB_NAME in the environment or in .env)")
     for name, field in Config.model_fields.items():
-        if name == "mode":
+        if name == "mode" or name in unused:
             continue
         assert isinstance(field.json_schema_extra, dict)
         text = f"{field.description} (default: {field.json_schema_extra['shown']})"

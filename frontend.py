@@ -143,12 +143,15 @@ class Frontend:
     def wait(self, group: Sequence[Inference]) -> None:
         """Queue the group, and wait until all of it is answered. Raises what enqueue does, and the first error of a member."""
         self.manager.enqueue(group)
-        with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
-            for member in group:
-                self._wait(member.done, member.deadline)
-                if member.error is not None:
-                    self.manager.cancel(group)  # nobody will see the others' texts
-                    raise member.error
+        try:
+            with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
+                for member in group:
+                    self._wait(member.done, member.deadline)
+                    if member.error is not None:
+                        raise member.error
+        except BaseException:
+            self.manager.cancel(group)  # nobody will see the others' texts
+            raise
 
     def _wait(self, event: threading.Event, deadline: float | None) -> None:
         """Wait; when the deadline passes see to it that the manager knows, whose thread may be in a long iteration."""
@@ -184,8 +187,8 @@ class Frontend:
         self._streamer.follow(stream, group)
         self.manager.enqueue(group)
         with ExitStack() as stack:
-            stack.enter_context(self._watcher.watching(connection, group))
             stack.callback(self.manager.cancel, group)  # does nothing unless the reader has gone before the end
+            stack.enter_context(self._watcher.watching(connection, group))
             body = stream.body(lambda turn: self._wait(turn, group[0].deadline))
             response = Response(
                 chain([next(body)], body), mimetype="text/event-stream",

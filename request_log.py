@@ -1,7 +1,8 @@
 """One JSON line for every inference that ended, in the order in which they ended, those of a batch in the order of its rows.
 
 A thread of its own writes, so that neither a slow nor a full disk disturbs serving: lines that cannot be written are
-lost, counted, and spoken of in the server's log. No line is ever half there.
+lost, counted, and spoken of in the server's log. No line is ever half there: of a file the half is taken back, and the
+next reader of a pipe gets the rest.
 """
 
 from __future__ import annotations
@@ -21,8 +22,13 @@ log = logging.getLogger("effective_batching")
 
 
 def open_log(path: str) -> int:
-    """A file descriptor to append by. Raises OSError; does not wait for the reader of a pipe."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    """A file descriptor to append by. Raises OSError, also for a pipe without a reader, for which it does not wait.
+
+    Writing waits: a pipe without room takes a part of a line longer than 4,096 bytes and refuses the rest.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    os.set_blocking(file, True)
+    return file
 
 
 class RequestLog:
@@ -36,6 +42,7 @@ class RequestLog:
         self._mode = mode
         self._epoch_offset = epoch_offset
         self._lost = 0
+        self._rest = b""  # of a line, of which a pipe took the beginning before its reader went
         self._queue: queue.Queue[Inference | None] = queue.Queue(backlog)
         self._thread = threading.Thread(target=self._run, name="request log", daemon=True)
         self._thread.start()
@@ -86,13 +93,17 @@ class RequestLog:
         }
 
     def _write(self, line: bytes) -> None:
-        written = 0
+        data, written = self._rest + line, 0
         try:
-            while written < len(line):
-                written += os.write(self._file, line[written:])
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+            self._rest = b""
         except OSError as error:
-            with contextlib.suppress(OSError):  # take back the half that was written
+            begun = data if written > len(self._rest) else self._rest
+            self._rest = begun[written:]
+            with contextlib.suppress(OSError):  # a pipe keeps what it has
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                self._rest = b""
             self._lose(error.strerror or str(error))
 
     def _lose(self, reason: str) -> None:

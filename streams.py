@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from inference import Inference, Progress
+from threads import started
 from tokenizer import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -39,13 +40,11 @@ class Streamer:
         self._thread: threading.Thread | None = None
 
     def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
-        """Have the progress of `group`, which is not queued yet, told to `stream`."""
+        """Have the progress of `group`, which is not queued yet, told to `stream`. Raises Overloaded."""
+        with self._lock:
+            self._thread = self._thread or started("streamer", self._run)
         for member in group:
             member.progress, member.streamed = lambda told: self._told.put((stream, told)), True
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="streamer", daemon=True)
-                self._thread.start()
 
     def _run(self) -> None:
         while True:

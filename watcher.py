@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from batching import BatchingManager, Inference
+from threads import started
 
 # POLLRDHUP is Linux's; elsewhere POLLHUP comes to those who ask for POLLIN
 CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
@@ -31,16 +32,17 @@ class Watcher:
 
     @contextlib.contextmanager
     def watching(self, connection: socket.socket | None, group: Sequence[Inference]) -> Iterator[None]:
-        """Cancel `group` if its connection closes in this block. Without a connection (a test client) do nothing."""
+        """Cancel `group` if its connection closes in this block. Without a connection (a test client) do nothing.
+
+        Raises Overloaded.
+        """
         if connection is None:
             yield
             return
         number = connection.fileno()
         with self._lock:
+            self._thread = self._thread or started("watcher", self._run)
             self._watched[number] = group
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
-                self._thread.start()
         try:
             yield
         finally:

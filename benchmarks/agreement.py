@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.burst import draw
-from benchmarks.common import configs, record, run
+from benchmarks.common import NO_HTTP, configs, record, run
 from config import Config, ConfigError, Parser
 from generate import load_generator
 from generate.cached import CachedGenerator
@@ -29,6 +29,7 @@ from inference import Generator, Inference, Row, Sampling
 from serving import create_scheduler
 from weights import locate
 
+UNUSED = NO_HTTP | {"mode", "loop_interval_ms"}  # two modes, and no manager
 LOGIT_MARGIN = 1e-3  # a decision of the oracle closer than this may go either way: the sums' order differs
 DRAW_MARGIN = 1e-5
 LONG = (300, 700)  # tokens of prompts that no graph holds, and of which attention reads several rounds of keys
@@ -109,7 +110,12 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=8, help="requests (default: 8)")
     parser.add_argument("--tokens", type=int, default=24, help="completion tokens of each (default: 24)")
     options, [config, static] = configs(
-        parser, sys.argv[1:], lambda known: ["dynamic", "static"], token_budget=lambda known: 280, kv_cache_gb=lambda known: 1
+        parser,
+        sys.argv[1:],
+        lambda known: ["dynamic", "static"],
+        UNUSED,
+        token_budget=lambda known: 280,
+        kv_cache_gb=lambda known: 1,
     )  # the oracle needs memory beside the engine
     if not 1 <= options.n <= min(64, config.max_batch_size) or not 1 <= options.tokens <= config.max_model_len - 64:
         raise ConfigError("--n must be from 1 to 64 and --max-batch-size, and --tokens leave room for a prompt of 64")
@@ -121,7 +127,7 @@ def main() -> None:
     print(f"bfloat16: logits differ from the oracle's by {logits['largest_difference']:.3f} at most; the largest is "
           f"{logits['largest_logit']:.1f}, and {logits['tolerance']:.3f} is allowed")  # fmt: skip
     agrees = not ids["different"] and logits["largest_difference"] <= logits["tolerance"]
-    print(json.dumps({"agrees": agrees, "float32": ids, "bfloat16": logits} | record(config)))
+    print(json.dumps({"agrees": agrees, "float32": ids, "bfloat16": logits} | record([config, static], UNUSED)))
     if not agrees:
         sys.exit(1)
 

@@ -19,12 +19,13 @@ import numpy as np
 import psutil
 
 from batching import Sampling
-from benchmarks.common import Engine, configs, record, run
+from benchmarks.common import NO_HTTP, Engine, configs, record, run
 from benchmarks.phases import Phases
 from client.data import Request, save_trace
 from config import MODES, Config, ConfigError, Parser
 
 LARGEST = 64
+UNUSED = NO_HTTP | {"mode"}  # the results are by mode
 
 
 def draw(n: int = LARGEST, seed: int = 0) -> list[tuple[list[int], int]]:
@@ -72,7 +73,7 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, help="default: none")
     parser.add_argument("--save-trace", type=Path, metavar="FILE", help="write the requests, for compare.sh --trace, and stop")
     options, built = configs(
-        parser, sys.argv[1:], lambda known: known.modes.split(","), max_batch_size=lambda known: max(1, known.n)
+        parser, sys.argv[1:], lambda known: known.modes.split(","), UNUSED, max_batch_size=lambda known: max(1, known.n)
     )
     if not 1 <= options.n <= LARGEST:
         raise ConfigError(f"--n must be from 1 to {LARGEST}")
@@ -99,7 +100,7 @@ def main() -> None:
         whole = sum(phases.values())
         for name, seconds in phases.items():
             print(f"  {name:26} {1e3 * seconds / found['iterations']:8.2f} ms an iteration  {100 * seconds / whole:5.1f}%")
-    print(json.dumps({"modes": results} | record(built[0])))
+    print(json.dumps({"modes": results} | record(built, UNUSED)))
 
 
 if __name__ == "__main__":

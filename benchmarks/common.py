@@ -6,18 +6,30 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from batching import BatchingManager, Inference, IterationRecord, Sampling
 from client.machine import stamp
-from config import Config, ConfigError, Parser, add_settings, build, from_environment, meaningful, refuse_unknown
+from config import (
+    ONLY_OVER_HTTP,
+    Config,
+    ConfigError,
+    Parser,
+    add_settings,
+    build,
+    from_environment,
+    meaningful,
+    refuse_unknown,
+)
 from generate import OutOfMemory, load_generator
 from generate.cached import CachedGenerator
 from kernels import KernelUnavailable
 from serving import create_scheduler
 from weights import WeightsUnavailable, locate
+
+NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer"})  # settings without effect where prompts are ids and nobody is asked
 
 
 class Engine:
@@ -27,7 +39,8 @@ class Engine:
         self.iterations: list[IterationRecord] = []
         self.scheduler = create_scheduler(config)
         path, start = locate(config), time.perf_counter()
-        self.manager = BatchingManager(self.scheduler, lambda: self._load(config, path))
+        interval_s = config.loop_interval_ms / 1e3
+        self.manager = BatchingManager(self.scheduler, lambda: self._load(config, path), loop_interval_s=interval_s)
         self.manager.observe(self)
         if not self.manager.wait_until_loaded():
             raise self.manager.failure or RuntimeError("the engine did not load")
@@ -63,19 +76,26 @@ def wait_for(inferences: Sequence[Inference]) -> None:
 
 
 def configs(
-    parser: Parser, argv: Sequence[str], modes: Callable[[Any], Sequence[str]], **defaults: Any
+    parser: Parser, argv: Sequence[str], modes: Callable[[Any], Sequence[str]], unused: Collection[str], **defaults: Any
 ) -> tuple[Any, list[Config]]:
     """Parse a benchmark's command line: its own options, and a Config for each mode. Raises ConfigError.
 
-    `defaults`: settings where nothing is said, as functions of the parsed options.
+    `unused`: settings that have no effect here, which are not offered. `defaults`: settings where nothing is said, as
+    functions of the parsed options.
     """
-    add_settings(parser)
+    add_settings(parser, unused)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     flags = {name: value for name, value in vars(known).items() if name in Config.model_fields}
     values = {name: str(value(known)) for name, value in defaults.items()} | from_environment(os.environ)
+    values = {name: value for name, value in values.items() if name not in unused}
+    if "tokenizer" in unused:
+        values["tokenizer"] = "bytes"  # which fits every vocabulary
+    asked = list(modes(known))
+    nowhere = {name for name in flags if not any(meaningful(name, mode) for mode in asked)}  # `build` refuses them
     built = [
-        build(mode, {name: value for name, value in flags.items() if meaningful(name, mode)}, values) for mode in modes(known)
+        build(mode, {name: value for name, value in flags.items() if name in nowhere or meaningful(name, mode)}, values)
+        for mode in asked
     ]
     for config in built:
         if config.model == "fake" or config.generator != "cached":
@@ -83,12 +103,14 @@ def configs(
     return known, built
 
 
-def record(config: Config) -> dict[str, Any]:
-    """What the last line of a benchmark holds besides its numbers."""
+def record(built: Sequence[Config], unused: Collection[str]) -> dict[str, Any]:
+    """What the last line of a benchmark holds besides its numbers; of the settings those that had an effect."""
+    config = built[0]
     name = Path(config.model).name  # where the folder lay on this machine means nothing elsewhere
+    used = {key for key in Config.model_fields if any(meaningful(key, one.mode) for one in built)} - {*unused}
     command = shlex.join(["python", "-m", *sys.orig_argv[2:]])
     return {
-        "config": config.model_dump() | {"model": name},
+        "config": config.model_dump(include=used) | {"model": name},
         "command": command.replace(config.model, name),
     } | stamp()
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import configs, record, run
+from benchmarks.common import NO_HTTP, configs, record, run
 from client import graph
 from client.machine import processor
 from config import Config, ConfigError, Parser
@@ -33,6 +33,7 @@ from weights import locate
 PROBE_BYTES = {"cpu": 1_000_000_000, "cuda": 8_000_000_000}  # no cache holds as much
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
 BESIDE = 8  # rows that decode beside a prompt
+UNUSED = NO_HTTP | {"mode", "max_waiting", "loop_interval_ms"}  # neither a scheduler nor its loop
 
 
 def fastest(function: Callable[[], Any], repeats: int) -> float:
@@ -144,7 +145,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="steps, of which the median counts (default: 7)")
     parser.add_argument("--out", type=Path, default=Path("runs/engine"), help="folder for the figure (default: runs/engine)")
     options, [config] = configs(
-        parser, sys.argv[1:], lambda known: ["dynamic"], max_batch_size=lambda known: max(numbers(known.rows))
+        parser, sys.argv[1:], lambda known: ["dynamic"], UNUSED, max_batch_size=lambda known: max(numbers(known.rows))
     )
     rows, contexts = numbers(options.rows), numbers(options.contexts)
     prompts = numbers(options.prompts) if options.prompts else []
@@ -154,7 +155,7 @@ def main() -> None:
         raise ConfigError(f"--rows {options.rows}: the engine is built for --max-batch-size {config.max_batch_size} at most")
     if prompts and (config.max_batch_size <= BESIDE or max(prompts) > config.token_budget):
         raise ConfigError(f"--prompts needs a --max-batch-size over {BESIDE} and a --token-budget of its largest")
-    result = measure(config, rows, contexts, prompts, max(1, options.repeats)) | record(config)
+    result = measure(config, rows, contexts, prompts, max(1, options.repeats)) | record([config], UNUSED)
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
         f"{Path(config.model).name}, {config.dtype} · {processor(result['hardware'], result['config'])}: "

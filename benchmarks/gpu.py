@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import agreement, burst, engine, huggingface
 from benchmarks.common import configs, run
 from benchmarks.engine import BESIDE
 from client.load import ServerError
 from client.machine import command_line, processor, stamp
 from client.servers import as_flag, server
-from config import Config, ConfigError, Parser
+from config import ONLY_OVER_HTTP, Config, ConfigError, Parser
 from defaults import VOCABULARIES
 
 MINUTES = 8.5
@@ -31,8 +32,18 @@ STOP_S = 30  # for the last part to stop in
 DEFAULTS = {"model": "gpt2-medium", "weights": "random", "tokenizer": "bytes", "device": "cuda"}
 
 
-def commands(options: Any, settings: Sequence[str], gpu: bool, out: Path) -> dict[str, list[str]]:
-    """What runs, in order."""
+UNUSED = {
+    "agreement": agreement.UNUSED,
+    "steps": engine.UNUSED,
+    "steps_eager": engine.UNUSED,
+    "burst": burst.UNUSED,
+    "burst_huggingface": huggingface.UNUSED,
+    "comparison": frozenset[str](),
+}
+
+
+def commands(options: Any, settings: Mapping[str, Any], gpu: bool, out: Path) -> dict[str, list[str]]:
+    """What runs, in order, each with the settings that have an effect there."""
     steps = ["benchmarks.engine", "--rows", options.rows, "--contexts", options.context, "--prompts", options.prompts]
     n = str(options.n)
     parts = {
@@ -47,7 +58,10 @@ def commands(options: Any, settings: Sequence[str], gpu: bool, out: Path) -> dic
     }  # fmt: skip
     if not gpu:
         del parts["steps_eager"]  # nothing is captured there
-    return {name: [*part, *settings] for name, part in parts.items()}
+    return {
+        name: [*part, *(word for key, value in settings.items() if key not in UNUSED[name] for word in as_flag(key, value))]
+        for name, part in parts.items()
+    }
 
 
 def call(command: Sequence[str], log: Path, seconds: float) -> tuple[str | None, list[str]]:
@@ -159,22 +173,24 @@ def main() -> None:
     parser.add_argument("--numsamples", type=int, default=500, help="requests of the comparison (default: 500)")
     parser.add_argument("--out", type=Path, help="folder for the results (default: results/gpu/MODEL)")
     defaults = {name: (lambda known, value=value: value) for name, value in DEFAULTS.items()}
-    options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"], **defaults)
+    options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"], ONLY_OVER_HTTP, **defaults)
     settings = DEFAULTS | {name: value for name, value in vars(options).items() if name in Config.model_fields}
-    flags = [word for name, value in settings.items() for word in as_flag(name, value)]
     out = options.out or Path("results/gpu") / config.model_name
     if out.exists() and not (out / "gpu.md").exists():
         raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")
     shutil.rmtree(out, ignore_errors=True)  # no part of an earlier run stands under this one's name
     out.mkdir(parents=True)
-    found: dict[str, Any] = {"command": command_line("benchmarks/gpu.sh", sys.argv[1:]), "config": config.model_dump()}
+    found: dict[str, Any] = {
+        "command": command_line("benchmarks/gpu.sh", sys.argv[1:]),
+        "config": config.model_dump(exclude={*ONLY_OVER_HTTP}),
+    }
     found |= stamp() | {"burst_requests": options.n}
     problems: dict[str, str] = {}
     try:
         found["startup_s"] = startup_s(settings, deadline - time.monotonic())
     except ServerError as error:
         problems["start-up"] = str(error)
-    for name, command in commands(options, flags, config.device == "cuda", out).items():
+    for name, command in commands(options, settings, config.device == "cuda", out).items():
         problem, lines = call(command, out / f"{name}.txt", deadline - time.monotonic())
         if problem:
             problems[name] = problem

@@ -21,6 +21,8 @@ from config import Config, ConfigError, Parser
 from model import load_model
 from weights import locate
 
+UNUSED = frozenset(Config.model_fields) - {"model", "weights", "seed", "dtype", "device", "threads"}  # no engine of ours
+
 
 def measure(config: Config, requests: list[tuple[list[int], int]], batch: int) -> float:
     """Seconds that all requests take, in static batches."""
@@ -60,7 +62,7 @@ def main() -> None:
     parser = Parser(prog="python -m benchmarks.huggingface", description="generate() on the burst.", allow_abbrev=False)
     parser.add_argument("--n", type=int, default=LARGEST, help=f"requests, at most {LARGEST} (default: {LARGEST})")
     parser.add_argument("--batch", type=int, default=LARGEST, help=f"requests in a static batch (default: {LARGEST})")
-    options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"])
+    options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"], UNUSED)
     if not 1 <= options.n <= LARGEST or options.batch < 1:
         raise ConfigError(f"--n must be from 1 to {LARGEST}, and --batch at least 1")
     if config.shape.vocab_size < 50257:
@@ -69,7 +71,7 @@ def main() -> None:
     seconds, tokens = measure(config, requests, options.batch), sum(tokens for _, tokens in requests)
     print(f"generate(): {options.n} requests, {tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tok/s")
     found = {"output_throughput": tokens / seconds, "wall_clock_s": seconds, "batch": options.batch}
-    print(json.dumps(found | record(config)))
+    print(json.dumps(found | record([config], UNUSED)))
 
 
 if __name__ == "__main__":

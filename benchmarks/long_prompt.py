@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from batching import Inference
-from benchmarks.common import Engine, configs, record, run, wait_for
+from benchmarks.common import NO_HTTP, Engine, configs, record, run, wait_for
 from benchmarks.engine import numbers
 from client import graph
 from client.machine import processor
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--budgets", default="16,32,64,128,256,512,1024", help="default: 16,32,64,128,256,512,1024")
     parser.add_argument("--out", type=Path, default=Path("runs/long_prompt"), help="folder for the figure")
     options, [config] = configs(
-        parser, sys.argv[1:], lambda known: ["dynamic"], token_budget=lambda known: max(numbers(known.budgets))
+        parser, sys.argv[1:], lambda known: ["dynamic"], NO_HTTP, token_budget=lambda known: max(numbers(known.budgets))
     )
     budgets = numbers(options.budgets)
     if max(budgets) > config.token_budget:
@@ -81,7 +81,7 @@ def main() -> None:
             f" {point['longest_itl_s'] / point['median_itl_s']:17.1f} {point['ttft_s']:30.2f}"
         )
     engine.manager.close()
-    result: dict[str, Any] = {"rows": ROWS, "prompt_tokens": PROMPT, "points": points} | record(config)
+    result: dict[str, Any] = {"rows": ROWS, "prompt_tokens": PROMPT, "points": points} | record([config], NO_HTTP)
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
         f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {Path(config.model).name}, {config.dtype} · "
