@@ -153,7 +153,7 @@ def serve(load: Callable[[Config, Path | None, int], Generator] = load_generator
 
     def say_why(error: BaseException) -> None:
         known = isinstance(error, (WeightsUnavailable, KernelUnavailable, OutOfMemory, EngineFailed))
-        log.error("the server ends, start it again: %s", manager.not_ready_because(), exc_info=None if known else error)
+        log.error("the server ends: %s", manager.not_ready_because(), exc_info=None if known else error)
 
     manager.on_failure(say_why)  # gunicorn_conf.py then ends it
     threading.Thread(target=_announce, args=(config, manager), daemon=True).start()

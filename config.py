@@ -76,7 +76,7 @@ class Config(BaseModel):
         "pretrained", "pretrained, or random: seeded, no download of weights, the same speed"
     )
     tokenizer: Literal["r50k_base", "bytes"] = _setting(
-        "bytes", "r50k_base (GPT-2's BPE) or bytes", "auto: r50k_base, or bytes for a smaller vocabulary"
+        "bytes", "r50k_base (GPT-2's BPE) or bytes", "auto: the one whose ids are the vocabulary, 50,257 or 257"
     )
     device: Literal["cpu", "cuda"] = _setting("cpu", "cpu or cuda", "auto: cuda if there is a GPU")
     dtype: Literal["float32", "bfloat16"] = _setting(
