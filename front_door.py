@@ -140,7 +140,7 @@ class Worker(base.Worker):
         self._drain_until = time.monotonic() + self.config.drain_timeout_s
         self.wsgi.extensions["manager"].drain()
         for listener in self.sockets:
-            self._accept(listener)  # who was let in by the system already gets an answer
+            self._accept(listener, listener.getsockname())  # who was let in by the system already gets an answer
         self._accept_while(False)
         for listener in self.sockets:
             listener.close()
@@ -176,6 +176,8 @@ class Worker(base.Worker):
 
     def run(self) -> None:
         self._poller.register(self.PIPE[0], selectors.EVENT_READ, self._run_calls)
+        for listener in self.sockets:  # connections inherit it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STILL_S, 0))
         while self.alive or self._open:
             self.notify()
             if self.alive:
@@ -227,11 +229,12 @@ class Worker(base.Worker):
         self._accepting = room
         for listener in self.sockets:
             if room:
-                self._poller.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
+                accept = partial(self._accept, listener, listener.getsockname())
+                self._poller.register(listener, selectors.EVENT_READ, accept)
             else:
                 self._poller.unregister(listener)
 
-    def _accept(self, listener: Any) -> None:
+    def _accept(self, listener: Any, server: Any) -> None:
         for _ in range(AT_ONCE):
             if self._open >= self.cfg.worker_connections and not any(self._waiting.values()):
                 return
@@ -240,25 +243,23 @@ class Worker(base.Worker):
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in NO_FILES:
-                    self.log.warning("no connection could be accepted (%s); one that waits is closed", error.strerror)
+                if error.errno in NO_FILES and not self._make_room():
+                    self.log.warning("no connection can be accepted: %s; raise `ulimit -n`", error.strerror)
                     self._accept_from = time.monotonic() + PAUSE_S
-                    self._make_room()
                 return
             self._open += 1
             if self._open > self.cfg.worker_connections:
                 self._make_room()
             sock.setblocking(True)
-            with suppress(OSError):  # it is gone already, which reading will tell
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STILL_S, 0))
-            reader = Reader(self.cfg, client, MAX_BODY_BYTES)
-            self._wait(Connection(sock, client, listener.getsockname(), reader), Wait.HEAD)
+            self._wait(Connection(sock, client, server, Reader(self.cfg, client, MAX_BODY_BYTES)), Wait.HEAD)
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> bool:
+        """Close the one that matters least; False if every one is being answered."""
         for connections in self._waiting.values():
             if connections:
                 self._close(next(iter(connections)))
-                return
+                return True
+        return False
 
     def _wait(self, connection: Connection, wait: Wait) -> None:
         if connection.waits is None:
@@ -397,7 +398,8 @@ class Worker(base.Worker):
 def as_answer(refusal: Refusal) -> bytes:
     """All of an answer, with the error as errors.py has it."""
     kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
-    body = json.dumps({"error": {"message": str(refusal), "type": kind, "param": None, "code": refusal.code}}).encode()
+    error = {"message": str(refusal), "type": kind, "param": None, "code": refusal.code}
+    body = json.dumps({"error": error}, separators=(",", ":")).encode()
     head = (
         f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"

@@ -18,7 +18,7 @@ workers = 1
 worker_class = "front_door.Worker"
 threads = resolved.http_threads
 worker_connections = resolved.connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-backlog = 2048
+backlog = 8192  # where it is full, a client tries again after a second; the system may allow less (net.core.somaxconn)
 timeout = 0  # never kill the worker, and with it the batch, because its threads were busy
 graceful_timeout = ceil(resolved.drain_timeout_s + END_S) + 5  # then gunicorn's master kills the worker, which ends before
 preload_app = False
@@ -34,7 +34,10 @@ def post_worker_init(worker: Any) -> None:
 
 def worker_exit(server: Any, worker: Any) -> None:
     """Write what the request log still holds; a broken engine ends the launcher, too."""
-    if worker.wsgi is not None and (request_log := worker.wsgi.extensions.get("request_log")):
+    app = getattr(worker, "wsgi", None)  # there is none if it was stopped while it loaded
+    if app is None:
+        return
+    if request_log := app.extensions.get("request_log"):
         request_log.close()
-    if worker.wsgi is not None and worker.wsgi.extensions["manager"].failure is not None:
+    if app.extensions["manager"].failure is not None:
         os._exit(BOOT_ERROR)

@@ -1,0 +1,115 @@
+"""Bytes in, requests out: however the bytes are cut, the same requests, and the same refusals."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from gunicorn.config import Config
+
+from http_reader import MAX_HEAD_BYTES, Reader, Refusal
+
+POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+GET = b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def reader(max_body_bytes: int = 1000) -> Reader:
+    return Reader(Config(), ("127.0.0.1", 1), max_body_bytes)
+
+
+def read(raw: bytes, piece: int) -> tuple[list[tuple[str, bytes]], int | None, str]:
+    """(method, body) of every request, the status of a refusal, and what is awaited in the end."""
+    door, found = reader(), []
+    try:
+        for start in range(0, len(raw), piece):
+            door.feed(raw[start : start + piece])
+            while request := door.next_request():
+                found.append((request.method, request.body.read()))
+    except Refusal as refusal:
+        return found, refusal.status, ""
+    return found, None, door.awaits
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 10**6])
+@pytest.mark.parametrize(
+    ("raw", "requests", "awaits"),
+    [
+        (GET + GET, [("GET", b"")] * 2, "nothing"),
+        (POST + b"Content-Length: 3\r\n\r\nabc" + GET, [("POST", b"abc"), ("GET", b"")], "nothing"),
+        (POST + b"Content-Length: 3\r\n\r\nabc\r\n" + GET, [("POST", b"abc"), ("GET", b"")], "nothing"),
+        (CHUNKED + b"3;a=b\r\nabc\r\n01 \r\nd\r\n0\r\n\r\n" + GET, [("POST", b"abcd"), ("GET", b"")], "nothing"),
+        (CHUNKED + b"A\r\n0123456789\r\n0\r\nX: y\r\nZ: 0\r\n\r\n" + GET, [("POST", b"0123456789"), ("GET", b"")], "nothing"),
+        (b"GET /b HTTP/1.0\r\n\r\n", [("GET", b"")], "nothing"),
+        (b"", [], "nothing"),
+        (GET[:-1], [], "head"),
+        (POST + b"Content-Length: 3\r\n\r\nab", [], "body"),
+        (CHUNKED + b"3\r\nabc\r\n0\r\n", [], "body"),
+    ],
+)
+def test_requests_are_the_same_however_they_are_cut(
+    raw: bytes, requests: list[tuple[str, bytes]], awaits: str, piece: int
+) -> None:
+    assert read(raw, piece) == (requests, None, awaits)
+
+
+@pytest.mark.parametrize("piece", [1, 10**6])
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"GET /b HTTP/1.1\nHost: x\n\n", 400),  # no CRLF will come
+        (b"GET /b HTTP/1.1\r\nHost: x\n\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (POST + b"Content-Length: x\r\n\r\n", 400),
+        (POST + b"Content-Length: 1\r\nContent-Length: 1\r\n\r\n", 400),
+        (POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (CHUNKED + b"ZZ\r\n", 400),
+        (CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"1;" + b"x" * 2000, 400),
+        (CHUNKED + b"0\r\nX: " + b"x" * 2000, 400),
+        (POST + b"Content-Length: 1001\r\n\r\n", 413),
+        (CHUNKED + b"3e8\r\n" + b"x" * 1000 + b"\r\n1\r\n", 413),
+        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", 414),
+        (POST + b"Expect: a cheque\r\n\r\n", 417),
+        (POST + b"X: y\r\n" * 101 + b"\r\n", 431),
+        (POST + b"X: " + b"y" * MAX_HEAD_BYTES, 431),
+        (POST + b"Transfer-Encoding: morse\r\n\r\n", 501),
+    ],
+)
+def test_what_is_wrong_is_refused_as_soon_as_it_is_seen(raw: bytes, status: int, piece: int) -> None:
+    assert read(raw, piece) == ([], status, "")
+
+
+def test_continue_is_wanted_once_and_not_when_the_body_comes_by_itself() -> None:
+    head = POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    door = reader()
+    assert not door.wants_continue()
+    door.feed(head)
+    assert door.next_request() is None and door.wants_continue() and not door.wants_continue()
+    door = reader()
+    door.feed(head + b"a")
+    assert door.next_request() is None and not door.wants_continue()
+
+
+def test_a_megabyte_in_single_bytes_costs_the_same_a_byte_as_ten_kilobytes() -> None:
+    def seconds_a_byte(raw: bytes) -> float:
+        door, start = reader(10**6), time.process_time()
+        for byte in raw:
+            door.feed(bytes((byte,)))
+            door.next_request()
+        return (time.process_time() - start) / len(raw)
+
+    few, many = (POST + b"Content-Length: 1000000\r\n\r\n" + b"x" * n for n in (10_000, 500_000))
+    assert seconds_a_byte(many) < 10 * seconds_a_byte(few) + 1e-5, "quadratic, it would be 50 times"
+
+
+def test_what_is_held_is_bounded_and_given_back() -> None:
+    door = reader()
+    door.feed(CHUNKED)
+    for _ in range(10):
+        assert door.next_request() is None
+        door.feed(b"64;" + b"x" * 900 + b"\r\n" + b"y" * 100 + b"\r\n")
+        assert door.held_bytes < 2200, "the framing of chunks that were read is not kept"
+    door.next_request()
+    door.forget()
+    assert door.held_bytes == 0
