@@ -34,13 +34,21 @@ DEFINITIONS = {
     "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited",
     "requested_rate": "requests a second as scheduled: (n - 1) / (last - first)",
     "achieved_rate": "requests a second as sent: (n - 1) / (last - first)",
+    "offered_throughput": "completion tokens a second that a trace asks for: requested_rate * its mean_num_tokens",
+    "nominal_num_tokens": "mean completion tokens of the distribution that a trace is drawn from",
     "index_of_dispersion": "variance / mean of arrivals counted in windows of ten mean gaps; 1 for Poisson",
     "mean_in_flight": "requests sent and not ended, counted at a random instant of each 50 ms from the first send to the last "
     "ending, averaged",
     "littles_law": "in_flight: mean_in_flight; rate_x_latency: request_throughput * mean e2el at the server; must be equal",
     "growth": "seconds that each second of sending adds to TTFT: least squares over ten blocks, less the slope's error",
-    "capacity": "the highest rate of a sweep, in requests a second, at which the queue did not only grow (growth over 0.05)",
-    "goodput_rate": "the highest sustained rate of a sweep at which 90% of requests meet every limit (DistServe's goodput)",
+    "growth_in_flight": "part of what is sent that stays in flight: least squares over ten blocks once the rows could fill, "
+    "less twice the slope's error",
+    "busy_s": "the longest stretch from admission to admission in which requests were always waiting",
+    "busy_throughput": "completion tokens made in that stretch / its seconds, tok/s",
+    "capacity": "requests a second that a server completes while requests are always waiting: busy_throughput / "
+    "nominal_num_tokens, over the busy_s of all rates of a sweep beyond it",
+    "goodput_rate": "the highest sustained rate of a sweep at which 90% of requests meet every limit (DistServe's goodput); "
+    "rates are 9% apart, and traces are scaled to them",
     "expected_useful_fraction": "of live and idle rows: sum of B * mean(g) / sum of B * E[max of B draws of g], B: batch sizes",
     "fairness": "least squares of e2el on completion tokens: intercept (queueing), slope (service), r",
     "largest_batch": "most inferences admitted at once",

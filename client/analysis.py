@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -14,12 +14,13 @@ from stats import Answer
 CONFIDENCE = 0.95
 BLOCKS = 10
 GROWTH = 0.05  # beyond it a queue only grows: each second of sending adds so many seconds of waiting
+TOGETHER_S = 1e-4  # requests admitted within so little are admitted together
 ATTAINMENT = 0.9  # of a rate's requests must meet the limits, as in DistServe (OSDI 2024)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds and half the width of its 95% t interval; no interval from one value."""
+    """A mean over seeds and half the width of its 95% t interval, and a lattice's step besides; no interval from one value."""
 
     mean: float
     half: float | None
@@ -30,18 +31,26 @@ class Estimate:
         return self.half is not None and abs(self.mean) > self.half
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """Student's interval of the mean of independent values, one a seed."""
+def estimate(values: Sequence[float], step: float = 0.0) -> Estimate:
+    """Student's interval of the mean of independent values, one a seed.
+
+    step: of the lattice on which values lie, by which part each may be too low; equal values claim no more than it.
+    """
+    return _interval(values, step * float(np.mean(values)))
+
+
+def difference(first: Sequence[float], second: Sequence[float], step: float = 0.0) -> Estimate:
+    """second - first, paired: both ran each seed's trace, so what a trace does to both cancels. step: as of `estimate`."""
+    pairs = list(zip(first, second, strict=True))
+    return _interval([b - a for a, b in pairs], step * float(np.max(np.mean(pairs, axis=0))))
+
+
+def _interval(values: Sequence[float], width: float) -> Estimate:
     n = len(values)
     if n < 2:
         return Estimate(float(np.mean(values)), None)
     quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-    return Estimate(float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / n**0.5)
-
-
-def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """second - first, paired: both ran each seed's trace, so what a trace does to both cancels."""
-    return estimate([b - a for a, b in zip(first, second, strict=True)])
+    return Estimate(float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / n**0.5 + width)
 
 
 def growth(answers: Sequence[Answer]) -> float:
@@ -53,19 +62,90 @@ def growth(answers: Sequence[Answer]) -> float:
     ordered = sorted(answers, key=lambda answer: answer.sent_at)
     blocks = [block for block in np.array_split(np.arange(len(ordered)), BLOCKS) if len(block)]
     at = np.array([np.mean([ordered[i].sent_at for i in block]) for block in blocks])
-    if len(blocks) < 3 or at.std() < 1e-3:
+    return _slope(at, np.array([np.mean([ordered[i].ttft_s for i in block]) for block in blocks]))
+
+
+def growth_in_flight(sent: Sequence[float], ended: Sequence[float], fill_s: float) -> float:
+    """Which part of what is sent stays: the slope of the number in flight, less twice its error, over the rate of sending.
+
+    It tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended: instants of every request,
+    in seconds. fill_s: so long from the first send on a server that began empty fills, which is no growth; half of the
+    sending at most.
+    """
+    sends, ends = np.sort(sent), np.sort(ended)
+    if len(sends) < 2 or sends[-1] == sends[0]:
         return 0.0
-    wait = np.array([np.mean([ordered[i].ttft_s for i in block]) for block in blocks])
-    slope, intercept = np.polyfit(at, wait, 1)
-    residuals = wait - slope * at - intercept
-    error = float(np.sqrt(residuals.var() / (len(blocks) - 2))) / float(at.std())
-    return max(0.0, float(slope) - error)
+    start = min(sends[0] + fill_s, (sends[0] + sends[-1]) / 2)
+    edges = np.linspace(start, sends[-1], BLOCKS + 1)
+    width = edges[1] - edges[0]
+
+    def mean_count(instants: np.ndarray) -> np.ndarray:
+        """How many of the instants lie before a moment of each block, on average over its moments."""
+        sums = np.concatenate([[0.0], np.cumsum(instants)])
+        n = np.searchsorted(instants, edges)
+        return np.diff(n * edges - sums[n]) / width
+
+    in_flight = mean_count(sends) - mean_count(ends)
+    return _slope((edges[1:] + edges[:-1]) / 2, in_flight, 2) * float(sends[-1] - sends[0]) / (len(sends) - 1)
+
+
+def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
+    """Of the least-squares line, less its standard error; at least 0, and 0 where there is no line."""
+    if len(x) < 3 or x.std() < 1e-3:
+        return 0.0
+    slope, intercept = np.polyfit(x, y, 1)
+    residuals = y - slope * x - intercept
+    error = float(np.sqrt(residuals.var() / (len(x) - 2))) / float(x.std())
+    return max(0.0, float(slope) - errors * error)
+
+
+class Stretch(NamedTuple):
+    """A stretch of a run in which requests were always waiting: the tokens made in it, and its seconds."""
+
+    tokens: int
+    seconds: float
+
+
+def always_waiting(answers: Sequence[Answer]) -> Stretch:
+    """The longest stretch from admission to admission that never left the queue empty; no seconds where there is none.
+
+    From its first admission on, all rows are full, and request-level batches are whole, so tokens / seconds is what the server
+    can do. Instants are the server's own, if it gave them; else a request waits until its first token, as this client saw it,
+    and its tokens come at equal intervals from then on.
+    """
+    lives = [_life(answer) for answer in answers]
+    arrived, admitted = (np.sort([life[i] for life in lives]) for i in (0, 1))
+    last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)  # of those admitted together
+    left = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)  # waiting after each admission
+    best = (0.0, 0.0)
+    start = None
+    for instant, waiting in zip(admitted[last], left):
+        if start is not None and instant - start > best[1] - best[0]:
+            best = (start, instant)
+        start = None if not waiting else instant if start is None else start
+    made = np.concatenate([life[2] for life in lives]) if lives else np.array([])
+    inside = (made > best[0] + TOGETHER_S) & (made <= best[1] + TOGETHER_S)
+    return Stretch(int(inside.sum()) if best[1] > best[0] else 0, float(best[1] - best[0]))
+
+
+def _life(answer: Answer) -> tuple[float, float, np.ndarray]:
+    """When a request arrived, when it was admitted, and when its tokens came, on one clock."""
+    if told := answer.timings:
+        first = told["arrived_at"] + told["ttft_s"]
+        return told["arrived_at"], told["arrived_at"] + told["queue_s"], first + np.cumsum([0.0, *told["itl_s"]])
+    tokens = np.linspace(answer.first_token_at, answer.last_token_at, answer.completion_tokens)
+    return answer.sent_at, answer.first_token_at, tokens
+
+
+def slowest_row_s(answers: Sequence[Answer]) -> float:
+    """The longest time from admission to answer: in it a server that begins empty has filled."""
+    return max((a.e2e_s - (a.timings["queue_s"] if a.timings else a.ttft_s) for a in answers), default=0.0)
 
 
 def batch_sizes(answers: Sequence[Answer]) -> list[int]:
     """Rows of each request-level batch: requests that the server admitted at the same instant."""
     admitted = np.sort([a.timings["arrived_at"] + a.timings["queue_s"] for a in answers if a.timings])
-    starts = np.flatnonzero(np.diff(admitted, prepend=-np.inf) > 1e-4)
+    starts = np.flatnonzero(np.diff(admitted, prepend=-np.inf) > TOGETHER_S)
     return [int(n) for n in np.diff(starts, append=len(admitted))]
 
 

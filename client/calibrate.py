@@ -22,7 +22,6 @@ from client.machine import cache, commit, cpu
 from client.measure import Target, warm_up
 from client.progress import Progress
 from client.servers import server
-from client.sweep import requests_at
 from client.wire import wire
 from stats import CLIENT_LIMITED_MS, summarise
 
@@ -72,7 +71,7 @@ def calibrate(progress: Progress) -> dict[str, Any]:
 
 
 def measure(target: Target, rate: float, progress: Progress) -> dict[str, float]:
-    requests = PromptData(f"fixed:{TOKENS}").requests(requests_at(rate, SECONDS), f"poisson:{rate:g}")
+    requests = PromptData(f"fixed:{TOKENS}").requests(max(30, round(rate * SECONDS)), f"poisson:{rate:g}")
     with progress.replay(f"calibrating the client, {rate:g} a second", requests) as watch:
         outcomes = replay(target.url, requests, target.wire, watch=watch)
     answers = [outcome.answer for outcome in outcomes if outcome.answer]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from rich.console import Console
 from client import calibrate, report, runs, sentences, sweep, tables
 from client.data import (
     PromptData,
+    Request,
     WorkloadError,
     arrivals,
-    at_rate,
     describe,
     described,
     load_trace,
@@ -30,13 +30,11 @@ from client.data import (
 from client.load import ServerError
 from client.machine import command_line
 from client.measure import (
-    POINT,
     Target,
     burst_size,
     measure,
     measure_capacity,
     openai_model,
-    part,
     warm_up,
     whole,
 )  # fmt: skip
@@ -57,8 +55,6 @@ class Comparison:
         self.trace = load_trace(options.trace) if options.trace else None
         self.arrival = options.arrival
         self.capacity: dict[str, Any] | None = None
-        self.light: float | None = None  # the lowest rate of a sweep, the same for every server
-        self.seconds = options.seconds
         self.stopped: KeyboardInterrupt | ServerError | None = None
         if self.arrival != "auto":  # a mistyped one is found before any server starts
             arrivals(self.arrival, 1, options.seed)
@@ -99,30 +95,17 @@ class Comparison:
         self.progress.say(calibrate.sentence(self.machine["calibration"]))
 
     def prepare(self) -> None:
-        """Measure what the workload depends on, in `dynamic`: its capacity for `auto`, a request alone for a sweep."""
-        auto = self.arrival == "auto" and not self.trace
-        if not auto and not self.options.sweep:
+        """Measure what the workload depends on: for `auto` the capacity of `dynamic`."""
+        if self.arrival != "auto" or self.trace:
             return
         data = PromptData(self.options.lengths, self.options.order, self.options.seed)
-        with self.target("dynamic") as target:
-            if auto:
-                burst = data.requests(burst_size(self.options.config("dynamic")), "burst")
-                with self.progress.replay("capacity of dynamic", burst) as watch:
-                    self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {"load": LOAD}
-                mean = float(np.mean([request.num_tokens for request in data.requests(self.options.numsamples)]))
-                self.arrival = f"poisson:{LOAD * self.capacity['output_throughput'] / mean:.4g}"
-                reached = f"{self.capacity['output_throughput']:,.0f} tok/s"
-                self.progress.say(f"capacity of dynamic: {reached}; {LOAD:g} of it: --arrival {self.arrival}")
-            if self.options.sweep:
-                alone = data.requests(5, "closed:1")
-                with self.progress.replay("requests alone", alone) as watch:
-                    result, _ = measure(target, alone, {}, self.options.timeout, watch)
-                if result["partial"]:
-                    raise KeyboardInterrupt
-                if result["failed"]:
-                    raise ServerError(f"a request alone failed: {'; '.join(result['errors'])}")
-                self.light = sweep.light_rate(result["mean_e2el_ms"] / 1e3)
-                self.seconds = max(self.seconds, sweep.LEAST_LATENCIES * result["mean_e2el_ms"] / 1e3)
+        burst = data.requests(burst_size(self.options.config("dynamic")), "burst", scaled=True)
+        with self.target("dynamic") as target, self.progress.replay("capacity of dynamic", burst) as watch:
+            self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {"load": LOAD}
+        mean = float(np.mean([request.num_tokens for request in data.requests(self.options.numsamples)]))
+        self.arrival = f"poisson:{LOAD * self.capacity['output_throughput'] / mean:.4g}"
+        reached = f"{self.capacity['output_throughput']:,.0f} tok/s"
+        self.progress.say(f"capacity of dynamic: {reached}; {LOAD:g} of it: --arrival {self.arrival}")
 
     def run(self, seed: int, folder: Path) -> bool:
         """Measure every server with one seed's trace and write the folder; False if nothing was measured.
@@ -151,8 +134,8 @@ class Comparison:
                     self.progress.say(tables.result_line(name, result))
                     if result["partial"]:
                         raise KeyboardInterrupt
-                    if self.light:
-                        self._sweep(target, data, self.light, points.setdefault(name, []), points)
+                    if self.options.sweep:
+                        self._sweep(target, data, points.setdefault(name, []), points)
                         swept.append(name)
         except (KeyboardInterrupt, ServerError) as stopped:
             self.stopped = stopped
@@ -167,26 +150,24 @@ class Comparison:
             runs.save(folder, requests, results, workload, facts, points if self.options.sweep else None, swept)
         return bool(results)
 
-    def _sweep(
-        self, target: Target, data: PromptData, light: float, mine: list[dict[str, Any]], all_: dict[str, list[dict[str, Any]]]
-    ) -> None:
+    def _sweep(self, target: Target, data: PromptData, mine: list[sweep.Point], all_: dict[str, list[sweep.Point]]) -> None:
         """Run one server at the rates of a sweep; each point goes to `mine`. Raises KeyboardInterrupt."""
 
-        def at(rate: float) -> dict[str, Any]:
-            arrival = at_rate(self.arrival, rate)
-            requests = data.requests(sweep.requests_at(rate, self.seconds), arrival)
-            with self.progress.replay(f"{target.name} at {rate:g} a second", requests) as watch:
+        def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
+            with self.progress.replay(f"{target.name} {what}", requests) as watch:
                 result, _ = measure(target, requests, self.options.goodput, self.options.timeout, watch)
             if result["partial"]:
                 raise KeyboardInterrupt
-            point = {"rate": rate, "arrival": arrival} | part(result, POINT) | sweep.verdict(result)
+            return result
+
+        def tell(point: sweep.Point) -> None:
             mine.append(point)
             mine.sort(key=lambda p: p["rate"])
             self.progress.say(tables.point_line(target.name, point))
             self.progress.table(tables.sweep_table(all_))
-            return point
 
-        sweep.search(at, light)
+        burst = burst_size(self.options.config(target.name if target.ours else "dynamic"))
+        sweep.sweep(replay, data, self.arrival, burst, self.options.seconds, tell)
 
     def _told_workload(self) -> dict[str, str]:
         if self.options.trace:

@@ -7,6 +7,7 @@ closed: a request goes out as soon as fewer than `users` are in flight. Every mo
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 LENGTHS = "normal, choice[:1,25,100], uniform:LOW:HIGH, fixed:N, exponential:MEAN:CAP, lognormal:MEDIAN:SIGMA:CAP"
 ARRIVALS = "wait:SECONDS, poisson:RATE, gamma:RATE:CV, constant:RATE, burst, closed:USERS"
 ORDERS = ("random", "descend")
+REFERENCE = 2**20  # draws, whose mean is a distribution's within 0.1% (of a standard deviation)
 COUNTING = [
     "one",
     "two",
@@ -81,15 +83,26 @@ class PromptData:
         self._draw_lengths = _lengths(lengths)
         self.order, self.seed, self.temperature = order, seed, temperature
 
-    def requests(self, n: int, arrival: str = "burst") -> list[Request]:
-        """Return n requests that arrive as `arrival` says; the same for the same arguments."""
+    @functools.cached_property
+    def mean_num_tokens(self) -> float:
+        """Completion tokens of a request on average, of the distribution and not of a draw."""
+        return float(np.mean(self._draw_lengths(np.random.default_rng(0), REFERENCE)))
+
+    def requests(self, n: int, arrival: str = "burst", scaled: bool = False) -> list[Request]:
+        """Return n requests that arrive as `arrival` says; the same for the same arguments.
+
+        scaled: their mean length is the distribution's own, as nearly as its lengths allow, and their rate exactly that of
+        `arrival`. A draw of a few hundred is apart from either by several percent.
+        """
         rng = np.random.default_rng(self.seed)
         tokens = self._draw_lengths(rng, n)
+        if scaled:
+            self._to_mean(tokens)
         words = _folded_normal(rng, n, mean=10, std=10, most=64)
         if self.order == "descend":
             longest_first = np.argsort(-tokens, kind="stable")
             tokens, words = tokens[longest_first], words[longest_first]
-        at, users = arrivals(arrival, n, self.seed)
+        at, users = arrivals(arrival, n, self.seed, scaled)
         return [
             Request(
                 id=i, at=at[i], users=users, prompt=count(int(words[i])), num_tokens=int(tokens[i]),
@@ -97,6 +110,19 @@ class PromptData:
             )
             for i in range(n)
         ]  # fmt: skip
+
+    def _to_mean(self, tokens: np.ndarray) -> None:
+        """Draw lengths anew, here and there, as long as that brings their mean nearer to the distribution's."""
+        rng = np.random.default_rng([self.seed, 2])
+        left = round(self.mean_num_tokens * len(tokens)) - int(tokens.sum())
+        tries = 100 * len(tokens)
+        for i, drawn in zip(rng.integers(0, len(tokens), tries), self._draw_lengths(rng, tries)):
+            if not left:
+                break
+            change = int(drawn - tokens[i])
+            if abs(left - change) < abs(left):
+                tokens[i] = drawn
+                left -= change
 
 
 def count(words: int) -> str:
@@ -160,28 +186,29 @@ class Arrivals(NamedTuple):
     users: int | None = None
 
 
-def arrivals(spec: str, n: int, seed: int) -> Arrivals:
+def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
     """Return the arrivals of n requests. Raises WorkloadError for a process that it does not know.
 
     `wait:S`: gaps uniform in 0 … S seconds, as the original's client; `poisson:R`: R a second on average; `gamma:R:CV`:
     the same with gaps of this coefficient of variation, bursty above 1; `constant:R`: equal gaps; `burst`: all at 0;
     `closed:N`: N users, each of whom sends the next request when its last is answered. Drawn apart from the lengths,
-    so that the same requests can arrive in another way, and at another rate in the same pattern.
+    so that the same requests can arrive in another way, and at another rate in the same pattern. scaled: the gaps of
+    this draw are stretched to their mean, so that the rate is R exactly.
     """
     rng = np.random.default_rng([seed, 1])
     name, *arguments = spec.split(":")
-    users = None
+    users, mean = None, 0.0
     try:
         match name, arguments:
             case "wait", [most] if 0 <= float(most) < float("inf"):
-                gaps = rng.uniform(0, float(most), n)
+                gaps, mean = rng.uniform(0, float(most), n), float(most) / 2
             case "poisson", [rate]:
-                gaps = rng.exponential(1, n) / _number(rate)
+                gaps, mean = rng.exponential(1, n) / _number(rate), 1 / _number(rate)
             case "gamma", [rate, cv]:
                 shape = _number(cv) ** -2
-                gaps = rng.gamma(shape, 1 / shape, n) / _number(rate)
+                gaps, mean = rng.gamma(shape, 1 / shape, n) / _number(rate), 1 / _number(rate)
             case "constant", [rate]:
-                gaps = np.full(n, 1 / _number(rate))
+                gaps, mean = np.full(n, 1 / _number(rate)), 1 / _number(rate)
             case "burst", []:
                 gaps = np.zeros(n)
             case "closed", [_]:
@@ -191,6 +218,8 @@ def arrivals(spec: str, n: int, seed: int) -> Arrivals:
     except ValueError:
         raise WorkloadError(f"unknown arrival {spec!r}; valid ones are {ARRIVALS}") from None
     gaps[:1] = 0
+    if scaled and gaps.any():
+        gaps *= mean * (n - 1) / gaps.sum()
     return Arrivals([round(float(at), 6) for at in np.cumsum(gaps)], users)
 
 

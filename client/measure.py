@@ -9,24 +9,35 @@ from typing import Any
 
 import numpy as np
 
-from client.analysis import batch_sizes, expected_useful_fraction, growth, littles_law
+from client.analysis import (
+    always_waiting,
+    batch_sizes,
+    expected_useful_fraction,
+    growth,
+    growth_in_flight,
+    littles_law,
+    slowest_row_s,
+)  # fmt: skip
 from client.data import Request, describe
 from client.load import Interrupted, Outcome, ServerError, Watch, get, post, replay
-from client.wire import Wire, wire
+from client.wire import Wire
 from config import Config
 from stats import DEFINITIONS, ROWS, Answer, occupancy_over_time, summarise
 
 POINT = (
-    "completed", "failed", "requested_rate", "achieved_rate", "wall_clock_s", "request_throughput", "output_throughput",
+    "completed", "failed", "requested_rate", "achieved_rate", "mean_num_tokens", "offered_throughput", "busy_throughput",
+    "busy_s", "wall_clock_s", "request_throughput", "output_throughput",
     "goodput", "attainment", "p50_normalized_latency_ms", "mean_normalized_latency_ms", "p50_e2el_ms", "mean_e2el_ms",
     "p99_e2el_ms", "p50_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_queue_time_ms", "mean_in_flight", "growth",
-    "useful_fraction", "occupancy", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "client_limited", "errors",
+    "growth_in_flight", "useful_fraction", "occupancy", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "client_limited",
+    "errors",
 )  # fmt: skip
 HEADLINES = (
     *POINT, "total_token_throughput", "mean_ttft_ms", "mean_held_time_ms", "largest_batch", "live_rows", "idle_rows",
     "padding_rows", "expected_useful_fraction", "littles_law", "fairness", "partial", "p50_ttft_from_schedule_ms",
     "p99_e2el_from_schedule_ms", "other_length",
 )  # fmt: skip
+LEAST_BURST = 16
 # of our own servers' /stats
 ENGINE = ("useful_fraction", "occupancy", "largest_batch", *(f"{kind}_rows" for kind in ROWS))
 
@@ -92,23 +103,34 @@ def measure(
         outcomes = replay(target.url, requests, target.wire, timeout_s, counting, target.key)
     except Interrupted as interrupted:
         partial, outcomes = True, interrupted.outcomes
-    answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    result: dict[str, Any] = {"mode": target.name, "partial": partial}
-    result |= summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], goodput)
-    result["requested_rate"] = describe(requests)["requested_rate"]
+    result: dict[str, Any] = {"mode": target.name, "partial": partial} | judged(requests, outcomes, goodput)
     result["mean_in_flight"] = float(np.mean(counting.counts)) if counting.counts else None
-    result["growth"] = growth(answers)
-    result["other_length"] = sum(o.answer.completion_tokens != o.request.num_tokens for o in outcomes if o.answer)
-    result["errors"] = dict(Counter(outcome.error for outcome in outcomes if outcome.error).most_common())
     if target.ours:
         try:
-            result |= _engine(target, requests, answers)
+            result |= _engine(target, requests, [outcome.answer for outcome in outcomes if outcome.answer])
         except ServerError as error:  # what this client measured is told all the same
             result["errors"][f"the server's /stats are missing: {error}"] = 1
         except KeyboardInterrupt:
             result["partial"] = True
         result["littles_law"] = littles_law(result)
     return result, outcomes
+
+
+def judged(requests: Sequence[Request], outcomes: Sequence[Outcome], goodput: Mapping[str, float]) -> dict[str, Any]:
+    """What the outcomes of a trace say by themselves, whoever served it."""
+    answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], goodput)
+    asked = describe(requests)
+    rate, mean = asked["requested_rate"], asked["mean_num_tokens"]
+    result |= {"requested_rate": rate, "mean_num_tokens": mean, "offered_throughput": rate and rate * mean}
+    result["growth"] = growth(answers)
+    result["slowest_row_s"] = fill_s = slowest_row_s(answers)
+    result["growth_in_flight"] = growth_in_flight([o.sent_at for o in outcomes], [o.ended_at for o in outcomes], fill_s)
+    busy = always_waiting(answers)
+    result |= {"busy_s": busy.seconds, "busy_throughput": busy.tokens / busy.seconds if busy.seconds else None}
+    result["other_length"] = sum(o.answer.completion_tokens != o.request.num_tokens for o in outcomes if o.answer)
+    result["errors"] = dict(Counter(outcome.error for outcome in outcomes if outcome.error).most_common())
+    return result
 
 
 def _engine(target: Target, requests: Sequence[Request], answers: Sequence[Answer]) -> dict[str, Any]:
@@ -151,25 +173,19 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 
 
 def burst_size(config: Config) -> int:
-    """Requests of the burst that measures capacity: three a row, if the server holds as many."""
-    return min(3 * config.max_batch_size, config.max_in_flight)
+    """Requests of the burst that measures capacity: three a row and a few at least, if the server holds as many."""
+    rows = 1 if config.mode == "nobatch" else config.max_batch_size
+    return min(max(3 * rows, LEAST_BURST), config.max_in_flight)
 
 
 def measure_capacity(target: Target, burst: Sequence[Request], timeout_s: float, watch: Watch) -> dict[str, Any]:
-    """Tokens per second of a server of ours while every row is busy.
-
-    Counted are the tokens made until the last request was admitted: after that rows fall empty.
-    """
-    outcomes = replay(target.url, burst, wire("inference"), timeout_s, watch, target.key)
-    timings = [outcome.answer.timings for outcome in outcomes if outcome.answer and outcome.answer.timings]
-    if len(timings) < len(burst):
-        error = next(outcome.error for outcome in outcomes if outcome.error)
+    """Tokens per second of a server of ours while every row is busy. Raises ServerError, and KeyboardInterrupt."""
+    result, _ = measure(target, burst, {}, timeout_s, watch)
+    if result["partial"]:
+        raise KeyboardInterrupt
+    if result["failed"]:
+        error = next(iter(result["errors"]))
         raise ServerError(f"the burst that measures capacity failed ({error}); name a rate with --arrival poisson:RATE")
-    start = min(t["arrived_at"] for t in timings)
-    end = max(t["arrived_at"] + t["queue_s"] for t in timings)
-    if end <= start:
+    if not result["busy_throughput"]:
         raise ServerError("the burst that measures capacity fits into one batch; name a rate with --arrival poisson:RATE")
-    made = sum(
-        int(np.sum(t["arrived_at"] + t["ttft_s"] + np.cumsum([0.0, *t["itl_s"]]) <= end)) for t in timings
-    )  # fmt: skip
-    return {"output_throughput": made / (end - start), "requests": len(burst)}
+    return {"output_throughput": result["busy_throughput"], "requests": len(burst)}

@@ -17,7 +17,6 @@ from config import MODES, Config, ConfigError, Parser, add_settings, build, flag
 
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
-SWEEP_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Options:
     seed: int
     repeats: int
     sweep: bool
-    seconds: float  # of sending at each rate of a sweep
+    seconds: float | None  # of sending at each rate of a sweep; None: as long as its numbers need
     goodput: dict[str, float]
     stream: bool
     timeout: float
@@ -72,7 +71,8 @@ def parse(argv: Sequence[str]) -> Options:
     add("--order", choices=ORDERS, help="random, or descend: longest first (default: random)")
     add("--trace", type=Path, help="replay this trace.jsonl, at its own times unless --arrival says others")
     add("--sweep", action="store_true", help="then run every mode at rates from light to beyond its capacity")
-    add("--seconds", type=float, help=f"of sending at each rate of a sweep (default: {SWEEP_SECONDS:g})")
+    add("--seconds", type=float, help="of sending at each rate of a sweep (default: as long as 200 requests need, "
+        "and slow rows to fill twice, from 10 to 300)")  # fmt: skip
     add("--repeats", type=int, default=1, metavar="R", help="run R seeds, and give intervals over them (default: 1)")
     add("--goodput", nargs="+", metavar="NAME:MS",
         help=f"limits on ttft, tpot, e2el (default: none; of a sweep {' '.join(SWEEP_GOODPUT)})")  # fmt: skip
@@ -98,7 +98,7 @@ def parse(argv: Sequence[str]) -> Options:
     options = Options(
         known.modes.split(","), parse_also(known.also), numsamples, known.lengths or "normal", known.arrival,
         known.order or "random", known.trace, int(flags.get("seed", 0)), known.repeats, known.sweep,
-        SWEEP_SECONDS if known.seconds is None else known.seconds, parse_goodput(goodput),
+        known.seconds, parse_goodput(goodput),
         known.stream or bool(known.also), known.timeout,
         not known.skip_calibration, known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}", flags,
     )  # fmt: skip
@@ -118,7 +118,7 @@ def _check(options: Options) -> None:
         if value < 1:
             raise ConfigError(f"{flag(name)} must be at least 1")
     for name, seconds in (("seconds", options.seconds), ("timeout", options.timeout)):
-        if not 0 < seconds < float("inf"):
+        if seconds is not None and not 0 < seconds < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds above 0")
 
 

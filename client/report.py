@@ -95,10 +95,17 @@ def sweep_part(run: Run) -> list[str]:
     unfinished = {name for name in found if any(name not in summary["swept"] for summary in run.summaries)}
     found = {f"{name} (partial)" if name in unfinished else name: outcomes for name, outcomes in found.items()}
     text = (
-        "Each mode ran rates that double until its queue only grows (each second of sending adds over "
-        f"{GROWTH:g} s to the wait for the first token), over {100 * sweep.LOST:g}% of requests fail, or this client falls "
-        "behind; then bisection looked for the capacity, in steps of 9%."
+        "A mode's capacity is what it completed while requests were always waiting, at all rates beyond it: tokens a second "
+        "over the mean tokens of a request. Its queue begins to grow between two rates 9% apart: at the second, each second of "
+        f"sending adds over {GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% of what is sent stays in "
+        f"flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity that is chance, and the two need not lie "
+        "around it."
     )
+    if any("busy_s" not in p for seeds in run.points.values() for points in seeds for p in points):
+        text += (
+            " **This sweep is from a version that did not measure capacity so**: it is missing; measure again to have it. Its "
+            "traces were as drawn, and asked for up to a tenth more or less than their rate says."
+        )
     if limits := _limits(run):
         text += f" A rate is within the limits when {100 * ATTAINMENT:.0f}% of its requests have {limits}."
     return ["## From light load to beyond capacity", text, tables.capacity_table(found, bool(limits))]
@@ -168,7 +175,7 @@ def over_seeds(run: Run) -> dict[str, Any]:
     """summary.json of several seeds: each headline's mean, half of its interval, and its values; paired differences."""
     keys = dict.fromkeys(key for key, *_ in (*tables.COLUMNS, *tables.COMPARED))
     modes = {
-        name: {key: {**asdict(estimate(values)), "values": values}
+        name: {key: {**asdict(estimate(values, tables.STEPS.get(key, 0.0))), "values": values}
                for key in keys if len(values := [r[key] for r in mine if r.get(key) is not None]) == len(mine)}
         for name, mine in run.modes.items()
     }  # fmt: skip

@@ -90,6 +90,8 @@ def load(folder: Path) -> Run:
         if not summaries:
             raise RunError(f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote")
         summaries = dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
+        for summary in summaries.values():
+            _forget_other_capacities(summary)
         whole = {path: summary for path, summary in summaries.items() if not summary["partial"]} or summaries
         if odd := [name for summary in whole.values() for name in summary["modes"] if not NAME.fullmatch(name)]:
             raise RunError(f"{folder} has a server named {odd[0][:100]!r}; rename it to letters, digits and -_. alone")
@@ -102,6 +104,13 @@ def load(folder: Path) -> Run:
     except (KeyError, TypeError, AttributeError):
         raise RunError(f"{folder} was written by another version of compare.sh; measure it again") from None
     return Run(folder, list(whole.values()), results, list(whole))
+
+
+def _forget_other_capacities(summary: Mapping[str, Any]) -> None:
+    """An earlier version took for a mode's capacity the highest rate that seemed sustained: no number to set beside ours."""
+    for name, points in (summary.get("sweep") or {}).items():
+        if any("busy_s" not in point for point in points):
+            summary["modes"][name]["capacity"] = None
 
 
 def facts() -> dict[str, Any]:
@@ -123,10 +132,7 @@ def save(
     modes = {name: part(result, HEADLINES) for name, result in results.items()}
     for name in swept:
         found = outcome((points or {})[name])
-        modes[name] |= {
-            "capacity": found["capacity"] if found["capacity_found"] else None,
-            "goodput_rate": found["goodput_rate"],
-        }
+        modes[name] |= {"capacity": found["capacity"], "goodput_rate": found["goodput_rate"]}
     summary = {
         "modes": modes,
         "identical_outputs": identical_outputs({name: result for name, result in results.items() if name in MODES}),

@@ -1,6 +1,8 @@
-"""A sweep: one server at rates from light to beyond its capacity, which bisection finds.
+"""A sweep: one server at rates from light to beyond its capacity.
 
-All rates lie on one lattice, LIGHT · 2^(k/8), so that every mode replays the same traces where their rates meet.
+A burst tells roughly where the capacity is, rates around it tell where the queue begins to grow, and what the server did
+while requests were always waiting, at all rates beyond, is its capacity. All rates lie on one lattice, 2^(k/8) requests a
+second, so that modes meet at the same rates.
 """
 
 from __future__ import annotations
@@ -10,24 +12,58 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from client.analysis import ATTAINMENT, GROWTH
+from client.data import PromptData, Request, at_rate
+from client.measure import POINT, part
 from stats import CLIENT_LIMITED_MS
 
 OCTAVE = 8  # steps of the lattice in which the rate doubles; neighbours are 9% apart
-LEAST_REQUESTS = 30  # at a rate, so that a slow server's numbers mean something
-LEAST_LATENCIES = 10  # of a request alone, for which each rate is sent at least: a server that begins empty must fill
-MOST_OCTAVES = 16  # above the light rate
+STEP = 2 ** (1 / OCTAVE) - 1  # by which a rate of the lattice is below the next
+AMPLE = 1.3  # times the burst's throughput: there the queue grows from the start
+LEAST_REQUESTS = 200  # at a rate
+FEWEST_REQUESTS = 30  # where so many would take too long, or --seconds says for how long
+LEAST_SECONDS, MOST_SECONDS = 10.0, 300.0  # of sending at a rate
+FILLS = 2  # times that a server which begins empty can fill, at each rate
+MOST_OCTAVES = 16  # above the first rate
 FEWEST_OCTAVES = 4  # below it
 LOST = 0.01  # a rate at which more requests fail is beyond the capacity
 Point = dict[str, Any]
-
-
-def light_rate(alone_s: float) -> float:
-    """A power of two at which a server of one request at a time is half busy at most; `alone_s`: a request's latency."""
-    return 2.0 ** math.floor(math.log2(0.5 / alone_s))
+Replay = Callable[[str, Sequence[Request]], Mapping[str, Any]]
 
 
 def requests_at(rate: float, seconds: float) -> int:
-    return max(LEAST_REQUESTS, round(rate * seconds))
+    """So many that are sent in `seconds`, but a few at least."""
+    return max(FEWEST_REQUESTS, math.ceil(rate * seconds))
+
+
+def enough_requests(rate: float, slowest_row_s: float) -> int:
+    """Requests that say what a server does at a rate, as long as sending them does not take too long."""
+    enough = max(LEAST_REQUESTS, requests_at(rate, max(LEAST_SECONDS, FILLS * slowest_row_s)))
+    return min(enough, requests_at(rate, MOST_SECONDS))
+
+
+def sweep(
+    replay: Replay, data: PromptData, arrival: str, burst: int, seconds: float | None, tell: Callable[[Point], None]
+) -> None:
+    """Measure one server at the rates of a sweep, and `tell` each point.
+
+    replay: measures a trace; it gets a word for it, and gives what `client.measure.judged` does. burst: requests that come at
+    once, and more than the server has rows for. seconds: of sending at a rate, if not as long as its numbers need.
+    """
+    first = replay("all at once", data.requests(burst, "burst", scaled=True))
+    if not first["completed"]:
+        return
+
+    def at(rate: float) -> Point:
+        n = requests_at(rate, seconds) if seconds else enough_requests(rate, first["slowest_row_s"])
+        process = at_rate(arrival, rate)
+        result = replay(f"at {rate:g} a second", data.requests(n, process, scaled=True))
+        point = {"rate": rate, "arrival": process, "nominal_num_tokens": data.mean_num_tokens}
+        point |= part(result, POINT) | verdict(result)
+        tell(point)
+        return point
+
+    rough = first["busy_throughput"] and first["busy_throughput"] / data.mean_num_tokens
+    search(at, rough or first["request_throughput"])
 
 
 def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,20 +73,22 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
     """
     behind = result.get("p50_schedule_lag_ms", 0.0) > CLIENT_LIMITED_MS
     failed = result["failed"] > LOST * (result["failed"] + result["completed"])
-    return {"saturated": bool(failed or (result["growth"] > GROWTH and not behind)), "client_behind": behind}
+    grows = max(result["growth"], result["growth_in_flight"]) > GROWTH
+    return {"saturated": bool(failed or (grows and not behind)), "client_behind": behind}
 
 
-def search(measure: Callable[[float], Point], light: float) -> None:
+def search(measure: Callable[[float], Point], about: float) -> None:
     """Call `measure` (rate → point with "saturated", "client_behind", "attainment") at the rates that a sweep needs.
 
-    The rate doubles until the queue only grows, or this client is the limit; then bisection finds the capacity, and the
-    highest rate that meets the goodput, each within a step of the lattice. No rate is measured twice.
+    about: the capacity, roughly. Above it the rate doubles until the queue only grows, or this client is the limit; then
+    bisection finds where that begins, and the highest rate that meets the goodput, each within a step of the lattice. A rate
+    an octave or two below shows the server at ease. No rate is measured twice.
     """
     points: dict[int, Point] = {}
 
     def at(k: int) -> Point:
         if k not in points:
-            points[k] = measure(float(f"{light * 2 ** (k / OCTAVE):.4g}"))
+            points[k] = measure(float(f"{2 ** (k / OCTAVE):.4g}"))
         return points[k]
 
     def bisect(low: int, high: int, good: Callable[[Point], bool]) -> None:
@@ -58,22 +96,27 @@ def search(measure: Callable[[float], Point], light: float) -> None:
             middle = (low + high) // 2
             low, high = (middle, high) if good(at(middle)) else (low, middle)
 
-    def sustained(point: Point) -> bool:
-        return not point["saturated"] and not point["client_behind"]
-
-    k = 0
-    while not sustained(at(k)):  # lighter than thought
-        if k <= -FEWEST_OCTAVES * OCTAVE:
-            return
-        k -= OCTAVE
-    while sustained(at(k)) and k < MOST_OCTAVES * OCTAVE:
+    first = k = math.ceil(OCTAVE * math.log2(AMPLE * about))
+    while sustained(at(k)) and k < first + MOST_OCTAVES * OCTAVE:
         k += OCTAVE
+    high = k
+    while not sustained(at(k)) and k > first - FEWEST_OCTAVES * OCTAVE:
+        k -= OCTAVE
     if not sustained(at(k)):
-        bisect(k - OCTAVE, k, sustained)
+        return
+    if k < high:
+        bisect(k, k + OCTAVE, sustained)
+    while k > first - FEWEST_OCTAVES * OCTAVE and (k > first - 2 * OCTAVE or misses(at(k))):
+        k -= OCTAVE
+        at(k)
     meeting = [k for k, point in points.items() if meets(point)]
     missing = [k for k, point in points.items() if not meets(point) and meeting and k > max(meeting)]
     if missing:
         bisect(max(meeting), min(missing), meets)
+
+
+def sustained(point: Mapping[str, Any]) -> bool:
+    return not point["saturated"] and not point["client_behind"]
 
 
 def meets(point: Mapping[str, Any]) -> bool:
@@ -81,13 +124,35 @@ def meets(point: Mapping[str, Any]) -> bool:
     return not point["saturated"] and point["attainment"] is not None and point["attainment"] >= ATTAINMENT
 
 
-def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a sweep found: the highest sustained rate (`capacity`), with its point, and the highest that meets the goodput.
+def misses(point: Mapping[str, Any]) -> bool:
+    return point["attainment"] is not None and not meets(point)
 
-    `capacity_found` is false where no rate was beyond the capacity: interrupted, or this client was the limit.
+
+def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
+    """Requests a second that a server completes while requests are always waiting, over all stretches of these points.
+
+    A request counts by its tokens: so many of them are the distribution's mean request. None where nothing waited.
     """
-    beyond = min((p["rate"] for p in points if p["saturated"]), default=math.inf)
-    below = [p for p in points if p["rate"] < beyond and not p["client_behind"]]
+    busy_s = sum(point["busy_s"] for point in points)
+    if not busy_s:
+        return None
+    return sum(point["busy_throughput"] * point["busy_s"] / point["nominal_num_tokens"] for point in points) / busy_s
+
+
+def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a sweep found: what the server completes at most (`capacity`), between which rates its queue begins to grow
+    (`sustained_rate`, with its point, and `saturated_rate`), and the same of the limits (`goodput_rate`, `missed_rate`).
+
+    `capacity` is None where no rate was beyond it: interrupted, or this client was the limit.
+    """
+    beyond = [p for p in points if p["saturated"]]
+    lowest = min((p["rate"] for p in beyond), default=math.inf)
+    below = [p for p in points if p["rate"] < lowest and not p["client_behind"]]
     best = max(below, key=lambda p: p["rate"], default=None)
-    good = max((p["rate"] for p in points if meets(p)), default=None)
-    return {"capacity": best and best["rate"], "point": best, "capacity_found": beyond < math.inf, "goodput_rate": good}
+    good = max((p["rate"] for p in points if meets(p)), default=0.0)
+    bad = min((p["rate"] for p in points if misses(p) and p["rate"] > good), default=None)
+    return {
+        "capacity": capacity_of([p for p in beyond if p.get("busy_throughput")]),
+        "sustained_rate": best and best["rate"], "saturated_rate": lowest if beyond else None, "point": best,
+        "goodput_rate": good or None, "missed_rate": bad,
+    }  # fmt: skip

@@ -32,8 +32,12 @@ COMPARED = [  # of which differences are shown
     ("capacity", "capacity, requests/s", "", 1, "{:.3g}"),
     ("goodput_rate", "highest rate within limits, requests/s", "", 1, "{:.3g}"),
 ]
+STEPS = {"goodput_rate": sweep.STEP}  # of the lattices that values lie on
 POINTS = [
     ("rate", "requests/s", 1, "{:g}"),
+    ("requests", "requests", 1, "{:g}"),
+    ("achieved_rate", "as sent, requests/s", 1, "{:.4g}"),
+    ("offered_throughput", "asked for, tok/s", 1, "{:,.0f}"),
     ("output_throughput", "throughput, tok/s", 1, "{:,.0f}"),
     ("p50_normalized_latency_ms", "latency per token p50, ms", 1, "{:.1f}"),
     ("p50_ttft_ms", "first token p50, s", 1e-3, "{:.2f}"),
@@ -42,18 +46,19 @@ POINTS = [
     ("attainment", "within limits, %", 100, "{:.0f}"),
     ("occupancy", "occupancy, %", 100, "{:.0f}"),
     ("growth", "growth, s/s", 1, "{:.2f}"),
+    ("growth_in_flight", "growth in flight, %", 100, "{:.0f}"),
 ]
 NONE = "–"
 
 
-def cell(values: Sequence[float | None], scale: float, form: str) -> str:
-    """A mean over seeds with its interval; a number alone for one seed."""
+def cell(values: Sequence[float | None], scale: float, form: str, step: float = 0.0) -> str:
+    """A mean over seeds with its interval; a number alone for one seed. step: of the values' lattice."""
     known = [value * scale for value in values if value is not None]
     if not known:
         return NONE
     if len(known) < len(values):  # an interval of those that have it would claim too much
         return f"{told(Estimate(estimate(known).mean, None), form)} ({len(known)} of {len(values)} seeds)"
-    return told(estimate(known), form)
+    return told(estimate(known, step), form)
 
 
 def told(value: Estimate, form: str) -> str:
@@ -114,20 +119,25 @@ def mean_line(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def differences(results: Results) -> list[dict[str, Any]]:
-    """Every two servers, and the paired difference (second - first) of each headline over the seeds both ran."""
+    """Every two servers, and the paired difference (second - first) of each headline over the seeds both ran.
+
+    Where a seed has no value of one of them, the difference has no interval: that of the others would claim too much.
+    """
     found = []
     for (first, one), (second, two) in combinations(results.items(), 2):
         entry: dict[str, Any] = {"first": first, "second": second}
         for key, _, _, scale, _ in COMPARED:
             pairs = [(a[key], b[key]) for a, b in zip(one, two) if a.get(key) is not None and b.get(key) is not None]
             if pairs:
-                entry[key] = difference([a * scale for a, _ in pairs], [b * scale for _, b in pairs])
+                apart = difference([a * scale for a, _ in pairs], [b * scale for _, b in pairs], STEPS.get(key, 0.0))
+                whole = len(pairs) == len(one) == len(two)
+                entry[key] = apart if whole else Estimate(apart.mean, None)
         found.append(entry)
     return found
 
 
 def differences_table(results: Results) -> str:
-    """The differences in words: with their intervals, and "no difference shown" where one spans zero."""
+    """The differences in words: with their intervals, and "no difference shown" where one spans zero or there is none."""
     found = differences(results)
     columns = [c for c in COMPARED if any(c[0] in entry for entry in found)]
     rows = [["second − first", *(heading for _, heading, _, _, _ in columns)]]
@@ -140,6 +150,8 @@ def differences_table(results: Results) -> str:
 def _difference(value: Estimate, form: str) -> str:
     text = told(value, form)
     text = text if text.startswith("−") else f"+{text}"
+    if value.half is None:
+        text += ", not of all seeds"
     return text if value.shown else f"no difference shown ({text})"
 
 
@@ -159,12 +171,13 @@ def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
                 continue
             cells = []
             for key, _, _, scale, form in columns:
+                step = STEPS.get(key, 0.0)
+                text = cell([r.get(key) for r in results[name]], scale, form, step)
                 values = [r[key] * scale for r in results[name] if r.get(key) is not None]
-                text = cell(values, 1, form)
                 if values and (first := base.setdefault(key, values)) is not values and estimate(first).mean:
                     text += f" (× {estimate(values).mean / estimate(first).mean:.2f}"
-                    if paired and len(values) == len(first) > 1:
-                        text += "" if difference(first, values).shown else ", no difference shown"
+                    if paired and len(values) == len(first) == len(results[name]) > 1:
+                        text += "" if difference(first, values, step).shown else ", no difference shown"
                     text += ")"
                 cells.append(text)
             rows.append([label(name, results[name]), run, *cells])
@@ -173,30 +186,45 @@ def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
 
 def capacity_table(sweeps: Mapping[str, Sequence[Mapping[str, Any]]], goodput: bool) -> str:
     """What sweeps found, a list of outcomes (one a seed) for each server."""
-    rows = [["mode", "capacity, requests/s", "throughput there, tok/s", "latency per token p50 there, ms"]]
+    rows = [["mode", "capacity, requests/s", "its queue begins to grow, requests/s", "throughput sustained, tok/s",
+             "latency per token p50 there, ms"]]  # fmt: skip
     if goodput:
         rows[0].append("highest rate within the limits, requests/s")
     for name, found in sweeps.items():
         known = [outcome["point"] for outcome in found if outcome["point"]]
         capacity = cell([outcome["capacity"] for outcome in found], 1, "{:.3g}")
-        if known and not all(outcome["capacity_found"] for outcome in found):
-            capacity = f"at least {min(point['rate'] for point in known):.3g}"
-        row = [name, capacity]
+        if known and all(outcome["saturated_rate"] is None for outcome in found):
+            capacity = f"at least {min(point['request_throughput'] for point in known):.3g}"
+        row = [name, capacity, between(found, "sustained_rate", "saturated_rate")]
         row += [cell([point["output_throughput"] for point in known], 1, "{:,.0f}")]
         row += [cell([point["p50_normalized_latency_ms"] for point in known], 1, "{:.1f}")]
         if goodput:
-            row += [cell([outcome["goodput_rate"] for outcome in found], 1, "{:.3g}").replace(NONE, "none")]
+            row += [between(found, "goodput_rate", "missed_rate")]
         rows.append(row)
     return markdown(rows)
 
 
+def between(outcomes: Sequence[Mapping[str, Any]], low: str, high: str) -> str:
+    """Where a border lies, of which sweeps know two rates of the lattice, one below and one above it: "8.72 to 9.51".
+
+    Of several seeds the widest.
+    """
+    below = [outcome[low] for outcome in outcomes if outcome[low]]
+    above = [outcome[high] for outcome in outcomes if outcome[high]]
+    if len(below) < len(outcomes):
+        return f"below {max(above):.3g}" if above else NONE
+    return f"{min(below):.3g} to {max(above):.3g}" if len(above) == len(outcomes) else f"above {min(below):.3g}"
+
+
 def points_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Every rate of a sweep, marked where it was beyond the capacity."""
-    columns = [c for c in POINTS if any(p.get(c[0]) is not None for mine in points.values() for p in mine)]
+    known = {"requests"} | {key for mine in points.values() for p in mine for key, value in p.items() if value is not None}
+    columns = [column for column in POINTS if column[0] in known]
     rows = [["mode", *(heading for _, heading, _, _ in columns), "verdict"]]
     for name, mine in points.items():
         for point in mine:
-            cells = [cell([point.get(key)], scale, form) for key, _, scale, form in columns]
+            told_of = {"requests": point["completed"] + point["failed"], **point}
+            cells = [cell([told_of.get(key)], scale, form) for key, _, scale, form in columns]
             rows.append([name, *cells, point_verdict(point)])
     return markdown(rows)
 
@@ -227,12 +255,14 @@ def result_line(name: str, result: Mapping[str, Any]) -> str:
 def sweep_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
     """Where a sweep stands, for the terminal."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("mode", "rates", "sustained, requests/s", "tok/s there", "ms per token there", "within limits, requests/s"):
+    for heading in ("mode", "rates", "capacity, requests/s", "queue grows, requests/s", "tok/s sustained", "ms per token there",
+                    "within limits, requests/s"):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "mode" else "right")
     for name, mine in points.items():
         found = sweep.outcome(mine)
         best = found["point"] or {}
-        cells = [cell([best.get(key)], 1, form) for key, form in
-                 (("rate", "{:g}"), ("output_throughput", "{:,.0f}"), ("p50_normalized_latency_ms", "{:.1f}"))]  # fmt: skip
-        table.add_row(name, str(len(mine)), *cells, cell([found["goodput_rate"]], 1, "{:g}"))
+        cells = [cell([found["capacity"]], 1, "{:.3g}"), between([found], "sustained_rate", "saturated_rate")]
+        cells += [cell([best.get(key)], 1, form) for key, form in
+                  (("output_throughput", "{:,.0f}"), ("p50_normalized_latency_ms", "{:.1f}"))]  # fmt: skip
+        table.add_row(name, str(len(mine)), *cells, between([found], "goodput_rate", "missed_rate"))
     return table
