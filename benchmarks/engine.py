@@ -1,11 +1,13 @@
-"""Step time against what the machine allows: its bandwidth and arithmetic are measured first.
+"""Step time against what the machine allows: its bandwidth and arithmetic are measured before and after each step.
 
     python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256] [--prompts 16,128] [any server setting]
 
 A step is one iteration of decode rows of one context through the engine, greedy sampling included. It cannot be
 shorter than reading every weight and live key and value once, nor than its arithmetic; the bound is the larger of the two,
-as if they overlapped wholly. --prompts: steps of 8 decode rows with a prompt of so many tokens besides. Writes figure F7 to
---out. The last line is JSON.
+as if they overlapped wholly. A CPU's reading is measured with loads like the kernels' over as many bytes as the step reads,
+for caches hold a part of them, and of all measurements the best counts: the speed of a shared machine changes by the minute,
+and a bound that is beaten is none. --prompts: steps of 8 decode rows with a prompt of so many tokens besides. Writes figure
+F7 to --out. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 
+import kernels
 from benchmarks.common import NO_HTTP, configs, record, run
 from client import graph
 from client.machine import processor
@@ -30,7 +33,8 @@ from generate.cached import CachedGenerator
 from inference import Inference, Iteration, Row
 from weights import locate
 
-PROBE_BYTES = {"cpu": 1_000_000_000, "cuda": 8_000_000_000}  # no cache holds as much
+GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much to spare
+PROBES = 5  # of which the fastest counts
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
 BESIDE = 8  # rows that decode beside a prompt
 UNUSED = NO_HTTP | {"mode", "max_waiting", "loop_interval_ms"}  # neither a scheduler nor its loop
@@ -48,17 +52,46 @@ def fastest(function: Callable[[], Any], repeats: int) -> float:
     return min(times[1:])
 
 
-def bandwidth(device: str) -> float:
-    """Bytes a second that the device reads, a CPU with all threads: the sum over a large array."""
-    array = torch.ones(PROBE_BYTES[device] // 8, dtype=torch.int64, device=device)
-    return PROBE_BYTES[device] / fastest(lambda: array.sum(), 5)
+class Machine:
+    """What this machine allows, by the best of all probes so far: bytes read and floating-point operations a second."""
 
+    def __init__(self, config: Config, most_bytes: int, rows: int):
+        """most_bytes: that a step reads. rows: of the largest one."""
+        self._threads = config.threads
+        self._cpu = config.device == "cpu"
+        # where bfloat16 is not native, the kernels multiply in float32
+        native = not self._cpu or native_bfloat16()
+        self.dtype = torch.bfloat16 if config.dtype == "bfloat16" and native else torch.float32
+        if not self._cpu:
+            most_bytes = GPU_BYTES
+        self._array = torch.ones(most_bytes // 8, dtype=torch.int64, device=config.device)
+        width, inner = PROBE_WIDTH[config.device], config.shape.n_embd
+        shapes = [(width, width, width), (rows, inner, 4 * inner)]  # a large product, and the largest of a step's layers
+        self._products = [
+            (torch.randn(m, k, device=config.device).to(self.dtype), torch.randn(k, n, device=config.device).to(self.dtype))
+            for m, k, n in shapes
+        ]
+        self._rates: dict[int, float] = {}  # bytes a second by bytes
+        self.flops_per_s = 0.0
 
-def arithmetic(dtype: torch.dtype, device: str) -> float:
-    """Floating-point operations a second of a large matrix product."""
-    width = PROBE_WIDTH[device]
-    a = torch.randn(width, width, device=device).to(dtype)
-    return 2 * width**3 / fastest(lambda: a @ a, 5)
+    def probe(self, n_bytes: int) -> None:
+        """Measure reading so many bytes, and multiplying."""
+        words = self._array[: n_bytes // 8] if self._cpu else self._array
+        size = 8 * words.numel()
+        self._rates[size] = max(self._rates.get(size, 0.0), size / fastest(lambda: self._read(words), PROBES))
+        for a, b in self._products:
+            seconds = fastest(lambda a=a, b=b: a @ b, PROBES)  # type: ignore[misc]
+            self.flops_per_s = max(self.flops_per_s, 2 * a.shape[0] * a.shape[1] * b.shape[1] / seconds)
+
+    def _read(self, words: torch.Tensor) -> None:
+        if self._cpu and kernels.why_unavailable() is None:
+            kernels.load().read_int64(words.data_ptr(), words.numel(), self._threads)
+        else:
+            words.sum()
+
+    def bytes_per_s(self, n_bytes: int = 0) -> float:
+        """How fast at least so many bytes are read: more of them are never read faster for that."""
+        return max(rate for size, rate in self._rates.items() if not self._cpu or size >= n_bytes // 8 * 8)
 
 
 def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
@@ -91,39 +124,41 @@ def step_seconds(generator: CachedGenerator, rows: list[Row], repeats: int) -> f
 
 def measure(config: Config, rows: list[int], contexts: list[int], prompts: list[int], repeats: int) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
-    # where bfloat16 is not native, the kernels multiply in float32
-    native = config.device == "cuda" or native_bfloat16()
-    probe = torch.bfloat16 if config.dtype == "bfloat16" and native else torch.float32
-    read, multiply = bandwidth(config.device), arithmetic(probe, config.device)
-    torch.cuda.empty_cache()  # else the probes' memory looks taken when the KV cache is sized
-    where = "this GPU" if config.device == "cuda" else f"this machine, {config.threads} threads"
-    print(f"{where}: reads {read / 1e9:,.1f} GB/s, {multiply / 1e9:,.0f} GFLOP/s ({probe})")
+    # before the engine, which on a GPU takes what memory is left
+    machine = Machine(config, config.shape.step_bytes(max(rows), max(contexts), config.dtype), max(rows))
     start = time.perf_counter()
     generator = load_generator(config, locate(config), config.shape.vocab_size)
     load_s = time.perf_counter() - start
     assert isinstance(generator, CachedGenerator)
     if max(rows) * -(-max(contexts) // config.block_size) > (generator.n_blocks or 0):
         raise ConfigError("the KV cache does not hold that many rows of that context; raise --kv-cache-gb")
-    points, mixed = [], []
-    print("  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  of the bound")
+    points: list[dict[str, Any]] = []
+    mixed = []
     for context in contexts:
         for n in rows:
+            n_bytes = config.shape.step_bytes(n, context, config.dtype)
+            machine.probe(n_bytes)
             seconds = step_seconds(generator, decode_rows(n, context, config.block_size), repeats)
-            memory_s = config.shape.step_bytes(n, context, config.dtype) / read
-            arithmetic_s = config.shape.step_flops(n, context) / multiply
-            points.append(
-                {"rows": n, "context": context, "seconds": seconds, "memory_s": memory_s, "arithmetic_s": arithmetic_s}
-            )
-            print(
-                f"{n:6} {context:8} {1e3 * seconds:11.2f} {n / seconds:8.1f} {1e3 * memory_s:17.2f} {1e3 * arithmetic_s:21.2f}"
-                f" {100 * max(memory_s, arithmetic_s) / seconds:12.0f}%"
-            )
+            machine.probe(n_bytes)
+            points.append({"rows": n, "context": context, "seconds": seconds, "bytes": n_bytes})
+    read, multiply = machine.bytes_per_s(), machine.flops_per_s
+    where = "this GPU" if config.device == "cuda" else f"this machine, {config.threads} threads"
+    print(f"{where}: reads up to {read / 1e9:,.1f} GB/s, {multiply / 1e9:,.0f} GFLOP/s ({machine.dtype})")
+    print("  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  of the bound")
+    for point in points:
+        n, context, seconds = point["rows"], point["context"], point["seconds"]
+        memory_s = point["memory_s"] = point["bytes"] / machine.bytes_per_s(point["bytes"])
+        arithmetic_s = point["arithmetic_s"] = config.shape.step_flops(n, context) / multiply
+        print(
+            f"{n:6} {context:8} {1e3 * seconds:11.2f} {n / seconds:8.1f} {1e3 * memory_s:17.2f} {1e3 * arithmetic_s:21.2f}"
+            f" {100 * max(memory_s, arithmetic_s) / seconds:12.0f}%"
+        )
     for tokens in prompts:
         decode = decode_rows(BESIDE, contexts[0], config.block_size)
         beside = prompt_row(tokens, sum(len(row.blocks) for row in decode), config.block_size)
         mixed.append({"prompt_tokens": tokens, "seconds": step_seconds(generator, [*decode, beside], repeats)})
         print(f"{BESIDE} rows of context {contexts[0]} and a prompt of {tokens} tokens: {1e3 * mixed[-1]['seconds']:.2f} ms")
-    found = {"bytes_per_s": read, "flops_per_s": multiply, "flops_dtype": str(probe), "load_s": load_s}
+    found = {"bytes_per_s": read, "flops_per_s": multiply, "flops_dtype": str(machine.dtype), "load_s": load_s}
     return found | {"steps": points, "with_a_prompt": mixed}
 
 

@@ -123,6 +123,8 @@ def load() -> ctypes.CDLL:
     for function in (library.sample_float32, library.sample_bfloat16):
         function.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5 + [ctypes.c_int]
         function.restype = None
+    library.read_int64.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    library.read_int64.restype = ctypes.c_int64
     return library
 
 

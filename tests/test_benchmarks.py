@@ -12,11 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+import kernels
 from benchmarks import agreement, burst, engine, gpu, huggingface, long_prompt, pairs, scheduler, theory
 from benchmarks.common import run
 from client.data import load_trace
-from config import ConfigError
+from config import ConfigError, build
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,6 @@ def test_the_bursts_requests_can_be_saved_for_a_comparison(
 def test_a_step_is_compared_with_what_the_machine_allows(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(engine.PROBE_BYTES, "cpu", 10_000_000)
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     arguments = ["--rows", "1,3", "--contexts", "20,70", "--prompts", "5,33", "--repeats", "2", "--out", str(tmp_path)]
     arguments += [*small, "--max-batch-size", "9"]
@@ -76,6 +77,32 @@ def test_a_step_is_compared_with_what_the_machine_allows(
     assert 0 < one["memory_s"] < more["memory_s"] and 0 < one["arithmetic_s"] < more["arithmetic_s"]
     assert [step["prompt_tokens"] for step in found["with_a_prompt"]] == [5, 33]
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
+
+
+def test_no_step_beats_its_bound(small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+    """Reading is measured over as many bytes as a step reads: of a large array it is slower than of one that caches hold."""
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+    arguments = ["--rows", "1,8", "--contexts", "64", "--out", str(tmp_path), *small]
+    found = last_line(engine.main, arguments, monkeypatch, capsys)
+    for step in found["steps"]:
+        assert max(step["memory_s"], step["arithmetic_s"]) <= 1.05 * step["seconds"]
+    assert found["steps"][1]["bytes"] > found["steps"][0]["bytes"] > 6_000_000
+
+
+def test_the_best_of_all_probes_of_a_step_or_of_more_counts(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+    config = build("dynamic", {"model": small[1], "weights": "random", "dtype": "float32", "threads": 1}, {})
+    machine = engine.Machine(config, 1 << 20, 2)
+    machine._rates = {1 << 12: 9e9, 1 << 16: 3e9, 1 << 20: 5e9}
+    assert machine.bytes_per_s(1 << 12) == 9e9 and machine.bytes_per_s(1 << 13) == machine.bytes_per_s(1 << 16) == 5e9
+    machine.probe(1 << 16)
+    assert machine._rates[1 << 16] >= 3e9 and machine.flops_per_s > 0
+
+
+def test_the_reader_reads_all_of_an_array() -> None:
+    words = torch.randint(-(2**62), 2**62, (100_003,), generator=torch.Generator().manual_seed(0))
+    for n in (0, 1, 63, 64, 32_768, 100_003):
+        assert kernels.load().read_int64(words.data_ptr(), n, 2) == int(words[:n].sum())
 
 
 def test_a_long_prompt_is_measured_over_budgets(
@@ -110,7 +137,6 @@ def test_all_that_is_claimed_of_a_gpu_is_reported_or_said_to_be_missing(
 ) -> None:
     mains = {"benchmarks.agreement": agreement.main, "benchmarks.engine": engine.main, "benchmarks.burst": burst.main,
              "benchmarks.huggingface": huggingface.main}  # fmt: skip
-    monkeypatch.setitem(engine.PROBE_BYTES, "cpu", 10_000_000)
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
 
     def here(command: list[str], log: Path, seconds: float) -> tuple[str | None, list[str]]:

@@ -105,18 +105,20 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}')
     commands = [command[2:] for command in COMMANDS if command[0] == "python" and command[2].startswith("benchmarks.")]
-    assert len(commands) == 4
+    assert len(commands) == 6
     model = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
     small = {
         "benchmarks.burst": [*model, "--n", "2"],
         "benchmarks.engine": [*model, "--rows", "1", "--contexts", "8", "--out", str(tmp_path)],
         "benchmarks.http": ["--clients", "2", "--tokens", "3", "--seconds", "0.2"],
+        "benchmarks.capacity": ["--seeds", "1", "--modes", "nobatch", "--requests", "50", "--processes", "1"],
+        "benchmarks.faults.__main__": ["--short", "--only", "closes its own", "--out", str(tmp_path)],
         "benchmarks.theory": ["--seeds", "1", "--requests", "5", "--rows", "1"],
     }
     monkeypatch.setattr(http, "GONE", 2)
-    monkeypatch.setitem(engine.PROBE_BYTES, "cpu", 10_000_000)
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     for module, *arguments in commands:
+        module = module.replace("benchmarks.faults", "benchmarks.faults.__main__")  # a package
         run(module, *arguments, *small[module])
 
 
