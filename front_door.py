@@ -361,7 +361,7 @@ class Worker(base.Worker):
         try:
             keep = self._answer(connection, request)
         except BlockingIOError:
-            self.log.warning("a client took nothing of its answer for %d s; its connection is closed", STILL_S)
+            self.log.warning("a client took nothing for %d s of its answer; its connection is closed", STILL_S)
         except OSError as error:
             self.log.debug("a client is gone: %s", error)
         finally:
