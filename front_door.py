@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import enum
 import errno
-import json
 import os
 import selectors
 import socket
@@ -37,7 +36,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from http import HTTPStatus
 from itertools import islice
 from queue import SimpleQueue
 from types import FrameType
@@ -338,7 +336,7 @@ class Worker(base.Worker):
             connection.sock.send(raw, socket.MSG_DONTWAIT)
 
     def _refuse(self, connection: Connection, refusal: Refusal) -> None:
-        self._say(connection, as_answer(refusal))
+        self._say(connection, refusal.as_answer())
         self._linger(connection)
 
     def _linger(self, connection: Connection) -> None:
@@ -365,7 +363,7 @@ class Worker(base.Worker):
         try:
             keep = self._answer(connection, request)
         except BlockingIOError:
-            self.log.warning("a client took nothing of its answer for %d s; its connection is closed", STILL_S)
+            self.log.warning("a client took nothing for %d s of its answer; its connection is closed", STILL_S)
         except OSError as error:
             self.log.debug("a client is gone: %s", error)
         finally:
@@ -390,18 +388,7 @@ class Worker(base.Worker):
         except Exception:
             self.log.exception("the answer to %s %s failed", request.method, request.path)
             if not response.headers_sent:
-                self._say(connection, as_answer(Refusal(500, "internal_error", "The answer could not be written.")))
+                refusal = Refusal(500, "internal_error", "The answer could not be written.")
+                self._say(connection, refusal.as_answer())
             return False
         return not response.should_close()
-
-
-def as_answer(refusal: Refusal) -> bytes:
-    """All of an answer, with the error as errors.py has it."""
-    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
-    error = {"message": str(refusal), "type": kind, "param": None, "code": refusal.code}
-    body = json.dumps({"error": error}, separators=(",", ":")).encode()
-    head = (
-        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body

@@ -7,7 +7,9 @@ bounded number of times, however small the pieces are in which it comes.
 from __future__ import annotations
 
 import io
+import json
 import re
+from http import HTTPStatus
 from typing import Any, Literal
 
 from gunicorn.http.body import ChunkedReader
@@ -43,6 +45,17 @@ class Refusal(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
+
+    def as_answer(self) -> bytes:
+        """All of an HTTP answer, with the error as errors.py has it."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": str(self), "type": kind, "param": None, "code": self.code}
+        body = json.dumps({"error": error}, separators=(",", ":")).encode()
+        head = (
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + body
 
 
 class Reader:
