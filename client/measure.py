@@ -119,7 +119,7 @@ def _engine(target: Target, requests: Sequence[Request], answers: Sequence[Answe
         page = get(f"{target.url}/stats?iterations=1&since={following}", 120, target.key)
         iterations, following = iterations + page["iterations"], page["next_iteration"]
     engine.pop("definitions")
-    found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": get(target.url, key=target.key)["config"]}
+    found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": get(target.url, 30, target.key)["config"]}
     found["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)
     if found["config"]["mode"] in ("static", "windowed") and not found["config"]["compact_batches"]:
         lengths = [request.num_tokens for request in requests]
