@@ -106,7 +106,7 @@ def search(measure: Callable[[float], Point], about: float) -> None:
         return
     if k < high:
         bisect(k, k + OCTAVE, sustained)
-    while k > first - FEWEST_OCTAVES * OCTAVE and (k > first - 2 * OCTAVE or misses(at(k))):
+    while k > first - FEWEST_OCTAVES * OCTAVE and (k > high - 2 * OCTAVE or misses(at(k))):
         k -= OCTAVE
         at(k)
     meeting = [k for k, point in points.items() if meets(point)]
