@@ -75,7 +75,7 @@ def test_a_greedy_completion_is_the_recorded_one(model: GPT2) -> None:
 
 def test_the_completion_in_the_readme_is_what_it_writes(model: GPT2) -> None:
     text = (ROOT / "README.md").read_text()
-    [body] = re.findall(r"curl localhost:8500/inference -d '(.*)'", text)
+    [body] = re.findall(r"curl localhost:8500/inference --json '(.*)'", text)
     asked = json.loads(body)
     found = complete(model, [asked["prompt"]] * (asked["seed"] + 1), asked["num_tokens"], asked["temperature"])[-1]
     shown = "".join(re.findall(r"^> ?(.*\n)", text, re.MULTILINE))

@@ -37,7 +37,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]  # fmt: skip
     done = subprocess.run([sys.executable, "-m", "client.compare", *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"static at +\d+ requests/s: .*; sustained", done.stdout), "plain lines, for this is no terminal"
+    assert re.search(r"static at +[\d.]+ requests/s: .*; sustained", done.stdout), "plain lines, for this is no terminal"
     assert "40 requests, " in done.stdout and "index of dispersion" not in done.stdout  # too few to tell
     return out
 

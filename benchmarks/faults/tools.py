@@ -140,9 +140,9 @@ def connect(served: Served, data: bytes = b"") -> socket.socket:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes, or breaks, the connection."""
+    """All that comes until the other side closes, or breaks, the connection; then it is closed here, too."""
     found = b""
-    with contextlib.suppress(OSError):
+    with connection, contextlib.suppress(OSError):
         while data := connection.recv(1_000_000):
             found += data
     return found
