@@ -27,6 +27,8 @@ for name in [name for name in os.environ if name.startswith("EB_")]:
     del os.environ[name]  # a developer's own settings have no business in the tests
 # the same tests everywhere: a GPU has benchmarks/gpu.sh, and its attention kernel runs in Triton's interpreter here
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+# torch's threads otherwise wait by spinning, and take the cores from the other workers and their servers: twice the CPU
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if os.environ.get("NATIVE_BFLOAT16"):  # a processor that computes bfloat16 natively, or one that does not: `yes` or `no`
     processor = Path(__file__).parent / "processor"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(processor), os.environ.get("PYTHONPATH", "")])

@@ -65,10 +65,11 @@ def fitting(case: Case) -> Case:
     body: Any = case.body
     if isinstance(body, dict):
         for name in ("num_tokens", "max_tokens", "max_completion_tokens"):
-            if body.get(name):
+            if body.get(name) and isinstance(body[name], (int, float)):
                 body[name] = 1 + int(body[name]) % 50
-        for name in {"seed", "top_k"} & body.keys():
-            body[name] = body[name] and int(body[name])
+        for name in ("seed", "top_k"):
+            if isinstance(body.get(name), float):
+                body[name] = int(body[name])
         ids = body.get("prompt_ids") or [0]
         if body.get("prompt_ids"):
             body["prompt_ids"] = [
