@@ -35,14 +35,14 @@ def in_flight(served: Served, n: int, tokens: int) -> Iterator[list[Outcome]]:
 
 
 def signalled(*signals: signal.Signals, answered: bool) -> Callable[[bool], Seen]:
-    """Signals half a second apart, sent as an orchestrator (SIGTERM) or a terminal (SIGINT, to the whole group) does."""
+    """Signals a tenth of a second apart, sent as an orchestrator (SIGTERM) or a terminal (SIGINT, to the whole group) does."""
 
     def run(short: bool) -> Seen:
         with serving({}) as served:
             with in_flight(served, 20, 900) as outcomes:
                 start = time.monotonic()
                 for i, number in enumerate(signals):
-                    time.sleep(0.5 if i else 0.0)
+                    time.sleep(0.1 if i else 0.0)  # later it might have ended already
                     (os.killpg if number == INT else os.kill)(served.process.pid, number)
                 code = served.exit_code()
                 seconds = time.monotonic() - start
