@@ -59,6 +59,7 @@ def latency_vs_tokens(
             axis.set(xlabel="completion tokens", ylabel=f"end-to-end latency, s ({scale} scale)", yscale=scale)
             axis.grid(alpha=0.25)
             axis.set_xlim(left=0)
+        _plain_log(axes[1].yaxis)
         axes[0].set_ylim(bottom=0)
         axes[0].set_title("What a request waits for")
         legend = axes[1].get_legend_handles_labels()
