@@ -196,7 +196,7 @@ def main() -> None:
         f"{Path(config.model).name}, {config.dtype} · {processor(result['hardware'], result['config'])}: "
         f"{result['bytes_per_s'] / 1e9:,.1f} GB/s, {result['flops_per_s'] / 1e9:,.0f} GFLOP/s · commit {result['commit']}"
     )
-    graph.step_time(result["steps"], options.out / "step_time.png", caption)
+    graph.save(graph.step_time(result["steps"], caption), options.out / "step_time.png")
     print(f"figure: {options.out / 'step_time.png'}")
     print(json.dumps(result))
 

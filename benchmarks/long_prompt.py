@@ -87,7 +87,7 @@ def main() -> None:
         f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {Path(config.model).name}, {config.dtype} · "
         f"{processor(result['hardware'], result['config'])} · commit {result['commit']}"
     )
-    graph.gap_over_budgets(points, LIMIT, options.out / "long_prompt.png", caption)
+    graph.save(graph.gap_over_budgets(points, LIMIT, caption), options.out / "long_prompt.png")
     print(f"figure: {options.out / 'long_prompt.png'}")
     print(json.dumps(result))
 

@@ -204,7 +204,8 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     if answers:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
-        graph.latency_vs_tokens({target.name: (tokens, seconds, fairness(tokens, seconds))}, arguments.figure, url)
+        lines = {target.name: (tokens, seconds, fairness(tokens, seconds))}
+        graph.save(graph.latency_vs_tokens(lines, url), arguments.figure)
         console.print(f"figure: {arguments.figure}")
     if arguments.out:
         runs.clear(arguments.out)

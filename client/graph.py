@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from client.tables import line_text
 
@@ -22,7 +22,7 @@ KINDS = {  # of computed rows that serve nobody
 }
 STYLE: dict[Any, Any] = {
     "font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "figure.dpi": 130, "savefig.bbox": "tight", "legend.frameon": False,
+    "axes.titlelocation": "left", "figure.dpi": 130, "legend.frameon": False,
     "svg.hashsalt": "effective-batching", "text.parse_math": False,  # a dollar in a model's name is one
 }  # fmt: skip
 
@@ -37,15 +37,16 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def latency_vs_tokens(
-    runs: Mapping[str, tuple[Sequence[int], Sequence[float], Mapping[str, float] | None]], path: Path, caption: str
-) -> None:
+    runs: Mapping[str, tuple[Sequence[int], Sequence[float], Mapping[str, float] | None]], caption: str
+) -> Figure:
     """Latency against completion tokens, a point a request, with each mode's least-squares line.
 
     runs: {mode: (completion tokens, latencies in seconds, fairness)}. The left panel shares one linear scale, so
     that slopes and intercepts compare; the right one has a logarithmic scale, so that no mode hides another.
     """
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(12, 4.8), layout="constrained")
+        axes = figure.subplots(1, 2)
         palette = colours(runs)
         for mode, (tokens, seconds, line) in runs.items():
             label = f"{mode}:  {line_text(line)}"
@@ -65,12 +66,10 @@ def latency_vs_tokens(
         legend = axes[1].get_legend_handles_labels()
         figure.legend(*legend, loc="outside lower center", ncols=2, markerscale=2, fontsize=11)
         _caption(figure, caption)
-        _save(figure, path)
+    return figure
 
 
-def occupancy(
-    runs: Mapping[str, Mapping[str, Any]], whole: Mapping[str, bool], max_batch_size: int, path: Path, caption: str
-) -> None:
+def occupancy(runs: Mapping[str, Mapping[str, Any]], whole: Mapping[str, bool], max_batch_size: int, caption: str) -> Figure:
     """Rows over time, the same seconds in every mode: live, idle (computed for a request that is done), padding, empty.
 
     runs: {mode: {"bin_s", "live": [rows], "idle": [rows], "padding": [rows]}}. The window ends a little after the quickest of
@@ -79,9 +78,10 @@ def occupancy(
     kinds = [kind for kind in KINDS if kind == "idle" or any(any(run[kind]) for run in runs.values())]
     spans = {mode: run["bin_s"] * len(run["live"]) for mode, run in runs.items()}
     window = 1.15 * min((span for mode, span in spans.items() if whole[mode]), default=max(spans.values()))
-    with plt.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):
         size = (11, 1.75 * len(runs) + 1.4)
-        figure, axes = plt.subplots(len(runs), 1, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)
         palette = colours(runs)
         for axis, (mode, run) in zip(axes[:, 0], runs.items()):
             edges = run["bin_s"] * np.arange(len(run["live"]) + 1)
@@ -100,20 +100,21 @@ def occupancy(
         axes[-1, 0].set_xlabel("seconds since the first iteration")
         figure.supylabel("rows")
         shown = [("#444444", "live (in the mode's colour)"), *(KINDS[kind] for kind in kinds), (EMPTY, "empty")]
-        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c, _ in shown]
+        handles = [Rectangle((0, 0), 1, 1, color=c) for c, _ in shown]
         figure.legend(handles, [name for _, name in shown], loc="outside lower center", ncols=3 if len(shown) < 4 else 2)
         _caption(figure, caption)
-        _save(figure, path)
+    return figure
 
 
-def latency_vs_throughput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path, caption: str) -> None:
+def latency_vs_throughput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], caption: str) -> Figure:
     """Median latency per token against throughput while the rate rises (Orca's figure 10), a curve a server and seed.
 
     sweeps: {name: [points of a seed, by rate]}. Rates beyond the capacity, where latency depends on how long one
     measures, are hollow and dashed.
     """
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(9.5, 5.2), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 5.2), layout="constrained")
+        axis = figure.subplots()
         _curves(axis, sweeps, "output_throughput", "p50_normalized_latency_ms")
         axis.set_yscale("log")
         _plain_log(axis.yaxis)
@@ -124,13 +125,14 @@ def latency_vs_throughput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, An
         figure.legend(loc="outside lower center", ncols=3)
         axis.set_title("What a mode can deliver, and at what latency")
         _caption(figure, caption)
-        _save(figure, path)
+    return figure
 
 
-def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits: str, path: Path, caption: str) -> None:
+def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits: str, caption: str) -> Figure:
     """Requests a second within the limits against requests a second sent; on the diagonal all of them are."""
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(9.5, 5.2), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 5.2), layout="constrained")
+        axis = figure.subplots()
         _curves(axis, sweeps, "achieved_rate", "goodput")
         most = max((p["achieved_rate"] or 0 for seeds in sweeps.values() for points in seeds for p in points), default=1)
         axis.plot([0, most], [0, most], ":", color="#999999", label="every request within the limits", zorder=0)
@@ -141,7 +143,7 @@ def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits:
         axis.legend(loc="upper left")
         axis.set_title("How many requests are answered in time")
         _caption(figure, caption)
-        _save(figure, path)
+    return figure
 
 
 def _curves(axis: Any, sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], x: str, y: str) -> None:
@@ -160,16 +162,15 @@ def _curves(axis: Any, sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]
     axis.plot([], [], "o--", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
 
 
-def computed_rows(
-    rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, float | None], path: Path, caption: str
-) -> None:
+def computed_rows(rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, float | None], caption: str) -> Figure:
     """Where computed rows went, a bar a mode, with the useful fraction that theory expects as a tick.
 
     rows: {mode: {"live", "idle", "padding": rows summed over iterations}}. expected: {mode: useful fraction or None}.
     """
     kinds = [kind for kind in KINDS if kind == "idle" or any(counts[kind] for counts in rows.values())]
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(9.5, 0.62 * len(rows) + 2.0), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 0.62 * len(rows) + 2.0), layout="constrained")
+        axis = figure.subplots()
         palette = colours(rows)
         for y, (mode, counts) in enumerate(rows.items()):
             computed = sum(counts.values())
@@ -186,26 +187,26 @@ def computed_rows(
         axis.invert_yaxis()
         axis.set(xlabel="computed rows, %", xlim=(0, 100), title="Where computed rows went")
         shown = [("#444444", "live (in the mode's colour)"), *(KINDS[kind] for kind in kinds)]
-        handles = [*(plt.Rectangle((0, 0), 1, 1, color=c) for c, _ in shown), plt.Line2D([], [], color="black", lw=2.5)]
+        handles = [*(Rectangle((0, 0), 1, 1, color=c) for c, _ in shown), Line2D([], [], color="black", lw=2.5)]
         names = [*(name for _, name in shown), "expected: mean(g) / E[max g]"]
         figure.legend(handles, names, loc="outside lower center", ncols=3 if len(names) < 4 else 2, fontsize=10.5)
         _caption(figure, caption)
-        _save(figure, path)
+    return figure
 
 
 def distributions(
     runs: Mapping[str, Mapping[str, Sequence[float]]],
-    path: Path,
     caption: str,
     styles: Mapping[str, tuple[str, str]] | None = None,
-) -> None:
+) -> Figure:
     """Cumulative distributions of TTFT, TPOT and end-to-end latency, a panel each, on a logarithmic scale.
 
     runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. styles: {name: (the mode whose colour it has, line style)}.
     """
     titles = {"ttft": "time to first token, s", "tpot": "time per output token, ms", "e2el": "end-to-end latency, s"}
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), sharey=True, layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(13, 4.6), layout="constrained")
+        axes = figure.subplots(1, 3, sharey=True)
         styles = styles or {name: (name, "-") for name in runs}
         palette = colours(dict.fromkeys(mode for mode, _ in styles.values()))
         for axis, (measure, title) in zip(axes, titles.items()):
@@ -221,7 +222,7 @@ def distributions(
         axes[0].set_title("How long requests take")
         figure.legend(*axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=4)
         _caption(figure, caption)
-        _save(figure, path)
+    return figure
 
 
 def _plain_log(axis: Any) -> None:
@@ -236,16 +237,17 @@ def _plain_log(axis: Any) -> None:
         formatter(label)
 
 
-def step_time(points: Sequence[Mapping[str, float]], path: Path, caption: str) -> None:
+def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
     """Step time against rows, a colour a context, with the time that memory and arithmetic bound it by (a roofline).
 
     points: {"rows", "context", "seconds", "memory_s", "arithmetic_s"} each. The right panel: which part of the bound
     (the larger of the two, as if they overlapped wholly) a step reaches.
     """
     contexts = sorted({int(point["context"]) for point in points})
-    shades = [plt.get_cmap("viridis")(x) for x in np.linspace(0.1, 0.75, len(contexts))]
-    with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    shades = [matplotlib.colormaps["viridis"](x) for x in np.linspace(0.1, 0.75, len(contexts))]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(12, 4.8), layout="constrained")
+        left, right = figure.subplots(1, 2)
         for context, shade in zip(contexts, shades):
             mine = sorted((p for p in points if p["context"] == context), key=lambda p: p["rows"])
             rows = [p["rows"] for p in mine]
@@ -265,17 +267,18 @@ def step_time(points: Sequence[Mapping[str, float]], path: Path, caption: str) -
         right.set(ylabel="bound / measured, %", ylim=(0, 105), title="How near the machine's limit")
         left.legend(fontsize=9.5, ncols=2)
         _caption(figure, caption)
-        _save(figure, path)
+    return figure
 
 
-def gap_over_budgets(points: Sequence[Mapping[str, float]], limit: float, path: Path, caption: str) -> None:
+def gap_over_budgets(points: Sequence[Mapping[str, float]], limit: float, caption: str) -> Figure:
     """What a long prompt does to the rows that decode, over token budgets.
 
     points: {"token_budget", "longest_itl_s", "median_itl_s", "ttft_s"} each. limit: as a multiple of the median.
     """
     budgets = [p["token_budget"] for p in points]
-    with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(12, 4.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
         left.plot(budgets, [p["longest_itl_s"] / p["median_itl_s"] for p in points], "o-", color=COLOURS["dynamic"])
         left.axhline(limit, color="#555555", ls="--", lw=1)
         left.annotate(
@@ -291,13 +294,16 @@ def gap_over_budgets(points: Sequence[Mapping[str, float]], limit: float, path: 
             axis.set_xlabel("token_budget: prefill tokens in an iteration")
             axis.grid(alpha=0.25)
         _caption(figure, caption)
-        _save(figure, path)
+    return figure
 
 
 def _caption(figure: Any, caption: str) -> None:
     figure.suptitle(caption, fontsize=10.5, color="#555555", x=0.01, ha="left")
 
 
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)  # the same run, the same file
-    plt.close(figure)
+def save(figure: Figure, *paths: Path) -> None:
+    """Write a figure in the format that each path's suffix names; the same run gives the same files."""
+    with matplotlib.rc_context(STYLE):
+        for path in paths:
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            figure.set_layout_engine("none")  # computed once: it costs as much as drawing

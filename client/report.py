@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from client import calibrate, graph, sentences, sweep, tables
@@ -25,11 +26,11 @@ from client.quoting import code, escape, unescape
 from client.runs import FIGURES, Run, RunError, load
 from stats import DEFINITIONS, ROWS, fairness
 
-Drawing = Callable[[Path], None]
+Drawing = Callable[[], Figure]
 
 
 def figures(run: Run) -> dict[str, Drawing]:
-    """What can be drawn of a run: each figure's name, and how to draw it into a file."""
+    """What can be drawn of a run: each figure's name, and how."""
     load, seeds, limits = run.first["workload"], len(run.summaries), _limits(run)
     requests = f"{load['requests']} requests"
     caption = _caption(run, f"{requests}{f' × {seeds} seeds' if seeds > 1 else ''}, {load['arrival']}")
@@ -38,13 +39,13 @@ def figures(run: Run) -> dict[str, Drawing]:
     for name, mine in answered.items():
         tokens, seconds = [r["completion_tokens"] for r in mine], [r["answered_at"] - r["sent_at"] for r in mine]
         lines[name] = (tokens, seconds, fairness(tokens, seconds))
-    found: dict[str, Drawing] = {"latency_vs_tokens": lambda path: graph.latency_vs_tokens(lines, path, caption)}
+    found: dict[str, Drawing] = {"latency_vs_tokens": lambda: graph.latency_vs_tokens(lines, caption)}
     if points := run.points:
         n = sum(len(mine) for several in points.values() for mine in several)
         rates = _caption(run, f"{n} rates, lengths {load['lengths']}")
-        found["latency_vs_throughput"] = lambda path: graph.latency_vs_throughput(points, path, rates)
+        found["latency_vs_throughput"] = lambda: graph.latency_vs_throughput(points, rates)
         if limits:
-            found["goodput"] = lambda path: graph.goodput(points, limits, path, rates)
+            found["goodput"] = lambda: graph.goodput(points, limits, rates)
     # runs that were saved before there were padding rows have none
     over_time = {
         n: {"padding": [0] * len(o["live"])} | o
@@ -54,14 +55,14 @@ def figures(run: Run) -> dict[str, Drawing]:
         rows = run.first["config"]["max_batch_size"]
         whole = {name: not r["partial"] for name, r in run.results[0].items()}
         one = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")  # this figure is of one seed
-        found["occupancy"] = lambda path: graph.occupancy(over_time, whole, rows, path, one)
+        found["occupancy"] = lambda: graph.occupancy(over_time, whole, rows, one)
         computed = {
             name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in mine) for kind in ROWS}
             for name, mine in run.modes.items() if mine[0]["live_rows"] is not None
         }  # fmt: skip
         expected = {name: run.modes[name][0]["expected_useful_fraction"] for name in computed}
-        found["rows"] = lambda path: graph.computed_rows(computed, expected, path, caption)
-    found["distributions"] = lambda path: graph.distributions({n: distributions(a) for n, a in answered.items()}, path, caption)
+        found["rows"] = lambda: graph.computed_rows(computed, expected, caption)
+    found["distributions"] = lambda: graph.distributions({n: distributions(a) for n, a in answered.items()}, caption)
     return {name: found[name] for name in FIGURES if name in found}
 
 
@@ -191,8 +192,7 @@ def _write(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> None:
     vectors = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, draw in drawn.items():
-            draw(folder / f"{name}.png")
-            draw(vector := Path(scratch) / f"{name}.svg")
+            graph.save(draw(), folder / f"{name}.png", vector := Path(scratch) / f"{name}.svg")
             vectors[name] = vector.read_bytes()
     (folder / "report.html").write_text(as_page(markdown, vectors))
 
@@ -248,7 +248,7 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
     drawn: dict[str, Drawing] = {}
     if values:
         caption = " · ".join(f"{label}: commit {run.first['commit']}" for label, run in zip(labels, runs))
-        drawn["distributions"] = lambda path: graph.distributions(values, path, caption, styles)
+        drawn["distributions"] = lambda: graph.distributions(values, caption, styles)
         parts.append(f"![{FIGURES['distributions']}](distributions.png)")
     parts += ["## Definitions", "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())]
     out.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import os
 import runpy
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +22,7 @@ from client.load import post
 from config import build
 from tests.servers import Serve, server, wait_until_free
 
+REAPED = pytest.StashKey[subprocess.Popen[bytes]]()
 SHARED_BPE = Path(__file__).resolve().parents[2] / "shared" / "tiktoken_cache"
 if "TIKTOKEN_CACHE_DIR" not in os.environ and SHARED_BPE.is_dir():
     os.environ["TIKTOKEN_CACHE_DIR"] = str(SHARED_BPE)
@@ -33,6 +36,27 @@ if os.environ.get("NATIVE_BFLOAT16"):  # a processor that computes bfloat16 nati
     processor = Path(__file__).parent / "processor"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(processor), os.environ.get("PYTHONPATH", "")])
     runpy.run_path(str(processor / "sitecustomize.py"))
+
+REAPER = """
+import sys, psutil
+sys.stdin.read()  # until the tests have ended, however they did
+for process in psutil.process_iter(["environ"]):
+    if (process.info["environ"] or {}).get("STARTED_BY_TESTS") == sys.argv[1]:
+        process.kill()
+"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Servers live in sessions of their own: those of tests that were killed are ended by a process that outlives the tests."""
+    if "STARTED_BY_TESTS" not in os.environ:  # not in a worker of xdist
+        command = [sys.executable, "-c", REAPER, str(os.getpid())]
+        config.stash[REAPED] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        os.environ["STARTED_BY_TESTS"] = str(os.getpid())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if reaper := config.stash.get(REAPED, None):
+        reaper.communicate()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

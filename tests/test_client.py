@@ -27,6 +27,7 @@ from client.data import (
     save_trace,
 )
 from client.load import ServerError, get
+from tests.programs import ran
 from tests.servers import Serve, client_command, server
 
 
@@ -192,7 +193,7 @@ def test_the_server_comes_from_the_flag_the_environment_or_dotenv(monkeypatch: p
 def test_no_server_is_a_sentence_that_names_the_fix() -> None:
     with pytest.raises(ServerError, match=r"\./server\.sh MODE starts one of ours"):
         get("http://127.0.0.1:9/health")
-    ended = subprocess.run(client_command("--url", "http://127.0.0.1:9", "--prompt", "hi"), capture_output=True, text=True)
+    ended = ran("client.client", "--url", "http://127.0.0.1:9", "--prompt", "hi")
     assert ended.returncode == 1 and ended.stderr.startswith("error: no answer") and "Traceback" not in ended.stderr
 
 
@@ -206,22 +207,23 @@ def test_the_client_sends_one_prompt_or_a_load_from_the_root_or_from_its_folder(
             )  # fmt: skip
             assert len(done.stdout.rstrip("\n")) == 10
         figure, trace = tmp_path / "figure.png", tmp_path / "trace.jsonl"
-        load = client_command("--url", url, "--numsamples", "12", "--wait", "0.01", "--numtokens_range", "2", "4",
-                              "--selection", "descend", "--figure", str(figure), "--save-trace", str(trace))  # fmt: skip
-        shown = subprocess.run(load, capture_output=True, text=True, check=True).stdout
+        shown = ran(
+            "client.client", "--url", url, "--numsamples", "12", "--wait", "0.01", "--numtokens_range", "2", "4",
+            "--selection", "descend", "--figure", str(figure), "--save-trace", str(trace),
+        ).stdout  # fmt: skip
         assert shown.count("[") >= 12 and "total-tokens-handled" in shown and "end-to-end latency" in shown
         assert "12 answered, 0 failed" in shown and figure.stat().st_size > 10_000
         assert {request.num_tokens for request in load_trace(trace)} == {2, 4}
-        again = client_command("--url", url, "--trace", str(trace), "--quiet", "--figure", str(figure))
-        quiet = subprocess.run(again, capture_output=True, text=True, check=True).stdout
+        quiet = ran("client.client", "--url", url, "--trace", str(trace), "--quiet", "--figure", str(figure)).stdout
         assert "[0]" not in quiet and "12 answered" in quiet
 
 
 def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     with server("dynamic", {"model": "fake", "max_model_len": 100}) as url:
-        load = client_command("--url", url, "--numsamples", "10", "--arrival", "burst", "--numtokens_range", "1", "99",
-                              "--quiet", "--figure", str(tmp_path / "figure.png"))  # fmt: skip
-        ended = subprocess.run(load, capture_output=True, text=True)
+        ended = ran(
+            "client.client", "--url", url, "--numsamples", "10", "--arrival", "burst", "--numtokens_range", "1", "99",
+            "--quiet", "--figure", str(tmp_path / "figure.png"),
+        )  # fmt: skip
         assert ended.returncode == 1 and "failed: 400 " in ended.stdout and "beyond the context" in ended.stdout
         assert " answered, " in ended.stdout and "10 answered" not in ended.stdout
 
@@ -237,7 +239,7 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_command_line_exits_with_2(arguments: list[str], said: str) -> None:
-    ended = subprocess.run(client_command(*arguments), capture_output=True, text=True)
+    ended = ran("client.client", *arguments)
     assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
 
 

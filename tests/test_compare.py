@@ -22,13 +22,13 @@ from client.options import parse, parse_also, parse_goodput
 from client.runs import Run, clear
 from client.sentences import identity
 from config import ConfigError
-from tests.servers import ROOT, launched, wait_until
+from tests.programs import ran
+from tests.servers import launched, wait_until
 from tests.stub import Stub, stub
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "client.compare", "--skip-calibration", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    return ran("client.compare", "--skip-calibration", *arguments)
 
 
 def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -21,7 +19,8 @@ from client.load import ServerError, get
 from client.machine import command_line
 from config import Config, ConfigError, build, from_environment, parse
 from routes.openapi import ROUTES
-from tests.servers import ROOT, server
+from tests.programs import ran
+from tests.servers import server
 from tests.stub import Handler, stub
 
 KEY = "sk-Sesame~42"
@@ -137,10 +136,9 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 def test_a_comparison_gives_its_key_to_its_own_servers_alone_and_tells_nobody(tmp_path: Path, heard: list[str | None]) -> None:
     asked = ["--modes", "static", "--model", "fake", "--numsamples", "3", "--arrival", "burst", "--lengths", "fixed:2"]
     with stub() as other:
-        done = subprocess.run(
-            [sys.executable, "-m", "client.compare", *asked, "--skip-calibration", "--also", f"other={other.url}",
-             "--out", str(tmp_path), f"--api-key={KEY}"],
-            cwd=ROOT, capture_output=True, text=True,
+        done = ran(
+            "client.compare", *asked, "--skip-calibration", "--also", f"other={other.url}", "--out", str(tmp_path),
+            f"--api-key={KEY}",
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert heard and set(heard) == {None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,8 @@ from client.load import Outcome, Watch, replay
 from client.measure import Target, measure, openai_model, whole
 from client.wire import wire
 from stats import summarise
-from tests.servers import assert_all_answered, client_command
+from tests.programs import ran
+from tests.servers import assert_all_answered
 from tests.stub import stub
 
 pytestmark = pytest.mark.alone
@@ -155,15 +155,15 @@ def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
 
 def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
     with stub() as server:
-        load = client_command("--url", f"{server.url}/v1", "--api", "openai", "--numsamples", "8", "--arrival", "closed:2",
-                              "--lengths", "fixed:5", "--quiet", "--goodput", "e2el:60000", "--out", str(tmp_path / "run"),
-                              "--figure", str(tmp_path / "figure.png"))  # fmt: skip
-        done = subprocess.run(load, capture_output=True, text=True)
+        done = ran(
+            "client.client", "--url", f"{server.url}/v1", "--api", "openai", "--numsamples", "8", "--arrival", "closed:2",
+            "--lengths", "fixed:5", "--quiet", "--goodput", "e2el:60000", "--out", str(tmp_path / "run"),
+            "--figure", str(tmp_path / "figure.png"),
+        )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert "8 answered, 0 failed" in done.stdout and "8 requests, 5.0 completion tokens on average, 2 users" in done.stdout
         assert {body["model"] for body in server.bodies} == {"stub"} and server.most_in_flight <= 2
-        wrong = client_command("--url", server.url, "--numsamples", "1")
-        ended = subprocess.run(wrong, capture_output=True, text=True)
+        ended = ran("client.client", "--url", server.url, "--numsamples", "1")
         assert ended.returncode == 1 and "are asked with --api openai" in ended.stderr and "Traceback" not in ended.stderr
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert saved["modes"]["stub"]["completed"] == 8 and saved["also"] == {"stub": server.url} and saved["config"] == {}

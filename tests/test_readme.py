@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +15,8 @@ from benchmarks import engine, http
 from client.client import parse as parse_client
 from client.data import PromptData, save_trace
 from client.servers import wait_until_ready
-from tests.servers import ROOT, Serve, client_command, free_port, launched
+from tests.programs import ran
+from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
 
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -31,18 +28,9 @@ def of(program: str) -> list[list[str]]:
     return [command[command.index(program) + 1 :] for command in COMMANDS if program in command]
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`python -m module arguments` in this process: it has what takes a new one seconds to import."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # a program's handlers are not for these tests
-    monkeypatch.chdir(ROOT)
-
-    def run(module: str, *arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", [module, *arguments])
-        with warnings.catch_warnings(action="ignore"):  # as a process of its own would
-            importlib.import_module(module).main()
-
-    return run
+def run(module: str, *arguments: str) -> None:
+    done = ran(module, *arguments)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_shows_each_program() -> None:
@@ -65,11 +53,11 @@ def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Se
     if "--out" in arguments:
         small += ["--out", str(tmp_path / "out")]
     with shared_server("dynamic", {"model": "fake"}) as url:
-        subprocess.run(client_command(*arguments, *small, "--url", url), check=True, capture_output=True)
+        run("client.client", *arguments, *small, "--url", url)
 
 
 @pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
-def test_compare_commands(arguments: list[str], tmp_path: Path, run: Callable[..., None]) -> None:
+def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
     small = ["--model", "fake", "--modes", "static", "--out", str(tmp_path / "out"), "--skip-calibration"]
     if "--trace" in arguments:
         save_trace(tmp_path / "trace.jsonl", PromptData("fixed:2").requests(3))
@@ -85,7 +73,7 @@ def test_compare_commands(arguments: list[str], tmp_path: Path, run: Callable[..
         run("client.compare", *given, *small)
 
 
-def test_report_commands(tmp_path: Path, run: Callable[..., None]) -> None:
+def test_report_commands(tmp_path: Path) -> None:
     reports = [command[3:] for command in COMMANDS if command[:3] == ["python", "-m", "client.report"]]
     assert len(reports) == 2
     with stub() as other:
@@ -100,7 +88,7 @@ def test_report_commands(tmp_path: Path, run: Callable[..., None]) -> None:
     assert (tmp_path / "compared" / "report.html").exists()
 
 
-def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Callable[..., None]) -> None:
+def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}')

@@ -6,8 +6,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +19,7 @@ from client.data import PromptData
 from client.load import Outcome
 from client.page import as_page
 from client.progress import Progress, Replayed
-from tests.servers import ROOT
+from tests.programs import ran
 
 MODES = ["static", "dynamic"]
 
@@ -35,7 +33,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "choice:30,50", "--max-batch-size", "2", "--numsamples", "40", "--arrival", "poisson:50", "--skip-calibration",
         "--out", str(out),
     ]  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "client.compare", *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = ran("client.compare", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"static at +[\d.]+ requests/s: .*; sustained", done.stdout), "plain lines, for this is no terminal"
     assert "40 requests, " in done.stdout and "index of dispersion" not in done.stdout  # too few to tell
@@ -118,9 +116,7 @@ def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) ->
     report.write(runs.load(copy))
     for name in ("report.md", "report.html", "summary.json"):
         assert (copy / name).read_text() == (swept / name).read_text(), name
-    alone = subprocess.run(
-        [sys.executable, "-m", "client.report", str(copy / "seed-1")], cwd=ROOT, capture_output=True, text=True
-    )
+    alone = ran("client.report", str(copy / "seed-1"))
     assert alone.returncode == 0 and "One seed: no interval is claimed" in (said := (copy / "seed-1" / "report.md").read_text())
     assert " ± " not in said and " − " not in said.split("## ")[0].replace(" s − ", "")
 
@@ -133,8 +129,7 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     summary["modes"]["static"]["output_throughput"] *= 2
     (other / "summary.json").write_text(json.dumps(summary))
     out = tmp_path / "compared"
-    command = [sys.executable, "-m", "client.report", str(swept / "seed-0"), str(other), "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = ran("client.report", str(swept / "seed-0"), str(other), "--out", str(out))
     assert done.returncode == 0, done.stderr
     text = (out / "report.md").read_text()
     assert "# seed-0 against other" in text and "| 0123456789 |" in text and "| block_size | 16 | 8 |" in text
@@ -163,7 +158,7 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
 )
 def test_a_folder_that_is_no_run_is_refused_in_a_sentence(make: Any, said: str, tmp_path: Path) -> None:
     make(tmp_path)
-    done = subprocess.run([sys.executable, "-m", "client.report", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    done = ran("client.report", str(tmp_path))
     assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr and "Traceback" not in done.stderr
 
 
@@ -195,14 +190,17 @@ def test_every_server_has_a_colour_of_its_own_and_modes_keep_theirs() -> None:
 
 
 def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path) -> None:
-    graph.latency_vs_tokens({"static": ([], [], None)}, tmp_path / "a.png", "")
-    graph.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, tmp_path / "b.svg", "")
-    graph.latency_vs_throughput({"static": [[]]}, tmp_path / "c.png", "")
-    graph.goodput({"static": [[]]}, "e2el ≤ 1 ms", tmp_path / "d.png", "")
     rows = {"bin_s": 1.0, "live": [1], "idle": [0], "padding": [0]}
-    graph.occupancy({"static": rows}, {"static": False}, 8, tmp_path / "f.png", "")
-    graph.computed_rows({"static": {"live": 0, "idle": 0, "padding": 0}}, {"static": None}, tmp_path / "e.png", "")
-    ET.parse(tmp_path / "b.svg")
+    for figure in (
+        graph.latency_vs_tokens({"static": ([], [], None)}, ""),
+        graph.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, ""),
+        graph.latency_vs_throughput({"static": [[]]}, ""),
+        graph.goodput({"static": [[]]}, "e2el ≤ 1 ms", ""),
+        graph.occupancy({"static": rows}, {"static": False}, 8, ""),
+        graph.computed_rows({"static": {"live": 0, "idle": 0, "padding": 0}}, {"static": None}, ""),
+    ):
+        graph.save(figure, tmp_path / "a.png", tmp_path / "b.svg")
+        ET.parse(tmp_path / "b.svg")
 
 
 def test_progress_tells_rate_flight_failures_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import matplotlib.pyplot as plt
+import matplotlib
 import numpy as np
 import psutil
+from matplotlib.figure import Figure
 
 from benchmarks.faults.tools import Fault, Seen, Served, serving, until
 from client.data import PromptData, Request
@@ -157,11 +157,12 @@ def judge(samples: Sequence[Mapping[str, float]], counts: Mapping[str, int], sta
     return Seen(f"{text}; unexpected: {wrong}" if wrong else text, flat and counted and not left and not wrong)
 
 
-def figure(found: Mapping[str, Any], path: Path, caption: str) -> None:
+def figure(found: Mapping[str, Any], caption: str) -> Figure:
     """What the server held over time, a panel each; the time in which it may grow is grey."""
     minutes = [sample["seconds"] / 60 for sample in found["samples"]]
-    with plt.rc_context(STYLE):
-        drawn, axes = plt.subplots(2, 3, figsize=(13, 6.2), sharex=True, layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(13, 6.2), layout="constrained")
+        axes = drawn.subplots(2, 3, sharex=True)
         for axis, (name, title) in zip(axes.flat, PANELS.items()):
             axis.axvspan(0, WARM * minutes[-1], color="#efefef", lw=0)
             axis.plot(minutes, [sample[name] for sample in found["samples"]], color="#1b9e77", lw=1.5)
@@ -173,5 +174,4 @@ def figure(found: Mapping[str, Any], path: Path, caption: str) -> None:
             axis.set_xlabel("minutes")
         text = f"demo, {found['rate']:.1f} requests a second: a sixth each {', '.join(KINDS)} · {caption}"
         drawn.supxlabel(text, fontsize=9, color="#555555", x=0.01, ha="left")
-        drawn.savefig(path)
-        plt.close(drawn)
+    return drawn

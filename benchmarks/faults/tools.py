@@ -27,7 +27,8 @@ from client.load import Outcome, get
 from client.servers import ROOT, as_flag, free_port, wait_until_ready
 
 PATIENCE_S = 60.0
-NEIGHBOUR_S = 1.0  # what an honest client may wait beside any fault, on a machine that it shares with all of it
+REFUSED_S = 1.0  # what a refusal may take
+DELAY_S = 0.1  # what a fault may make an honest client wait, beyond what it waits at a server that the fault leaves alone
 SLACK = 5  # times as long in the short form, which runs beside other tests
 CLOSE = "Connection: close\r\n"
 
@@ -148,10 +149,6 @@ def read_to_end(connection: socket.socket) -> bytes:
     return found
 
 
-def wait_s(short: bool) -> float:
-    return NEIGHBOUR_S * (SLACK if short else 1)
-
-
 def until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> float | None:
     """Seconds until it is true; None if it is not by then."""
     start = time.monotonic()
@@ -171,8 +168,8 @@ def allow_open_files(n: int) -> int:
     return most
 
 
-class Neighbour:
-    """An honest client beside a fault: asks /health and for five tokens in turn, each on a connection of its own."""
+class Honest:
+    """A client that asks /health and for five tokens in turn, each on a connection of its own, in a thread."""
 
     def __init__(self, served: Served, every_s: float = 0.05):
         self.seconds: list[float] = []
@@ -181,7 +178,7 @@ class Neighbour:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Neighbour:
+    def __enter__(self) -> Honest:
         self._thread.start()
         return self
 
@@ -211,13 +208,35 @@ class Neighbour:
                 connection.close()
             self.seconds.append(time.perf_counter() - start)
 
+
+class Neighbour:
+    """An honest client beside a fault, and one at a server that the fault leaves alone, whose waits are the machine's doing."""
+
+    def __init__(self, served: Served):
+        self._served = served
+        self._beside = contextlib.ExitStack()
+
+    def __enter__(self) -> Neighbour:
+        with contextlib.ExitStack() as beside:
+            alone = beside.enter_context(serving({}))
+            self.here, self.elsewhere = (beside.enter_context(Honest(served)) for served in (self._served, alone))
+            self._beside = beside.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._beside.close()
+
     @property
     def said(self) -> str:
         """How it fared."""
-        if not self.seconds:
+        if not (self.here.seconds and self.elsewhere.seconds):
             return "its neighbour never had an answer"
-        text = f"its neighbour waited {1e3 * max(self.seconds):.0f} ms at most"
-        return text + (f", and {len(self.failures)} × {self.failures[0]}" if self.failures else "")
+        here, elsewhere = (1e3 * max(honest.seconds) for honest in (self.here, self.elsewhere))
+        text = f"its neighbour waited {here:.0f} ms at most, and {elsewhere:.0f} ms at a server without the fault"
+        failures = self.here.failures
+        return text + (f"; {len(failures)} × {failures[0]}" if failures else "")
 
     def fared_well(self, short: bool) -> bool:
-        return bool(self.seconds) and not self.failures and max(self.seconds) <= wait_s(short)
+        if not (self.here.seconds and self.elsewhere.seconds) or self.here.failures:
+            return False
+        return max(self.here.seconds) - max(self.elsewhere.seconds) <= DELAY_S * (SLACK if short else 1)

@@ -1,0 +1,34 @@
+"""The project's programs in the tests' own process, which has imported what takes a new one seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import signal
+import subprocess
+import sys
+import warnings
+from unittest import mock
+
+from tests.servers import ROOT
+
+
+def ran(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m module arguments` from the root, to its end: the exit code, and what it printed. Its exceptions are raised."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        contextlib.chdir(ROOT),
+        warnings.catch_warnings(action="ignore"),  # as a process of its own would
+        mock.patch.object(sys, "argv", [module, *arguments]),
+        mock.patch.object(signal, "signal"),  # a program's handlers are not for the tests
+    ):
+        try:
+            importlib.import_module(module).main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            if isinstance(ended.code, str):
+                print(ended.code, file=err)
+    return subprocess.CompletedProcess([module, *arguments], code, out.getvalue(), err.getvalue())
