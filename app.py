@@ -23,17 +23,17 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from batching import BatchingManager
 from config import HANDOFF, SPARE_FILES, Config, ConfigError, parse
-from errors import EngineFailed, GenerationFailed, InvalidRequest, Overloaded, ServingError
 from frontend import MAX_BODY_BYTES, Frontend
 from generate import OutOfMemory, load_generator
-from inference import Generator
 from kernels import KernelUnavailable
-from request_log import RequestLog, open_log
+from observers.request_log import RequestLog, open_log
+from observers.server_stats import ServerStats
 from routes import inference, openai, openapi
 from routes.guard import guard
 from routes.metrics import Metrics
 from routes.openapi import ROUTES
-from server_stats import ServerStats
+from scheduling.errors import EngineFailed, GenerationFailed, InvalidRequest, Overloaded, ServingError
+from scheduling.inference import Generator
 from serving import create_manager
 from stats import DEFINITIONS
 from tokenizer import TokenizerUnavailable, load_tokenizer

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from errors import Cancelled, Draining, EngineFailed, GenerationFailed
-from inference import Generator, Inference, Iteration, IterationRecord, Sampling
-from scheduler import Scheduler, Snapshot
+from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed
+from scheduling.inference import Generator, Inference, Iteration, IterationRecord, Sampling
+from scheduling.scheduler import Scheduler, Snapshot
 
 __all__ = [
     "FAILURES",

@@ -21,10 +21,10 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from batching import LONGEST_WAIT_S, BatchingManager, Inference, Sampling
 from config import MAX_BODY_BYTES, Config
-from errors import ContextTooLong, InvalidRequest
-from streams import Part, Stream, Streamer
+from routes.streams import Part, Stream, Streamer
+from routes.watcher import Watcher
+from scheduling.errors import ContextTooLong, InvalidRequest
 from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule
-from watcher import Watcher
 
 # fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each is described
 Strings = Annotated[list[str], Field(fail_fast=True)]

@@ -15,7 +15,7 @@ resolved = Config.model_validate_json(os.environ[HANDOFF])
 
 bind = f"[{resolved.host}]:{resolved.port}" if ":" in resolved.host else f"{resolved.host}:{resolved.port}"
 workers = 1
-worker_class = "front_door.Worker"
+worker_class = "front_door.worker.Worker"
 threads = resolved.http_threads
 worker_connections = resolved.connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 backlog = 8192  # where it is full, a client tries again after a second; the system may allow less (net.core.somaxconn)

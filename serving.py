@@ -7,8 +7,8 @@ from typing import Any
 
 from batching import BatchingManager, Scheduler
 from config import Config
-from inference import Generator
-from policies import Dynamic, NoBatching, Policy, Static, Windowed
+from scheduling.inference import Generator
+from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
 
 
 def policy_of(config: Config) -> Policy:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from inference import Inference
+    from scheduling.inference import Inference
 
 DEFINITIONS = {
     "queue_time_ms": "admitted - arrived, at the server",

@@ -25,7 +25,7 @@ from generate import load_generator
 from generate.cached import CachedGenerator
 from generate.naive import NaiveGenerator
 from generate.sampling import uniform
-from inference import Generator, Inference, Row, Sampling
+from scheduling.inference import Generator, Inference, Row, Sampling
 from serving import create_scheduler
 from weights import locate
 

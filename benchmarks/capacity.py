@@ -25,10 +25,10 @@ from client.measure import burst_size, judged
 from client.options import SWEEP_GOODPUT, parse_goodput
 from client.tables import between
 from config import MODES, Config, build
-from errors import Overloaded
 from generate.fake import cost_s
-from inference import Inference
-from scheduler import Scheduler
+from scheduling.errors import Overloaded
+from scheduling.inference import Inference
+from scheduling.scheduler import Scheduler
 from serving import create_scheduler
 from stats import Answer, times_of
 

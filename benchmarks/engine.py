@@ -27,10 +27,10 @@ from benchmarks.common import NO_HTTP, configs, record, run
 from client import graph
 from client.machine import processor
 from config import Config, ConfigError, Parser
-from defaults import native_bfloat16
+from config.resolve import native_bfloat16
 from generate import load_generator
 from generate.cached import CachedGenerator
-from inference import Inference, Iteration, Row
+from scheduling.inference import Inference, Iteration, Row
 from weights import locate
 
 GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much to spare

@@ -21,7 +21,7 @@ import app
 from config import Config, ConfigError, Parser
 from generate import load_generator
 from generate.fake import FAULTS, FaultyGenerator
-from inference import Generator
+from scheduling.inference import Generator
 
 CLOCK = "clock"
 HANDOFF = "EFFECTIVE_BATCHING_FAULT"  # from the launcher to gunicorn's worker, as the Config goes

@@ -25,7 +25,7 @@ from client.load import ServerError
 from client.machine import command_line, processor, stamp
 from client.servers import as_flag, server
 from config import ONLY_OVER_HTTP, Config, ConfigError, Parser
-from defaults import VOCABULARIES
+from config.resolve import VOCABULARIES
 
 MINUTES = 8.5
 STOP_S = 30  # for the last part to stop in

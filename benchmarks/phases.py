@@ -10,7 +10,7 @@ from typing import Any
 from generate.cached import CachedGenerator
 from generate.linear import KernelLinear, OneDNNLinear
 from model import GPT2, Linear
-from scheduler import Scheduler
+from scheduling.scheduler import Scheduler
 
 
 class Phases:

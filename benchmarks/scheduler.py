@@ -12,7 +12,7 @@ import time
 
 from client.machine import stamp
 from config import MODES, build
-from inference import Inference
+from scheduling.inference import Inference
 from serving import create_scheduler
 
 REPEATS = 100

@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from config import ConfigError, build
-from defaults import physical_cores
+from config.resolve import physical_cores
 from demo.corpus import load_corpus
 from generate.attention import PlainAttention
 from generate.cached import CachedGenerator
 from generate.sampling import sample
-from inference import Inference, Sampling
 from model import GPT2, KVCache, load_model
-from policies import Dynamic
-from scheduler import Scheduler
+from scheduling.inference import Inference, Sampling
+from scheduling.policies import Dynamic
+from scheduling.scheduler import Scheduler
 from tokenizer import load_tokenizer
 from weights import DEMO, WeightsUnavailable, locate
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
 
-from defaults import physical_cores
+from config.resolve import physical_cores
 from demo.corpus import Corpus, load_corpus
 from demo.evaluate import bits_per_byte, causal_logits
 from model import GPT2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config import Config
-from inference import Generator
+from scheduling.inference import Generator
 
 if TYPE_CHECKING:
     from generate.cached import CachedGenerator

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 import kernels
 from generate.buffers import Buffer
-from inference import Row
 from model import Attend, KVCache
+from scheduling.inference import Row
 
 
 class Attention(Protocol):

@@ -20,8 +20,8 @@ from generate import memory_for
 from generate.attention import Attention
 from generate.buffers import Buffer
 from generate.sampling import Sample
-from inference import Generator, Inference, Iteration, Row, Sampling
 from model import GPT2
+from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
 
 Forward = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
 PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)  # a row of nobody: it has no blocks and sees itself alone

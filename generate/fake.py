@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from generate import OutOfMemory
-from inference import Generator, Iteration
+from scheduling.inference import Generator, Iteration
 
 ITERATION_S = 1e-3
 ROW_S = 6e-5

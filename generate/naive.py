@@ -9,8 +9,8 @@ import torch
 
 from generate import memory_for
 from generate.sampling import sample
-from inference import Generator, Inference, Iteration
 from model import GPT2, causal_attention
+from scheduling.inference import Generator, Inference, Iteration
 
 
 class NaiveGenerator(Generator):

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import kernels
 from generate.buffers import to_device
-from inference import Sampling
+from scheduling.inference import Sampling
 
 Draws = Sequence[tuple[Sampling, int]]  # for each row how to sample, and the index of the token in its completion
 Sample = Callable[[Tensor, Draws, int], list[int]]

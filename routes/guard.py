@@ -12,7 +12,7 @@ from flask import Flask, request
 from pydantic import SecretStr
 from werkzeug.exceptions import UnsupportedMediaType
 
-from errors import Unauthorized
+from scheduling.errors import Unauthorized
 
 OPEN = ("health", "ready")  # endpoints that need no key: what watches a process has none
 

@@ -7,9 +7,9 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from batching import Inference, Sampling
-from errors import InvalidRequest
 from frontend import Frontend, is_alone, read, usage_of
 from routes.bodies import InferenceRequest
+from scheduling.errors import InvalidRequest
 from stats import times_of
 
 

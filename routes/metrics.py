@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from batching import BatchingManager, Inference, IterationRecord
 from config import Config
-from inference import State
+from scheduling.inference import State
 from stats import ROWS, times_of, tpot_s
 
 # finer below 10 ms than vLLM's: a whole iteration of a small model lies there

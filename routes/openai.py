@@ -11,9 +11,9 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from batching import Sampling
-from errors import ModelNotFound
 from frontend import Frontend, read, usage_of
 from routes.bodies import ChatRequest, CompletionRequest
+from scheduling.errors import ModelNotFound
 from tokenizer import StopRule
 
 

@@ -15,7 +15,7 @@ from client.analysis import (
     pollaczek_khinchine,
 )
 from client.data import PromptData, arrivals
-from policies import NoBatching
+from scheduling.policies import NoBatching
 from stats import Answer
 from tests.virtual import Ask, run
 

@@ -14,8 +14,8 @@ from flask.testing import FlaskClient
 from app import create_app
 from batching import BatchingManager
 from config import build
-from inference import Generator, Inference, Iteration
-from policies import Dynamic
+from scheduling.inference import Generator, Inference, Iteration
+from scheduling.policies import Dynamic
 from tests.virtual import make_scheduler
 
 JSON = "application/json"

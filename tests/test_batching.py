@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from batching import BatchingManager, Inference, Iteration, IterationRecord
-from errors import Cancelled, DeadlinePassed, Draining, GenerationFailed, InvalidRequest
 from generate.fake import FakeGenerator, token
-from inference import Generator, Progress, State
-from policies import Dynamic, NoBatching, Policy, Static, Windowed
+from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed, InvalidRequest
+from scheduling.inference import Generator, Progress, State
+from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
 from tests.virtual import make_scheduler
 
 ALL = [NoBatching(), Static(), Static(compact=True), Windowed(delay_s=0.01, target=3), Dynamic()]

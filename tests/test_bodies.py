@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from inference import Inference
 from routes.bodies import ChatRequest, CompletionRequest
+from scheduling.inference import Inference
 
 COMPLETION = {"prompt": "hi", "max_tokens": 4, "seed": 1}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}

@@ -16,8 +16,8 @@ from generate import load_generator
 from generate.attention import KernelAttention
 from generate.cached import CachedGenerator
 from generate.sampling import sample_on_cpu
-from inference import Inference, Row
 from model import KVCache, causal_attention, load_model
+from scheduling.inference import Inference, Row
 from shapes import shape_of
 from weights import WeightsUnavailable, locate
 

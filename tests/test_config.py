@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import defaults
-from config import Config, ConfigError, build, flag, from_environment, parse
+from config import Config, ConfigError, build, flag, from_environment, parse, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: False)
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: False)
 
 
 def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
@@ -71,8 +70,8 @@ def test_a_bad_command_line_is_answered_in_one_sentence(argv: list[str], said: s
 def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_demo(
     native: bool, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "native_bfloat16", lambda: native)
-    monkeypatch.setattr(defaults.kernels, "why_unavailable", lambda: None)
+    monkeypatch.setattr(resolve, "native_bfloat16", lambda: native)
+    monkeypatch.setattr(resolve.kernels, "why_unavailable", lambda: None)
     config = parse(["dynamic", "--model", model, "--dtype", "auto"], {}, dotenv=None)
     assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
 
@@ -89,7 +88,7 @@ def test_what_a_processor_computes_natively_is_read_from_its_flags(monkeypatch: 
         ("model name\t: a bf16 processor", False),
     ):
         file.write_text(f"processor\t: 0\n{line}\n")
-        assert defaults.native_bfloat16() is native
+        assert resolve.native_bfloat16() is native
 
 
 @pytest.mark.parametrize("native", ["yes", "no"])
@@ -102,7 +101,7 @@ def test_the_tests_and_their_servers_can_run_as_on_another_processor(native: str
 
 @pytest.mark.parametrize("setting", ["attention", "linear"])
 def test_the_cpus_kernels_are_refused_on_a_gpu(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     assert refused("dynamic", f"--{setting}", "kernel") == (
         f"{setting} kernel runs on a CPU alone; leave --{setting} out, or use --device cpu"
     )
@@ -114,9 +113,9 @@ def test_the_cpus_kernels_are_refused_on_a_gpu(setting: str, monkeypatch: pytest
 def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
     triton: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     reason = None if triton else "the package triton is missing; pip install triton"
-    monkeypatch.setattr(defaults.kernels, "why_no_triton", lambda head_size: reason)
+    monkeypatch.setattr(resolve.kernels, "why_no_triton", lambda head_size: reason)
     config = parse(["dynamic"], {}, dotenv=None)
     if triton:
         assert config.attention == "triton" and config.captures
@@ -192,7 +191,7 @@ def test_the_smallest_of_target_limit_and_rows_flushes_a_window_and_a_warning_sa
 def test_auto_means_demo_on_a_cpu_and_gpt2_medium_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = build("dynamic", {"model": "auto", "device": "auto", "threads": "auto"}, {})
     assert (cpu.model, cpu.device, cpu.dtype, cpu.max_batch_size, cpu.token_budget) == ("demo", "cpu", "float32", 32, 256)
-    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     gpu = build("dynamic", {}, {})
     assert (gpu.model, gpu.device, gpu.dtype, gpu.max_batch_size) == ("gpt2-medium", "cuda", "bfloat16", 256)
     assert gpu.tokenizer == "r50k_base" and gpu.token_budget == 2048
@@ -203,7 +202,7 @@ def test_auto_means_demo_on_a_cpu_and_gpt2_medium_on_a_gpu(monkeypatch: pytest.M
 def test_a_config_survives_the_way_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"model": "demo", "batch_size_limit": "8", "request_timeout_s": "2.5", "decoder_batch_sizes": "8,1"}
     config = build("windowed", settings, {})
-    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: pytest.fail("the worker must take the settings as they are"))
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: pytest.fail("the worker must take the settings as they are"))
     assert Config.model_validate_json(config.model_dump_json()) == config
 
 

@@ -21,9 +21,9 @@ from generate.cached import CachedGenerator
 from generate.linear import KernelLinear, OneDNNLinear, pack
 from generate.naive import NaiveGenerator
 from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniform
-from inference import Generator, Inference, Iteration, Row, Sampling
 from model import GPT2, KVCache, load_model
-from policies import Dynamic, NoBatching, Policy, Static, Windowed
+from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
+from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
 from shapes import Shape
 from tests.virtual import make_scheduler
 

@@ -16,10 +16,10 @@ from batching import FAILURES, BatchingManager
 from benchmarks import faulty
 from client.servers import wait_until_ready
 from config import ConfigError
-from errors import EngineFailed, GenerationFailed
 from generate.fake import FakeGenerator
-from inference import Generator, Inference, Iteration, Progress
-from policies import Dynamic
+from scheduling.errors import EngineFailed, GenerationFailed
+from scheduling.inference import Generator, Inference, Iteration, Progress
+from scheduling.policies import Dynamic
 from tests.servers import PATIENCE_S, free_port, launched
 from tests.sse import events
 from tests.virtual import make_scheduler

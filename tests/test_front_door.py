@@ -262,8 +262,8 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_loc
 def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
     """A server whose front door has other constants, which are no settings."""
     port = free_port()
-    change = "; ".join(f"front_door.{name} = {value}" for name, value in constants.items())
-    program = f"import front_door; {change}; from gunicorn.app.wsgiapp import run; run()"
+    change = "; ".join(f"worker.{name} = {value}" for name, value in constants.items())
+    program = f"from front_door import worker; {change}; from gunicorn.app.wsgiapp import run; run()"
     config = build("dynamic", {"model": "fake", "port": port}, {})
     with launched(
         "env", f"{HANDOFF}={config.model_dump_json()}",

@@ -15,17 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-import defaults
 import model as model_module
-from config import Config, build
+from config import Config, build, resolve
 from generate import OutOfMemory, graphs, load_generator, memory_for
 from generate.attention import PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.memory import fitting_blocks
 from generate.sampling import sample
-from inference import Inference, Iteration, Row, Sampling
 from model import GPT2, AddNorm, KVCache, load_model
-from policies import Dynamic, NoBatching, Static
+from scheduling.inference import Inference, Iteration, Row, Sampling
+from scheduling.policies import Dynamic, NoBatching, Static
 from shapes import Shape
 from tests.servers import ROOT
 from tests.test_engine import N_VOCAB, Oracle, enliven, serve
@@ -186,7 +185,7 @@ def gpu_config(**settings: Any) -> Config:
 
 
 def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     config = gpu_config(gpu_memory_utilization="0.5")
     block = 16 * 2 * 24 * 1024 * 2  # tokens × keys and values × layers × width × bytes
     tried: list[int] = []
@@ -220,7 +219,7 @@ def test_memory_that_does_not_hold_the_model_names_the_settings_to_lower(monkeyp
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     monkeypatch.setattr(model_module, "load_model", full)
     with pytest.raises(OutOfMemory, match="does not hold gpt2-medium and an iteration of 256 rows; lower --token-budget"):
         load_generator(gpu_config(), None, 257)
@@ -233,7 +232,7 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     (tmp_path / "config.json").write_text(
         '{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 64, "vocab_size": 300}'
     )
-    monkeypatch.setattr(defaults, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     limits = {"max_batch_size": "3", "token_budget": "150", "decoder_batch_sizes": "3,1", "block_size": "4"}
     config = gpu_config(model=str(tmp_path), tokenizer="bytes", dtype="float32", **limits).model_copy(update={"device": "cpu"})
     captures: list[Replaying] = []

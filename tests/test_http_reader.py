@@ -7,7 +7,7 @@ import time
 import pytest
 from gunicorn.config import Config
 
-from http_reader import MAX_HEAD_BYTES, Reader, Refusal
+from front_door.http_reader import MAX_HEAD_BYTES, Reader, Refusal
 
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -16,8 +16,8 @@ import config
 import kernels
 from generate.attention import KernelAttention
 from generate.linear import KernelLinear
-from inference import Inference, Row
 from model import KVCache
+from scheduling.inference import Inference, Row
 from shapes import Shape
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,8 +16,8 @@ import config
 import kernels
 from generate.attention import KernelAttention, PlainAttention
 from generate.linear import KernelLinear, OneDNNLinear
-from inference import Inference, Row
 from model import KVCache
+from scheduling.inference import Inference, Row
 from shapes import Shape
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02}  # of values around 1; bfloat16 keeps 8 bits

@@ -13,8 +13,8 @@ from batching import BatchingManager
 from client.data import PromptData
 from client.load import get, post, replay
 from config import MODES
-from inference import Generator, Inference, Iteration
-from policies import Dynamic
+from scheduling.inference import Generator, Inference, Iteration
+from scheduling.policies import Dynamic
 from tests.servers import scrape, server, wait_until
 from tests.virtual import make_scheduler
 

@@ -15,8 +15,8 @@ from config import ConfigError, build
 from generate.attention import KernelAttention
 from generate.cached import CachedGenerator
 from generate.sampling import sample_on_cpu
-from inference import Inference, Row
 from model import KVCache, causal_attention, load_model
+from scheduling.inference import Inference, Row
 from shapes import SHAPES, shape_of
 from weights import WeightsUnavailable, check, expected_tensors, locate
 

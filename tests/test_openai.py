@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from batching import BatchingManager
 from config import MODES
-from inference import Generator, Inference, Iteration
-from policies import Dynamic
+from scheduling.inference import Generator, Inference, Iteration
+from scheduling.policies import Dynamic
 from tests.servers import Serve
 from tests.sse import events, text_of
 from tests.virtual import make_scheduler

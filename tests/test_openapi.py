@@ -14,10 +14,10 @@ from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi import checks
 
 from batching import BatchingManager
-from inference import Generator, Inference, Iteration
-from policies import Dynamic
 from routes.bodies import ChatRequest, CompletionRequest, InferenceRequest
 from routes.openapi import ROUTES
+from scheduling.inference import Generator, Inference, Iteration
+from scheduling.policies import Dynamic
 from tests.virtual import make_scheduler
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import app
 from config import build
-from inference import Inference, State
-from request_log import RequestLog
+from observers.request_log import RequestLog
+from scheduling.inference import Inference, State
 from tests.servers import PATIENCE_S, wait_until
 
 TOKENS = 500  # a line of some 9,000 bytes: a pipe takes at most 4,096 at once or not at all

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference import Inference, Iteration, State
-from policies import Dynamic, NoBatching, Policy, Static, View, Windowed
-from scheduler import Scheduler
+from scheduling.inference import Inference, Iteration, State
+from scheduling.policies import Dynamic, NoBatching, Policy, Static, View, Windowed
+from scheduling.scheduler import Scheduler
 from tests.virtual import Ask, run
 
 # A worked example, after Orca's figures 3 and 4: two rows, an iteration a second.

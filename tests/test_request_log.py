@@ -20,8 +20,8 @@ from client.data import PromptData
 from client.load import get, replay
 from client.servers import wait_until_ready
 from config import MODES
-from inference import Inference, State
-from request_log import RequestLog
+from observers.request_log import RequestLog
+from scheduling.inference import Inference, State
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
 
 FIELDS = {
@@ -102,8 +102,8 @@ def test_no_line_is_half_there_when_the_file_can_grow_no_further(tmp_path: Path)
     program = f"""
 import resource, sys
 sys.path.insert(0, {str(ROOT)!r})
-from inference import Inference, State
-from request_log import RequestLog
+from scheduling.inference import Inference, State
+from observers.request_log import RequestLog
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 log = RequestLog({str(path)!r}, "dynamic", 0.0)
 for n in range(9):

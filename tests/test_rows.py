@@ -8,13 +8,13 @@ import weakref
 import pytest
 import torch
 
-from errors import InvalidRequest
 from generate.attention import PlainAttention
 from generate.fake import cost_s
-from inference import Inference, Iteration, Progress, Row
 from model import KVCache
-from policies import Dynamic, Policy, Static, Windowed
-from scheduler import Scheduler
+from scheduling.errors import InvalidRequest
+from scheduling.inference import Inference, Iteration, Progress, Row
+from scheduling.policies import Dynamic, Policy, Static, Windowed
+from scheduling.scheduler import Scheduler
 from shapes import Shape
 from tests.virtual import make_scheduler
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
-from inference import Inference, State
-from policies import Dynamic, Plan, Static, View
-from scheduler import BlockPool, Scheduler
+from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
+from scheduling.inference import Inference, State
+from scheduling.policies import Dynamic, Plan, Static, View
+from scheduling.scheduler import BlockPool, Scheduler
 from tests.virtual import make_scheduler
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from flask.testing import FlaskClient
 
-import server_stats
 from client import measure
 from client.wire import wire
-from server_stats import Ring, ServerStats
+from observers import server_stats
+from observers.server_stats import Ring, ServerStats
 from tests.test_stats import finished, record
 
 

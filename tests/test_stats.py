@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from errors import ServingError
-from inference import Inference, Iteration, IterationRecord, Row, State
-from server_stats import ServerStats
+from observers.server_stats import ServerStats
+from scheduling.errors import ServingError
+from scheduling.inference import Inference, Iteration, IterationRecord, Row, State
 from stats import Answer, Times, describe, fairness, occupancy_over_time, summarise
 
 

@@ -13,9 +13,9 @@ from flask.testing import FlaskClient
 
 from batching import BatchingManager
 from config import MODES
-from inference import Generator, Inference, Iteration, Progress
-from policies import Dynamic
-from streams import Part, Stream
+from routes.streams import Part, Stream
+from scheduling.inference import Generator, Inference, Iteration, Progress
+from scheduling.policies import Dynamic
 from tests.servers import PATIENCE_S, wait_until
 from tests.sse import events
 from tests.virtual import make_scheduler

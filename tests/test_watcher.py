@@ -10,10 +10,10 @@ import pytest
 
 from batching import BatchingManager
 from generate.fake import FakeGenerator
-from inference import Inference, State
-from policies import Dynamic
+from routes.watcher import Watcher
+from scheduling.inference import Inference, State
+from scheduling.policies import Dynamic
 from tests.virtual import make_scheduler
-from watcher import Watcher
 
 PATIENCE_S = 20
 

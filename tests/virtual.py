@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference import Inference, Iteration
-from policies import Policy
-from scheduler import Scheduler
+from scheduling.inference import Inference, Iteration
+from scheduling.policies import Policy
+from scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from batching import Inference, IterationRecord
-from inference import State
+from scheduling.inference import State
 
 log = logging.getLogger("effective_batching")
 

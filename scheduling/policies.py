@@ -18,7 +18,7 @@ from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from inference import Inference
+    from scheduling.inference import Inference
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from gunicorn.http.message import Request
 from gunicorn.workers import base
 
 from config import END_S, HANDOFF, MAX_BODY_BYTES, Config
-from http_reader import Reader, Refusal
+from front_door.http_reader import Reader, Refusal
 
 KEEPALIVE_S = 75.0  # longer than clients keep their pools, who else would be reset under load
 LINGER_S = 2.0

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from inference import Inference, Progress
-from threads import started
+from routes.threads import started
+from scheduling.inference import Inference, Progress
 from tokenizer import Detokenizer
 
 DONE = b"data: [DONE]\n\n"

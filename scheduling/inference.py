@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from errors import ServingError
+from scheduling.errors import ServingError
 
 
 class State(enum.Enum):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from inference import Inference, IterationRecord
+from scheduling.inference import Inference, IterationRecord
 from stats import DEFINITIONS, ROWS, describe, throughputs, times_of, tpot_s
 
 DISTRIBUTIONS = ("ttft", "itl", "e2el", "normalized_latency", "queue_time", "held_time", "tpot")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from batching import BatchingManager, Inference
-from threads import started
+from routes.threads import started
 
 # POLLRDHUP is Linux's; elsewhere POLLHUP comes to those who ask for POLLIN
 CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from errors import Overloaded
+from scheduling.errors import Overloaded
 
 
 def started(name: str, run: Callable[[], None]) -> threading.Thread:

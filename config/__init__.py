@@ -1,0 +1,43 @@
+"""One validated Config, and how it comes about.
+
+settings   every setting, with its meaning and its limits
+resolve    what `auto` means on this machine
+flags      command line, environment and .env
+"""
+
+from config.flags import Parser, add_settings, build, from_environment, parse, refuse_unknown
+from config.settings import (
+    END_S,
+    HANDOFF,
+    MAX_BODY_BYTES,
+    MODES,
+    ONLY_IN,
+    ONLY_OVER_HTTP,
+    SPARE_FILES,
+    Config,
+    ConfigError,
+    flag,
+    meaningful,
+    read_key,
+)
+
+__all__ = [
+    "END_S",
+    "HANDOFF",
+    "MAX_BODY_BYTES",
+    "MODES",
+    "ONLY_IN",
+    "ONLY_OVER_HTTP",
+    "SPARE_FILES",
+    "Config",
+    "ConfigError",
+    "Parser",
+    "add_settings",
+    "build",
+    "flag",
+    "from_environment",
+    "meaningful",
+    "parse",
+    "read_key",
+    "refuse_unknown",
+]

@@ -1,0 +1,1 @@
+"""gunicorn's worker: connections and whole requests, before anything of ours sees them."""
