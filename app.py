@@ -15,26 +15,22 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flask import Flask, Response, jsonify, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from batching import BatchingManager
-from config import HANDOFF, SPARE_FILES, Config, ConfigError, parse
-from frontend import MAX_BODY_BYTES, Frontend
+from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config, ConfigError, parse
 from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
-from observers.request_log import RequestLog, open_log
-from observers.server_stats import ServerStats
-from routes import inference, openai, openapi
+from observers.request_log import open_log
+from routes import inference, metrics, openai, openapi
+from routes.completions import Completions
 from routes.guard import guard
-from routes.metrics import Metrics
 from routes.openapi import ROUTES
 from scheduling.errors import EngineFailed, GenerationFailed, InvalidRequest, Overloaded, ServingError
-from scheduling.inference import Generator
-from serving import create_manager
+from serving import Load, Server
 from stats import DEFINITIONS
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
@@ -42,33 +38,22 @@ from weights import WeightsUnavailable, locate
 log = logging.getLogger("effective_batching")
 
 
-def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
-    """Return the app of a server. Without a manager it starts its own, which `app.extensions["manager"]` holds.
+def create_app(config: Config, server: Server | None = None) -> Flask:
+    """Return the app of a server; without one it starts its own. `app.extensions["server"]` holds it.
 
-    Raises TokenizerUnavailable, WeightsUnavailable, and OSError if the request log cannot be opened.
+    Raises what Server does.
     """
+    server = server or Server(config)
     app = Flask(__name__, static_folder=None)
     guard(app, config.api_key)
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an answer reads in the order in which it is written
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1  # where Flask stops reading a body without a Content-Length
-    tokenizer = load_tokenizer(config.tokenizer)
-    if manager is None:
-        path = locate(config)
-        manager = create_manager(config, lambda: load_generator(config, path, tokenizer.n_vocab))
-    app.extensions["manager"] = manager
-    frontend, stats, metrics = (
-        Frontend(config, manager, tokenizer),
-        ServerStats(config.max_batch_size),
-        Metrics(config, manager),
-    )
-    manager.observe(stats)
-    manager.observe(metrics)
-    if config.request_log:
-        app.extensions["request_log"] = request_log = RequestLog(config.request_log, config.mode, manager.epoch_offset)
-        manager.observe(request_log)
-    app.register_blueprint(inference.blueprint(frontend))
-    app.register_blueprint(openai.blueprint(frontend))
-    app.register_blueprint(metrics.blueprint())
+    app.extensions["server"] = server
+    manager, stats = server.manager, server.stats
+    completions = Completions(server)
+    app.register_blueprint(inference.blueprint(completions))
+    app.register_blueprint(openai.blueprint(completions))
+    app.register_blueprint(metrics.blueprint(server.metrics.registry))
     app.register_blueprint(openapi.blueprint(config.api_key is not None))
 
     @app.get("/stats")
@@ -141,28 +126,27 @@ def create_app(config: Config, manager: BatchingManager | None = None) -> Flask:
 # ---- gunicorn
 
 
-def serve(load: Callable[[Config, Path | None, int], Generator] = load_generator) -> Flask:
+def serve(load: Load = load_generator) -> Flask:
     """gunicorn's entry point, in the worker: the app of the Config that the launcher handed on, with the engine of `load`."""
     config = Config.model_validate_json(os.environ[HANDOFF])
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     # A thread that runs Python makes the engine's wait for the GIL this long: 5 ms, the default, is longer than a whole
     # iteration. With 0.1 ms the threads that wait wake each other up: many streams then cost 1.7 times the CPU.
     sys.setswitchinterval(1e-3)
-    tokenizer, path = load_tokenizer(config.tokenizer), locate(config)
-    manager = create_manager(config, lambda: load(config, path, tokenizer.n_vocab))
+    server = Server(config, load)
 
     def say_why(error: BaseException) -> None:
         known = isinstance(error, (WeightsUnavailable, KernelUnavailable, OutOfMemory, EngineFailed))
-        log.error("the server ends: %s", manager.not_ready_because(), exc_info=None if known else error)
+        log.error("the server ends: %s", server.manager.not_ready_because(), exc_info=None if known else error)
 
-    manager.on_failure(say_why)  # gunicorn_conf.py then ends it
-    threading.Thread(target=_announce, args=(config, manager), daemon=True).start()
-    return create_app(config, manager)
+    server.manager.on_failure(say_why)  # gunicorn_conf.py then ends it
+    threading.Thread(target=_announce, args=[server], daemon=True).start()
+    return create_app(config, server)
 
 
-def _announce(config: Config, manager: BatchingManager) -> None:
-    if manager.wait_until_loaded():
-        blocks = manager.snapshot().n_blocks
+def _announce(server: Server) -> None:
+    if server.manager.wait_until_loaded():
+        config, blocks = server.config, server.manager.snapshot().n_blocks
         log.info("ready: %s mode on http://%s:%d, %d KV blocks", config.mode, config.host, config.port, blocks)
 
 

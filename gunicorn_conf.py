@@ -29,15 +29,16 @@ BOOT_ERROR = 3  # gunicorn's code of a worker that is not to be started again
 
 def post_worker_init(worker: Any) -> None:
     """A broken engine ends its server; those in flight have their errors by then."""
-    worker.wsgi.extensions["manager"].on_failure(lambda error: worker.end())
+    worker.wsgi.extensions["server"].manager.on_failure(lambda error: worker.end())
 
 
-def worker_exit(server: Any, worker: Any) -> None:
+def worker_exit(arbiter: Any, worker: Any) -> None:
     """Write what the request log still holds; a broken engine ends the launcher, too."""
     app = getattr(worker, "wsgi", None)  # there is none if it was stopped while it loaded
     if app is None:
         return
-    if request_log := app.extensions.get("request_log"):
-        request_log.close()
-    if app.extensions["manager"].failure is not None:
+    server = app.extensions["server"]
+    if server.request_log is not None:
+        server.request_log.close()
+    if server.manager.failure is not None:
         os._exit(BOOT_ERROR)

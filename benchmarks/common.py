@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from batching import BatchingManager, Inference, IterationRecord, Sampling
+from batching import Inference, IterationRecord, Sampling
 from client.machine import stamp
 from config import (
     ONLY_OVER_HTTP,
@@ -26,27 +26,26 @@ from config import (
 from generate import OutOfMemory, load_generator
 from generate.cached import CachedGenerator
 from kernels import KernelUnavailable
-from serving import create_scheduler
-from weights import WeightsUnavailable, locate
+from serving import Server
+from weights import WeightsUnavailable
 
 NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer"})  # settings without effect where prompts are ids and nobody is asked
 
 
 class Engine:
-    """A manager with its engine in reach. As an observer of the manager it keeps the record of every iteration."""
+    """A server without HTTP, with its engine in reach. As an observer it keeps the record of every iteration."""
 
     def __init__(self, config: Config):
         self.iterations: list[IterationRecord] = []
-        self.scheduler = create_scheduler(config)
-        path, start = locate(config), time.perf_counter()
-        interval_s = config.loop_interval_ms / 1e3
-        self.manager = BatchingManager(self.scheduler, lambda: self._load(config, path), loop_interval_s=interval_s)
+        start = time.perf_counter()
+        server = Server(config, self._load)
+        self.scheduler, self.manager = server.scheduler, server.manager
         self.manager.observe(self)
         if not self.manager.wait_until_loaded():
             raise self.manager.failure or RuntimeError("the engine did not load")
         self.load_s = time.perf_counter() - start
 
-    def _load(self, config: Config, path: Path | None) -> CachedGenerator:
+    def _load(self, config: Config, path: Path | None, _: int) -> CachedGenerator:
         generator = load_generator(config, path, config.shape.vocab_size)
         assert isinstance(generator, CachedGenerator)
         self.generator = generator

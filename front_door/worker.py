@@ -136,7 +136,7 @@ class Worker(base.Worker):
         if self._drain_until is not None:
             return
         self._drain_until = time.monotonic() + self.config.drain_timeout_s
-        self.wsgi.extensions["manager"].drain()
+        self.wsgi.extensions["server"].manager.drain()
         for listener in self.sockets:
             self._accept(listener, listener.getsockname())  # who was let in by the system already gets an answer
         self._accept_while(False)
@@ -151,7 +151,7 @@ class Worker(base.Worker):
         self._ending = True
         self._drain()
         self._hurry(ENDING_S)
-        manager = self.wsgi.extensions["manager"]
+        manager = self.wsgi.extensions["server"].manager
         # a thread, since it waits for the handler thread; nobody waits for a model that still loads
         threading.Thread(target=manager.close, daemon=not manager.loaded).start()
         leave = threading.Timer(END_S, self._leave)

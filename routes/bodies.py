@@ -16,15 +16,21 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    StringConstraints,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
-from frontend import Integers, Lists, Prompt, Strings, Text
-
 MOST_STOPS, LONGEST_STOP = 16, 256
+
+# fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each is described
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Integers = Annotated[list[int], Field(fail_fast=True)]
+Lists = Annotated[list[Integers], Field(fail_fast=True)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or as ids
 
 ONE_PROMPT: dict[str, Any] = {  # exactly one of the two
     "oneOf": [

@@ -7,13 +7,15 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from batching import Inference, Sampling
-from frontend import Frontend, is_alone, read, usage_of
 from routes.bodies import InferenceRequest
+from routes.completions import Completions, read, usage_of
 from scheduling.errors import InvalidRequest
+from serving import is_alone
 from stats import times_of
 
 
-def blueprint(frontend: Frontend) -> Blueprint:
+def blueprint(completions: Completions) -> Blueprint:
+    server = completions.server
     routes = Blueprint("inference", __name__)
 
     @routes.post("/inference")
@@ -24,13 +26,13 @@ def blueprint(frontend: Frontend) -> Blueprint:
             raise InvalidRequest(f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100])
         field, prompt = ("prompt", body.prompt) if body.prompt is not None else ("prompt_ids", body.prompt_ids)
         assert prompt is not None
-        prompts = frontend.encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
+        prompts = server.encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
         sampling = Sampling(body.temperature, body.top_k, body.top_p)
-        group = frontend.group(prompts, body.num_tokens, sampling, body.seed, body.timeout_s)
+        group = server.group(prompts, body.num_tokens, sampling, body.seed, body.timeout_s)
         one = is_alone(prompt)
 
         def measures() -> dict[str, Any]:
-            timings = [_timings(member, frontend.manager.epoch_offset) for member in group]
+            timings = [_timings(member, server.manager.epoch_offset) for member in group]
             seeds = [member.sampling.seed for member in group]
             return {
                 "usage": usage_of(group),
@@ -39,11 +41,11 @@ def blueprint(frontend: Frontend) -> Blueprint:
             }
 
         if body.stream:
-            return frontend.stream(
+            return completions.stream(
                 group, lambda i, text, n, last: {"index": i, "text": text, "tokens": n}, measures, echo=body.echo
             )
-        frontend.wait(group)
-        texts = [frontend.text(member, body.echo) for member in group]
+        completions.wait(group)
+        texts = [server.text(member, body.echo) for member in group]
         return jsonify(completion=texts[0] if one else texts, **measures())
 
     return routes

@@ -1,135 +1,17 @@
-"""GET /metrics: what this server does, for Prometheus, under vLLM's names where it has one, so that its dashboards work."""
+"""GET /metrics."""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Iterator, Sequence
-
-import numpy as np
 from flask import Blueprint, Response
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-
-from batching import BatchingManager, Inference, IterationRecord
-from config import Config
-from scheduling.inference import State
-from stats import ROWS, times_of, tpot_s
-
-# finer below 10 ms than vLLM's: a whole iteration of a small model lies there
-SECONDS = (
-    0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25,
-    0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
-)  # fmt: skip
-TOKENS = tuple(2**i for i in range(13))
-REASONS = {State.CANCELLED: "abort", State.EXPIRED: "timeout", State.FAILED: "error"}  # FINISHED has its own finish_reason
-Family = CounterMetricFamily | GaugeMetricFamily
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 
 
-class Metrics:
-    """An observer of the manager, and a collector in a registry of its own: two apps in one process share nothing.
+def blueprint(registry: CollectorRegistry) -> Blueprint:
+    routes = Blueprint("metrics", __name__)
 
-    The handler thread tells it of every iteration and token, so what it counts it counts in plain numbers, and they
-    become metrics when Prometheus asks; only what is observed once a request goes through the library's histograms.
-    """
+    @routes.get("/metrics")
+    def metrics() -> Response:
+        # whatever is accepted: in OpenMetrics the library may turn the colons of vLLM's names into underscores
+        return Response(generate_latest(registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    def __init__(self, config: Config, manager: BatchingManager):
-        self.registry = CollectorRegistry()
-        self._manager = manager
-        self._max_batch_size = config.max_batch_size
-        self._labels = {"model_name": config.model_name, "mode": config.mode}
-
-        def histogram(name: str, meaning: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-            return Histogram(name, meaning, self._labels, buckets=buckets, registry=self.registry).labels(**self._labels)
-
-        self._ttft = histogram("vllm:time_to_first_token_seconds", "first token - arrival")
-        self._tpot = histogram("vllm:request_time_per_output_token_seconds", "(last token - first token) / (n - 1)")
-        self._e2e = histogram("vllm:e2e_request_latency_seconds", "answered - arrival")
-        self._queue = histogram("vllm:request_queue_time_seconds", "admitted - arrival")
-        self._prefill = histogram("vllm:request_prefill_time_seconds", "first token - admitted")
-        self._decode = histogram("vllm:request_decode_time_seconds", "last token - first token")
-        self._held = histogram("request_held_time_seconds", "answered - last token: waiting for batch mates")
-        self._tokens = histogram("vllm:iteration_tokens_total", "tokens of an iteration's live rows", TOKENS)
-
-        self._lock = threading.Lock()  # of all that follows
-        self._ended = Counter(dict.fromkeys(("stop", "length", *REASONS.values()), 0))
-        self._flushes: Counter[str] = Counter()
-        self._rows = self._computed = dict.fromkeys(ROWS, 0)
-        self._gaps = np.zeros(len(SECONDS) + 1, np.int64)  # between tokens, by bucket
-        self._gaps_s = 0.0
-        self.registry.register(self)
-
-    def iteration(self, record: IterationRecord) -> None:
-        live, rows = record.live_rows, record.iteration.rows
-        self._tokens.observe(sum(row.n_tokens for row in rows if not row.idle))
-        with self._lock:
-            self._rows = {"live": live, "idle": len(rows) - live, "padding": record.padding_rows}
-            self._computed = {kind: self._computed[kind] + n for kind, n in self._rows.items()}
-            if record.iteration.reason:
-                self._flushes[record.iteration.reason] += 1
-
-    def answered(self, inference: Inference) -> None:
-        finished = inference.state is State.FINISHED
-        with self._lock:
-            self._ended[inference.finish_reason if finished else REASONS[inference.state]] += 1
-        if not finished:
-            return
-        times, n = times_of(inference), len(inference.tokens)
-        self._ttft.observe(times.ttft_s)
-        self._e2e.observe(times.e2e_s)
-        self._queue.observe(times.queue_s)
-        self._prefill.observe(times.ttft_s - times.queue_s)
-        self._decode.observe(times.decode_s)
-        self._held.observe(times.held_s)
-        if (tpot := tpot_s(times.decode_s, n)) is not None:
-            self._tpot.observe(tpot)
-            gaps = np.bincount(np.searchsorted(SECONDS, times.itl_s), minlength=len(SECONDS) + 1)
-            with self._lock:
-                self._gaps += gaps
-                self._gaps_s += times.decode_s
-
-    def collect(self) -> Iterator[Metric]:
-        """What was counted in plain numbers, for the registry."""
-        names, values = tuple(self._labels), tuple(self._labels.values())
-        now = self._manager.snapshot()
-        with self._lock:
-            ended, flushes, rows, computed = dict(self._ended), dict(self._flushes), self._rows, self._computed
-            gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
-
-        def one(kind: type[Family], name: str, meaning: str, value: float) -> Metric:
-            family = kind(name, meaning, labels=names)
-            family.add_metric(values, value)
-            return family
-
-        def by(label: str, kind: type[Family], name: str, meaning: str, counts: dict[str, int]) -> Metric:
-            family = kind(name, meaning, labels=(*names, label))
-            for what, n in counts.items():
-                family.add_metric((*values, what), n)
-            return family
-
-        yield one(GaugeMetricFamily, "vllm:num_requests_running", "requests admitted and not answered", now.running)
-        yield one(GaugeMetricFamily, "vllm:num_requests_waiting", "requests waiting to be admitted", now.waiting)
-        yield one(GaugeMetricFamily, "vllm:kv_cache_usage_perc", "KV blocks reserved / all", now.blocks_used / now.n_blocks)
-        yield one(CounterMetricFamily, "vllm:prompt_tokens", "prompt tokens computed", now.prompt_tokens)
-        yield one(CounterMetricFamily, "vllm:generation_tokens", "completion tokens computed", now.completion_tokens)
-        yield by("finished_reason", CounterMetricFamily, "vllm:request_success", "requests that ended", ended)
-        yield by("reason", CounterMetricFamily, "batching_flush", "times that requests were admitted", flushes)
-        yield by("kind", GaugeMetricFamily, "batching_rows", "rows of the latest iteration", rows)
-        yield by("kind", CounterMetricFamily, "batching_computed_rows", "rows of all iterations", computed)
-        yield one(
-            GaugeMetricFamily, "batching_occupancy", "live rows of the latest iteration / max_batch_size",
-            rows["live"] / self._max_batch_size,
-        )  # fmt: skip
-        family = HistogramMetricFamily("vllm:inter_token_latency_seconds", "gaps between consecutive tokens", labels=names)
-        family.add_metric(values, [*zip([*map(str, SECONDS), "+Inf"], gaps)], sum_value=gaps_s)
-        yield family
-
-    def blueprint(self) -> Blueprint:
-        routes = Blueprint("metrics", __name__)
-
-        @routes.get("/metrics")
-        def metrics() -> Response:
-            # whatever is accepted: in OpenMetrics the library may turn the colons of vLLM's names into underscores
-            return Response(generate_latest(self.registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-        return routes
+    return routes

@@ -11,8 +11,8 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from batching import Sampling
-from frontend import Frontend, read, usage_of
 from routes.bodies import ChatRequest, CompletionRequest
+from routes.completions import Completions, read, usage_of
 from scheduling.errors import ModelNotFound
 from tokenizer import StopRule
 
@@ -38,16 +38,17 @@ COMPLETION = _Wire("cmpl", "text_completion", "text_completion")
 CHAT = _ChatWire("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
-def blueprint(frontend: Frontend) -> Blueprint:
+def blueprint(shared: Completions) -> Blueprint:
     routes = Blueprint("openai", __name__, url_prefix="/v1")
-    config = frontend.config
+    server = shared.server
+    config = server.config
     started = int(time.time())
 
     @routes.post("/completions")
     def completions() -> Response:
         body = read(CompletionRequest)
         _check_model(body.model)
-        prompts = frontend.encode(body.prompt, body.max_tokens, field="prompt", length_field="max_tokens")
+        prompts = server.encode(body.prompt, body.max_tokens, field="prompt", length_field="max_tokens")
         return _respond(body, prompts, body.max_tokens, COMPLETION, body.echo)
 
     @routes.post("/chat/completions")
@@ -56,7 +57,7 @@ def blueprint(frontend: Frontend) -> Blueprint:
         _check_model(body.model)
         max_tokens = body.max_completion_tokens or body.max_tokens
         length_field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-        prompts = frontend.encode(body.prompt, max_tokens or 1, field="messages", length_field=length_field)
+        prompts = server.encode(body.prompt, max_tokens or 1, field="messages", length_field=length_field)
         return _respond(body, prompts, max_tokens or config.max_model_len - len(prompts[0]), CHAT)
 
     @routes.get("/models")
@@ -79,14 +80,14 @@ def blueprint(frontend: Frontend) -> Blueprint:
     def _respond(
         body: CompletionRequest | ChatRequest, prompts: list[list[int]], max_tokens: int, wire: _Wire, echo: bool = False
     ) -> Response:
-        rule = StopRule(frontend.tokenizer, [body.stop] if isinstance(body.stop, str) else body.stop, not body.ignore_eos)
+        rule = StopRule(server.tokenizer, [body.stop] if isinstance(body.stop, str) else body.stop, not body.ignore_eos)
         sampling = Sampling(
             body.temperature if body.top_p else 0.0,
             body.top_k if body.top_k > 0 else None,
             body.top_p if 0 < body.top_p < 1 else None,
         )
         seed = None if body.seed == -1 else body.seed
-        group = frontend.group(prompts, max_tokens, sampling, seed, body.timeout_s, rule)
+        group = server.group(prompts, max_tokens, sampling, seed, body.timeout_s, rule)
         created = int(time.time())
 
         def answer(kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -97,8 +98,8 @@ def blueprint(frontend: Frontend) -> Blueprint:
             return {"index": i} | wire.part(text, **part) | {"logprobs": None, "finish_reason": finish_reason}
 
         if not body.stream:
-            frontend.wait(group)
-            texts = [frontend.text(member, echo, rule) for member in group]
+            shared.wait(group)
+            texts = [server.text(member, echo, rule) for member in group]
             choices = [choice(i, text, group[i].finish_reason, chunk=False, first=True) for i, text in enumerate(texts)]
             return jsonify(answer(wire.answer, choices, usage=usage_of(group)))
 
@@ -116,6 +117,6 @@ def blueprint(frontend: Frontend) -> Blueprint:
         def end() -> dict[str, Any] | None:
             return answer(wire.chunk, [], usage=usage_of(group)) if include_usage else None
 
-        return frontend.stream(group, piece, end, echo=echo, rule=rule)
+        return shared.stream(group, piece, end, echo=echo, rule=rule)
 
     return routes

@@ -20,6 +20,8 @@ from app import create_app
 from batching import BatchingManager
 from client.load import post
 from config import build
+from generate import load_generator
+from serving import Server
 from tests.servers import Serve, server, wait_until_free
 
 REAPED = pytest.StashKey[subprocess.Popen[bytes]]()
@@ -94,10 +96,11 @@ def client_of() -> Iterator[Callable[..., FlaskClient]]:
     """Clients of apps in this process, on the fake model unless another is named, by mode and settings."""
     managers: list[BatchingManager] = []
 
-    def make(mode: str = "dynamic", manager: BatchingManager | None = None, **settings: Any) -> FlaskClient:
-        app = create_app(build(mode, {"model": "fake", **settings}, {}), manager)
-        managers.append(app.extensions["manager"])
-        return app.test_client()
+    def make(mode: str = "dynamic", engine: Callable[[], Any] | None = None, **settings: Any) -> FlaskClient:
+        config = build(mode, {"model": "fake", **settings}, {})
+        server = Server(config, load_generator if engine is None else lambda *_: engine())
+        managers.append(server.manager)
+        return create_app(config, server).test_client()
 
     yield make
     for manager in managers:

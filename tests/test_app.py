@@ -11,12 +11,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app import create_app
-from batching import BatchingManager
-from config import build
 from scheduling.inference import Generator, Inference, Iteration
-from scheduling.policies import Dynamic
-from tests.virtual import make_scheduler
 
 JSON = "application/json"
 HI = {"prompt": "hi", "num_tokens": 5}
@@ -160,11 +155,11 @@ def test_a_group_beyond_the_modes_limit_is_refused(
 def test_a_full_queue_is_a_429_with_retry_after(client_of: Callable[..., FlaskClient]) -> None:
     client = client_of(max_batch_size=1, max_waiting=1)
     long = [Inference([0], 1000), Inference([0], 1000)]
-    client.application.extensions["manager"].enqueue(long)
+    client.application.extensions["server"].manager.enqueue(long)
     response = client.post("/inference", json=HI)
     assert response.status_code == 429 and response.headers["Retry-After"] == "1"
     assert client.get("/stats").get_json()["refused"] == 1
-    client.application.extensions["manager"].cancel(long)
+    client.application.extensions["server"].manager.cancel(long)
     assert client.post("/inference", json=HI).status_code == 200
     # more prompts than the server can ever hold: trying again would not help
     assert client.post("/inference", json={"prompt": ["a", "b", "c"], "num_tokens": 1}).status_code == 400
@@ -181,12 +176,12 @@ def test_a_deadline_is_a_504_from_the_request_or_from_the_server(client_of: Call
 
 
 def test_a_server_that_drains_answers_503_and_is_not_ready(client: FlaskClient) -> None:
-    client.application.extensions["manager"].drain()
+    client.application.extensions["server"].manager.drain()
     assert client.post("/inference", json=HI).status_code == 503
     assert client.get("/ready").status_code == 503 and client.get("/health").status_code == 200
 
 
-def test_a_failing_engine_is_a_500_and_the_next_request_is_served() -> None:
+def test_a_failing_engine_is_a_500_and_the_next_request_is_served(client_of: Callable[..., FlaskClient]) -> None:
     class Sometimes(Generator):
         fails = True
 
@@ -196,13 +191,11 @@ def test_a_failing_engine_is_a_500_and_the_next_request_is_served() -> None:
             return [65] * sum(row.samples for row in iteration.rows)
 
     generator = Sometimes()
-    manager = BatchingManager(make_scheduler(Dynamic()), lambda: generator)
-    client = create_app(build("dynamic", {"model": "fake"}, {}), manager).test_client()
+    client = client_of(engine=lambda: generator)
     failed = client.post("/inference", json=HI)
     assert failed.status_code == 500 and failed.get_json()["error"]["code"] == "generation_failed"
     generator.fails = False
     assert client.post("/inference", json=HI).get_json()["completion"] == "AAAAA"
-    manager.close()
 
 
 def test_stats_count_one_run_and_start_anew_after_a_reset(client: FlaskClient) -> None:

@@ -117,7 +117,7 @@ def test_an_image_in_a_chat_is_refused_in_a_sentence(client_of: Callable[..., Fl
 def test_top_p_0_is_greedy_and_seed_minus_1_is_none(client_of: Callable[..., FlaskClient]) -> None:
     client = client_of()
     samplings = []
-    manager = client.application.extensions["manager"]
+    manager = client.application.extensions["server"].manager
     enqueue = manager.enqueue
 
     def seen(group: list[Inference]) -> None:

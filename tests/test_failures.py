@@ -159,10 +159,10 @@ def test_a_listener_that_raises_disturbs_nobody() -> None:
 def test_over_http_a_broken_engine_is_503_and_ready_says_why(client_of: Callable[..., FlaskClient]) -> None:
     engine = Scripted(RuntimeError("no luck"))
     engine.go.release(100)
-    client = client_of(manager=started(engine)[0])
+    client = client_of(engine=lambda: engine)
     body: dict[str, Any] = {"prompt": "hi", "num_tokens": 3}
     assert [client.post("/inference", json=body).status_code for _ in range(FAILURES)] == [500] * FAILURES
-    ended(client.application.extensions["manager"])
+    ended(client.application.extensions["server"].manager)
     ready, refused = client.get("/ready"), client.post("/inference", json=body)
     assert ready.status_code == refused.status_code == 503 and "no luck" in ready.get_json()["reason"]
     assert refused.get_json()["error"]["code"] == "engine_failed"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from frontend import member_seed
+from serving import member_seed
 from tests.sse import events
 
 FOUR = {"prompt": ["The file"] * 4, "num_tokens": 12, "temperature": 1.0}

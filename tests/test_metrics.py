@@ -9,14 +9,11 @@ from flask.testing import FlaskClient
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from batching import BatchingManager
 from client.data import PromptData
 from client.load import get, post, replay
 from config import MODES
 from scheduling.inference import Generator, Inference, Iteration
-from scheduling.policies import Dynamic
 from tests.servers import scrape, server, wait_until
-from tests.virtual import make_scheduler
 
 COUNTERS = {
     "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total", "batching_flush_total",
@@ -120,7 +117,7 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
 
 def test_the_gauges_are_of_this_moment(client_of: Callable[..., FlaskClient]) -> None:
     client = client_of("static", max_batch_size=2)
-    manager = client.application.extensions["manager"]
+    manager = client.application.extensions["server"].manager
     long = [Inference([0] * 16, 1000), Inference([0], 500)]
     manager.enqueue(long)
     waiting = [Inference([0], 5) for _ in range(3)]
@@ -140,7 +137,7 @@ def test_ends_are_counted_by_their_reason(client_of: Callable[..., FlaskClient])
             raise RuntimeError("no luck")
 
     client = client_of("nobatch")
-    manager = client.application.extensions["manager"]
+    manager = client.application.extensions["server"].manager
     client.post("/inference", json={"prompt": "hi", "num_tokens": 2})
     client.post("/inference", json={"prompt": "hi", "num_tokens": 1000, "timeout_s": 0.01})
     manager.enqueue(gone := [Inference([0], 1000)])
@@ -149,7 +146,7 @@ def test_ends_are_counted_by_their_reason(client_of: Callable[..., FlaskClient])
     now = metrics(client)
     found = {reason: now[f"vllm:request_success_total/{reason}"] for reason in ("stop", "length", "abort", "timeout", "error")}
     assert found == {"stop": 0, "length": 1, "abort": 1, "timeout": 1, "error": 0}
-    broken = client_of(manager=BatchingManager(make_scheduler(Dynamic()), Broken))
+    broken = client_of(engine=Broken)
     broken.post("/inference", json={"prompt": "hi", "num_tokens": 2})
     assert metrics(broken)["vllm:request_success_total/error"] == 1
     assert metrics(broken)["vllm:generation_tokens_total"] == 0

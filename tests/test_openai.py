@@ -13,13 +13,10 @@ from flask.testing import FlaskClient
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, ConfigDict
 
-from batching import BatchingManager
 from config import MODES
 from scheduling.inference import Generator, Inference, Iteration
-from scheduling.policies import Dynamic
 from tests.servers import Serve
 from tests.sse import events, text_of
-from tests.virtual import make_scheduler
 
 ASK: dict[str, Any] = {"model": "fake", "prompt": "hi", "max_tokens": 6, "seed": 3}
 FORMS = {"text": "hi", "texts": ["hi", "there"], "ids": [104, 105], "lists of ids": [[104, 105], [116, 104, 101, 114, 101]]}
@@ -72,7 +69,7 @@ class Letters(Generator):
 
 @pytest.fixture
 def spelling(client_of: Callable[..., FlaskClient]) -> Callable[[bytes | list[int]], FlaskClient]:
-    return lambda text: client_of(manager=BatchingManager(make_scheduler(Dynamic()), lambda: Letters(text)))
+    return lambda text: client_of(engine=lambda: Letters(text))
 
 
 def plain(client: FlaskClient, body: dict[str, Any]) -> Completion:
@@ -267,7 +264,7 @@ def test_models_and_a_model_that_is_not_here(client_of: Callable[..., FlaskClien
 
 def test_a_full_queue_and_a_draining_server_have_openais_errors_too(client_of: Callable[..., FlaskClient]) -> None:
     client = client_of(max_batch_size=1, max_waiting=0)
-    manager = client.application.extensions["manager"]
+    manager = client.application.extensions["server"].manager
     manager.enqueue([Inference([0], 1000)])
     full = client.post("/v1/completions", json=ASK)
     assert full.status_code == 429 and full.headers["Retry-After"] and full.get_json()["error"]["type"] == "rate_limit_error"

@@ -13,12 +13,9 @@ from schemathesis import Case, GenerationMode
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi import checks
 
-from batching import BatchingManager
 from routes.bodies import ChatRequest, CompletionRequest, InferenceRequest
 from routes.openapi import ROUTES
 from scheduling.inference import Generator, Inference, Iteration
-from scheduling.policies import Dynamic
-from tests.virtual import make_scheduler
 
 
 class Quick(Generator):
@@ -29,7 +26,7 @@ class Quick(Generator):
 @pytest.fixture
 def quick(client_of: Callable[..., FlaskClient]) -> FlaskClient:
     """A server whose tokens cost nothing."""
-    return client_of(manager=BatchingManager(make_scheduler(Dynamic(), n_blocks=1024), Quick), max_model_len=128)
+    return client_of(engine=Quick, max_model_len=128)
 
 
 @pytest.fixture
@@ -136,7 +133,7 @@ class Failing(Quick):
 
 
 def test_answers_that_fail_are_as_the_document_says(client_of: Callable[..., FlaskClient]) -> None:
-    client = client_of(manager=BatchingManager(make_scheduler(Dynamic(), n_blocks=1024), Failing))
+    client = client_of(engine=Failing)
     api = schemathesis.openapi.from_wsgi("/openapi.json", client.application)
     asks: list[tuple[str, dict[str, Any]]] = [
         ("/inference", {"prompt": "hi", "num_tokens": 9}), ("/v1/completions", ASK), ("/v1/chat/completions", CHAT),
@@ -155,7 +152,7 @@ def test_refusals_are_as_the_document_says(client_of: Callable[..., FlaskClient]
         ("/inference", {"prompt": "hi", "num_tokens": 1000}), ("/v1/completions", ASK | {"max_tokens": 1000}),
         ("/v1/chat/completions", CHAT | {"max_tokens": 900}),
     ]  # fmt: skip
-    manager = slow.application.extensions["manager"]
+    manager = slow.application.extensions["server"].manager
     [going] = group = [Inference([0], 1000)]
     manager.enqueue(group)
     for path, ask in asks:

@@ -72,11 +72,11 @@ def test_what_ended_otherwise_is_a_line_too(client_of: Callable[..., FlaskClient
     path = tmp_path / "log.jsonl"
     path.write_text('{"from": "an earlier run"}\n')
     client = client_of("nobatch", request_log=str(path))
-    manager = client.application.extensions["manager"]
+    manager = client.application.extensions["server"].manager
     manager.enqueue([Inference([0], 1000)])
     client.post("/inference", json={"prompt": "hi", "num_tokens": 5, "timeout_s": 0.02})
     manager.close()
-    client.application.extensions["request_log"].close()
+    client.application.extensions["server"].request_log.close()
     earlier, expired, stopped = lines(path)
     assert earlier == {"from": "an earlier run"}
     assert (expired["state"], expired["error"], expired["batch_id"]) == ("expired", "deadline_passed", None)

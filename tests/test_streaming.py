@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from batching import BatchingManager
 from config import MODES
 from routes.streams import Part, Stream
 from scheduling.inference import Generator, Inference, Iteration, Progress
-from scheduling.policies import Dynamic
 from tests.servers import PATIENCE_S, wait_until
 from tests.sse import events
-from tests.virtual import make_scheduler
 from tokenizer import Detokenizer, load_tokenizer
 
 ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
@@ -42,7 +39,7 @@ class Gate(Generator):
 @pytest.fixture
 def gated(client_of: Callable[..., FlaskClient]) -> tuple[FlaskClient, Gate]:
     gate = Gate()
-    return client_of(manager=BatchingManager(make_scheduler(Dynamic()), lambda: gate)), gate
+    return client_of(engine=lambda: gate), gate
 
 
 def stream(client: FlaskClient, body: dict[str, Any]) -> list[Any]:
@@ -138,7 +135,7 @@ def test_in_a_request_level_batch_a_stream_ends_with_its_own_last_token(
 
     busy = threading.Thread(target=ask, args=("busy", {"prompt": "x", "num_tokens": 250}))
     busy.start()
-    wait_until(lambda: client.application.extensions["manager"].snapshot().running == 1)
+    wait_until(lambda: client.application.extensions["server"].manager.snapshot().running == 1)
     threads = [  # these three wait for the first, and then share a batch
         threading.Thread(target=ask, args=("long", {"prompt": "x", "num_tokens": 300})),
         threading.Thread(target=ask, args=("plain", group)),
@@ -161,7 +158,7 @@ def test_what_goes_wrong_before_the_first_token_has_a_status_of_its_own(
     client = client_of("nobatch", max_batch_size=1, max_waiting=1)
     for body, status in (({"prompt": ""}, 400), ({"num_tokens": 2000}, 400), ({"prompt": ["a", "b", "c"]}, 400)):
         assert client.post("/inference", json=ASK | body | {"stream": True}).status_code == status
-    client.application.extensions["manager"].enqueue([Inference([0], 300)])
+    client.application.extensions["server"].manager.enqueue([Inference([0], 300)])
     waiting = client.post("/inference", json=ASK | {"stream": True, "timeout_s": 0.05})
     assert waiting.status_code == 504 and waiting.get_json()["error"]["code"] == "deadline_passed"
     client, gate = gated
@@ -180,7 +177,7 @@ def test_a_deadline_is_kept_while_an_iteration_or_the_loading_of_the_model_takes
         assert loading.wait(PATIENCE_S)
         return gate
 
-    starting = client_of(manager=BatchingManager(make_scheduler(Dynamic()), load))
+    starting = client_of(engine=load)
     for stream in (False, True):
         for asked in (client, starting):
             response = asked.post("/inference", json=ASK | {"timeout_s": 0.05, "stream": stream})
@@ -230,7 +227,7 @@ def test_a_stream_that_is_closed_gives_its_row_back(gated: tuple[FlaskClient, Ga
     response = client.post("/inference", json=ASK | {"stream": True}, buffered=False)
     next(iter(response.iter_encoded()))
     response.close()
-    left = client.application.extensions["manager"].snapshot()
+    left = client.application.extensions["server"].manager.snapshot()
     assert (left.running, left.blocks_used) == (0, 0)
     gate.go.release()  # the iteration that was under way
     assert client.get("/stats").get_json()["cancelled"] == 1

@@ -31,7 +31,7 @@ def assert_refused(client: FlaskClient, body: dict[str, Any], name: str, **how: 
     assert refused.status_code == 429 and refused.headers["Retry-After"]
     message = refused.get_json()["error"]["message"]
     assert f"could not start its {name} thread (can't start new thread)" in message and "ulimit -u" in message
-    left = client.application.extensions["manager"].snapshot()
+    left = client.application.extensions["server"].manager.snapshot()
     assert (left.waiting, left.running, left.blocks_used) == (0, 0, 0)
 
 
