@@ -27,6 +27,7 @@ from generate.naive import NaiveGenerator
 from generate.sampling import uniform
 from scheduling.inference import Generator, Inference, Row, Sampling
 from serving import create_scheduler
+from simulate import drive
 from weights import locate
 
 UNUSED = NO_HTTP | {"mode", "loop_interval_ms"}  # two modes, and no manager
@@ -37,12 +38,7 @@ BFLOAT16_TOLERANCE = 0.05  # of the largest logit; bfloat16 keeps 8 bits, and so
 
 
 def serve(config: Config, generator: Generator, inferences: Sequence[Inference]) -> None:
-    scheduler = create_scheduler(config)
-    for inference in inferences:
-        scheduler.enqueue([inference], now=0.0)
-    while scheduler.has_work:
-        iteration, _ = scheduler.schedule(now=0.0)
-        scheduler.apply(iteration, generator.generate(iteration), now=0.0)
+    drive(create_scheduler(config), [(0.0, [inference]) for inference in inferences], lambda _: 0.0, generator.generate)
 
 
 def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:

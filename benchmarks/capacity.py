@@ -26,42 +26,25 @@ from client.options import SWEEP_GOODPUT, parse_goodput
 from client.tables import between
 from config import MODES, Config, build
 from generate.fake import cost_s
-from scheduling.errors import Overloaded
 from scheduling.inference import Inference
-from scheduling.scheduler import Scheduler
 from serving import create_scheduler
+from simulate import drive
 from stats import Answer, times_of
 
 LENGTHS, ARRIVAL = "normal", "poisson:1"  # a comparison's own defaults
 LIMITS = parse_goodput(SWEEP_GOODPUT)
 
 
-def drive(scheduler: Scheduler, requests: Sequence[Request]) -> list[Inference | None]:
-    """Serve a trace in virtual time to its end; of each request its inference, or None if it was refused."""
-    served: list[Inference | None] = []
-    now, wake_at = 0.0, None
-    while len(served) < len(requests) or scheduler.has_work:
-        while len(served) < len(requests) and requests[len(served)].at <= now:
-            request = requests[len(served)]
-            inference = Inference(list((request.prompt or "").encode()), request.num_tokens)
-            try:
-                scheduler.enqueue([inference], request.at)
-                served.append(inference)
-            except Overloaded:
-                served.append(None)
-        iteration, wake_at = scheduler.schedule(now)
-        if iteration.rows:
-            now += cost_s(iteration)
-            scheduler.apply(iteration, [0] * sum(row.samples for row in iteration.rows), now)
-        else:
-            events = [requests[len(served)].at] if len(served) < len(requests) else []
-            now = min(events if wake_at is None else [*events, wake_at])
+def serve(config: Config, requests: Sequence[Request]) -> list[Inference]:
+    """Serve a trace in virtual time to its end; of each request its inference."""
+    served = [Inference(list((request.prompt or "").encode()), request.num_tokens) for request in requests]
+    drive(create_scheduler(config), [(r.at, [i]) for r, i in zip(requests, served)], cost_s)
     return served
 
 
-def outcome(request: Request, inference: Inference | None) -> Outcome:
+def outcome(request: Request, inference: Inference) -> Outcome:
     """What a client without any delay sees."""
-    if inference is None:
+    if inference.error is not None:
         return Outcome(request, request.at, request.at, request.at, error="429")
     times = times_of(inference)
     timings = {"arrived_at": times.arrived_at, "queue_s": times.queue_s, "ttft_s": times.ttft_s, "held_s": times.held_s,
@@ -76,8 +59,8 @@ def outcome(request: Request, inference: Inference | None) -> Outcome:
 def true_capacity(config: Config, n: int) -> float:
     """Requests a second that a server completes until the last of n, which all came at once, is admitted."""
     requests = PromptData(LENGTHS, seed=2**31).requests(n, "burst", scaled=True)
-    served = drive(create_scheduler(config.model_copy(update={"max_waiting": n})), requests)
-    times = [times_of(inference) for inference in served if inference]
+    served = serve(config.model_copy(update={"max_waiting": n}), requests)
+    times = [times_of(inference) for inference in served]
     end = max(t.admitted_at for t in times)
     return sum(t.answered_at <= end for t in times) / end
 
@@ -89,7 +72,7 @@ def one_sweep(config: Config, seed: int) -> dict[str, Any]:
 
     def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
         nonlocal seconds
-        served = drive(create_scheduler(config), requests)
+        served = serve(config, requests)
         result = judged(requests, [outcome(r, i) for r, i in zip(requests, served)], LIMITS)
         seconds += result["wall_clock_s"]
         return result

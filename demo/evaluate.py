@@ -32,6 +32,7 @@ from model import GPT2, KVCache, load_model
 from scheduling.inference import Inference, Sampling
 from scheduling.policies import Dynamic
 from scheduling.scheduler import Scheduler
+from simulate import drive
 from tokenizer import load_tokenizer
 from weights import DEMO, WeightsUnavailable, locate
 
@@ -93,10 +94,7 @@ def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: 
     scheduler = Scheduler(Dynamic(), max_batch_size=rows, token_budget=n, n_blocks=rows, block_size=n, max_in_flight=rows)
     cache = KVCache(model.shape, rows, n, torch.float32, "cpu")
     generator = CachedGenerator(model, tokenizer.n_vocab, PlainAttention(cache), sample, max_tokens=rows + n)
-    scheduler.enqueue(inferences, now=0.0)
-    while scheduler.has_work:
-        iteration, _ = scheduler.schedule(now=0.0)
-        scheduler.apply(iteration, generator.generate(iteration), now=0.0)
+    drive(scheduler, [(0.0, inferences)], lambda _: 0.0, generator.generate)
     return [tokenizer.decode(inference.tokens) for inference in inferences]
 
 

@@ -83,7 +83,7 @@ def test_what_stays_in_flight_grows_although_nothing_waits() -> None:
 
 def test_a_point_says_what_was_asked_for_and_what_was_made_of_it() -> None:
     requests = PromptData("fixed:7").requests(30, "poisson:3", scaled=True)
-    served = capacity.drive(capacity.create_scheduler(build("nobatch", {"model": "fake"}, {})), requests)
+    served = capacity.serve(build("nobatch", {"model": "fake"}, {}), requests)
     outcomes: list[Outcome] = [capacity.outcome(request, inference) for request, inference in zip(requests, served)]
     result = judged(requests, outcomes, {})
     assert (result["requested_rate"], result["mean_num_tokens"]) == (pytest.approx(3.0, rel=1e-4), 7.0)

@@ -25,6 +25,7 @@ from model import GPT2, KVCache, load_model
 from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
 from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
 from shapes import Shape
+from simulate import drive
 from tests.virtual import make_scheduler
 
 SHAPE = Shape(n_layer=2, n_head=2, n_embd=32, n_ctx=1024, vocab_size=300)
@@ -86,15 +87,8 @@ def workload(n: int, sampling: Sampling, longest_prompt: int = 40) -> list[Infer
 def serve(policy: Policy, generator: Generator, inferences: Sequence[Inference], **limits: Any) -> list[list[int]]:
     defaults: dict[str, Any] = {"max_batch_size": 5, "token_budget": 24, "n_blocks": 80, "block_size": 4}
     scheduler = make_scheduler(policy, **(defaults | limits))
-    now, arriving = 0.0, list(inferences)
-    while arriving or scheduler.has_work:
-        for inference in arriving[:2]:  # two arrive in every iteration
-            scheduler.enqueue([inference], now)
-        arriving = arriving[2:]
-        iteration, wake_at = scheduler.schedule(now)
-        now += 1.0 if iteration.rows or wake_at is None else wake_at - now
-        if iteration.rows:
-            scheduler.apply(iteration, generator.generate(iteration), now)
+    two_an_iteration = [(float(i // 2), [inference]) for i, inference in enumerate(inferences)]
+    drive(scheduler, two_an_iteration, lambda _: 1.0, generator.generate)
     assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
     return [inference.tokens for inference in inferences]
 

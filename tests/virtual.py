@@ -9,6 +9,7 @@ from typing import Any
 from scheduling.inference import Inference, Iteration
 from scheduling.policies import Policy
 from scheduling.scheduler import Scheduler
+from simulate import drive
 
 
 @dataclass(frozen=True)
@@ -56,24 +57,15 @@ def run(
     scheduler = make_scheduler(policy, **limits)
     groups = [[Inference([0] * ask.prompt, ask.tokens) for _ in range(ask.rows)] for ask in asks]
     result = Run(groups, [], scheduler)
-    now, arrived = 0.0, 0
     most = 2 * sum(ask.rows * (ask.prompt + ask.tokens) for ask in asks) + 100
-    while arrived < len(asks) or scheduler.has_work:
-        while arrived < len(asks) and asks[arrived].at <= now:
-            scheduler.enqueue(groups[arrived], asks[arrived].at)
-            arrived += 1
-        iteration, wake_at = scheduler.schedule(now)
-        check(scheduler, iteration)
-        if iteration.rows:
-            now += 1.0
-            result.iterations.append((now - 1.0, iteration))
-            scheduler.apply(iteration, [0] * sum(row.samples for row in iteration.rows), now)
-        else:
-            events = [wake_at] if wake_at is not None else []
-            events += [asks[arrived].at] if arrived < len(asks) else []
-            assert events, "nothing to run, nothing to wait for, and work is left"
-            assert min(events) > now, "asked to wake up in the past"
-            now = min(events)
+
+    def planned(now: float, iteration: Iteration) -> None:
+        nonlocal most
         most -= 1
         assert most > 0, "the scheduler makes no progress"
+        check(scheduler, iteration)
+        if iteration.rows:
+            result.iterations.append((now, iteration))
+
+    drive(scheduler, [(ask.at, group) for ask, group in zip(asks, groups)], lambda iteration: 1.0, planned=planned)
     return result
