@@ -21,38 +21,12 @@ from observers.request_log import RequestLog
 from observers.server_stats import ServerStats
 from scheduling.errors import ContextTooLong, InvalidRequest
 from scheduling.inference import Generator, Inference, Sampling
-from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
-from scheduling.scheduler import Scheduler
+from scheduling.scheduler import build
 from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule, load_tokenizer
 from weights import locate
 
 Load = Callable[[Config, Path | None, int], Generator]  # of a Config, its checkpoint, and how many ids can be decoded
 Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
-
-
-def policy_of(config: Config) -> Policy:
-    match config.mode:
-        case "nobatch":
-            return NoBatching()
-        case "static":
-            return Static(config.compact_batches)
-        case "windowed":
-            delay_s = config.max_batch_delay_ms / 1e3
-            return Windowed(delay_s, config.effective_target, config.batch_size_limit, config.compact_batches)
-        case "dynamic":
-            return Dynamic()
-
-
-def create_scheduler(config: Config) -> Scheduler:
-    return Scheduler(
-        policy_of(config),
-        max_batch_size=config.max_batch_size,
-        token_budget=config.token_budget,
-        n_blocks=config.n_blocks,
-        block_size=config.block_size,
-        max_in_flight=config.max_in_flight,
-        decoder_batch_sizes=config.decoder_batch_sizes,
-    )
 
 
 def is_alone(prompt: Prompt) -> bool:
@@ -80,7 +54,7 @@ class Server:
         self.config = config
         self.tokenizer = load_tokenizer(config.tokenizer)
         path, n_vocab = locate(config), self.tokenizer.n_vocab
-        self.scheduler = create_scheduler(config)
+        self.scheduler = build(config)
         self.manager = BatchingManager(
             self.scheduler, lambda: load(config, path, n_vocab), loop_interval_s=config.loop_interval_ms / 1e3
         )

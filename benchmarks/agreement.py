@@ -25,8 +25,8 @@ from generate import load_generator
 from generate.cached import CachedGenerator
 from generate.naive import NaiveGenerator
 from generate.sampling import uniform
+from scheduling import scheduler
 from scheduling.inference import Generator, Inference, Row, Sampling
-from serving import create_scheduler
 from simulate import drive
 from weights import locate
 
@@ -38,7 +38,7 @@ BFLOAT16_TOLERANCE = 0.05  # of the largest logit; bfloat16 keeps 8 bits, and so
 
 
 def serve(config: Config, generator: Generator, inferences: Sequence[Inference]) -> None:
-    drive(create_scheduler(config), [(0.0, [inference]) for inference in inferences], lambda _: 0.0, generator.generate)
+    drive(scheduler.build(config), [(0.0, [inference]) for inference in inferences], lambda _: 0.0, generator.generate)
 
 
 def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:

@@ -26,8 +26,8 @@ from client.options import SWEEP_GOODPUT, parse_goodput
 from client.tables import between
 from config import MODES, Config, build
 from generate.fake import cost_s
+from scheduling import scheduler
 from scheduling.inference import Inference
-from serving import create_scheduler
 from simulate import drive
 from stats import Answer, times_of
 
@@ -38,7 +38,7 @@ LIMITS = parse_goodput(SWEEP_GOODPUT)
 def serve(config: Config, requests: Sequence[Request]) -> list[Inference]:
     """Serve a trace in virtual time to its end; of each request its inference."""
     served = [Inference(list((request.prompt or "").encode()), request.num_tokens) for request in requests]
-    drive(create_scheduler(config), [(r.at, [i]) for r, i in zip(requests, served)], cost_s)
+    drive(scheduler.build(config), [(r.at, [i]) for r, i in zip(requests, served)], cost_s)
     return served
 
 

@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ AFTER = 4  # tokens of the long request
 
 def measure(engine: Engine, token_budget: int, n_vocab: int) -> dict[str, float]:
     """Serve 16 rows and, once they decode, the long prompt. All of them are asked for enough tokens to overlap."""
-    engine.scheduler.token_budget = token_budget
+    engine.scheduler.limits = replace(engine.scheduler.limits, token_budget=token_budget)
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, min(n_vocab, 50256), PROMPT).tolist()
     tokens = BEFORE + 2 * (PROMPT // token_budget + 2) + AFTER + 10

@@ -12,15 +12,15 @@ import time
 
 from client.machine import stamp
 from config import MODES, build
+from scheduling import scheduler as scheduling
 from scheduling.inference import Inference
-from serving import create_scheduler
 
 REPEATS = 100
 
 
 def measure(mode: str, rows: int, waiting: int) -> dict[str, float]:
     """Median milliseconds of an iteration's `schedule` and `apply`."""
-    scheduler = create_scheduler(build(mode, {"model": "fake", "max_batch_size": str(rows), "max_waiting": str(waiting)}, {}))
+    scheduler = scheduling.build(build(mode, {"model": "fake", "max_batch_size": str(rows), "max_waiting": str(waiting)}, {}))
     scheduler.enqueue([Inference([1] * 10, REPEATS + 10) for _ in range(rows)], 0.0)
     for _ in range(waiting):
         scheduler.enqueue([Inference([1] * 10, 100)], 0.0)

@@ -33,7 +33,7 @@ from client import graph, report, runs  # noqa: E402
 from client.data import (  # noqa: E402
     ARRIVALS,
     LENGTHS,
-    ORDERS,
+    SELECTIONS,
     PromptData,
     Request,
     WorkloadError,
@@ -76,7 +76,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     load.add_argument("--numtokens_range", type=int, nargs="+", metavar="N", help="the same as --lengths choice:N,N,…")
     load.add_argument("--arrival", help=f"{ARRIVALS} (default: wait:1)")
     load.add_argument("--wait", type=float, metavar="S", help="the same as --arrival wait:S")
-    load.add_argument("--selection", choices=ORDERS, help="order: random, or descend (longest first; default: random)")
+    load.add_argument("--selection", choices=SELECTIONS, help="order: random, or descend (longest first; default: random)")
     load.add_argument("--trace", type=Path, help="replay this trace.jsonl, at its own times unless --arrival says others")
     load.add_argument("--save-trace", type=Path, metavar="FILE", help="save the workload as a trace")
     load.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")

@@ -58,7 +58,7 @@ class Comparison:
         self.stopped: KeyboardInterrupt | ServerError | None = None
         if self.arrival != "auto":  # a mistyped one is found before any server starts
             arrivals(self.arrival, 1, options.seed)
-        PromptData(options.lengths, options.order)
+        PromptData(options.lengths, options.selection)
         self.machine = runs.facts()
 
     def facts(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Comparison:
         """Measure what the workload depends on: for `auto` the capacity of `dynamic`."""
         if self.arrival != "auto" or self.trace:
             return
-        data = PromptData(self.options.lengths, self.options.order, self.options.seed)
+        data = PromptData(self.options.lengths, self.options.selection, self.options.seed)
         burst = data.requests(burst_size(self.options.config("dynamic")), "burst", scaled=True)
         with self.target("dynamic") as target, self.progress.replay("capacity of dynamic", burst) as watch:
             self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {"load": LOAD}
@@ -112,7 +112,7 @@ class Comparison:
 
         Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is kept, marked as partial.
         """
-        data = PromptData(self.options.lengths, self.options.order, seed)
+        data = PromptData(self.options.lengths, self.options.selection, seed)
         requests = self.trace or data.requests(self.options.numsamples, self.arrival)
         if self.trace and self.arrival != "auto":
             requests = rescheduled(self.trace, self.arrival, seed)
@@ -173,7 +173,7 @@ class Comparison:
         if self.options.trace:
             where = f"as in {self.options.trace}"
             return {"lengths": where, "arrival": where if self.arrival == "auto" else self.arrival}
-        return {"lengths": self.options.lengths, "order": self.options.order, "arrival": self.arrival}
+        return {"lengths": self.options.lengths, "selection": self.options.selection, "arrival": self.arrival}
 
 
 def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, BaseException | None]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 LENGTHS = "normal, choice[:1,25,100], uniform:LOW:HIGH, fixed:N, exponential:MEAN:CAP, lognormal:MEDIAN:SIGMA:CAP"
 ARRIVALS = "wait:SECONDS, poisson:RATE, gamma:RATE:CV, constant:RATE, burst, closed:USERS"
-ORDERS = ("random", "descend")
+SELECTIONS = ("random", "descend")
 REFERENCE = 2**20  # draws, whose mean is a distribution's within 0.1% (of a standard deviation)
 COUNTING = [
     "one",
@@ -77,11 +77,11 @@ class PromptData:
     first. Raises WorkloadError for what it does not know.
     """
 
-    def __init__(self, lengths: str = "normal", order: str = "random", seed: int = 0, temperature: float = 0.0):
-        if order not in ORDERS:
-            raise WorkloadError(f"unknown order {order!r}; valid ones are {', '.join(ORDERS)}")
+    def __init__(self, lengths: str = "normal", selection: str = "random", seed: int = 0, temperature: float = 0.0):
+        if selection not in SELECTIONS:
+            raise WorkloadError(f"unknown selection {selection!r}; valid ones are {', '.join(SELECTIONS)}")
         self._draw_lengths = _lengths(lengths)
-        self.order, self.seed, self.temperature = order, seed, temperature
+        self.selection, self.seed, self.temperature = selection, seed, temperature
 
     @functools.cached_property
     def mean_num_tokens(self) -> float:
@@ -99,7 +99,7 @@ class PromptData:
         if scaled:
             self._to_mean(tokens)
         words = _folded_normal(rng, n, mean=10, std=10, most=64)
-        if self.order == "descend":
+        if self.selection == "descend":
             longest_first = np.argsort(-tokens, kind="stable")
             tokens, words = tokens[longest_first], words[longest_first]
         at, users = arrivals(arrival, n, self.seed, scaled)

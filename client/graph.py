@@ -13,8 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from client.tables import line_text
+from config import MODES
 
-COLOURS = {"nobatch": "#7f7f7f", "static": "#d95f02", "windowed": "#7570b3", "dynamic": "#1b9e77"}
+COLOURS = dict(zip(MODES, ("#7f7f7f", "#d95f02", "#7570b3", "#1b9e77")))
 IDLE, PADDING, EMPTY = "#e6ab02", "#8c6d4f", "#ececec"
 KINDS = {  # of computed rows that serve nobody
     "idle": (IDLE, "idle: computed for a request that is done"),

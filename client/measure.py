@@ -22,6 +22,7 @@ from client.data import Request, describe
 from client.load import Interrupted, Outcome, ServerError, Watch, get, post, replay
 from client.wire import Wire
 from config import Config
+from scheduling.policies import MODES, chosen
 from stats import DEFINITIONS, ROWS, Answer, occupancy_over_time, summarise
 
 POINT = (
@@ -143,7 +144,8 @@ def _engine(target: Target, requests: Sequence[Request], answers: Sequence[Answe
     engine.pop("definitions")
     found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": get(target.url, key=target.key)["config"]}
     found["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)
-    if found["config"]["mode"] in ("static", "windowed") and not found["config"]["compact_batches"]:
+    config = found["config"]
+    if MODES[config["mode"]].request_level and not config["compact_batches"]:
         lengths = [request.num_tokens for request in requests]
         found["expected_useful_fraction"] = expected_useful_fraction(lengths, batch_sizes(answers))
     return found
@@ -174,7 +176,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 
 def burst_size(config: Config) -> int:
     """Requests of the burst that measures capacity: three a row and a few at least, if the server holds as many."""
-    rows = 1 if config.mode == "nobatch" else config.max_batch_size
+    rows = chosen(MODES, config.mode, config).most_rows(config.max_batch_size)
     return min(max(3 * rows, LEAST_BURST), config.max_in_flight)
 
 

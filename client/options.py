@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from client.data import ARRIVALS, LENGTHS, ORDERS
+from client.data import ARRIVALS, LENGTHS, SELECTIONS
 from client.quoting import NAME
 from client.servers import ROOT
 from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, from_environment, meaningful, refuse_unknown
@@ -26,7 +26,7 @@ class Options:
     numsamples: int
     lengths: str
     arrival: str
-    order: str
+    selection: str
     trace: Path | None
     seed: int
     repeats: int
@@ -68,7 +68,7 @@ def parse(argv: Sequence[str]) -> Options:
     add("--numsamples", type=int, help="requests (default: 300)")
     add("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
     add("--arrival", default="auto", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of dynamic's capacity (default: auto)")
-    add("--order", choices=ORDERS, help="random, or descend: longest first (default: random)")
+    add("--selection", choices=SELECTIONS, help="of lengths: random, or descend (longest first; default: random)")
     add("--trace", type=Path, help="replay this trace.jsonl, at its own times unless --arrival says others")
     add("--sweep", action="store_true", help="then run every mode at rates from light to beyond its capacity")
     add("--seconds", type=float, help="of sending at each rate of a sweep (default: as long as 200 requests need, "
@@ -87,8 +87,8 @@ def parse(argv: Sequence[str]) -> Options:
     for name in ("host", "port"):
         if name in flags:
             raise ConfigError(f"{flag(name)} has no meaning here: every mode gets a free port on this machine")
-    if known.trace and (known.numsamples or known.lengths or known.order):
-        raise ConfigError("--trace holds the requests; leave out --numsamples, --lengths and --order")
+    if known.trace and (known.numsamples or known.lengths or known.selection):
+        raise ConfigError("--trace holds the requests; leave out --numsamples, --lengths and --selection")
     if known.trace and (known.sweep or known.repeats > 1):
         raise ConfigError("--sweep and --repeats draw traces of their own; leave out --trace")
     if known.seconds is not None and not known.sweep:
@@ -97,7 +97,7 @@ def parse(argv: Sequence[str]) -> Options:
     numsamples = 300 if known.numsamples is None else known.numsamples
     options = Options(
         known.modes.split(","), parse_also(known.also), numsamples, known.lengths or "normal", known.arrival,
-        known.order or "random", known.trace, int(flags.get("seed", 0)), known.repeats, known.sweep,
+        known.selection or "random", known.trace, int(flags.get("seed", 0)), known.repeats, known.sweep,
         known.seconds, parse_goodput(goodput),
         known.stream or bool(known.also), known.timeout,
         not known.skip_calibration, known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}", flags,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -113,6 +113,6 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
         raise ConfigError(f"unknown {kind} {name}{_suggest(name, valid)}; valid flags are {', '.join(valid)}")
 
 
-def _suggest(word: str | None, valid: Sequence[str]) -> str:
+def _suggest(word: str | None, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(word or "", valid, n=1)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_type_hints
 
 import psutil
 from pydantic import (
@@ -15,21 +16,21 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
 
 import kernels
 from config.resolve import VOCABULARIES
+from scheduling.policies import MODES, ORDERS, Order, Policy, chosen
 from shapes import SHAPES, Shape, shape_of
 
-Mode = Literal["nobatch", "static", "windowed", "dynamic"]
-MODES: tuple[str, ...] = get_args(Mode)
+# of each setting that is a field of policies, the modes that have it
 ONLY_IN = {
-    "batch_size_target": ("windowed",),
-    "batch_size_limit": ("windowed",),
-    "max_batch_delay_ms": ("windowed",),
-    "compact_batches": ("static", "windowed"),
+    each.name: tuple(mode for mode, kind in MODES.items() if each.name in {its.name for its in fields(kind)})
+    for policy in MODES.values()
+    for each in fields(policy)
 }
 ONLY_OVER_HTTP = (
     "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log", "host", "port", "api_key",
@@ -55,12 +56,29 @@ def _setting(default: Any, meaning: str, shown: str | None = None, **checks: Any
     return Field(default, description=meaning, json_schema_extra={"shown": shown or str(default)}, **checks)
 
 
-class Config(BaseModel):
+def _of_tables() -> type[BaseModel]:
+    """What the tables of policies and orders say: a mode, an order, and the fields of all of them, which are settings."""
+    *most, last = MODES
+    found: dict[str, Any] = {
+        "mode": (Literal[tuple(MODES)], Field(description=f"batching mode: {', '.join(most)} or {last}")),
+        "order": (Literal[tuple(ORDERS)], _setting("fcfs", f"who goes first among those that wait: {', '.join(ORDERS)}")),
+    }
+    kinds: list[type[Policy] | type[Order]] = [*MODES.values(), *ORDERS.values()]
+    for kind in kinds:
+        types = get_type_hints(kind)
+        for each in fields(kind):
+            told = each.metadata
+            modes = f"{', '.join(ONLY_IN[each.name])}: " if len(ONLY_IN.get(each.name, MODES)) < len(MODES) else ""
+            setting = _setting(each.default, modes + told["meaning"], told["shown"], **told["limits"])
+            found[each.name] = (types[each.name], setting)
+    return create_model("OfTables", **found)
+
+
+class Config(_of_tables(), BaseModel):  # type: ignore[misc]  # the tables are known when it runs
     """Every setting of a server. Raises pydantic's ValidationError; `parse` turns that into a ConfigError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
-    mode: Mode = Field(description="batching mode: nobatch, static, windowed or dynamic")
     model: str = _setting(
         "", f"{', '.join(SHAPES)}, or the folder of a Hugging Face GPT-2", "auto: gpt2-medium on a GPU, demo on a CPU"
     )
@@ -102,12 +120,6 @@ class Config(BaseModel):
         0.9, "GPU: share of its memory that weights, CUDA graphs and the KV cache may fill together", gt=0, le=1
     )
     token_budget: int = _setting(256, "prefill tokens in an iteration at most", "256 on a CPU, 2048 on a GPU", ge=1)
-    max_batch_delay_ms: float = _setting(
-        10.0, "windowed: a batch forms when the oldest request has waited this long", gt=0, allow_inf_nan=False
-    )
-    batch_size_target: int = _setting(4, "windowed: a batch forms when this many rows wait", ge=1)
-    batch_size_limit: int | None = _setting(None, "windowed: rows in a batch at most", "none", ge=1)
-    compact_batches: bool = _setting(False, "static, windowed: drop rows that are done instead of computing them idly", "off")
     loop_interval_ms: float = _setting(
         0.0, "sleep between iterations; 10 reproduces the original experiment's loop", ge=0, allow_inf_nan=False
     )
@@ -249,11 +261,6 @@ class Config(BaseModel):
         return triton and not self.enforce_eager and bool(self.decoder_batch_sizes)
 
     @property
-    def effective_target(self) -> int:
-        """Rows that flush a window: a batch can never be larger than its limits, so neither can the target."""
-        return min(self.batch_size_target, self.batch_size_limit or self.batch_size_target, self.max_batch_size)
-
-    @property
     def max_in_flight(self) -> int:
         """Requests running and waiting at most; beyond it 429."""
         return self.max_batch_size + self.max_waiting
@@ -294,12 +301,7 @@ class Config(BaseModel):
                 f"request_timeout_s {self.request_timeout_s:g} is beyond drain_timeout_s {self.drain_timeout_s:g}, after which "
                 "SIGTERM ends requests that have time left; raise --drain-timeout-s"
             )
-        if self.mode == "windowed" and self.effective_target != self.batch_size_target:
-            found.append(
-                f"batch_size_target {self.batch_size_target} can never be reached with batch_size_limit "
-                f"{self.batch_size_limit or 'none'} and max_batch_size {self.max_batch_size}: "
-                f"batches form at {self.effective_target}"
-            )
+        found += chosen(MODES, self.mode, self).warnings(self.max_batch_size)
         return found
 
 

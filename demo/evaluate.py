@@ -30,7 +30,7 @@ from generate.cached import CachedGenerator
 from generate.sampling import sample
 from model import GPT2, KVCache, load_model
 from scheduling.inference import Inference, Sampling
-from scheduling.policies import Dynamic
+from scheduling.policies import Dynamic, Limits
 from scheduling.scheduler import Scheduler
 from simulate import drive
 from tokenizer import load_tokenizer
@@ -91,7 +91,7 @@ def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: 
         for seed, prompt in enumerate(prompts)
     ]
     rows, n = len(prompts), model.shape.n_ctx  # a block for each row
-    scheduler = Scheduler(Dynamic(), max_batch_size=rows, token_budget=n, n_blocks=rows, block_size=n, max_in_flight=rows)
+    scheduler = Scheduler(Dynamic(), limits=Limits(rows, token_budget=n, block_size=n), n_blocks=rows, max_in_flight=rows)
     cache = KVCache(model.shape, rows, n, torch.float32, "cpu")
     generator = CachedGenerator(model, tokenizer.n_vocab, PlainAttention(cache), sample, max_tokens=rows + n)
     drive(scheduler, [(0.0, inferences)], lambda _: 0.0, generator.generate)

@@ -11,7 +11,7 @@ import enum
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from scheduling.errors import ServingError
 
@@ -56,9 +56,12 @@ class Inference:
     progress: Callable[[Progress], None] | None = None  # called for each token and at the end
     streamed: bool = False  # its caller reads each token at once: in a request-level batch it ends with its own last one
 
-    id: int = -1  # arrival order; given by the scheduler, as are the next five
+    user: str | None = None  # on whose behalf it comes
+    priority: int = 0  # smaller goes first, where an order asks for it
+
+    id: int = -1  # arrival order; given by the scheduler, as are all that follow
     group: int = -1  # the id of the group's first inference
-    blocks_needed: int = 0  # KV blocks for the whole life: prompt + num_tokens
+    key: tuple[Any, ...] = ()  # its place among those that wait
     batch: int = -1  # counts the times that anyone was admitted
     position: int = -1  # rows in the batch before it when it was admitted
     arrived_at: float = 0.0
@@ -70,14 +73,30 @@ class Inference:
     token_times: list[float] = field(default_factory=list)
     admitted_at: float | None = None
     answered_at: float | None = None
+    preemptions: int = 0  # times that it had to give its KV blocks up and wait again
     stopped: bool = False  # by `stop`
     error: ServingError | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def prefill_left(self) -> int:
-        """Prompt tokens not yet computed."""
-        return max(0, len(self.prompt_ids) - self.computed)
+    def whole_life(self) -> int:
+        """Tokens that it may come to: prompt + num_tokens."""
+        return len(self.prompt_ids) + self.num_tokens
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Completion tokens that an order may reckon with. How many there will really be nobody who decides may know."""
+        return self.num_tokens
+
+    @property
+    def uncomputed(self) -> int:
+        """Tokens known whose keys and values are not in the cache: of the prompt, and those generated."""
+        return len(self.prompt_ids) + len(self.tokens) - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """What is left to compute is the token generated last; else there is a prompt, or what preemption took, to compute."""
+        return self.uncomputed == 1 and bool(self.tokens)
 
     @property
     def has_all_tokens(self) -> bool:
@@ -121,8 +140,8 @@ class Row(NamedTuple):
 
     @property
     def decodes(self) -> bool:
-        """It computes a token that was generated, or is idle; else a part of a prompt, be it a prompt of one token."""
-        return self.idle or self.start >= len(self.inference.prompt_ids)
+        """It computes the token generated last, or is idle; else a part of a prompt, be it a prompt of one token."""
+        return self.idle or (self.samples and self.n_tokens == 1 and self.start >= len(self.inference.prompt_ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from sortedcontainers import SortedDict
 
 from scheduling.blocks import BlockPool
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.inference import Inference, Iteration, Row, State
-from scheduling.policies import Policy, View
+from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Plan, Policy, View, chosen
 
 SPARE_DEADLINES = 64  # of answered requests, which may be kept beside as many as are in flight
 _EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
@@ -44,24 +46,22 @@ class Scheduler:
     def __init__(
         self,
         policy: Policy,
+        order: Order = Fcfs(),  # noqa: B008  (it is frozen)
         *,
-        max_batch_size: int,
-        token_budget: int,
+        limits: Limits,
         n_blocks: int,
-        block_size: int,
         max_in_flight: int,
         decoder_batch_sizes: Sequence[int] = (),
     ):
         self.policy = policy
-        self.max_batch_size = max_batch_size
-        self.token_budget = token_budget
-        self.block_size = block_size
+        self.order = order
+        self.limits = limits
         self.max_in_flight = max_in_flight
-        self._group_limit = policy.group_limit(max_batch_size)
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
         self.pool = BlockPool(n_blocks)
-        self.waiting: OrderedDict[int, Inference] = OrderedDict()  # O(1) to leave from the middle
+        self.waiting: OrderedDict[int, Inference] = OrderedDict()  # by arrival; O(1) to leave from the middle
         self.running: dict[int, Inference] = {}
+        self._queue: SortedDict[tuple[Any, ...], Inference] = SortedDict()  # who waits, by key
         self._deadlines: list[tuple[float, int, Inference]] = []
         self._next_id = 0
         self._batches = 0
@@ -72,49 +72,65 @@ class Scheduler:
 
         Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
         """
-        needed = [-(-(len(i.prompt_ids) + i.num_tokens) // self.block_size) for i in inferences]
-        limit = self._group_limit
-        if limit is not None and len(inferences) > limit:
+        together, most = self.policy.request_level, self.policy.most_rows(self.limits.max_batch_size)
+        if together and len(inferences) > most:
             raise InvalidRequest(
-                f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most {limit} in this mode."
+                f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most {most} in this mode."
             )
-        if (most := max(needed) if limit is None else sum(needed)) > self.pool.n_blocks:
-            raise self._beyond_pool(most)
+        needed = [self.limits.blocks(inference.whole_life) for inference in inferences]
+        if (blocks := sum(needed) if together else max(needed)) > self.pool.n_blocks:
+            raise self._beyond_pool(blocks)
         if len(self.waiting) + len(self.running) + len(inferences) > self.max_in_flight:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting and {len(self.running)} running; try again later, "
                 "or start the server with a larger --max-waiting."
             )
         group = self._next_id
-        for inference, blocks in zip(inferences, needed):
-            inference.id, self._next_id = self._next_id, self._next_id + 1
-            inference.group, inference.blocks_needed, inference.arrived_at = group, blocks, now
-            self.waiting[inference.id] = inference
+        for inference in inferences:
+            inference.id, inference.group, inference.arrived_at = self._next_id, group, now
+            self._next_id += 1
+        key = self.order.key(inferences)
+        for inference in inferences:
+            inference.key = (key, inference.id)
+            self._wait(inference)
             if inference.deadline is not None:
                 heapq.heappush(self._deadlines, (inference.deadline, inference.id, inference))
 
+    def _wait(self, inference: Inference) -> None:
+        self.waiting[inference.id] = self._queue[inference.key] = inference
+
+    def _leave_queue(self, inference: Inference) -> None:
+        del self.waiting[inference.id], self._queue[inference.key]
+
     def _beyond_pool(self, needed: int) -> InvalidRequest:
         return InvalidRequest(
-            f"The request needs {needed} KV blocks of {self.block_size} tokens and the whole pool has "
+            f"The request needs {needed} KV blocks of {self.limits.block_size} tokens and the whole pool has "
             f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger --kv-cache-gb (on a GPU: "
             "--gpu-memory-utilization)."
         )
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
-        """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to run) and `wake_at`."""
+        """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to run) and `wake_at`.
+
+        Raises ValueError, before anything has moved, if the plan is impossible.
+        """
         view = View(
             now=now,
-            waiting=self.waiting.values(),
+            waiting=self._queue.values(),
             running=self.running.values(),
             free_blocks=self.pool.free_blocks,
-            max_batch_size=self.max_batch_size,
-            token_budget=self.token_budget,
+            limits=self.limits,
+            oldest_arrival=next(iter(self.waiting.values())).arrived_at if self.waiting else None,
         )
         plan = self.policy.plan(view)
-        for inference in plan.admit:
-            inference.blocks = self.pool.allocate(inference.blocks_needed)  # raises before anything has moved
-            del self.waiting[inference.id]
-            inference.state, inference.admitted_at = State.RUNNING, now
+        self._check(plan)
+        for inference in plan.preempt:
+            self._preempt(inference)
+        for inference, tokens in plan.admit:
+            self._leave_queue(inference)
+            inference.blocks = self.pool.allocate(self.limits.blocks(tokens))
+            inference.state = State.RUNNING
+            inference.admitted_at = now if inference.admitted_at is None else inference.admitted_at
             inference.batch, inference.position = self._batches, len(self.running)
             self.running[inference.id] = inference
         self._batches += bool(plan.admit)
@@ -122,6 +138,48 @@ class Scheduler:
         used = self.pool.n_blocks - self.pool.free_blocks
         padding = self._padding(rows)
         return Iteration(rows, len(self.running), len(self.waiting), used, plan.reason, padding), plan.wake_at
+
+    def _check(self, plan: Plan) -> None:
+        """Raise ValueError, naming the policy and the rule, for a plan that cannot be carried out."""
+        limits, free = self.limits, self.pool.free_blocks
+        running = dict.fromkeys(self.running)
+
+        def must(holds: bool, rule: str) -> None:
+            if not holds:
+                raise ValueError(f"the plan of {self.policy} is impossible: {rule}")
+
+        for inference in plan.preempt:
+            must(not self.policy.request_level, "a row cannot leave a batch that is answered as a whole")
+            must(inference.id in running and inference.state is State.RUNNING, "only what runs can be preempted")
+            del running[inference.id]
+            free += len(inference.blocks)
+        reserved: dict[int, int] = {}
+        for inference, tokens in plan.admit:
+            must(inference.id in self.waiting and inference.id not in running, "only what waits can be admitted, and once")
+            running[inference.id] = None
+            reserved[inference.id] = limits.blocks(tokens)
+        must(sum(reserved.values()) <= free, f"it reserves {sum(reserved.values())} KV blocks, and {free} are free")
+        must(len(running) <= limits.max_batch_size, f"{len(running)} rows are more than max_batch_size {limits.max_batch_size}")
+        must(len({inference.id for inference, _ in plan.run}) == len(plan.run), "no inference has two rows")
+        prefill = 0
+        for inference, n in plan.run:
+            must(inference.id in running, "only what runs can be computed")
+            if inference.is_over:
+                continue
+            must(1 <= n <= inference.uncomputed, f"{n} tokens of {inference.uncomputed} uncomputed ones cannot be computed")
+            held = reserved.get(inference.id, len(inference.blocks)) * limits.block_size
+            must(inference.computed + n <= held, f"{inference.computed + n} tokens do not fit into blocks for {held}")
+            prefill += 0 if inference.decodes else n
+        must(prefill <= limits.token_budget, f"{prefill} prefill tokens are more than token_budget {limits.token_budget}")
+
+    def _preempt(self, inference: Inference) -> None:
+        """Running → waiting: its blocks are free, and all of its KV is computed again when it comes back."""
+        del self.running[inference.id]
+        self.pool.free(inference.blocks)
+        inference.blocks, inference.computed = [], 0
+        inference.state = State.WAITING
+        inference.preemptions += 1
+        self._wait(inference)
 
     def _padding(self, rows: Sequence[Row]) -> int:
         n = len(rows)
@@ -133,7 +191,7 @@ class Scheduler:
         if inference.is_over:  # recompute the last position: its cache does not grow
             start = max(0, inference.computed - 1)
             return Row(inference, start, 1, inference.blocks, samples=True, idle=True)
-        samples = n_tokens >= inference.prefill_left
+        samples = n_tokens == inference.uncomputed
         return Row(inference, inference.computed, n_tokens, inference.blocks, samples, idle=False)
 
     def apply(self, iteration: Iteration, ids: Sequence[int], now: float) -> list[Inference]:
@@ -178,7 +236,8 @@ class Scheduler:
         state = _EXITS.get(type(error), State.FAILED)
         for inference in inferences:
             if inference.state is State.WAITING:
-                self.waiting.pop(inference.id, None)
+                if inference.id in self.waiting:
+                    self._leave_queue(inference)
             elif inference.state is not State.RUNNING:
                 continue
             elif state is State.FAILED or not self.policy.request_level:
@@ -203,9 +262,12 @@ class Scheduler:
         self.pool = BlockPool(n_blocks)
         groups: dict[int, list[Inference]] = {}
         for inference in self.waiting.values():
-            groups.setdefault(inference.id if self._group_limit is None else inference.group, []).append(inference)
-        too_large = [group for group in groups.values() if sum(i.blocks_needed for i in group) > n_blocks]
-        return [i for group in too_large for i in self.fail(group, self._beyond_pool(sum(m.blocks_needed for m in group)), now)]
+            groups.setdefault(inference.group if self.policy.request_level else inference.id, []).append(inference)
+        ended = []
+        for group in groups.values():
+            if (needed := sum(self.limits.blocks(inference.whole_life) for inference in group)) > n_blocks:
+                ended += self.fail(group, self._beyond_pool(needed), now)
+        return ended
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next, if anything has a deadline."""
@@ -228,3 +290,15 @@ class Scheduler:
         inference.state, inference.answered_at = state, now
         self.pool.free(inference.blocks)
         inference.blocks = []
+
+
+def build(settings: Any) -> Scheduler:
+    """The scheduler of a server's settings, of which it reads the attributes; a Config has them."""
+    return Scheduler(
+        chosen(MODES, settings.mode, settings),
+        chosen(ORDERS, settings.order, settings),
+        limits=Limits(settings.max_batch_size, settings.token_budget, settings.block_size),
+        n_blocks=settings.n_blocks,
+        max_in_flight=settings.max_in_flight,
+        decoder_batch_sizes=settings.decoder_batch_sizes,
+    )

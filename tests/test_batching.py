@@ -13,10 +13,10 @@ from batching import BatchingManager, Inference, Iteration, IterationRecord
 from generate.fake import FakeGenerator, token
 from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed, InvalidRequest
 from scheduling.inference import Generator, Progress, State
-from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
-from tests.virtual import make_scheduler
+from scheduling.policies import Dynamic, NoBatching, Policy, Windowed
+from tests.virtual import every_policy, make_scheduler
 
-ALL = [NoBatching(), Static(), Static(compact=True), Windowed(delay_s=0.01, target=3), Dynamic()]
+ALL = every_policy()
 PATIENCE_S = 20  # a guard against hanging, not a measurement
 
 
@@ -146,7 +146,7 @@ def test_an_observer_that_raises_disturbs_nobody(manager_of: Callable[..., Batch
 
 def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: Callable[..., BatchingManager]) -> None:
     recorder = Recorder()
-    manager = manager_of(Windowed(delay_s=3600, target=9))
+    manager = manager_of(Windowed(max_batch_delay_ms=3.6e06, batch_size_target=9))
     manager.observe(recorder)
     late, gone = Inference([0], 1, deadline=manager.clock() + 0.01), Inference([0], 1)
     manager.enqueue([late, gone])
@@ -170,7 +170,7 @@ def test_a_cancelled_request_is_answered_at_once_and_its_neighbour_goes_on(manag
 
 
 def test_a_deadline_wakes_the_handler_even_while_a_window_is_open(manager_of: Callable[..., BatchingManager]) -> None:
-    manager = manager_of(Windowed(delay_s=3600, target=9))
+    manager = manager_of(Windowed(max_batch_delay_ms=3.6e06, batch_size_target=9))
     inference = Inference([0], 1, deadline=manager.clock() + 0.05)
     manager.enqueue([inference])
     wait(inference)
@@ -304,7 +304,7 @@ def test_a_stream_learns_of_its_end_last(manager_of: Callable[..., BatchingManag
 
 
 def test_a_window_without_end_is_flushed_by_its_target(manager_of: Callable[..., BatchingManager]) -> None:
-    manager = manager_of(Windowed(delay_s=1e10, target=2))  # longer than a thread can wait
+    manager = manager_of(Windowed(max_batch_delay_ms=1e13, batch_size_target=2))  # longer than a thread can wait
     first, second = Inference([1], 2), Inference([1], 2)
     manager.enqueue([first])
     assert not first.done.wait(0.1)

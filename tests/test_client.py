@@ -130,12 +130,12 @@ def test_prompts_are_counting_words() -> None:
 def test_a_workload_is_the_same_for_the_same_seed_and_longest_first_when_asked() -> None:
     one, same, other = (PromptData(seed=seed).requests(50, "poisson:3") for seed in (1, 1, 2))
     assert one == same != other
-    descending = PromptData(order="descend", seed=1).requests(50, "poisson:3")
+    descending = PromptData(selection="descend", seed=1).requests(50, "poisson:3")
     lengths = [request.num_tokens for request in descending]
     assert lengths == sorted(lengths, reverse=True) and sorted(lengths) == sorted(request.num_tokens for request in one)
     assert [request.at for request in descending] == [request.at for request in one]
     with pytest.raises(WorkloadError, match="random, descend"):
-        PromptData(order="ascend")
+        PromptData(selection="ascend")
 
 
 def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:

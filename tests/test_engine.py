@@ -31,7 +31,13 @@ from tests.virtual import make_scheduler
 SHAPE = Shape(n_layer=2, n_head=2, n_embd=32, n_ctx=1024, vocab_size=300)
 N_VOCAB = 257  # the tokenizer has fewer ids than the model
 MARGIN = 1e-5
-POLICIES: list[Policy] = [NoBatching(), Static(), Static(compact=True), Windowed(delay_s=3, target=2), Dynamic()]
+POLICIES: list[Policy] = [
+    NoBatching(),
+    Static(),
+    Static(compact_batches=True),
+    Windowed(max_batch_delay_ms=3000, batch_size_target=2),
+    Dynamic(),
+]
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduling.inference import Inference, Iteration, State
-from scheduling.policies import Dynamic, NoBatching, Policy, Static, View, Windowed
+from scheduling.policies import Dynamic, Limits, NoBatching, Policy, Static, View, Windowed
 from scheduling.scheduler import Scheduler
-from tests.virtual import Ask, run
+from tests.virtual import Ask, any_policy, every_policy, run
 
 # A worked example, after Orca's figures 3 and 4: two rows, an iteration a second.
 #
@@ -28,8 +28,8 @@ EXAMPLE = [Ask(0.0, tokens=5), Ask(0.0, tokens=2), Ask(0.5, tokens=3), Ask(0.6, 
     [
         (NoBatching(), "A A A A A B B C C C D", [5, 7, 10, 11]),
         (Static(), "AB AB Ab Ab Ab CD Cd Cd", [5, 5, 8, 8]),
-        (Static(compact=True), "AB AB A A A CD C C", [5, 5, 8, 8]),
-        (Windowed(delay_s=9, target=2), "AB AB Ab Ab Ab CD Cd Cd", [5, 5, 8, 8]),
+        (Static(compact_batches=True), "AB AB A A A CD C C", [5, 5, 8, 8]),
+        (Windowed(max_batch_delay_ms=9000, batch_size_target=2), "AB AB Ab Ab Ab CD Cd Cd", [5, 5, 8, 8]),
         (Dynamic(), "AB AB AC AC AC D", [5, 2, 5, 6]),
     ],
     ids=["nobatch", "static", "static, compacted", "windowed", "dynamic"],
@@ -44,16 +44,16 @@ def test_each_mode_serves_the_worked_example_iteration_by_iteration(
 
 def test_a_window_is_measured_from_the_oldest_arrival_not_from_when_the_engine_looked() -> None:
     # A goes at 2 and runs to 5. B came at 2.5: when the engine is idle again its 2 s are over, and it goes at once.
-    served = run(Windowed(delay_s=2, target=9), [Ask(0.0, tokens=3), Ask(2.5)])
+    served = run(Windowed(max_batch_delay_ms=2000, batch_size_target=9), [Ask(0.0, tokens=3), Ask(2.5)])
     assert [i.admitted_at for group in served.groups for i in group] == [2.0, 5.0]
     # B came at 4.5, half a second before the engine was idle: it waits for the rest of its 2 s.
-    served = run(Windowed(delay_s=2, target=9), [Ask(0.0, tokens=3), Ask(4.5)])
+    served = run(Windowed(max_batch_delay_ms=2000, batch_size_target=9), [Ask(0.0, tokens=3), Ask(4.5)])
     assert [i.admitted_at for group in served.groups for i in group] == [2.0, 6.5]
 
 
 def test_a_window_closes_at_the_target_and_takes_up_to_its_limit() -> None:
     asks = [Ask(0.0, rows=1), Ask(0.25), Ask(0.5)]
-    served = run(Windowed(delay_s=10, target=3, limit=2), asks, max_batch_size=8)
+    served = run(Windowed(max_batch_delay_ms=10000, batch_size_target=3, batch_size_limit=2), asks, max_batch_size=8)
     # the third arrival meets the target; two go, and the one left waits for its own delay
     assert [i.admitted_at for group in served.groups for i in group] == [0.5, 0.5, 10.5]
     assert [iteration.reason for _, iteration in served.iterations] == ["target", "delay"]
@@ -88,23 +88,13 @@ def test_prompts_share_the_budget_in_order_and_the_last_sits_out() -> None:
 
 
 def test_a_policy_keeps_no_state() -> None:
-    inference = Inference([0], 1, blocks_needed=1)
-    view = View(now=0.0, waiting=[inference], running=[], free_blocks=1, max_batch_size=1, token_budget=1)
-    for policy in (NoBatching(), Static(), Windowed(delay_s=0, target=1), Dynamic()):
+    inference = Inference([0], 1)
+    view = View(0.0, [inference], [], free_blocks=1, limits=Limits(1, 1, 2), oldest_arrival=0.0)
+    for policy in every_policy():
         assert policy.plan(view) == policy.plan(view)
         assert inference.state is State.WAITING
 
 
-POLICIES = st.sampled_from(
-    [
-        NoBatching(),
-        Static(),
-        Static(compact=True),
-        Windowed(delay_s=2.5, target=3, limit=4),
-        Windowed(delay_s=0.5, target=2, compact=True),
-        Dynamic(),
-    ]
-)
 ASKS = st.lists(
     st.builds(
         Ask,
@@ -118,7 +108,7 @@ ASKS = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(policy=POLICIES, asks=ASKS, rows=st.integers(4, 6), budget=st.integers(1, 40), spare_blocks=st.integers(0, 40))
+@given(policy=any_policy(), asks=ASKS, rows=st.integers(4, 6), budget=st.integers(1, 40), spare_blocks=st.integers(0, 40))
 def test_any_workload_is_served_once_within_every_limit(
     policy: Policy, asks: list[Ask], rows: int, budget: int, spare_blocks: int
 ) -> None:
@@ -127,7 +117,7 @@ def test_any_workload_is_served_once_within_every_limit(
 
     def check(scheduler: Scheduler, iteration: Iteration) -> None:
         running = scheduler.running
-        assert len(running) <= (1 if isinstance(policy, NoBatching) else rows)
+        assert len(running) <= policy.most_rows(rows)
         assert len(iteration.rows) <= len(running)
         assert len({row.inference.id for row in iteration.rows}) == len(iteration.rows)
         prefill = [row for row in iteration.rows if row.start < len(row.inference.prompt_ids) and not row.idle]
@@ -136,7 +126,7 @@ def test_any_workload_is_served_once_within_every_limit(
             prompts_computed[row.inference.id] += row.n_tokens
         for row in iteration.rows:
             assert row.idle <= policy.request_level  # only request-level batches compute idly
-            assert not row.idle or not getattr(policy, "compact", False)
+            assert not row.idle or not getattr(policy, "compact_batches", False)
         owned = [block for inference in running.values() for block in inference.blocks]
         assert len(owned) == len(set(owned))
         assert len(owned) + scheduler.pool.free_blocks == scheduler.pool.n_blocks

@@ -85,10 +85,10 @@ def test_idle_rows_decode() -> None:
     ("policy", "limit"),
     [
         (Static(), 4),
-        (Static(compact=True), 4),
-        (Windowed(delay_s=1, target=2), 4),
-        (Windowed(delay_s=1, target=9, limit=3), 3),
-        (Windowed(delay_s=1, target=2, limit=50), 4),
+        (Static(compact_batches=True), 4),
+        (Windowed(max_batch_delay_ms=1000, batch_size_target=2), 4),
+        (Windowed(max_batch_delay_ms=1000, batch_size_target=9, batch_size_limit=3), 3),
+        (Windowed(max_batch_delay_ms=1000, batch_size_target=2, batch_size_limit=50), 4),
     ],
 )
 def test_a_policy_that_never_splits_a_group_says_how_large_one_may_be(policy: Policy, limit: int) -> None:

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
+from hypothesis import strategies as st
+
 from scheduling.inference import Inference, Iteration
-from scheduling.policies import Policy
+from scheduling.policies import MODES, Limits, Policy
 from scheduling.scheduler import Scheduler
 from simulate import drive
+
+
+def every_policy() -> list[Policy]:
+    """Each mode's policy with its defaults, and with each of its switches the other way."""
+    found: list[Policy] = []
+    for kind in MODES.values():
+        switches = [each.name for each in fields(kind) if isinstance(each.default, bool)]
+        found += [kind(), *(replace(kind(), **{name: not getattr(kind(), name)}) for name in switches)]
+    return found
+
+
+def any_policy() -> st.SearchStrategy[Policy]:
+    """A policy of any mode with any settings, within the limits that its fields state."""
+    return st.one_of([st.builds(kind, **{f.name: _values(f) for f in fields(kind)}) for kind in MODES.values()])
+
+
+def _values(setting: Field[Any]) -> st.SearchStrategy[Any]:
+    if isinstance(setting.default, bool):
+        return st.booleans()
+    if isinstance(setting.default, float):
+        return st.sampled_from([1.0, setting.default, 2500.0])
+    least = setting.metadata["limits"]["ge"]
+    few = st.integers(least, least + 7)
+    return few if setting.default is not None else st.none() | few
 
 
 @dataclass(frozen=True)
@@ -43,8 +69,10 @@ class Run:
 
 
 def make_scheduler(policy: Policy, **limits: Any) -> Scheduler:
-    defaults = {"max_batch_size": 2, "token_budget": 100, "n_blocks": 100, "block_size": 4, "max_in_flight": 1000}
-    return Scheduler(policy, **(defaults | limits))
+    """Of two rows, a budget of 100 tokens and 100 blocks of 4, unless `limits` say otherwise."""
+    defaults = {"max_batch_size": 2, "token_budget": 100, "block_size": 4}
+    theirs = Limits(**{name: limits.pop(name, value) for name, value in defaults.items()})
+    return Scheduler(policy, limits=theirs, **({"n_blocks": 100, "max_in_flight": 1000} | limits))
 
 
 def run(

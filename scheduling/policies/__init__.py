@@ -1,0 +1,40 @@
+"""Batching policies: which inferences run in the next iteration, and who may join.
+
+A policy is one file here and one row of MODES; an order is one class and one row of ORDERS. Their fields are the server's
+settings: flags, --help, what is refused in which mode, the tables of the documentation, the colours of figures and the
+contract tests derive from the two tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from scheduling.policies.base import Limits, Plan, Policy, View, setting
+from scheduling.policies.dynamic import Dynamic
+from scheduling.policies.nobatch import NoBatching
+from scheduling.policies.orders import Fcfs, Order
+from scheduling.policies.static import Static
+from scheduling.policies.windowed import Windowed
+
+__all__ = [
+    "MODES", "ORDERS", "Dynamic", "Fcfs", "Limits", "NoBatching", "Order", "Plan", "Policy", "Static", "View", "Windowed",
+    "chosen", "setting",
+]  # fmt: skip
+
+MODES: dict[str, type[Policy]] = {
+    "nobatch": NoBatching,
+    "static": Static,
+    "windowed": Windowed,
+    "dynamic": Dynamic,
+}
+ORDERS: dict[str, type[Order]] = {
+    "fcfs": Fcfs,
+}
+Choice = TypeVar("Choice", Policy, Order)
+
+
+def chosen(table: dict[str, type[Choice]], name: str, settings: Any) -> Choice:
+    """A table's row, with the settings that are its fields. `settings` has them as attributes; a Config does."""
+    kind = table[name]
+    return kind(**{each.name: getattr(settings, each.name) for each in fields(kind)})
