@@ -13,20 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed
-from scheduling.inference import Generator, Inference, Iteration, IterationRecord, Sampling
+from scheduling.inference import Generator, Inference, Iteration, IterationRecord
 from scheduling.scheduler import Scheduler, Snapshot
-
-__all__ = [
-    "FAILURES",
-    "LONGEST_WAIT_S",
-    "BatchingManager",
-    "Inference",
-    "Iteration",
-    "IterationRecord",
-    "Observer",
-    "Sampling",
-    "Scheduler",
-]
 
 FAILURES = 3  # iterations in a row that fail: an engine that does, a GPU after an illegal access say, never recovers
 LONGEST_WAIT_S = 3600.0  # what a thread waits for at most before it looks again; the platform's limit is beyond it

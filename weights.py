@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from config import Config
 from shapes import GPT2_REPOSITORIES, Shape
+
+if TYPE_CHECKING:
+    from config import Config
 
 FETCH_TIMEOUT_S = 5
 DEMO = Path(__file__).parent / "demo"

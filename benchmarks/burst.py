@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from batching import Sampling
 from benchmarks.common import NO_HTTP, Engine, configs, record, run
 from benchmarks.phases import Phases
 from client.data import Request, save_trace
 from config import MODES, Config, ConfigError, Parser
+from scheduling.inference import Sampling
 
 LARGEST = 64
 UNUSED = NO_HTTP | {"mode"}  # the results are by mode

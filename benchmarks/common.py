@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from batching import Inference, IterationRecord, Sampling
 from client.machine import stamp
 from config import (
     ONLY_OVER_HTTP,
@@ -26,6 +25,7 @@ from config import (
 from generate import OutOfMemory, load_generator
 from generate.cached import CachedGenerator
 from kernels import KernelUnavailable
+from scheduling.inference import Inference, IterationRecord, Sampling
 from serving import Server
 from weights import WeightsUnavailable
 

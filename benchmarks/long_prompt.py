@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from batching import Inference
 from benchmarks.common import NO_HTTP, Engine, configs, record, run, wait_for
 from benchmarks.engine import numbers
 from client import graph
 from client.machine import processor
 from config import ConfigError, Parser
+from scheduling.inference import Inference
 
 ROWS, PROMPT, LIMIT = 16, 900, 4.0
 BEFORE = 20  # tokens of each row before the prompt arrives

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config import Config
 from scheduling.inference import Generator
 
 if TYPE_CHECKING:
+    from config import Config
     from generate.cached import CachedGenerator
     from model import GPT2
 

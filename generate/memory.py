@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
-from config import Config
 from generate import OutOfMemory
+
+if TYPE_CHECKING:
+    from config import Config
 
 
 def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:

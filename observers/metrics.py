@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from batching import BatchingManager, Inference, IterationRecord
-from config import Config
-from scheduling.inference import State
+from scheduling.inference import Inference, IterationRecord, State
 from stats import ROWS, times_of, tpot_s
+
+if TYPE_CHECKING:
+    from batching import BatchingManager
+    from config import Config
 
 # finer below 10 ms than vLLM's: a whole iteration of a small model lies there
 SECONDS = (

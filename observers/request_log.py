@@ -15,8 +15,7 @@ import queue
 import threading
 from typing import Any
 
-from batching import Inference, IterationRecord
-from scheduling.inference import State
+from scheduling.inference import Inference, IterationRecord, State
 
 log = logging.getLogger("effective_batching")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from batching import Inference, Sampling
 from routes.bodies import InferenceRequest
 from routes.completions import Completions, read, usage_of
 from scheduling.errors import InvalidRequest
+from scheduling.inference import Inference, Sampling
 from serving import is_alone
 from stats import times_of
 

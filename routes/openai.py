@@ -10,10 +10,10 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from batching import Sampling
 from routes.bodies import ChatRequest, CompletionRequest
 from routes.completions import Completions, read, usage_of
 from scheduling.errors import ModelNotFound
+from scheduling.inference import Sampling
 from tokenizer import StopRule
 
 

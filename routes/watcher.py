@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from batching import BatchingManager, Inference
+from batching import BatchingManager
 from routes.threads import started
+from scheduling.inference import Inference
 
 # POLLRDHUP is Linux's; elsewhere POLLHUP comes to those who ask for POLLIN
 CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)

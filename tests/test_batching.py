@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from batching import BatchingManager, Inference, Iteration, IterationRecord
+from batching import BatchingManager
 from generate.fake import FakeGenerator, token
 from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed, InvalidRequest
-from scheduling.inference import Generator, Progress, State
+from scheduling.inference import Generator, Inference, Iteration, IterationRecord, Progress, State
 from scheduling.policies import Dynamic, NoBatching, Policy, Windowed
 from tests.virtual import every_policy, make_scheduler
 

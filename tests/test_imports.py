@@ -1,23 +1,91 @@
-"""Imports point one way: what schedules and what measures never needs torch or flask."""
+"""Imports point one way: the table below is the design, and a room that reaches for another one must be allowed to."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.servers import ROOT
+
+# Who may import whom when it runs; what types alone need does not count.
+ARROWS = {
+    "scheduling": "",
+    "shapes": "",
+    "kernels": "",
+    "stats": "",
+    "tokenizer": "",
+    "front_door": "config",
+    "gunicorn_conf": "config",
+    "config": "scheduling shapes kernels",
+    "weights": "shapes",
+    "model": "weights shapes",
+    "batching": "scheduling",
+    "simulate": "scheduling",
+    "observers": "scheduling stats",
+    "generate": "model kernels scheduling",
+    "serving": "batching config generate observers scheduling tokenizer weights",
+    "routes": "serving batching scheduling config stats tokenizer",
+    "app": "serving routes config observers scheduling stats generate kernels tokenizer weights",
+    "client": "stats config scheduling simulate",
+    "demo": "config generate model scheduling shapes simulate tokenizer weights",
+    "benchmarks": "app batching client config generate kernels model scheduling serving simulate stats weights",
+}
+
+
+def rooms() -> Iterator[tuple[str, list[Path]]]:
+    """Each module at the root and each folder of modules, with its files."""
+    for path in ROOT.glob("*.py"):
+        yield path.stem, [path]
+    for folder in ROOT.iterdir():
+        if folder.is_dir() and folder.name not in ("tests", ".venv") and (files := sorted(folder.rglob("*.py"))):
+            yield folder.name, files
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """The first names of all modules that are imported in it, but for types alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.Import):
+            yield from (name.name.split(".")[0] for name in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield str(child.module).split(".")[0]
+        yield from imported(child)
+
+
+def test_every_room_imports_only_what_the_design_allows() -> None:
+    found = {room: {name for file in files for name in imported(ast.parse(file.read_text()))} for room, files in rooms()}
+    assert found.keys() == ARROWS.keys()
+    for room, names in found.items():
+        assert (names & found.keys()) - {room} <= set(ARROWS[room].split()), room
+    assert not found["scheduling"] - {"scheduling", "sortedcontainers"} - sys.stdlib_module_names
+
+
+def test_the_design_has_no_cycle() -> None:
+    above: dict[str, set[str]] = {room: set(names.split()) for room, names in ARROWS.items()}
+    while free := {room for room, below in above.items() if not below}:
+        above = {room: below - free for room, below in above.items() if room not in free}
+    assert above == {}
+
+
+def test_few_files_lie_at_the_root() -> None:
+    assert len(list(ROOT.glob("*.py"))) <= 10
 
 
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("batching, policies, scheduler, stats, generate.fake", {"torch", "flask", "aiohttp", "matplotlib"}),
-        ("client.client, client.compare", {"torch", "flask", "gunicorn", "tiktoken", "safetensors", "app"}),
+        ("scheduling.scheduler, scheduling.policies, simulate", {"torch", "flask", "pydantic", "numpy"}),
+        ("batching, stats, generate.fake", {"torch", "flask", "aiohttp", "matplotlib", "pydantic"}),
+        ("client.client, client.compare", {"torch", "flask", "gunicorn", "tiktoken", "safetensors", "app", "sortedcontainers"}),
+        ("serving", {"flask", "gunicorn"}),
         ("app", {"torch", "aiohttp", "matplotlib"}),
-        ("policies, batching", {"numpy", "pydantic"}),
+        ("model", {"pydantic"}),
     ],
 )
 def test_a_module_loads_without_what_it_must_not_know(modules: str, absent: set[str]) -> None:

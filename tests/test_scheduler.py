@@ -223,7 +223,7 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
     pool.free(c)
     assert pool.allocate(2) == [0, 1]
     assert pool.allocate(4) == [2, 7, 8, 9]
-    with pytest.raises(ValueError, match=r"plan of .*Greedy.* is impossible: it reserves 2 KV blocks, and 1 are free"):
+    with pytest.raises(ValueError, match="1 blocks wanted, 0 free"):
         pool.allocate(1)
 
 
