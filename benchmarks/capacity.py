@@ -23,7 +23,7 @@ from client.load import Outcome
 from client.machine import stamp
 from client.measure import burst_size, judged
 from client.options import SWEEP_GOODPUT, parse_goodput
-from client.tables import between
+from client.report.tables import between
 from config import MODES, Config, build
 from generate.fake import cost_s
 from scheduling import scheduler

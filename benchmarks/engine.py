@@ -24,8 +24,8 @@ import torch
 
 import kernels
 from benchmarks.common import NO_HTTP, configs, record, run
-from client import graph
 from client.machine import processor
+from client.report import figures
 from config import Config, ConfigError, Parser
 from config.resolve import native_bfloat16
 from generate import load_generator
@@ -196,7 +196,7 @@ def main() -> None:
         f"{Path(config.model).name}, {config.dtype} · {processor(result['hardware'], result['config'])}: "
         f"{result['bytes_per_s'] / 1e9:,.1f} GB/s, {result['flops_per_s'] / 1e9:,.0f} GFLOP/s · commit {result['commit']}"
     )
-    graph.save(graph.step_time(result["steps"], caption), options.out / "step_time.png")
+    figures.save(figures.step_time(result["steps"], caption), options.out / "step_time.png")
     print(f"figure: {options.out / 'step_time.png'}")
     print(json.dumps(result))
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.common import NO_HTTP, Engine, configs, record, run, wait_for
 from benchmarks.engine import numbers
-from client import graph
 from client.machine import processor
+from client.report import figures
 from config import ConfigError, Parser
 from scheduling.inference import Inference
 
@@ -88,7 +88,7 @@ def main() -> None:
         f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {Path(config.model).name}, {config.dtype} · "
         f"{processor(result['hardware'], result['config'])} · commit {result['commit']}"
     )
-    graph.save(graph.gap_over_budgets(points, LIMIT, caption), options.out / "long_prompt.png")
+    figures.save(figures.gap_over_budgets(points, LIMIT, caption), options.out / "long_prompt.png")
     print(f"figure: {options.out / 'long_prompt.png'}")
     print(json.dumps(result))
 

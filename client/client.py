@@ -29,7 +29,7 @@ from dotenv import dotenv_values  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from client import graph, report, runs  # noqa: E402
+from client import runs  # noqa: E402
 from client.data import (  # noqa: E402
     ARRIVALS,
     LENGTHS,
@@ -49,6 +49,7 @@ from client.measure import Target, measure, openai_model, whole  # noqa: E402
 from client.options import base_url, parse_goodput  # noqa: E402
 from client.progress import Progress  # noqa: E402
 from client.quoting import named  # noqa: E402
+from client.report import figures, report  # noqa: E402
 from client.wire import APIS, wire  # noqa: E402
 from config import MODES, ConfigError, read_key  # noqa: E402
 from stats import fairness  # noqa: E402
@@ -205,7 +206,7 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
     if answers:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
         lines = {target.name: (tokens, seconds, fairness(tokens, seconds))}
-        graph.save(graph.latency_vs_tokens(lines, url), arguments.figure)
+        figures.save(figures.latency_vs_tokens(lines, url), arguments.figure)
         console.print(f"figure: {arguments.figure}")
     if arguments.out:
         runs.clear(arguments.out)

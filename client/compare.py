@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from client import calibrate, report, runs, sentences, sweep, tables
+from client import calibrate, runs, sweep
 from client.data import (
     PromptData,
     Request,
@@ -41,6 +41,7 @@ from client.measure import (
 from client.options import LOAD, Options, parse
 from client.progress import Progress
 from client.quoting import unescape
+from client.report import report, sentences, tables
 from client.servers import server
 from client.wire import wire
 from config import ConfigError

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks import capacity
-from client import report, runs, tables
+from client import runs
 from client.analysis import always_waiting, difference, estimate, growth, growth_in_flight
 from client.data import PromptData, describe
 from client.load import Outcome
 from client.measure import judged
+from client.report import report, tables
 from config import build
 from stats import Answer
 from tests.servers import ROOT

@@ -19,8 +19,8 @@ from client.analysis import identical_outputs
 from client.data import PromptData, WorkloadError, load_trace, save_trace
 from client.load import ServerError, get
 from client.options import parse, parse_also, parse_goodput
+from client.report.sentences import identity
 from client.runs import Run, clear
-from client.sentences import identity
 from config import ConfigError
 from tests.programs import ran
 from tests.servers import launched, wait_until

@@ -11,10 +11,11 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from client import client, report, runs
-from client.page import as_page
+from client import client, runs
 from client.quoting import NAME, code, escape, named, unescape
-from client.tables import markdown
+from client.report import report
+from client.report.page import as_page
+from client.report.tables import markdown
 from tests.stub import Handler, Stub, stub
 
 EVIL = "![x](http://evil/x.png) <img src=http://evil/y.png> [a](http://evil/b) `c` ``d`` | e_ _f_ **g** \\| &amp; $h$"

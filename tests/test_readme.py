@@ -84,7 +84,7 @@ def test_report_commands(tmp_path: Path) -> None:
     places = {"runs/DATE-TIME": "here", "runs/HERE": "here", "runs/THERE": "there", "runs/compared": "compared"}
     for arguments in reports:
         given = [str(tmp_path / places[argument]) if argument in places else argument for argument in arguments]
-        run("client.report", *given)
+        run("client.report.__main__", *given)
     assert (tmp_path / "compared" / "report.html").exists()
 
 

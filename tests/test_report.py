@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from client import calibrate, graph, report, runs, tables
+from client import calibrate, runs
 from client.data import PromptData
 from client.load import Outcome
-from client.page import as_page
 from client.progress import Progress, Replayed
+from client.report import figures, report, tables
+from client.report.page import as_page
 from tests.programs import ran
 
 MODES = ["static", "dynamic"]
@@ -116,7 +117,7 @@ def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) ->
     report.write(runs.load(copy))
     for name in ("report.md", "report.html", "summary.json"):
         assert (copy / name).read_text() == (swept / name).read_text(), name
-    alone = ran("client.report", str(copy / "seed-1"))
+    alone = ran("client.report.__main__", str(copy / "seed-1"))
     assert alone.returncode == 0 and "One seed: no interval is claimed" in (said := (copy / "seed-1" / "report.md").read_text())
     assert " ± " not in said and " − " not in said.split("## ")[0].replace(" s − ", "")
 
@@ -129,7 +130,7 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     summary["modes"]["static"]["output_throughput"] *= 2
     (other / "summary.json").write_text(json.dumps(summary))
     out = tmp_path / "compared"
-    done = ran("client.report", str(swept / "seed-0"), str(other), "--out", str(out))
+    done = ran("client.report.__main__", str(swept / "seed-0"), str(other), "--out", str(out))
     assert done.returncode == 0, done.stderr
     text = (out / "report.md").read_text()
     assert "# seed-0 against other" in text and "| 0123456789 |" in text and "| block_size | 16 | 8 |" in text
@@ -158,7 +159,7 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
 )
 def test_a_folder_that_is_no_run_is_refused_in_a_sentence(make: Any, said: str, tmp_path: Path) -> None:
     make(tmp_path)
-    done = ran("client.report", str(tmp_path))
+    done = ran("client.report.__main__", str(tmp_path))
     assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr and "Traceback" not in done.stderr
 
 
@@ -185,21 +186,21 @@ def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_pa
 
 
 def test_every_server_has_a_colour_of_its_own_and_modes_keep_theirs() -> None:
-    found = graph.colours(["static", "vllm", "dynamic", "tgi"])
-    assert len(set(found.values())) == 4 and found["static"] == graph.colours(["static"])["static"]
+    found = figures.colours(["static", "vllm", "dynamic", "tgi"])
+    assert len(set(found.values())) == 4 and found["static"] == figures.colours(["static"])["static"]
 
 
 def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path) -> None:
     rows = {"bin_s": 1.0, "live": [1], "idle": [0], "padding": [0]}
     for figure in (
-        graph.latency_vs_tokens({"static": ([], [], None)}, ""),
-        graph.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, ""),
-        graph.latency_vs_throughput({"static": [[]]}, ""),
-        graph.goodput({"static": [[]]}, "e2el ≤ 1 ms", ""),
-        graph.occupancy({"static": rows}, {"static": False}, 8, ""),
-        graph.computed_rows({"static": {"live": 0, "idle": 0, "padding": 0}}, {"static": None}, ""),
+        figures.latency_vs_tokens({"static": ([], [], None)}, ""),
+        figures.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, ""),
+        figures.latency_vs_throughput({"static": [[]]}, ""),
+        figures.goodput({"static": [[]]}, "e2el ≤ 1 ms", ""),
+        figures.occupancy({"static": rows}, {"static": False}, 8, ""),
+        figures.computed_rows({"static": {"live": 0, "idle": 0, "padding": 0}}, {"static": None}, ""),
     ):
-        graph.save(figure, tmp_path / "a.png", tmp_path / "b.svg")
+        figures.save(figure, tmp_path / "a.png", tmp_path / "b.svg")
         ET.parse(tmp_path / "b.svg")
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from client import sweep
 from client.data import PromptData, Request
+from client.report.tables import capacity_table, point_line
 from client.sweep import Point
-from client.tables import capacity_table, point_line
 
 
 def swept(

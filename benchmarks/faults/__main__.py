@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.faults import connections, processes, soak
 from benchmarks.faults.tools import FAULTS, Fault, Seen
-from client import graph
 from client.machine import stamp
+from client.report import figures
 
 __all__ = ["connections", "processes"]  # they fill FAULTS
 
@@ -78,7 +78,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if result.get("soak"):
         caption = f"{result['hardware']['cpu']} · commit {result['commit']} · {result['date'][:10]}"
-        graph.save(soak.figure(result["soak"], caption), options.out / "soak.png")
+        figures.save(soak.figure(result["soak"], caption), options.out / "soak.png")
     (options.out / "faults.json").write_text(json.dumps(result, indent=1) + "\n")
     (options.out / "faults.md").write_text(report(result))
     print(f"written to {options.out}")

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.faults.tools import Fault, Seen, Served, serving, until
 from client.data import PromptData, Request
-from client.graph import STYLE
 from client.load import Watch, get, post
 from client.measure import Target, burst_size, measure_capacity
+from client.report.figures import STYLE
 from client.wire import wire
 from config import build
 

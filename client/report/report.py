@@ -1,13 +1,7 @@
-"""Reports of saved runs: report.md with figures as PNG, report.html in one file. All that they say is in the run's JSON.
-
-python -m client.report RUN              rebuild a run's report
-python -m client.report RUN RUN… --out DIR   compare runs of different commits, machines or settings
-"""
+"""Reports of saved runs: report.md with figures as PNG, report.html in one file. All that they say is in the run's JSON."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,19 +11,20 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from client import calibrate, graph, sentences, sweep, tables
+from client import calibrate, sweep
 from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
 from client.data import described, dumps
 from client.machine import processor
-from client.page import as_page
 from client.quoting import code, escape, unescape
-from client.runs import FIGURES, Run, RunError, load
+from client.report import figures, sentences, tables
+from client.report.page import as_page
+from client.runs import FIGURES, Run
 from stats import DEFINITIONS, ROWS, fairness
 
 Drawing = Callable[[], Figure]
 
 
-def figures(run: Run) -> dict[str, Drawing]:
+def drawings(run: Run) -> dict[str, Drawing]:
     """What can be drawn of a run: each figure's name, and how."""
     load, seeds, limits = run.first["workload"], len(run.summaries), _limits(run)
     requests = f"{load['requests']} requests"
@@ -39,13 +34,13 @@ def figures(run: Run) -> dict[str, Drawing]:
     for name, mine in answered.items():
         tokens, seconds = [r["completion_tokens"] for r in mine], [r["answered_at"] - r["sent_at"] for r in mine]
         lines[name] = (tokens, seconds, fairness(tokens, seconds))
-    found: dict[str, Drawing] = {"latency_vs_tokens": lambda: graph.latency_vs_tokens(lines, caption)}
+    found: dict[str, Drawing] = {"latency_vs_tokens": lambda: figures.latency_vs_tokens(lines, caption)}
     if points := run.points:
         n = sum(len(mine) for several in points.values() for mine in several)
         rates = _caption(run, f"{n} rates, lengths {load['lengths']}")
-        found["latency_vs_throughput"] = lambda: graph.latency_vs_throughput(points, rates)
+        found["latency_vs_throughput"] = lambda: figures.latency_vs_throughput(points, rates)
         if limits:
-            found["goodput"] = lambda: graph.goodput(points, limits, rates)
+            found["goodput"] = lambda: figures.goodput(points, limits, rates)
     # runs that were saved before there were padding rows have none
     over_time = {
         n: {"padding": [0] * len(o["live"])} | o
@@ -55,14 +50,14 @@ def figures(run: Run) -> dict[str, Drawing]:
         rows = run.first["config"]["max_batch_size"]
         whole = {name: not r["partial"] for name, r in run.results[0].items()}
         one = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")  # this figure is of one seed
-        found["occupancy"] = lambda: graph.occupancy(over_time, whole, rows, one)
+        found["occupancy"] = lambda: figures.occupancy(over_time, whole, rows, one)
         computed = {
             name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in mine) for kind in ROWS}
             for name, mine in run.modes.items() if mine[0]["live_rows"] is not None
         }  # fmt: skip
         expected = {name: run.modes[name][0]["expected_useful_fraction"] for name in computed}
-        found["rows"] = lambda: graph.computed_rows(computed, expected, caption)
-    found["distributions"] = lambda: graph.distributions({n: distributions(a) for n, a in answered.items()}, caption)
+        found["rows"] = lambda: figures.computed_rows(computed, expected, caption)
+    found["distributions"] = lambda: figures.distributions({n: distributions(a) for n, a in answered.items()}, caption)
     return {name: found[name] for name in FIGURES if name in found}
 
 
@@ -142,7 +137,7 @@ def facts(run: Run) -> list[str]:
 def contents(run: Run) -> str:
     """report.md."""
     summary = run.first
-    drawn = figures(run)
+    drawn = drawings(run)
 
     def shown(*names: str) -> list[str]:
         return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
@@ -167,7 +162,7 @@ def contents(run: Run) -> str:
 
 def write(run: Run) -> None:
     """Write report.md, report.html and the figures into the run's folder, and for several seeds summary.json."""
-    _write(run.folder, contents(run), figures(run))
+    _write(run.folder, contents(run), drawings(run))
     if len(run.summaries) > 1:
         (run.folder / "summary.json").write_text(dumps(over_seeds(run)))
 
@@ -192,7 +187,7 @@ def _write(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> None:
     vectors = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, draw in drawn.items():
-            graph.save(draw(), folder / f"{name}.png", vector := Path(scratch) / f"{name}.svg")
+            figures.save(draw(), folder / f"{name}.png", vector := Path(scratch) / f"{name}.svg")
             vectors[name] = vector.read_bytes()
     (folder / "report.html").write_text(as_page(markdown, vectors))
 
@@ -248,7 +243,7 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
     drawn: dict[str, Drawing] = {}
     if values:
         caption = " · ".join(f"{label}: commit {run.first['commit']}" for label, run in zip(labels, runs))
-        drawn["distributions"] = lambda: graph.distributions(values, caption, styles)
+        drawn["distributions"] = lambda: figures.distributions(values, caption, styles)
         parts.append(f"![{FIGURES['distributions']}](distributions.png)")
     parts += ["## Definitions", "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())]
     out.mkdir(parents=True, exist_ok=True)
@@ -275,26 +270,3 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 def _same_traces(runs: Sequence[Run]) -> bool:
     traces = [[(folder / "trace.jsonl").read_text() for folder in run.folders] for run in runs]
     return all(trace == traces[0] for trace in traces)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m client.report", description="Rebuild a run's report, or compare runs.")
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a folder that compare.sh wrote")
-    parser.add_argument("--out", type=Path, help="folder for the comparison of several runs")
-    arguments = parser.parse_args()
-    if (len(arguments.runs) > 1) != (arguments.out is not None):
-        parser.error("give --out DIR with several runs, and not with one, whose report goes into its own folder")
-    try:
-        runs = [load(folder) for folder in arguments.runs]
-        if len(runs) == 1:
-            write(runs[0])
-            show(runs[0], Console())
-        else:
-            compare_runs(runs, arguments.out)
-            print(f"report.html, report.md and figures: {arguments.out}")
-    except RunError as error:
-        sys.exit(f"error: {error}")
-
-
-if __name__ == "__main__":
-    main()

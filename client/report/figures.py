@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from client.tables import line_text
+from client.report.tables import line_text
 from config import MODES
 
 COLOURS = dict(zip(MODES, ("#7f7f7f", "#d95f02", "#7570b3", "#1b9e77")))
