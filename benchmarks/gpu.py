@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import agreement, burst, engine, huggingface
 from benchmarks.common import configs, run
 from benchmarks.engine import BESIDE
-from client.load import ServerError
+from client.calls import ServerError
 from client.machine import command_line, processor, stamp
 from client.servers import as_flag, server
 from config import ONLY_OVER_HTTP, Config, ConfigError, Parser

@@ -23,7 +23,7 @@ from dataclasses import asdict, astuple, dataclass
 import aiohttp
 import psutil
 
-from client.load import get
+from client.calls import get
 from client.machine import stamp
 from client.servers import server
 

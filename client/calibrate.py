@@ -16,8 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
+from client.calls import ServerError
 from client.data import PromptData, dumps
-from client.load import ServerError, replay
+from client.load import replay
 from client.machine import cache, commit, cpu
 from client.measure import Target, warm_up
 from client.progress import Progress

@@ -30,6 +30,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from client import runs  # noqa: E402
+from client.calls import ServerError, get, stream  # noqa: E402
 from client.data import (  # noqa: E402
     ARRIVALS,
     LENGTHS,
@@ -43,7 +44,7 @@ from client.data import (  # noqa: E402
     rescheduled,
     save_trace,
 )
-from client.load import Outcome, ServerError, get, stream  # noqa: E402
+from client.load import Outcome  # noqa: E402
 from client.machine import command_line  # noqa: E402
 from client.measure import Target, measure, openai_model, whole  # noqa: E402
 from client.options import base_url, parse_goodput  # noqa: E402

@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from client import calibrate, runs, sweep
+from client.calls import ServerError
 from client.data import (
     PromptData,
     Request,
@@ -27,7 +28,6 @@ from client.data import (
     rescheduled,
     save_trace,
 )  # fmt: skip
-from client.load import ServerError
 from client.machine import command_line
 from client.measure import (
     Target,

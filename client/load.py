@@ -1,4 +1,4 @@
-"""Replay of a trace against a server, and single calls of it.
+"""Replay of a trace against a server.
 
 The loop is open: what is sent when is fixed beforehand, whatever the server does, so a slow server cannot slow its own
 load (coordinated omission). A trace with `users` closes it. Latencies are of answers alone: whatever fails is
@@ -15,17 +15,16 @@ import json
 import random
 import resource
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import aiohttp
 
+from client.calls import headers
 from client.data import Request
-from client.wire import Plain, Reply, Unreadable, Wire, message, refusal
+from client.wire import Plain, Reply, Unreadable, Wire, refusal
 from stats import Answer
 
-Answered = TypeVar("Answered")
 # connections that idle longer are not used again: some servers close theirs after 2 s, and a request sent just then is lost
 KEEPALIVE_S = 1.0
 TICK_S = 0.05
@@ -43,10 +42,6 @@ class Outcome:
     answer: Answer | None = None
     text: str = ""
     error: str = ""
-
-
-class ServerError(Exception):
-    """The server could not be reached, or did not answer as this client expects."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -94,7 +89,7 @@ async def _replay(
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
     bodies = {request.id: json.dumps(wire.body(request)).encode() for request in requests}
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=_headers(key)) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers(key)) as session:
         start = time.perf_counter() + HEAD_START_S
 
         async def send(request: Request, scheduled_at: float) -> None:
@@ -155,70 +150,6 @@ def _no_pauses() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def _headers(key: str | None) -> dict[str, str]:
-    """Of every request to a server. A redirect to another one does not get the key: aiohttp takes it off."""
-    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-
-
-def get(url: str, timeout_s: float = 30.0, key: str | None = None) -> dict[str, Any]:
-    """GET a JSON object. Raises ServerError."""
-    return _call("GET", url, None, timeout_s, key)
-
-
-def post(url: str, body: Any = None, timeout_s: float = 3600.0, key: str | None = None) -> dict[str, Any]:
-    """POST a JSON object. Raises ServerError, with the server's own message where it gave one."""
-    return _call("POST", url, {} if body is None else body, timeout_s, key)
-
-
-def _call(method: str, url: str, body: Any, timeout_s: float, key: str | None) -> dict[str, Any]:
-    async def call() -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=_headers(key)) as session,
-            session.request(method, url, json=body) as response,
-        ):
-            answer = await response.read()
-            if response.status != 200:
-                raise ServerError(f"{url} answered {refusal(response.status, answer)}")
-            return json.loads(answer)
-
-    return _run(url, call())
-
-
-def stream(url: str, body: dict[str, Any], timeout_s: float, show: Callable[[str], None], key: str | None = None) -> None:
-    """POST to /inference of the server at `url`; `show` each piece of the text as it comes. Raises ServerError."""
-
-    async def call() -> None:
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=_headers(key)) as session,
-            session.post(f"{url}/inference", json=body | {"stream": True}) as response,
-        ):
-            if response.status != 200:
-                raise ServerError(f"{url} answered {refusal(response.status, await response.read())}")
-            async for line in response.content:
-                data = line.removeprefix(b"data: ").strip()
-                if data in (b"", b"[DONE]"):
-                    continue
-                if "error" in (event := json.loads(data)):
-                    raise ServerError(f"{url} stopped: {message(event)}")
-                show(event.get("text", ""))
-
-    _run(url, call())
-
-
-def _run(url: str, call: Coroutine[Any, Any, Answered]) -> Answered:
-    """Run an exchange with a server; what can go wrong with it becomes a ServerError."""
-    try:
-        return asyncio.run(call)
-    except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        raise ServerError(
-            f"no answer from {url} ({error or type(error).__name__}); is it running? ./server.sh MODE starts one of ours"
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        raise ServerError(f"{url} did not answer with JSON in the form expected; is it an effective-batching server?") from None
 
 
 def _allow_open_files(n: int) -> None:

@@ -18,8 +18,9 @@ from client.analysis import (
     littles_law,
     slowest_row_s,
 )  # fmt: skip
+from client.calls import ServerError, get, post
 from client.data import Request, describe
-from client.load import Interrupted, Outcome, ServerError, Watch, get, post, replay
+from client.load import Interrupted, Outcome, Watch, replay
 from client.wire import Wire
 from config import Config
 from scheduling.policies import MODES, chosen

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from client.load import ServerError, get
+from client.calls import ServerError, get
 from config import flag, meaningful
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 
 from app import create_app
 from batching import BatchingManager
-from client.load import post
+from client.calls import post
 from config import build
 from generate import load_generator
 from serving import Server

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from client.calls import get
 from client.data import PromptData
-from client.load import Watch, get
+from client.load import Watch
 from client.measure import Target, measure
 from client.wire import wire
 from config import MODES

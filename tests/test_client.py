@@ -14,6 +14,7 @@ import pytest
 from scipy.special import gammainc
 
 from client import client as program
+from client.calls import ServerError, get
 from client.data import (
     PromptData,
     WorkloadError,
@@ -26,7 +27,6 @@ from client.data import (
     rescheduled,
     save_trace,
 )
-from client.load import ServerError, get
 from tests.programs import ran
 from tests.servers import Serve, client_command, server
 

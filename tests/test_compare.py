@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from client.analysis import identical_outputs
+from client.calls import ServerError, get
 from client.data import PromptData, WorkloadError, load_trace, save_trace
-from client.load import ServerError, get
 from client.options import parse, parse_also, parse_goodput
 from client.report.sentences import identity
 from client.runs import Run, clear

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from client.load import get, post, replay
+from client.calls import get, post
+from client.load import replay
 from client.servers import wait_until_ready
 from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, build
 from tests.servers import PATIENCE_S, asks, assert_all_answered, free_port, launched, server, wait_until

@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from rich.console import Console
 
 from client import client as client_py
-from client.load import ServerError, get
+from client.calls import ServerError, get
 from client.machine import command_line
 from config import Config, ConfigError, build, from_environment, parse
 from routes.openapi import ROUTES

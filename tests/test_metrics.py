@@ -9,8 +9,9 @@ from flask.testing import FlaskClient
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from client.calls import get, post
 from client.data import PromptData
-from client.load import get, post, replay
+from client.load import replay
 from config import MODES
 from scheduling.inference import Generator, Inference, Iteration
 from tests.servers import scrape, server, wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from client.load import get, post
+from client.calls import get, post
 from client.servers import wait_until_ready
 from tests.servers import ROOT, free_port, launched
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from client.calls import get
 from client.data import PromptData
-from client.load import get, replay
+from client.load import replay
 from client.servers import wait_until_ready
 from config import MODES
 from observers.request_log import RequestLog

@@ -17,8 +17,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from client.calls import ServerError, get, post
 from client.data import PromptData, Request
-from client.load import Outcome, ServerError, get, post, replay
+from client.load import Outcome, replay
 from client.servers import wait_until_ready
 from config import MODES
 from tests.servers import (

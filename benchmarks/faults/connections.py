@@ -31,7 +31,8 @@ from benchmarks.faults.tools import (
     serving,
     until,
 )  # fmt: skip
-from client.load import get, replay
+from client.calls import get
+from client.load import replay
 from generate.fake import ITERATION_S, ROW_S
 
 TRICKLERS = 1100  # more than a server with the default settings has HTTP threads

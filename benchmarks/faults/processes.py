@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.faults.tools import PATIENCE_S, Seen, Served, asks, fault, serving, told, until
-from client.load import Outcome, ServerError, get, post, replay
+from client.calls import ServerError, get, post
+from client.load import Outcome, replay
 from client.servers import wait_until_ready
 
 FAULTY = ("-m", "benchmarks.faulty", "dynamic")

@@ -15,8 +15,9 @@ import psutil
 from matplotlib.figure import Figure
 
 from benchmarks.faults.tools import Fault, Seen, Served, serving, until
+from client.calls import get, post
 from client.data import PromptData, Request
-from client.load import Watch, get, post
+from client.load import Watch
 from client.measure import Target, burst_size, measure_capacity
 from client.report.figures import STYLE
 from client.wire import wire

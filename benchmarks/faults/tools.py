@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from client.calls import get
 from client.data import Request
-from client.load import Outcome, get
+from client.load import Outcome
 from client.servers import ROOT, as_flag, free_port, wait_until_ready
 
 PATIENCE_S = 60.0
