@@ -116,3 +116,13 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
 def _suggest(word: str | None, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(word or "", valid, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def table() -> str:
+    """Every setting as a row of Markdown: its flag, default and meaning."""
+    rows = ["| flag | default | |", "|---|---|---|"]
+    for name, field in Config.model_fields.items():
+        assert isinstance(field.json_schema_extra, dict) or name == "mode"
+        shown = field.json_schema_extra["shown"] if isinstance(field.json_schema_extra, dict) else ""
+        rows.append(f"| `{'MODE' if name == 'mode' else flag(name)}` | {shown} | {field.description} |")
+    return "\n".join(rows)

@@ -1,8 +1,7 @@
-"""The README's commands work as written: every line of its shell blocks is tried, at small size on the fake model."""
+"""What README.md and docs/ say to type works as written: every line of their shell blocks, at small size on the fake model."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -15,12 +14,16 @@ from benchmarks import engine, http
 from client.client import parse as parse_client
 from client.data import PromptData, save_trace
 from client.servers import wait_until_ready
+from config.flags import table
 from tests.programs import ran
 from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
 
-BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines() if line.strip()]
+PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = {page: page.read_text() for page in PAGES}
+BLOCKS = [block for text in TEXT.values() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)]
+LINES = dict.fromkeys(line.split(" #")[0].rstrip() for block in BLOCKS for line in block.splitlines() if line.strip())
+COMMANDS = [shlex.split(line) for line in LINES]
 SMALL = ["--model", "fake", "--numsamples", "4", "--modes", "nobatch,windowed", "--skip-calibration"]
 
 
@@ -127,10 +130,15 @@ def test_the_scripts_themselves_run(tmp_path: Path) -> None:
             assert expected in answer, shlex.join(curl)
 
 
-def test_results_that_the_readme_shows_are_committed() -> None:
-    text = (ROOT / "README.md").read_text()
-    for path in re.findall(r"\]\((results/[^)]*)\)", text):
-        assert os.path.exists(ROOT / path), path
-    for name in ("demo", "gpt2-medium-bfloat16"):
+def test_links_lead_somewhere_and_tables_are_those_of_committed_results() -> None:
+    for page, text in TEXT.items():
+        for path in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text):
+            assert (page.parent / path).exists(), f"{page.name} links to {path}"
+    for name, page in (("demo", PAGES[0]), ("gpt2-medium-bfloat16", PAGES[1])):
         table = (ROOT / "results" / name / "report.md").read_text().split("\n\n")[1]
-        assert table in text, f"the table of results/{name} is not the one in the README"
+        assert table in TEXT[page], f"the table of results/{name} is not the one in {page}"
+
+
+def test_the_first_page_is_short_and_the_settings_are_those_that_there_are() -> None:
+    assert len(TEXT[PAGES[0]].splitlines()) <= 150
+    assert table() in TEXT[ROOT / "docs" / "settings.md"], "python -m config prints the table"
