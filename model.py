@@ -119,13 +119,13 @@ class KVCache:
 
     Which block is whose is the scheduler's; here is where they lie: keys and values of a layer are
     [2, 1, H, S, D], so that a row whose blocks are consecutive is read as one slice, and each head of any row
-    block by block. All of its memory is taken at once: a server that has started does not grow by it.
+    block by block. Memory is touched when it is written, not before.
     """
 
     def __init__(self, shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtype, device: str):
         size = (shape.n_layer, 2, 1, shape.n_head, n_blocks * block_size, shape.n_embd // shape.n_head)
         self.block_size = block_size
-        self.layers = torch.zeros(size, dtype=dtype, device=device).unbind(0)
+        self.layers = torch.empty(size, dtype=dtype, device=device).unbind(0)
 
     def slots(self, blocks: list[int], start: int, end: int) -> list[int]:
         """The slots of tokens start … end − 1 of a row that owns `blocks`."""
