@@ -32,7 +32,7 @@ def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
         (["contnuous"], "unknown mode 'contnuous'; valid modes are nobatch, static, windowed, dynamic"),
         (["dynmic"], r"unknown mode 'dynmic' \(did you mean dynamic\?\)"),
         ([], "no mode given; valid modes are nobatch, static"),
-        (["dynamic", "--prot", "1"], r"unknown flag --prot \(did you mean --port\?\); valid flags are --help, --model"),
+        (["dynamic", "--prot", "1"], r"unknown flag --prot \(did you mean --port\?\); valid flags are --help, --order"),
         (["static", "--batch-size-target", "4"], "--batch-size-target has no meaning in mode static; it belongs to windowed"),
         (["dynamic", "--compact-batches"], "no meaning in mode dynamic; it belongs to static and windowed"),
         (["dynamic", "--max-batch-size", "0"], "--max-batch-size '0': input should be greater than or equal to 1"),
@@ -169,7 +169,7 @@ def test_a_shared_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(tm
     dotenv = tmp_path / ".env"
     dotenv.write_text("EB_MODE=static\nEB_BATCH_SIZE_TARGET=9\n")
     assert parse([], {}, dotenv).mode == "static"
-    with pytest.raises(ConfigError, match=r"unknown variable EB_BATCHSIZE .*valid ones are EB_MODE, EB_MODEL"):
+    with pytest.raises(ConfigError, match=r"unknown variable EB_BATCHSIZE .*valid ones are EB_MODE, EB_ORDER"):
         from_environment({"EB_BATCHSIZE": "1"}, dotenv)
 
 

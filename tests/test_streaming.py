@@ -39,7 +39,7 @@ class Gate(Generator):
 @pytest.fixture
 def gated(client_of: Callable[..., FlaskClient]) -> tuple[FlaskClient, Gate]:
     gate = Gate()
-    return client_of(engine=lambda: gate), gate
+    return client_of(engine=lambda: gate, max_batch_size=2), gate
 
 
 def stream(client: FlaskClient, body: dict[str, Any]) -> list[Any]:
