@@ -174,6 +174,7 @@ def test_other_servers_are_named_with_their_url() -> None:
     assert parse(["--sweep"]).goodput == {"e2el": 2000.0} and parse([]).goodput == {}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_server_that_is_none_of_ours_stands_beside_a_mode(tmp_path: Path) -> None:
     with stub(gap_s=0.001) as other:
         done = compare("--model", "fake", "--modes", "dynamic", "--also", f"stub={other.url}", "--numsamples", "20",
@@ -188,6 +189,7 @@ def test_a_server_that_is_none_of_ours_stands_beside_a_mode(tmp_path: Path) -> N
     assert "got the same text" not in report, "another server may run another model"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_server_that_fails_later_leaves_what_was_measured_before(tmp_path: Path) -> None:
     done = compare("--model", "fake", "--modes", "dynamic", "--also", "gone=http://127.0.0.1:9", "--numsamples", "5",
                    "--arrival", "burst", "--out", str(tmp_path))  # fmt: skip
@@ -239,6 +241,7 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
     assert identity(Run(Path(), [nothing], [], [])) is None, "nobody answered the same request"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:
     old, out = tmp_path / "old.jsonl", tmp_path / "out"
     save_trace(old, PromptData().requests(4, "poisson:50"))

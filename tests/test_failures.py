@@ -171,7 +171,7 @@ def test_over_http_a_broken_engine_is_503_and_ready_says_why(client_of: Callable
 
 def test_a_real_server_whose_handler_thread_ends_answers_those_in_flight_and_ends_with_a_sentence() -> None:
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.faulty", "dynamic", "--fault", "exit:60", "--port", str(port)]
+    command = [sys.executable, "-m", "benchmarks.faulty", "dynamic", "--fault", "exit:400", "--port", str(port)]
     with launched(*command) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S) for _ in range(6)]

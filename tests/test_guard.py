@@ -133,6 +133,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     return found
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_comparison_gives_its_key_to_its_own_servers_alone_and_tells_nobody(tmp_path: Path, heard: list[str | None]) -> None:
     asked = ["--modes", "static", "--model", "fake", "--numsamples", "3", "--arrival", "burst", "--lengths", "fixed:2"]
     with stub() as other:

@@ -17,7 +17,7 @@ from tests.programs import ran
 from tests.servers import assert_all_answered
 from tests.stub import stub
 
-pytestmark = pytest.mark.alone
+alone = pytest.mark.alone
 
 STUB = wire("openai", "stub")
 
@@ -26,6 +26,7 @@ def at(*instants: float, tokens: int = 4) -> list[Request]:
     return [Request(id=i, at=instant, prompt="a", num_tokens=tokens) for i, instant in enumerate(instants)]
 
 
+@alone
 def test_a_slow_server_does_not_slow_its_load() -> None:
     requests = at(0.4, 0.0, 0.1, 0.2, 0.3)  # a trace need not be in order
     with stub(first_s=1.0) as server:
@@ -38,6 +39,7 @@ def test_a_slow_server_does_not_slow_its_load() -> None:
         assert outcome.answer and 1.0 <= outcome.answer.ttft_s < 2.0
 
 
+@alone
 def test_what_is_measured_of_a_stream_is_what_the_server_did() -> None:
     with stub(first_s=0.3, gap_s=0.1) as server:
         outcomes = replay(server.url, at(0.0, 0.05, tokens=8), STUB)
@@ -48,6 +50,7 @@ def test_what_is_measured_of_a_stream_is_what_the_server_did() -> None:
         assert len(answer.itl_s) == 3 and np.mean(answer.itl_s) == pytest.approx(0.1, abs=0.05)
 
 
+@alone
 def test_a_closed_loop_never_has_more_in_flight_than_users_and_keeps_them_busy() -> None:
     requests = PromptData("fixed:2").requests(20, "closed:4")
     with stub(first_s=0.05) as server:
@@ -61,6 +64,7 @@ def test_a_closed_loop_never_has_more_in_flight_than_users_and_keeps_them_busy()
         assert outcome.sent_at - last < 0.3, "each is sent when an answer comes"
 
 
+@alone
 def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
     class Slow(Watch):
         """Stands still once, as a client does that is short of processor time."""
@@ -83,6 +87,7 @@ def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
     assert answers[1].e2e_s < 0.3 < answers[1].e2e_s + answers[1].lag_s
 
 
+@alone
 def test_what_is_in_flight_is_counted_at_random_instants_also_when_nothing_happens() -> None:
     class Counting(Watch):
         now, counts = 0, list[int]()
@@ -102,6 +107,7 @@ def test_what_is_in_flight_is_counted_at_random_instants_also_when_nothing_happe
     assert np.mean(watch.counts) == pytest.approx(2 * 1.0 / 1.5, abs=0.25)  # L = λ · W
 
 
+@alone
 def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> None:
     """Twenty requests a second and twenty counts a second: at equal intervals each count fell on the same instant of a gap."""
     requests = PromptData("fixed:2").requests(60, "constant:20")
@@ -110,6 +116,7 @@ def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> 
     assert result["mean_in_flight"] == pytest.approx(result["achieved_rate"] * result["mean_e2el_ms"] / 1e3, abs=0.2)
 
 
+@alone
 def test_what_is_in_flight_is_counted_from_the_first_send_on() -> None:
     with stub(first_s=0.4) as server:
         result, _ = measure(Target("stub", server.url, STUB, ours=False), at(0.6), {}, 10, Watch())

@@ -60,6 +60,7 @@ def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Se
 
 
 @pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
+@pytest.mark.usefixtures("undrawn")
 def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
     small = ["--model", "fake", "--modes", "static", "--out", str(tmp_path / "out"), "--skip-calibration"]
     if "--trace" in arguments:
