@@ -63,7 +63,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+    """Files with tests that are `alone` come last: a worker that waits with one has nothing else to do."""
+    alone = [item for item in items if item.get_closest_marker("alone")]
+    files = {item.path for item in alone}
+    items.sort(key=lambda item: (item.path in files, item in alone))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the time limit: waiting for room is no part of a test

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from benchmarks.faults.tools import Fault, Seen, Served, serving, until
 from client.calls import get, post
 from client.data import PromptData, Request
-from client.load import Watch
+from client.load import Watch, replay
 from client.measure import Target, burst_size, measure_capacity
 from client.report.figures import STYLE
 from client.wire import wire
@@ -27,6 +27,7 @@ LOAD = 0.8  # of the capacity
 WARM = 0.2  # of the time, in which everything may grow
 MOST_MB = 5.0  # that memory may grow after that
 MOST_DESCRIPTORS = 16  # connections come and go
+ROWS, MOST_IN_FLIGHT = 32, 400  # of its server
 KINDS = ("plain", "stream", "openai", "group", "cut", "invalid")  # in turn
 PANELS = {  # of the figure, and what a sample holds besides its time
     "rss_mb": "memory, MB (RSS)",
@@ -42,6 +43,7 @@ def fault(minutes: float, keep: dict[str, Any]) -> Fault:
     """The soak as a fault; what it measured goes to `keep`."""
     name = f"{minutes:g} minutes at {LOAD:g} of the capacity, a sixth each {', '.join(KINDS[:-1])} and {KINDS[-1]}"
     promise = (
+        "every row has been at its whole context before; "
         f"after the first {100 * WARM:.0f}% of the time memory grows by {MOST_MB:g} MB at most, threads not at all; at the end "
         "no row and no block is taken, and /stats has counted what the client has"
     )
@@ -51,6 +53,8 @@ def fault(minutes: float, keep: dict[str, Any]) -> Fault:
 def soak(minutes: float, keep: dict[str, Any]) -> Seen:
     with serving({"model": "demo", "request_timeout_s": 120}) as served:
         rate = _rate(served)
+        if minutes >= 1:
+            _fill(served)
         post(f"{served.url}/stats/reset")
         every_s = min(10.0, 6 * minutes)
         samples, counts = asyncio.run(_load(served, served.worker, rate, 60 * minutes, every_s))
@@ -65,6 +69,17 @@ def _rate(served: Served) -> float:
     capacity = measure_capacity(Target("dynamic", served.url, wire("inference")), burst, 600, Watch())
     tokens = float(np.mean([request.num_tokens for request in burst])) * (len(KINDS) - 2) / len(KINDS)
     return LOAD * capacity["output_throughput"] / tokens
+
+
+def _fill(served: Served) -> None:
+    """Have every row at its whole context, and threads for more requests than will ever be in flight.
+
+    What a server takes once is taken then: pages of its KV cache when they are first written, a thread's stack and memory.
+    """
+    rows = [Request(id=i, at=0, prompt="x", num_tokens=1000, seed=i) for i in range(ROWS)]
+    others = [Request(id=ROWS + i, at=0, prompt="x", num_tokens=1, seed=i) for i in range(MOST_IN_FLIGHT - ROWS)]
+    for _ in range(2):
+        replay(served.url, rows + others)
 
 
 async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Request) -> str:
