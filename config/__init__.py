@@ -10,7 +10,6 @@ from config.settings import (
     END_S,
     HANDOFF,
     MAX_BODY_BYTES,
-    MODES,
     ONLY_IN,
     ONLY_OVER_HTTP,
     SPARE_FILES,
@@ -20,6 +19,7 @@ from config.settings import (
     meaningful,
     read_key,
 )
+from scheduling.policies import MODES
 
 __all__ = [
     "END_S",

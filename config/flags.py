@@ -17,7 +17,8 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 
 from config.resolve import resolve
-from config.settings import MODES, ONLY_IN, ONLY_ON_GPU, Config, ConfigError, flag, meaningful
+from config.settings import ONLY_IN, ONLY_ON_GPU, Config, ConfigError, flag, meaningful
+from scheduling.policies import MODES
 
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
 

@@ -19,6 +19,7 @@ from benchmarks import agreement, burst, engine, gpu, huggingface, long_prompt, 
 from benchmarks.common import run
 from client.data import load_trace
 from config import ConfigError, build
+from generate import load_generator
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_the_engine_is_held_against_the_oracle(small: list[str], monkeypatch: py
     found = last_line(agreement.main, arguments, monkeypatch, capsys)
     assert found["agrees"] and found["float32"] == {"requests": 12, "equal": 12, "undecided": 0, "different": 0}
     assert 0 < found["bfloat16"]["largest_difference"] < found["bfloat16"]["tolerance"]
-    monkeypatch.setattr(agreement, "load_generator", spoilt(agreement.load_generator))
+    monkeypatch.setattr(agreement, "load_generator", spoilt(load_generator))
     with pytest.raises(SystemExit) as caught:
         last_line(agreement.main, arguments, monkeypatch, capsys)
     assert caught.value.code == 1, "an engine with other weights is noticed"

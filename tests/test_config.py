@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import kernels
 from config import Config, ConfigError, build, flag, from_environment, parse, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +72,7 @@ def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_de
     native: bool, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resolve, "native_bfloat16", lambda: native)
-    monkeypatch.setattr(resolve.kernels, "why_unavailable", lambda: None)
+    monkeypatch.setattr(kernels, "why_unavailable", lambda: None)
     config = parse(["dynamic", "--model", model, "--dtype", "auto"], {}, dotenv=None)
     assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
 
@@ -115,7 +116,7 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
 ) -> None:
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     reason = None if triton else "the package triton is missing; pip install triton"
-    monkeypatch.setattr(resolve.kernels, "why_no_triton", lambda head_size: reason)
+    monkeypatch.setattr(kernels, "why_no_triton", lambda head_size: reason)
     config = parse(["dynamic"], {}, dotenv=None)
     if triton:
         assert config.attention == "triton" and config.captures

@@ -279,7 +279,10 @@ def test_temperature_0_is_greedy_and_takes_the_lowest_of_equals(sampler: Sample)
 
 def test_top_k_and_top_p_keep_the_fewest_that_suffice() -> None:
     logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
-    kept = lambda k, p: restricted(logits, k, p).isfinite().tolist()  # noqa: E731
+
+    def kept(k: int | None, p: float | None) -> list[bool]:
+        return list(restricted(logits, k, p).isfinite().tolist())
+
     assert kept(2, None) == [True, True, False, False]
     assert kept(None, 0.5) == [True, False, False, False]
     assert kept(None, 0.51) == [True, True, False, False]

@@ -47,14 +47,14 @@ def fuzz(strategy: Any, cases: int) -> None:
         suppress_health_check=[*HealthCheck],
     )  # fmt: skip
     @given(strategy)
-    def holds(case: Case) -> None:
+    def holds(case: Case[Any]) -> None:
         response = case.call_and_validate(checks=CHECKS)
         assert response.status_code not in (500, 503), response.text
 
     holds()
 
 
-def fitting(case: Case) -> Case:
+def fitting(case: Case[Any]) -> Case[Any]:
     """The same request, but with numbers of tokens that fit and ids that are known, so that more are answered with a text.
 
     (A number such as 5.0 is an integer for JSON Schema, and none here.)

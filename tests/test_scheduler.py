@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.blocks import BlockPool
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, Plan, Static, View
-from scheduling.scheduler import BlockPool, Scheduler
+from scheduling.scheduler import Scheduler
 from tests.virtual import make_scheduler
 
 
