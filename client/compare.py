@@ -1,6 +1,7 @@
-"""Every mode, the same trace: start a server a mode, replay, measure, stop; then tables and figures.
+"""Every variant, the same trace: start a server a variant, replay, measure, stop; then tables and figures.
 
-./compare.sh [--modes a,b] [--also NAME=URL] [--sweep] [--repeats R] [workload] [--out DIR] [any server setting]
+./compare.sh [--modes a,b | --variant NAME='MODE --setting …'] [--also NAME=URL] [--sweep] [--repeats R] [workload]
+             [--out DIR] [any server setting]
 """
 
 from __future__ import annotations
@@ -65,8 +66,14 @@ class Comparison:
     def facts(self) -> dict[str, Any]:
         """What every seed's summary says alike."""
         options = self.options
-        told = {"goodput": options.goodput, "stream": options.stream, "also": options.also, "capacity": self.capacity}
+        told: dict[str, Any] = {
+            "goodput": options.goodput,
+            "stream": options.stream,
+            "also": options.also,
+            "capacity": self.capacity,
+        }
         seeds = list(range(options.seed, options.seed + options.repeats))
+        told |= {"baseline": options.baseline, "variants": {name: v.mode for name, v in options.variants.items()}}
         told |= {"asked": {"seeds": seeds, "servers": options.names}, "started_here": True}
         return self.machine | told | {"command": command_line("./compare.sh", sys.argv[1:])}
 
@@ -78,10 +85,10 @@ class Comparison:
             yield target
 
     @contextlib.contextmanager
-    def _ours(self, mode: str) -> Iterator[Target]:
-        key = self.options.key
-        with server(mode, self.options.flags, key=key) as url:
-            yield Target(mode, url, wire("inference", stream=self.options.stream), key=key)
+    def _ours(self, name: str) -> Iterator[Target]:
+        options, key = self.options, self.options.key
+        with server(options.variants[name].mode, options.settings(name), key=key) as url:
+            yield Target(name, url, wire("inference", stream=self.options.stream), key=key)
 
     @contextlib.contextmanager
     def _other(self, name: str) -> Iterator[Target]:
@@ -96,17 +103,18 @@ class Comparison:
         self.progress.say(calibrate.sentence(self.machine["calibration"]))
 
     def prepare(self) -> None:
-        """Measure what the workload depends on: for `auto` the capacity of `dynamic`."""
+        """Measure what the workload depends on: for `auto` the capacity of the reference."""
         if self.arrival != "auto" or self.trace:
             return
         data = PromptData(self.options.lengths, self.options.selection, self.options.seed)
-        burst = data.requests(burst_size(self.options.config("dynamic")), "burst", scaled=True)
-        with self.target("dynamic") as target, self.progress.replay("capacity of dynamic", burst) as watch:
-            self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {"load": LOAD}
+        reference = self.options.reference
+        burst = data.requests(burst_size(self.options.config(reference)), "burst", scaled=True)
+        with self.target(reference) as target, self.progress.replay(f"capacity of {reference}", burst) as watch:
+            self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {"load": LOAD, "of": reference}
         mean = float(np.mean([request.num_tokens for request in data.requests(self.options.numsamples)]))
         self.arrival = f"poisson:{LOAD * self.capacity['output_throughput'] / mean:.4g}"
         reached = f"{self.capacity['output_throughput']:,.0f} tok/s"
-        self.progress.say(f"capacity of dynamic: {reached}; {LOAD:g} of it: --arrival {self.arrival}")
+        self.progress.say(f"capacity of {reference}: {reached}; {LOAD:g} of it: --arrival {self.arrival}")
 
     def run(self, seed: int, folder: Path) -> bool:
         """Measure every server with one seed's trace and write the folder; False if nothing was measured.
@@ -167,7 +175,7 @@ class Comparison:
             self.progress.say(tables.point_line(target.name, point))
             self.progress.table(tables.sweep_table(all_))
 
-        burst = burst_size(self.options.config(target.name if target.ours else "dynamic"))
+        burst = burst_size(self.options.config(target.name if target.ours else self.options.reference))
         sweep.sweep(replay, data, self.arrival, burst, self.options.seconds, tell)
 
     def _told_workload(self) -> dict[str, str]:
@@ -186,7 +194,7 @@ def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, Base
     if busy := sentences.busy(comparison.machine["hardware"]):
         progress.say(busy)
     runs.clear(options.out)
-    progress.say(f"{', '.join(options.names)} on {options.config('dynamic').model}; results go to {options.out}")
+    progress.say(f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to {options.out}")
     try:
         for url in options.also.values():  # one that is not there is found now, and not after every mode
             openai_model(url)

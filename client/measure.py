@@ -105,7 +105,7 @@ def measure(
         outcomes = replay(target.url, requests, target.wire, timeout_s, counting, target.key)
     except Interrupted as interrupted:
         partial, outcomes = True, interrupted.outcomes
-    result: dict[str, Any] = {"mode": target.name, "partial": partial} | judged(requests, outcomes, goodput)
+    result: dict[str, Any] = {"variant": target.name, "partial": partial} | judged(requests, outcomes, goodput)
     result["mean_in_flight"] = float(np.mean(counting.counts)) if counting.counts else None
     if target.ours:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,12 +18,22 @@ from config import MODES, Config, ConfigError, Parser, add_settings, build, flag
 
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
+MOST = 12  # that are told apart in a figure
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """A mode with settings of its own: what a comparison compares, under a name. A bare mode is its own variant."""
+
+    mode: str
+    flags: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    modes: list[str]
+    variants: dict[str, Variant]
     also: dict[str, str]  # {name: URL} of servers that run already
+    baseline: str  # with which the others are compared
     numsamples: int
     lengths: str
     arrival: str
@@ -37,22 +48,32 @@ class Options:
     timeout: float
     calibration: bool
     out: Path
-    flags: dict[str, Any]  # server settings, as given
+    flags: dict[str, Any]  # server settings of all variants, as given
 
     @property
     def names(self) -> list[str]:
-        return [*self.modes, *self.also]
+        return [*self.variants, *self.also]
 
     @property
     def key(self) -> str | None:
         """The API key of the servers that are started; those that run already do not get it."""
-        secret = self.config(self.modes[0]).api_key
+        secret = self.config(next(iter(self.variants))).api_key
         return secret.get_secret_value() if secret else None
 
-    def config(self, mode: str) -> Config:
-        """A mode's settings: one that belongs to other modes alone is left out."""
-        flags = {name: value for name, value in self.flags.items() if meaningful(name, mode)}
-        return build(mode, flags, from_environment(os.environ))
+    @property
+    def reference(self) -> str:
+        """The variant whose capacity `auto` arrivals go by: a plain `dynamic` if there is one, else the baseline."""
+        plain = [name for name, variant in self.variants.items() if variant == Variant("dynamic", {})]
+        return next(iter([*plain, *([self.baseline] if self.baseline in self.variants else []), *self.variants]))
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """What a variant's server is started with: its own settings, and those of all that have a meaning in its mode."""
+        variant = self.variants[name]
+        return {key: value for key, value in self.flags.items() if meaningful(key, variant.mode)} | variant.flags
+
+    def config(self, name: str) -> Config:
+        """All settings of a variant. Raises ConfigError."""
+        return build(self.variants[name].mode, self.settings(name), from_environment(os.environ))
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -62,15 +83,19 @@ def parse(argv: Sequence[str]) -> Options:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )  # fmt: skip
     add = parser.add_argument
-    add("--modes", default=",".join(MODES), help="modes to compare, separated by commas (default: all)")
+    add("--modes", help="modes to compare, separated by commas (default: all)")
+    add("--variant", action="append", default=[], metavar="NAME='MODE --setting …'",
+        help="compare a mode with settings of its own, instead of --modes; again for each")  # fmt: skip
     add("--also", action="append", default=[], metavar="NAME=URL",
         help="compare with this server too: one that runs already and speaks OpenAI's API; implies --stream")  # fmt: skip
+    add("--baseline", metavar="NAME", help="what the others are compared with in pairs (default: the first)")
     add("--numsamples", type=int, help="requests (default: 300)")
     add("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
-    add("--arrival", default="auto", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of dynamic's capacity (default: auto)")
+    add("--arrival", default="auto", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity of dynamic, or of the "
+        "baseline where no plain dynamic is compared (default: auto)")  # fmt: skip
     add("--selection", choices=SELECTIONS, help="of lengths: random, or descend (longest first; default: random)")
     add("--trace", type=Path, help="replay this trace.jsonl, at its own times unless --arrival says others")
-    add("--sweep", action="store_true", help="then run every mode at rates from light to beyond its capacity")
+    add("--sweep", action="store_true", help="then run every variant at rates from light to beyond its capacity")
     add("--seconds", type=float, help="of sending at each rate of a sweep (default: as long as 200 requests need, "
         "and slow rows to fill twice, from 10 to 300)")  # fmt: skip
     add("--repeats", type=int, default=1, metavar="R", help="run R seeds, and give intervals over them (default: 1)")
@@ -83,10 +108,8 @@ def parse(argv: Sequence[str]) -> Options:
     add_settings(parser)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
-    flags = {name: value for name, value in vars(known).items() if name in Config.model_fields}
-    for name in ("host", "port"):
-        if name in flags:
-            raise ConfigError(f"{flag(name)} has no meaning here: every mode gets a free port on this machine")
+    if known.modes and known.variant:
+        raise ConfigError("--modes and --variant both say what is compared; name the modes as variants, --variant base=dynamic")
     if known.trace and (known.numsamples or known.lengths or known.selection):
         raise ConfigError("--trace holds the requests; leave out --numsamples, --lengths and --selection")
     if known.trace and (known.sweep or known.repeats > 1):
@@ -94,26 +117,55 @@ def parse(argv: Sequence[str]) -> Options:
     if known.seconds is not None and not known.sweep:
         raise ConfigError("--seconds is of a sweep; add --sweep")
     goodput = known.goodput if known.goodput is not None else SWEEP_GOODPUT if known.sweep else []
-    numsamples = 300 if known.numsamples is None else known.numsamples
+    flags = _settings(known)
+    variants = parse_variants(known.variant) if known.variant else parse_modes(known.modes)
+    also = parse_also(known.also, variants)
     options = Options(
-        known.modes.split(","), parse_also(known.also), numsamples, known.lengths or "normal", known.arrival,
-        known.selection or "random", known.trace, int(flags.get("seed", 0)), known.repeats, known.sweep,
-        known.seconds, parse_goodput(goodput),
-        known.stream or bool(known.also), known.timeout,
-        not known.skip_calibration, known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}", flags,
-    )  # fmt: skip
+        variants=variants,
+        also=also,
+        baseline=known.baseline or next(iter(variants)),
+        numsamples=300 if known.numsamples is None else known.numsamples,
+        lengths=known.lengths or "normal",
+        arrival=known.arrival,
+        selection=known.selection or "random",
+        trace=known.trace,
+        seed=int(flags.get("seed", 0)),
+        repeats=known.repeats,
+        sweep=known.sweep,
+        seconds=known.seconds,
+        goodput=parse_goodput(goodput),
+        stream=known.stream or bool(also),
+        timeout=known.timeout,
+        calibration=not known.skip_calibration,
+        out=known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}",
+        flags=flags,
+    )
     _check(options)
     return options
 
 
+def _settings(known: argparse.Namespace) -> dict[str, Any]:
+    """The server settings of a command line. Raises ConfigError."""
+    flags = {name: value for name, value in vars(known).items() if name in Config.model_fields and name != "mode"}
+    for name in ("host", "port"):
+        if name in flags:
+            raise ConfigError(f"{flag(name)} has no meaning here: every variant gets a free port on this machine")
+    return flags
+
+
 def _check(options: Options) -> None:
-    if len(set(options.modes)) < len(options.modes):
-        raise ConfigError("--modes names a mode twice")
-    for mode in options.modes:
-        options.config(mode)
+    for name, variant in options.variants.items():
+        if "seed" in variant.flags:
+            raise ConfigError(f"--variant {name}: --seed is the trace's too, and all variants replay one; give it outside")
+        options.config(name)
+    modes = dict.fromkeys(variant.mode for variant in options.variants.values())
     for name in options.flags:
-        if not any(meaningful(name, mode) for mode in options.modes):
-            raise ConfigError(f"{flag(name)} has no meaning in any of the modes {', '.join(options.modes)}")
+        if not any(meaningful(name, mode) for mode in modes):
+            raise ConfigError(f"{flag(name)} has no meaning in any of the modes {', '.join(modes)}")
+    if len(options.names) > MOST:
+        raise ConfigError(f"{len(options.names)} are compared, and at most {MOST} can be told apart in a figure; name fewer")
+    if options.baseline not in options.names:
+        raise ConfigError(f"--baseline {options.baseline!r} is not compared; name one of {', '.join(options.names)}")
     for name, value in (("numsamples", options.numsamples), ("repeats", options.repeats)):
         if value < 1:
             raise ConfigError(f"{flag(name)} must be at least 1")
@@ -122,14 +174,44 @@ def _check(options: Options) -> None:
             raise ConfigError(f"{flag(name)} must be a number of seconds above 0")
 
 
-def parse_also(texts: Sequence[str]) -> dict[str, str]:
+def parse_modes(text: str | None) -> dict[str, Variant]:
+    """{"static": …, "dynamic": …} from "static,dynamic". Raises ConfigError."""
+    modes = text.split(",") if text else list(MODES)
+    if len(set(modes)) < len(modes):
+        raise ConfigError("--modes names a mode twice")
+    return {mode: Variant(mode, {}) for mode in modes}
+
+
+def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
+    """{"small": Variant("dynamic", {"token_budget": "32"})} from ["small=dynamic --token-budget 32"]. Raises ConfigError."""
+    found: dict[str, Variant] = {}
+    for text in texts:
+        name, _, words = text.partition("=")
+        parser = Parser(prog="--variant", add_help=False, allow_abbrev=False)
+        parser.add_argument("mode", nargs="?")
+        add_settings(parser)
+        try:
+            known, unknown = parser.parse_known_args(shlex.split(words))
+            if not NAME.fullmatch(name) or known.mode is None:
+                raise ConfigError("give NAME='MODE --setting …', such as small='dynamic --token-budget 32'")
+            refuse_unknown(parser, unknown)
+            if name in found or name == "summary" or (name in MODES and name != known.mode):
+                raise ConfigError(f"{name} is taken; choose another name")
+            found[name] = Variant(known.mode, _settings(known))
+            build(known.mode, found[name].flags, {})
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"--variant {text!r}: {error}") from None
+    return found
+
+
+def parse_also(texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
     """{"vllm": "http://host:8000"} from ["vllm=http://host:8000"]. Raises ConfigError."""
     also: dict[str, str] = {}
     for text in texts:
         name, _, url = text.partition("=")
         if not NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
             raise ConfigError(f"--also {text!r}: give NAME=URL, such as vllm=http://localhost:8000")
-        if name in (*MODES, "summary") or name in also:
+        if name in (*MODES, *taken, *also, "summary"):
             raise ConfigError(f"--also {text!r}: {name} is taken; choose another name")
         also[name] = base_url(url)
     return also

@@ -17,7 +17,7 @@ from client.machine import commit, hardware
 from client.measure import HEADLINES, part
 from client.quoting import NAME
 from client.sweep import outcome
-from config import MODES, ONLY_IN, meaningful
+from config import meaningful
 from stats import DEFINITIONS
 
 FIGURES = {  # file name without its ending: what stands beside it
@@ -28,6 +28,7 @@ FIGURES = {  # file name without its ending: what stands beside it
     "rows": "Where computed rows went",
     "distributions": "Distributions of time to first token, time per output token and end-to-end latency",
 }
+NOT_TOLD = ("mode", "port", "host", "log_level")  # settings that differ between the servers of any comparison, or mean nothing
 REPORT = ("report.md", "report.html", *(f"{name}.png" for name in FIGURES))
 
 
@@ -61,6 +62,12 @@ class Run:
     @property
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for summary in self.summaries for name in summary["modes"]))
+
+    @property
+    def baseline(self) -> str:
+        """With which the others are compared in pairs."""
+        named = self.first.get("baseline")
+        return named if named in self.names else self.names[0]
 
     @property
     def modes(self) -> dict[str, list[dict[str, Any]]]:
@@ -135,7 +142,7 @@ def save(
         modes[name] |= {"capacity": found["capacity"], "goodput_rate": found["goodput_rate"]}
     summary = {
         "modes": modes,
-        "identical_outputs": identical_outputs({name: result for name, result in results.items() if name in MODES}),
+        "identical_outputs": identical_outputs({name: result for name, result in results.items() if name not in facts["also"]}),
         "config": _config(results),
         "workload": describe(requests) | dict(workload),
         "partial": facts["stopped"] is not None,
@@ -149,14 +156,27 @@ def save(
 
 
 def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of all modes; one that belongs to some modes alone, from one of them."""
-    configs = {name: result["config"] for name, result in results.items() if result.get("config")}
+    """The settings of the variants; of one that belongs to some modes alone, or differs, the first's that has it."""
+    configs = [result["config"] for result in results.values() if result.get("config")]
     config = {}
-    for name, value in next(iter(configs.values()), {}).items():
-        owners = [mode for mode in configs if meaningful(name, mode)]
-        if owners and name not in ("mode", "port", "host", "log_level"):
-            config[name] = configs[owners[0]][name] if name in ONLY_IN else value
+    for name in configs[0] if configs else ():
+        owners = [each for each in configs if meaningful(name, each["mode"])]
+        if owners and name not in NOT_TOLD:
+            config[name] = owners[0][name]
     return config
+
+
+def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each variant its mode, and the settings in which variants differ, as far as they mean something in its mode."""
+    configs = {name: result["config"] for name, result in results.items() if result.get("config")}
+    keys = [
+        key for key in dict.fromkeys(key for config in configs.values() for key in config)
+        if key not in NOT_TOLD and len({str(c.get(key)) for c in configs.values() if meaningful(key, c["mode"])}) > 1
+    ]  # fmt: skip
+    return {
+        name: {"mode": config["mode"]} | {key: config[key] for key in keys if meaningful(key, config["mode"])}
+        for name, config in configs.items()
+    }
 
 
 def clear(out: Path) -> None:

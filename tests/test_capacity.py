@@ -100,7 +100,7 @@ def test_a_difference_within_a_step_of_the_lattice_is_not_shown() -> None:
     def results(values: list[float]) -> list[dict[str, float]]:
         return [{"goodput_rate": value, "output_throughput": value} for value in values]
 
-    text = tables.differences_table({"a": results(one), "b": results(two)})
+    text = tables.differences_table({"a": results(one), "b": results(two)}, "a")
     assert "no difference shown (+0.724 ± 0.79)" in text and text.count("no difference shown") == 1, "throughput has no lattice"
     runs_text = tables.runs_table({"then": {"a": _whole(one)}, "now": {"a": _whole(two)}}, paired=True)
     assert "8 ± 0.724" in runs_text and "(× 1.09, no difference shown)" in runs_text
@@ -113,9 +113,9 @@ def _whole(values: list[float]) -> list[dict[str, float]]:
 def test_a_difference_of_which_seeds_are_missing_has_no_interval() -> None:
     one = [{"capacity": value} for value in (10.0, 10.1, 10.2, 10.0, 10.1)]
     two: list[dict[str, float | None]] = [{"capacity": value} for value in (20.0, 20.1, None, 20.2, 20.1)]
-    [entry] = tables.differences({"a": one, "b": two})
+    [entry] = tables.differences({"a": one, "b": two}, "a")
     assert entry["capacity"].half is None and not entry["capacity"].shown
-    assert "no difference shown (+10.1, not of all seeds)" in tables.differences_table({"a": one, "b": two})
+    assert "no difference shown (+10.1, not of all seeds)" in tables.differences_table({"a": one, "b": two}, "a")
     text = tables.runs_table({"x": {"b": [result | {"partial": False} for result in two]}}, paired=True)
     assert "20.1 (4 of 5 seeds)" in text
 

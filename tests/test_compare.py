@@ -55,7 +55,7 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
         assert told["completed"] == 40 and told["failed"] == 0 and told["output_throughput"] > 0
         assert set(told["fairness"]) == {"intercept_s", "slope_s_per_token", "r"}
         whole = json.loads((tmp_path / f"{mode}.json").read_text())
-        assert whole["mode"] == whole["config"]["mode"] == mode and len(whole["requests"]) == 40
+        assert whole["variant"] == whole["config"]["mode"] == mode and len(whole["requests"]) == 40
         assert {"p99_tpot_ms", "mean_itl_ms", "mean_ttft_from_schedule_ms", "goodput", "definitions"} <= set(whole)
         # client and server agree on what was done
         assert whole["total_output_tokens"] == whole["server"]["total_output_tokens"]
@@ -137,7 +137,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         (["--numsample", "3"], r"unknown flag --numsample \(did you mean --numsamples\?\)"),
         (["--numsamples", "0"], "at least 1"),
         (["--modes", "nobatch,dynamic", "--batch-size-target", "4"], "no meaning in any of the modes nobatch, dynamic"),
-        (["--port", "8500"], "every mode gets a free port"),
+        (["--port", "8500"], "every variant gets a free port"),
         (["--max-batch-size", "none"], "--max-batch-size 'none'"),
         (["--goodput", "ttft"], "give ttft:MS, tpot:MS or e2el:MS"),
         (["--goodput", "e2el:-1"], "give ttft:MS, tpot:MS or e2el:MS"),

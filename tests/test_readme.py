@@ -62,7 +62,9 @@ def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Se
 @pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
 @pytest.mark.usefixtures("undrawn")
 def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
-    small = ["--model", "fake", "--modes", "static", "--out", str(tmp_path / "out"), "--skip-calibration"]
+    small = ["--model", "fake", "--out", str(tmp_path / "out"), "--skip-calibration"]
+    if "--variant" not in arguments:
+        small += ["--modes", "static"]
     if "--trace" in arguments:
         save_trace(tmp_path / "trace.jsonl", PromptData("fixed:2").requests(3))
         small += ["--trace", str(tmp_path / "trace.jsonl")]

@@ -167,7 +167,7 @@ def test_no_difference_is_shown_where_the_interval_spans_zero() -> None:
     def results(*throughputs: float) -> list[dict[str, float]]:
         return [{"output_throughput": value, "mean_e2el_ms": 1000.0 * i} for i, value in enumerate(throughputs)]
 
-    text = tables.differences_table({"a": results(10, 20, 30), "b": results(13, 19, 31), "c": results(20, 30, 41)})
+    text = tables.differences_table({"a": results(10, 20, 30), "b": results(13, 19, 31), "c": results(20, 30, 41)}, "a")
     rows = {line.split(" |")[0].removeprefix("| "): line for line in text.splitlines()}
     assert "no difference shown (+1 ± 5)" in rows["b − a"] and "| +10 ± 1 |" in rows["c − a"]
     assert "no difference shown (+0.00 ± 0.00)" in rows["b − a"], "equal is no difference"
@@ -185,9 +185,9 @@ def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_pa
     assert runs.load(copy).partial and "**Partial**: the disk is full; seed 0 of 2" in report.contents(runs.load(copy))
 
 
-def test_every_server_has_a_colour_of_its_own_and_modes_keep_theirs() -> None:
-    found = figures.colours(["static", "vllm", "dynamic", "tgi"])
-    assert len(set(found.values())) == 4 and found["static"] == figures.colours(["static"])["static"]
+def test_twelve_variants_are_told_apart_and_modes_look_the_same_everywhere() -> None:
+    found = figures.looks(["static", "vllm", "dynamic", *map(str, range(9))])
+    assert len(set(found.values())) == 12 and found["static"] == figures.looks(["static"])["static"]
 
 
 def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -15,7 +16,20 @@ from matplotlib.patches import Rectangle
 from client.report.tables import line_text
 from config import MODES
 
-COLOURS = dict(zip(MODES, ("#7f7f7f", "#d95f02", "#7570b3", "#1b9e77")))
+# told apart by eyes of every kind: after each colour comes its line style, so that twelve differ
+PALETTE = ("#7f7f7f", "#d95f02", "#7570b3", "#1b9e77", "#1f3a70", "#e7298a")
+LINES = (("-", "o"), ("--", "s"))  # and markers
+
+
+class Look(NamedTuple):
+    """How a variant is drawn."""
+
+    colour: str
+    line: str
+    marker: str
+
+
+LOOKS = [Look(colour, *line) for line in LINES for colour in PALETTE]
 IDLE, PADDING, EMPTY = "#e6ab02", "#8c6d4f", "#ececec"
 KINDS = {  # of computed rows that serve nobody
     "idle": (IDLE, "idle: computed for a request that is done"),
@@ -28,13 +42,12 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 
 
-OTHERS = ("#386cb0", "#a6761d", "#e7298a", "#666666")  # servers that are no mode of ours
-
-
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour a server: a mode's own, and others by their order."""
-    others = iter(OTHERS * 8)
-    return {name: COLOURS.get(name) or next(others) for name in names}
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each name: a mode has its own in every figure, others what is left, in their order."""
+    own = dict(zip(MODES, LOOKS))
+    names = list(names)
+    left = itertools.cycle([look for look in LOOKS if look not in [own[name] for name in names if name in own]])
+    return {name: own.get(name) or next(left) for name in names}
 
 
 def latency_vs_tokens(
@@ -48,15 +61,24 @@ def latency_vs_tokens(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 4.8), layout="constrained")
         axes = figure.subplots(1, 2)
-        palette = colours(runs)
+        look = looks(runs)
         for mode, (tokens, seconds, line) in runs.items():
             label = f"{mode}:  {line_text(line)}"
             for axis in axes:
-                axis.scatter(tokens, seconds, s=14, alpha=0.45, linewidths=0, color=palette[mode], label=label)
+                axis.scatter(
+                    tokens,
+                    seconds,
+                    s=14,
+                    alpha=0.45,
+                    linewidths=0,
+                    color=look[mode].colour,
+                    marker=look[mode].marker,
+                    label=label,
+                )
                 if line:
                     x = np.linspace(0, max(tokens), 100)
                     y = line["intercept_s"] + line["slope_s_per_token"] * x
-                    axis.plot(x[y > 0], y[y > 0], color=palette[mode], lw=2)
+                    axis.plot(x[y > 0], y[y > 0], color=look[mode].colour, ls=look[mode].line, lw=2)
         for axis, scale in zip(axes, ("linear", "log")):
             axis.set(xlabel="completion tokens", ylabel=f"end-to-end latency, s ({scale} scale)", yscale=scale)
             axis.grid(alpha=0.25)
@@ -83,17 +105,17 @@ def occupancy(runs: Mapping[str, Mapping[str, Any]], whole: Mapping[str, bool], 
         size = (11, 1.75 * len(runs) + 1.4)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)
-        palette = colours(runs)
+        look = looks(runs)
         for axis, (mode, run) in zip(axes[:, 0], runs.items()):
             edges = run["bin_s"] * np.arange(len(run["live"]) + 1)
             axis.axhspan(0, max_batch_size, color=EMPTY, lw=0)
             below = np.array(run["live"])
-            axis.stairs(below, edges, fill=True, color=palette[mode])
+            axis.stairs(below, edges, fill=True, color=look[mode].colour)
             for kind in kinds:
                 above = below + run[kind]
                 axis.stairs(above, edges, baseline=below, fill=True, color=KINDS[kind][0])
                 below = above
-            axis.set_title(mode, color=palette[mode], fontsize=12, loc="left")
+            axis.set_title(mode, color=look[mode].colour, fontsize=12, loc="left")
             note = f"done after {spans[mode]:.1f} s" + (" →" if spans[mode] > window else "")
             axis.set_title(note, loc="right", fontsize=11, fontweight="normal")
             axis.set_ylim(0, max_batch_size)
@@ -111,7 +133,7 @@ def latency_vs_throughput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, An
     """Median latency per token against throughput while the rate rises (Orca's figure 10), a curve a server and seed.
 
     sweeps: {name: [points of a seed, by rate]}. Rates beyond the capacity, where latency depends on how long one
-    measures, are hollow and dashed.
+    measures, are hollow and dotted.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 5.2), layout="constrained")
@@ -148,19 +170,21 @@ def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits:
 
 
 def _curves(axis: Any, sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], x: str, y: str) -> None:
-    """Each server's points by rate, a curve a seed; those beyond its capacity hollow, and joined by dashes."""
-    palette = colours(sweeps)
+    """Each server's points by rate, a curve a seed; those beyond its capacity hollow, and joined by dots."""
+    look = looks(sweeps)
     for name, seeds in sweeps.items():
         for i, points in enumerate(seeds):
             known = [p for p in points if p[x] is not None and p[y] is not None]
             sustained, saturated = ([p for p in known if p["saturated"] is beyond] for beyond in (False, True))
             first = min((p["rate"] for p in saturated), default=float("inf"))
             joint = [p for p in sustained if p["rate"] < first][-1:] + [p for p in known if p["rate"] >= first]
-            for shown, style in ((sustained, {"marker": "o", "ms": 6, "lw": 2, "label": name if not i else None}),
-                                 (joint, {"ls": "--", "lw": 1.2, "zorder": 1}),
-                                 (saturated, {"marker": "o", "ls": "", "mfc": "white", "ms": 6})):  # fmt: skip
-                axis.plot([p[x] for p in shown], [p[y] for p in shown], color=palette[name], **style)
-    axis.plot([], [], "o--", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
+            colour, line, marker = look[name]
+            label = name if not i else None
+            for shown, style in ((sustained, {"marker": marker, "ms": 6, "lw": 2, "ls": line, "label": label}),
+                                 (joint, {"ls": ":", "lw": 1.4, "zorder": 1}),
+                                 (saturated, {"marker": marker, "ls": "", "mfc": "white", "ms": 6})):  # fmt: skip
+                axis.plot([p[x] for p in shown], [p[y] for p in shown], color=colour, **style)
+    axis.plot([], [], "o:", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
 
 
 def computed_rows(rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, float | None], caption: str) -> Figure:
@@ -172,12 +196,12 @@ def computed_rows(rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 0.62 * len(rows) + 2.0), layout="constrained")
         axis = figure.subplots()
-        palette = colours(rows)
+        look = looks(rows)
         for y, (mode, counts) in enumerate(rows.items()):
             computed = sum(counts.values())
             share = {kind: 100 * n / computed if computed else 0.0 for kind, n in counts.items()}
             useful = left = share["live"]
-            axis.barh(y, useful, color=palette[mode], height=0.62)
+            axis.barh(y, useful, color=look[mode].colour, height=0.62)
             for kind in kinds:
                 axis.barh(y, share[kind], left=left, color=KINDS[kind][0], height=0.62)
                 left += share[kind]
@@ -208,14 +232,14 @@ def distributions(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(13, 4.6), layout="constrained")
         axes = figure.subplots(1, 3, sharey=True)
-        styles = styles or {name: (name, "-") for name in runs}
-        palette = colours(dict.fromkeys(mode for mode, _ in styles.values()))
+        styles = styles or {name: (name, "") for name in runs}
+        look = looks(dict.fromkeys(mode for mode, _ in styles.values()))
         for axis, (measure, title) in zip(axes, titles.items()):
             for name, values in runs.items():
                 if len(mine := np.sort(values[measure]) * (1e3 if measure == "tpot" else 1)):
                     mode, style = styles[name]
                     share = 100 * np.arange(1, len(mine) + 1) / len(mine)
-                    axis.step(mine, share, where="post", color=palette[mode], ls=style, lw=2, label=name)
+                    axis.step(mine, share, where="post", color=look[mode].colour, ls=style or look[mode].line, lw=2, label=name)
             axis.set(xscale="log", xlabel=title, ylim=(0, 101))
             _plain_log(axis.xaxis)
             axis.grid(alpha=0.25)
@@ -280,7 +304,9 @@ def gap_over_budgets(points: Sequence[Mapping[str, float]], limit: float, captio
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2)
-        left.plot(budgets, [p["longest_itl_s"] / p["median_itl_s"] for p in points], "o-", color=COLOURS["dynamic"])
+        left.plot(
+            budgets, [p["longest_itl_s"] / p["median_itl_s"] for p in points], "o-", color=looks(["dynamic"])["dynamic"].colour
+        )
         left.axhline(limit, color="#555555", ls="--", lw=1)
         left.annotate(
             f"{limit:g} × the median", (budgets[0], limit), xytext=(0, 4), textcoords="offset points", color="#555555"

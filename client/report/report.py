@@ -18,7 +18,7 @@ from client.machine import processor
 from client.quoting import code, escape, unescape
 from client.report import figures, sentences, tables
 from client.report.page import as_page
-from client.runs import FIGURES, Run
+from client.runs import FIGURES, Run, differing
 from stats import DEFINITIONS, ROWS, fairness
 
 Drawing = Callable[[], Figure]
@@ -47,7 +47,7 @@ def drawings(run: Run) -> dict[str, Drawing]:
         for n, r in run.results[0].items() if (o := r.get("occupancy_over_time")) and o["live"]
     }  # fmt: skip
     if over_time:
-        rows = run.first["config"]["max_batch_size"]
+        rows = max(r["config"]["max_batch_size"] for r in run.results[0].values() if r.get("config"))
         whole = {name: not r["partial"] for name, r in run.results[0].items()}
         one = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")  # this figure is of one seed
         found["occupancy"] = lambda: figures.occupancy(over_time, whole, rows, one)
@@ -114,13 +114,19 @@ def facts(run: Run) -> list[str]:
     if capacity:
         arrival += (
             f": {capacity['load']:g} of the {capacity['output_throughput']:,.0f} tok/s that a burst of "
-            f"{capacity['requests']} requests reached in `dynamic` while every row was busy"
+            f"{capacity['requests']} requests reached in {code(capacity.get('of', 'dynamic'))} while every row was busy"
         )
     seeds = ", ".join(str(s["seed"]) for s in run.summaries)
     found = [f"workload: {described(load)}; lengths {code(load['lengths'])}, {arrival}; seed {seeds} (`trace.jsonl`)"]
     if config:
-        settings = [escape(f"{name} {value}") for name, value in config.items() if value is not None]
+        apart = differing(run.results[0])
+        common = [name for name in config if not any(name in mine for mine in apart.values())]
+        settings = [escape(f"{name} {config[name]}") for name in common if config[name] is not None]
         found.append("settings: " + ", ".join(settings))
+        for name, mine in apart.items():
+            if len(mine) > 1 or name != mine["mode"]:
+                own = [escape(f"{key} {value}") for key, value in mine.items() if key != "mode"]
+                found.append(f"{name}: {', '.join([mine['mode'], *own])}")
     found += [f"{name}: {escape(url)}, through OpenAI's API as a stream; its engine and hardware are not known here"
               for name, url in summary["also"].items()]  # fmt: skip
     gpu = f"{escape(hardware['gpu'])}; " if hardware.get("gpu") else ""
@@ -145,7 +151,7 @@ def contents(run: Run) -> str:
     model = f" on {escape(summary['config']['model'])}" if summary["config"] else ""
     parts = [f"# {', '.join(run.names)}{model}", tables.markdown_table(run.modes), " ".join(sentences.sentences(run))]
     if len(run.summaries) > 1 and len(run.names) > 1:
-        parts.append(tables.differences_table(run.modes))
+        parts.append(tables.differences_table(run.modes, run.baseline))
     parts += [
         sentences.conditions(run),
         *shown("latency_vs_tokens"), *sweep_part(run), *shown("latency_vs_throughput", "goodput"),
@@ -177,7 +183,7 @@ def over_seeds(run: Run) -> dict[str, Any]:
     }  # fmt: skip
     differences = [
         {key: asdict(value) if isinstance(value, Estimate) else value for key, value in entry.items()}
-        for entry in tables.differences(run.modes)
+        for entry in tables.differences(run.modes, run.baseline)
     ]
     return {"seeds": [s["seed"] for s in run.summaries], "modes": modes, "differences": differences}
 

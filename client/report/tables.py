@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 from rich import box
@@ -90,7 +89,7 @@ def label(name: str, results: Sequence[Mapping[str, Any]]) -> str:
 def terminal_table(results: Results) -> Table:
     """Fits 80 columns; means over seeds."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("mode", no_wrap=True)
+    table.add_column("variant", no_wrap=True)
     shown = [column for column in COLUMNS if column[2]]
     for _, _, short, _, _ in shown:
         table.add_column(short, justify="right", no_wrap=True)
@@ -103,7 +102,7 @@ def terminal_table(results: Results) -> Table:
 def markdown_table(results: Results) -> str:
     """The headline table; a column that nobody has is left out."""
     columns = [c for c in COLUMNS if any(r.get(c[0]) is not None for mine in results.values() for r in mine)]
-    rows = [["mode", *(heading for _, heading, _, _, _ in columns), "latency of a request", "answered"]]
+    rows = [["variant", *(heading for _, heading, _, _, _ in columns), "latency of a request", "answered"]]
     for name, mine in results.items():
         answered, failed = sum(r["completed"] for r in mine), sum(r["failed"] for r in mine)
         row = [label(name, mine), *(cell([r.get(key) for r in mine], scale, form) for key, _, _, scale, form in columns)]
@@ -118,14 +117,17 @@ def mean_line(results: Sequence[Mapping[str, Any]]) -> str:
     return line_text({key: sum(line[key] for line in lines) / len(lines) for key in lines[0]} if lines else None)
 
 
-def differences(results: Results) -> list[dict[str, Any]]:
-    """Every two servers, and the paired difference (second - first) of each headline over the seeds both ran.
+def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
+    """Each server and the baseline, and the paired difference (second - first) of each headline over the seeds both ran.
 
     Where a seed has no value of one of them, the difference has no interval: that of the others would claim too much.
     """
     found = []
-    for (first, one), (second, two) in combinations(results.items(), 2):
-        entry: dict[str, Any] = {"first": first, "second": second}
+    one = results[baseline]
+    for second, two in results.items():
+        if second == baseline:
+            continue
+        entry: dict[str, Any] = {"first": baseline, "second": second}
         for key, _, _, scale, _ in COMPARED:
             pairs = [(a[key], b[key]) for a, b in zip(one, two) if a.get(key) is not None and b.get(key) is not None]
             if pairs:
@@ -136,9 +138,9 @@ def differences(results: Results) -> list[dict[str, Any]]:
     return found
 
 
-def differences_table(results: Results) -> str:
+def differences_table(results: Results, baseline: str) -> str:
     """The differences in words: with their intervals, and "no difference shown" where one spans zero or there is none."""
-    found = differences(results)
+    found = differences(results, baseline)
     columns = [c for c in COMPARED if any(c[0] in entry for entry in found)]
     rows = [["second − first", *(heading for _, heading, _, _, _ in columns)]]
     for entry in found:
@@ -163,7 +165,7 @@ def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
     columns = [
         c for c in COMPARED if any(r.get(c[0]) is not None for run in runs.values() for mine in run.values() for r in mine)
     ]
-    rows = [["mode", "run", *(heading for _, heading, _, _, _ in columns)]]
+    rows = [["variant", "run", *(heading for _, heading, _, _, _ in columns)]]
     for name in dict.fromkeys(name for run in runs.values() for name in run):
         base: dict[str, list[float]] = {}
         for run, results in runs.items():
@@ -186,7 +188,7 @@ def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
 
 def capacity_table(sweeps: Mapping[str, Sequence[Mapping[str, Any]]], goodput: bool) -> str:
     """What sweeps found, a list of outcomes (one a seed) for each server."""
-    rows = [["mode", "capacity, requests/s", "its queue begins to grow, requests/s", "throughput sustained, tok/s",
+    rows = [["variant", "capacity, requests/s", "its queue begins to grow, requests/s", "throughput sustained, tok/s",
              "latency per token p50 there, ms"]]  # fmt: skip
     if goodput:
         rows[0].append("highest rate within the limits, requests/s")
@@ -220,7 +222,7 @@ def points_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Every rate of a sweep, marked where it was beyond the capacity."""
     known = {"requests"} | {key for mine in points.values() for p in mine for key, value in p.items() if value is not None}
     columns = [column for column in POINTS if column[0] in known]
-    rows = [["mode", *(heading for _, heading, _, _ in columns), "verdict"]]
+    rows = [["variant", *(heading for _, heading, _, _ in columns), "verdict"]]
     for name, mine in points.items():
         for point in mine:
             told_of = {"requests": point["completed"] + point["failed"], **point}
@@ -255,9 +257,9 @@ def result_line(name: str, result: Mapping[str, Any]) -> str:
 def sweep_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
     """Where a sweep stands, for the terminal."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("mode", "rates", "capacity, requests/s", "queue grows, requests/s", "tok/s sustained", "ms per token there",
-                    "within limits, requests/s"):  # fmt: skip
-        table.add_column(heading, justify="left" if heading == "mode" else "right")
+    for heading in ("variant", "rates", "capacity, requests/s", "queue grows, requests/s", "tok/s sustained",
+                    "ms per token there", "within limits, requests/s"):  # fmt: skip
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
     for name, mine in points.items():
         found = sweep.outcome(mine)
         best = found["point"] or {}
