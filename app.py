@@ -21,7 +21,7 @@ from pathlib import Path
 from flask import Flask, Response, jsonify, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config, ConfigError, parse
+from config import DOOMED_FILES, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config, ConfigError, parse
 from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
 from observers.request_log import open_log
@@ -192,6 +192,8 @@ def _allow_files(config: Config) -> None:
             f"once at most instead of {config.http_connections:,}; raise `ulimit -n` to {wanted:,}",
             file=sys.stderr,
         )
+    more = wanted + DOOMED_FILES
+    allowed = more if hard == resource.RLIM_INFINITY else min(hard, more)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 

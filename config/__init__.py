@@ -7,6 +7,7 @@ flags      command line, environment and .env
 
 from config.flags import Parser, add_settings, build, from_environment, parse, refuse_unknown
 from config.settings import (
+    DOOMED_FILES,
     END_S,
     HANDOFF,
     MAX_BODY_BYTES,
@@ -22,6 +23,7 @@ from config.settings import (
 from scheduling.policies import MODES
 
 __all__ = [
+    "DOOMED_FILES",
     "END_S",
     "HANDOFF",
     "MAX_BODY_BYTES",

@@ -39,6 +39,7 @@ ONLY_OVER_HTTP = (
 ONLY_ON_GPU = ("gpu_memory_utilization", "enforce_eager")
 MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
 SPARE_FILES = 128  # open files of a server beside its connections
+DOOMED_FILES = 4096  # connections that may wait to be closed, where the system allows as many files
 END_S = 1.5  # how long Ctrl-C waits for clients; after a second signal gunicorn's master kills the worker within 2 s
 HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # how the launcher gives the resolved Config to gunicorn's worker
 

@@ -24,14 +24,15 @@ the main thread holds that lock.
 
 from __future__ import annotations
 
-import enum
 import errno
 import os
+import resource
 import selectors
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -45,7 +46,8 @@ from gunicorn.http import wsgi
 from gunicorn.http.message import Request
 from gunicorn.workers import base
 
-from config import END_S, HANDOFF, MAX_BODY_BYTES, Config
+from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
+from front_door.connection import AT_ONCE, AWAITED, Connection, Wait, in_turn
 from front_door.http_reader import Reader, Refusal
 
 KEEPALIVE_S = 75.0  # longer than clients keep their pools, who else would be reset under load
@@ -55,34 +57,9 @@ DRAINING_S = 2.0  # how long a connection may wait for anything once SIGTERM cam
 ENDING_S = 0.5  # the same after Ctrl-C
 READ_BYTES = 65_536
 MAX_UNFINISHED_BYTES = 256_000_000
-AT_ONCE = 100  # connections accepted, or given up, before the others' turn
+BURIED_AT_ONCE = 25  # closed; it takes longer than accepting one
 PAUSE_S = 0.1  # before accepting is tried again, when the system had no file left
 NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class Wait(enum.Enum):
-    """What for. In the order in which connections give way to new ones."""
-
-    LINGERING = enum.auto()
-    HEAD = enum.auto()
-    IDLE = enum.auto()
-    BODY = enum.auto()
-
-
-AWAITED = {"nothing": Wait.IDLE, "head": Wait.HEAD, "body": Wait.BODY}
-
-
-class Connection:
-    """One client. The socket blocks, for the threads that write to it; the loop asks it not to, call by call."""
-
-    def __init__(self, sock: socket.socket, client: Any, server: Any, reader: Reader):
-        self.sock = sock
-        self.client = client
-        self.server = server
-        self.reader = reader
-        self.waits: Wait | None = None  # None: in a thread, or closed
-        self.held_bytes = 0
-        self.lingered_bytes = 0
 
 
 class Worker(base.Worker):
@@ -94,6 +71,11 @@ class Worker(base.Worker):
         self._poller = selectors.DefaultSelector()
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # what others want the loop to do
         self._open = 0  # connections, in threads too
+        self._accepted = 0
+        # given up, and not closed yet: when thousands come at once, closing as many would make all others wait
+        self._doomed: deque[socket.socket] = deque()
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_doomed = max(0, files - SPARE_FILES - self.cfg.worker_connections)
         self._held_bytes = 0
         self._accepting = False
         self._accept_from = 0.0
@@ -182,9 +164,14 @@ class Worker(base.Worker):
                 # while nobody can give way, new clients wait in the system's backlog
                 has_room = self._open < self.cfg.worker_connections or any(self._waiting.values())
                 self._accept_while(has_room and time.monotonic() >= self._accept_from)
-            for key, _ in self._poller.select(self._patience()):
-                key.data()
+            ready = [key.data for key, _ in self._poller.select(self._patience())]
+            for callback in ready:
+                if not isinstance(callback, Connection):
+                    callback()
+            for connection in in_turn([each for each in ready if isinstance(each, Connection)]):
+                self._read(connection)
             self._give_up()
+            self._bury(BURIED_AT_ONCE)
             if self.ppid != os.getppid():  # gunicorn's master has died
                 self._drain()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
@@ -197,7 +184,9 @@ class Worker(base.Worker):
             self._calls.get_nowait()()
 
     def _patience(self) -> float:
-        """Seconds until the next deadline; one at most."""
+        """Seconds until there is something to do beside reading; one at most."""
+        if self._doomed:
+            return 0.0
         firsts = [next(iter(connections.values())) for connections in self._waiting.values() if connections]
         times = [*firsts, self._accept_from if self._accept_from > time.monotonic() else float("inf")]
         return min(1.0, max(0.0, min(times) - time.monotonic()))
@@ -249,7 +238,9 @@ class Worker(base.Worker):
             if self._open > self.cfg.worker_connections:
                 self._make_room()
             sock.setblocking(True)
-            self._wait(Connection(sock, client, server, Reader(self.cfg, client, MAX_BODY_BYTES)), Wait.HEAD)
+            self._accepted += 1
+            reader = Reader(self.cfg, client, MAX_BODY_BYTES)
+            self._wait(Connection(self._accepted, sock, client, server, reader), Wait.HEAD)
 
     def _make_room(self) -> bool:
         """Close the one that matters least; False if every one is being answered."""
@@ -261,7 +252,7 @@ class Worker(base.Worker):
 
     def _wait(self, connection: Connection, wait: Wait) -> None:
         if connection.waits is None:
-            self._poller.register(connection.sock, selectors.EVENT_READ, partial(self._read, connection))
+            self._poller.register(connection.sock, selectors.EVENT_READ, connection)
         else:
             del self._waiting[connection.waits][connection]
         connection.waits = wait
@@ -278,8 +269,13 @@ class Worker(base.Worker):
 
     def _close(self, connection: Connection) -> None:
         self._take(connection)
-        connection.sock.close()
         self._open -= 1
+        self._doomed.append(connection.sock)
+        self._bury(len(self._doomed) - self._most_doomed)
+
+    def _bury(self, n: int) -> None:
+        for _ in range(min(n, len(self._doomed))):
+            self._doomed.popleft().close()
 
     def _read(self, connection: Connection) -> None:
         if connection.waits is None:  # it was closed for another whose turn came in the same round
