@@ -83,7 +83,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
         return (jsonify(status="ready"), 200) if reason is None else (jsonify(status="not ready", reason=reason), 503)
 
     @app.get("/")
-    def describe() -> Response:
+    def about() -> Response:
         return jsonify(
             name="effective-batching",
             mode=config.mode,

@@ -61,7 +61,7 @@ DEFINITIONS = {
     "total-tokens-handled": "completion tokens of answered requests",
     "total-elapsed-time": "first arrival to the last ending, an answer's or a failure's, seconds",
 }
-ROWS = ("live", "idle", "padding")  # what a computed row is
+ROW_KINDS = ("live", "idle", "padding")  # what a computed row is
 CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limited by its client
 
 
@@ -105,7 +105,7 @@ def times_of(inference: Inference) -> Times:
     return Times(inference.arrived_at, inference.admitted_at, inference.token_times, inference.answered_at)
 
 
-def describe(name: str, seconds: Iterable[float]) -> dict[str, float]:
+def distribution(name: str, seconds: Iterable[float]) -> dict[str, float]:
     """{"mean_NAME_ms": …, std, min, p50, p90, p95, p99, max} of values in seconds; empty without values."""
     values = np.fromiter(seconds, float) * 1e3
     if not values.size:
@@ -191,16 +191,16 @@ def summarise(
     good = sum(_meets(a, goodput) for a in answers)
     result["goodput"] = (good / wall if wall else 0.0) if goodput and sends else None
     result["attainment"] = good / len(sends) if goodput and sends else None
-    result |= describe("ttft", (a.ttft_s for a in answers))
-    result |= describe("ttft_from_schedule", (a.ttft_s + a.lag_s for a in answers))
-    result |= describe("tpot", (t for a in answers if (t := a.tpot_s) is not None))
-    result |= describe("itl", (gap for a in answers for gap in a.itl_s))
-    result |= describe("e2el", (a.e2e_s for a in answers))
-    result |= describe("e2el_from_schedule", (a.e2e_s + a.lag_s for a in answers))
-    result |= describe("normalized_latency", (a.e2e_s / a.completion_tokens for a in answers))
-    result |= describe("queue_time", (a.timings["queue_s"] for a in answers if a.timings))
-    result |= describe("held_time", (a.timings["held_s"] for a in answers if a.timings))
-    result |= describe("schedule_lag", (sent - scheduled for scheduled, sent, _ in sends))
+    result |= distribution("ttft", (a.ttft_s for a in answers))
+    result |= distribution("ttft_from_schedule", (a.ttft_s + a.lag_s for a in answers))
+    result |= distribution("tpot", (t for a in answers if (t := a.tpot_s) is not None))
+    result |= distribution("itl", (gap for a in answers for gap in a.itl_s))
+    result |= distribution("e2el", (a.e2e_s for a in answers))
+    result |= distribution("e2el_from_schedule", (a.e2e_s + a.lag_s for a in answers))
+    result |= distribution("normalized_latency", (a.e2e_s / a.completion_tokens for a in answers))
+    result |= distribution("queue_time", (a.timings["queue_s"] for a in answers if a.timings))
+    result |= distribution("held_time", (a.timings["held_s"] for a in answers if a.timings))
+    result |= distribution("schedule_lag", (sent - scheduled for scheduled, sent, _ in sends))
     result["client_limited"] = result.get("p99_schedule_lag_ms", 0.0) > CLIENT_LIMITED_MS
     span = max(sent_at, default=0.0) - start
     result["achieved_rate"] = (len(sent_at) - 1) / span if span else None
@@ -220,7 +220,7 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
     Time without an iteration counts as no rows, so the means are over wall-clock.
     """
     if not iterations:
-        return {"started_at": 0.0, "bin_s": 0.0, **{kind: [] for kind in ROWS}}
+        return {"started_at": 0.0, "bin_s": 0.0, **{kind: [] for kind in ROW_KINDS}}
     started, seconds, *counts = np.array(iterations, float).T
     first, last = started[0], (started + seconds).max()
     edges = np.linspace(first, last, bins + 1)
@@ -233,4 +233,4 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
         part = np.clip(edges - started[k], 0.0, seconds[k])
         return [round(float(x), 4) for x in np.diff(done[k] + rows[k] * part) / width]
 
-    return {"started_at": float(first), "bin_s": float(width)} | {kind: binned(rows) for kind, rows in zip(ROWS, counts)}
+    return {"started_at": float(first), "bin_s": float(width)} | {kind: binned(rows) for kind, rows in zip(ROW_KINDS, counts)}

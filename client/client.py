@@ -56,7 +56,7 @@ from config import MODES, ConfigError, read_key  # noqa: E402
 from stats import fairness  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
-ROWS = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end-to-end latency",
+MEASURES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end-to-end latency",
         "normalized_latency": "latency per token", "queue_time": "queue time"}  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
     if server := result.get("server"):
         _show_stats(server, console)
     table = Table("milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left")
-    for name, title in ROWS.items():
+    for name, title in MEASURES.items():
         if f"mean_{name}_ms" in result:
             table.add_row(title, *(f"{result[f'{measure}_{name}_ms']:,.1f}" for measure in SHOWN))
     console.print(table)

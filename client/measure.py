@@ -24,7 +24,7 @@ from client.load import Interrupted, Outcome, Watch, replay
 from client.wire import Wire
 from config import Config
 from scheduling.policies import MODES, chosen
-from stats import DEFINITIONS, ROWS, Answer, occupancy_over_time, summarise
+from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time, summarise
 
 POINT = (
     "completed", "failed", "requested_rate", "achieved_rate", "mean_num_tokens", "offered_throughput", "busy_throughput",
@@ -41,7 +41,7 @@ HEADLINES = (
 )  # fmt: skip
 LEAST_BURST = 16
 # of our own servers' /stats
-ENGINE = ("useful_fraction", "occupancy", "largest_batch", *(f"{kind}_rows" for kind in ROWS))
+ENGINE = ("useful_fraction", "occupancy", "largest_batch", *(f"{kind}_rows" for kind in ROW_KINDS))
 
 
 @dataclass(frozen=True, slots=True)

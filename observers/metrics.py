@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from scheduling.inference import Inference, IterationRecord, State
-from stats import ROWS, times_of, tpot_s
+from stats import ROW_KINDS, times_of, tpot_s
 
 if TYPE_CHECKING:
     from batching import BatchingManager
@@ -56,7 +56,7 @@ class Metrics:
         self._lock = threading.Lock()  # of all that follows
         self._ended = Counter(dict.fromkeys(("stop", "length", *REASONS.values()), 0))
         self._flushes: Counter[str] = Counter()
-        self._rows = self._computed = dict.fromkeys(ROWS, 0)
+        self._rows = self._computed = dict.fromkeys(ROW_KINDS, 0)
         self._gaps = np.zeros(len(SECONDS) + 1, np.int64)  # between tokens, by bucket
         self._gaps_s = 0.0
         self.registry.register(self)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from scheduling.inference import Inference, IterationRecord
-from stats import DEFINITIONS, ROWS, describe, throughputs, times_of, tpot_s
+from stats import DEFINITIONS, ROW_KINDS, distribution, throughputs, times_of, tpot_s
 
 DISTRIBUTIONS = ("ttft", "itl", "e2el", "normalized_latency", "queue_time", "held_time", "tpot")
-ITERATION = np.dtype([("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROWS)])
+ITERATION = np.dtype([("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROW_KINDS)])
 PAGE = 10_000  # iterations told at once: while they are written as JSON no other thread runs, for 20 to 50 ms
 
 
@@ -81,7 +81,7 @@ class ServerStats:
             self._normalized_sum = 0.0
             for ring in (*self._samples.values(), self._iterations):
                 ring.clear()
-            self._rows = dict.fromkeys(ROWS, 0)
+            self._rows = dict.fromkeys(ROW_KINDS, 0)
             self._busy_s = self._occupied_s = 0.0
             self._largest_batch = 0
 
@@ -97,7 +97,7 @@ class ServerStats:
             if record.started_at < self._since:
                 return
             self._iterations.extend([(record.started_at, record.seconds, *rows)])
-            for kind, n in zip(ROWS, rows):
+            for kind, n in zip(ROW_KINDS, rows):
                 self._rows[kind] += n
             self._busy_s += record.seconds
             self._occupied_s += record.seconds * live / self._max_batch_size
@@ -181,5 +181,5 @@ class ServerStats:
             }
             samples = {name: ring.between(0, ring.seen) for name, ring in self._samples.items()}
         for name, values in samples.items():  # numpy on up to 100,000 values: not under the lock
-            result |= describe(name, values)
+            result |= distribution(name, values)
         return result | {"definitions": DEFINITIONS}

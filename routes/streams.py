@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from routes.threads import started
-from scheduling.inference import Inference, Progress
+from scheduling.inference import Inference, News
 from tokenizer import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -35,7 +35,7 @@ class Streamer:
     """The thread that writes, started with the first stream."""
 
     def __init__(self) -> None:
-        self._told: SimpleQueue[tuple[Stream, Progress]] = SimpleQueue()
+        self._told: SimpleQueue[tuple[Stream, News]] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -44,11 +44,11 @@ class Streamer:
         with self._lock:
             self._thread = self._thread or started("streamer", self._run)
         for member in group:
-            member.progress, member.streamed = lambda told: self._told.put((stream, told)), True
+            member.listener, member.streamed = lambda told: self._told.put((stream, told)), True
 
     def _run(self) -> None:
         while True:
-            newest: defaultdict[Stream, dict[int, Progress]] = defaultdict(dict)
+            newest: defaultdict[Stream, dict[int, News]] = defaultdict(dict)
             while not newest or not self._told.empty():
                 stream, told = self._told.get()
                 newest[stream][id(told.inference)] = told
@@ -65,7 +65,7 @@ class Part:
         self._text = detokenizer.prompt(prompt_ids)
         self._read = self._shown = 0
 
-    def read(self, told: Progress) -> tuple[str, int]:
+    def read(self, told: News) -> tuple[str, int]:
         """The text that is new and the number of its tokens; nothing of either while the text is held back."""
         self._text += self._detokenizer.completion(told.inference.tokens[self._read : told.n_tokens], told.is_over)
         self._read = told.n_tokens
@@ -96,14 +96,14 @@ class Stream:
         self._end = end
         self._connection = connection
         self._lock = threading.Lock()  # of all that follows
-        self._told: dict[int, Progress] = {}
+        self._told: dict[int, News] = {}
         self._direct = False  # whose turn it is: the Streamer's, or the HTTP thread's
         self._unsent = b""  # the rest of a chunk of which the socket took a part
         self._begun = False
         self._failed: Exception | None = None
         self._turn = threading.Event()  # the HTTP thread has something to do
 
-    def advance(self, told: dict[int, Progress]) -> None:
+    def advance(self, told: dict[int, News]) -> None:
         """The Streamer's: take news, and write if it is its turn and this is not the end."""
         with self._lock:
             self._told |= told

@@ -35,7 +35,7 @@ class Sampling:
     seed: int = 0
 
 
-class Progress(NamedTuple):
+class News(NamedTuple):
     """What a stream learns: so many tokens are there, and whether more will come. Consistent, unlike the fields themselves,
     which the handler thread may be changing."""
 
@@ -53,7 +53,7 @@ class Inference:
     sampling: Sampling = Sampling()
     deadline: float | None = None
     stop: Callable[[int], bool] | None = None  # told each token once; True ends the inference with it
-    progress: Callable[[Progress], None] | None = None  # called for each token and at the end
+    listener: Callable[[News], None] | None = None  # called for each token and at the end
     streamed: bool = False  # its caller reads each token at once: in a request-level batch it ends with its own last one
 
     user: str | None = None  # on whose behalf it comes
@@ -114,8 +114,8 @@ class Inference:
 
     def tell(self) -> None:
         """Tell the listener, if there is one, how far this inference has come."""
-        if self.progress is not None:
-            self.progress(Progress(self, len(self.tokens), self.is_over))
+        if self.listener is not None:
+            self.listener(News(self, len(self.tokens), self.is_over))
 
     def token(self, position: int) -> int:
         """The id at `position` of prompt + completion."""

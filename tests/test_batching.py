@@ -12,7 +12,7 @@ import pytest
 from batching import BatchingManager
 from generate.fake import FakeGenerator, token
 from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed, InvalidRequest
-from scheduling.inference import Generator, Inference, Iteration, IterationRecord, Progress, State
+from scheduling.inference import Generator, Inference, Iteration, IterationRecord, News, State
 from scheduling.policies import Dynamic, NoBatching, Policy, Windowed
 from tests.virtual import every_policy, make_scheduler
 
@@ -288,14 +288,14 @@ def test_a_stream_learns_of_its_end_last(manager_of: Callable[..., BatchingManag
     told: list[bool] = []
     cancelling: list[threading.Thread] = []
 
-    def progress(news: Progress) -> None:
+    def listen(news: News) -> None:
         if not cancelling:
             cancelling.append(threading.Thread(target=manager.cancel, args=([inference],)))
             cancelling[0].start()
             cancelling[0].join(0.2)  # time enough to overtake
         told.append(news.is_over)
 
-    inference = Inference([1], 100, progress=progress)
+    inference = Inference([1], 100, listener=listen)
     manager.enqueue([inference])
     wait(inference)
     cancelling[0].join()

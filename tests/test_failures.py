@@ -18,7 +18,7 @@ from client.servers import wait_until_ready
 from config import ConfigError
 from generate.fake import FakeGenerator
 from scheduling.errors import EngineFailed, GenerationFailed
-from scheduling.inference import Generator, Inference, Iteration, Progress
+from scheduling.inference import Generator, Inference, Iteration, News
 from scheduling.policies import Dynamic
 from tests.servers import PATIENCE_S, free_port, launched
 from tests.sse import events
@@ -145,11 +145,11 @@ def test_who_waits_for_a_model_that_cannot_be_loaded_is_answered() -> None:
 
 
 def test_a_listener_that_raises_disturbs_nobody() -> None:
-    def listener(news: Progress) -> None:
+    def listener(news: News) -> None:
         raise ValueError("a defect")
 
     manager, told = started(FakeGenerator(lambda seconds: None))
-    heard, other = Inference([0], 3, progress=listener), Inference([0], 3)
+    heard, other = Inference([0], 3, listener=listener), Inference([0], 3)
     manager.enqueue([heard, other])
     wait(heard, other)
     assert heard.error is None and len(heard.tokens) == 3 and not told and manager.not_ready_because() is None

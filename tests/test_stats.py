@@ -7,7 +7,7 @@ import pytest
 from observers.server_stats import ServerStats
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Iteration, IterationRecord, Row, State
-from stats import Answer, Times, describe, fairness, occupancy_over_time, summarise
+from stats import Answer, Times, distribution, fairness, occupancy_over_time, summarise
 
 
 def test_times_of_a_request_follow_from_its_stamps() -> None:
@@ -18,10 +18,10 @@ def test_times_of_a_request_follow_from_its_stamps() -> None:
 
 
 def test_a_distribution_is_described_in_milliseconds() -> None:
-    described = describe("ttft", [0.1, 0.2, 0.3, 0.4])
+    described = distribution("ttft", [0.1, 0.2, 0.3, 0.4])
     assert described["mean_ttft_ms"] == 250 and described["p50_ttft_ms"] == 250 and described["max_ttft_ms"] == 400
     assert described["p90_ttft_ms"] == pytest.approx(370)  # linear between 300 and 400
-    assert describe("ttft", []) == {}
+    assert distribution("ttft", []) == {}
 
 
 def test_fairness_is_the_least_squares_line() -> None:

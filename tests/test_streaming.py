@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 
 from config import MODES
 from routes.streams import Part, Stream
-from scheduling.inference import Generator, Inference, Iteration, Progress
+from scheduling.inference import Generator, Inference, Iteration, News
 from tests.servers import PATIENCE_S, wait_until
 from tests.sse import events
 from tokenizer import Detokenizer, load_tokenizer
@@ -86,7 +86,7 @@ def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Gate])
 def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> None:
     inference = Inference([1], 5, tokens=list("a€b".encode()))
     part = Part(0, Detokenizer(load_tokenizer("bytes")), [])
-    told = [part.read(Progress(inference, n, n == 5)) for n in range(1, 6)]
+    told = [part.read(News(inference, n, n == 5)) for n in range(1, 6)]
     assert told == [("a", 1), ("", 0), ("", 0), ("€", 3), ("b", 1)]
 
 
@@ -97,7 +97,7 @@ def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> Non
     body = stream.body(lambda turn: wait_until(turn.is_set))
 
     def tell(n: int) -> None:
-        stream.advance({id(inference): Progress(inference, n, n == 6)})
+        stream.advance({id(inference): News(inference, n, n == 6)})
 
     tell(1)
     assert next(body) == b'data: ["a",1,false]\n\n'

@@ -19,7 +19,7 @@ from client.quoting import code, escape, unescape
 from client.report import figures, sentences, tables
 from client.report.page import as_page
 from client.runs import FIGURES, Run, differing
-from stats import DEFINITIONS, ROWS, fairness
+from stats import DEFINITIONS, ROW_KINDS, fairness
 
 Drawing = Callable[[], Figure]
 
@@ -52,7 +52,7 @@ def drawings(run: Run) -> dict[str, Drawing]:
         one = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")  # this figure is of one seed
         found["occupancy"] = lambda: figures.occupancy(over_time, whole, rows, one)
         computed = {
-            name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in mine) for kind in ROWS}
+            name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in mine) for kind in ROW_KINDS}
             for name, mine in run.modes.items() if mine[0]["live_rows"] is not None
         }  # fmt: skip
         expected = {name: run.modes[name][0]["expected_useful_fraction"] for name in computed}
