@@ -1,4 +1,4 @@
-"""What planning costs: schedule and apply at full rows, with an empty and a long queue. No model, no torch.
+"""What queueing and planning cost: enqueue, schedule and apply at full rows, with a short and a long queue. No torch.
 
 python -m benchmarks.scheduler [--rows 256] [--waiting 100000]      the last line is JSON
 """
@@ -13,18 +13,25 @@ import time
 from client.machine import stamp
 from config import MODES, build
 from scheduling import scheduler as scheduling
+from scheduling.errors import Cancelled
 from scheduling.inference import Inference
 
 REPEATS = 100
 
 
 def measure(mode: str, rows: int, waiting: int) -> dict[str, float]:
-    """Median milliseconds of an iteration's `schedule` and `apply`."""
-    scheduler = scheduling.build(build(mode, {"model": "fake", "max_batch_size": str(rows), "max_waiting": str(waiting)}, {}))
+    """Median milliseconds of an iteration's `schedule` and `apply`, and microseconds of an `enqueue` behind all that wait."""
+    settings = {"model": "fake", "max_batch_size": str(rows), "max_waiting": str(waiting + REPEATS)}
+    scheduler = scheduling.build(build(mode, settings, {}))
     scheduler.enqueue([Inference([1] * 10, REPEATS + 10) for _ in range(rows)], 0.0)
     for _ in range(waiting):
         scheduler.enqueue([Inference([1] * 10, 100)], 0.0)
-    plan, apply = [], []
+    plan, apply, enqueue = [], [], []
+    for inference in [Inference([1] * 10, 100) for _ in range(REPEATS)]:
+        start = time.perf_counter()
+        scheduler.enqueue([inference], 0.0)
+        enqueue.append(time.perf_counter() - start)
+        scheduler.fail([inference], Cancelled("it was measured"), 0.0)
     for step in range(REPEATS):
         start = time.perf_counter()
         iteration, _ = scheduler.schedule(1.0 + step)
@@ -32,7 +39,12 @@ def measure(mode: str, rows: int, waiting: int) -> dict[str, float]:
         scheduler.apply(iteration, [1] * sum(row.samples for row in iteration.rows), 1.0 + step)
         plan.append(planned - start)
         apply.append(time.perf_counter() - planned)
-    return {"plan_ms": 1e3 * statistics.median(plan), "apply_ms": 1e3 * statistics.median(apply), "rows": len(iteration.rows)}
+    return {
+        "enqueue_us": 1e6 * statistics.median(enqueue),
+        "plan_ms": 1e3 * statistics.median(plan),
+        "apply_ms": 1e3 * statistics.median(apply),
+        "rows": len(iteration.rows),
+    }
 
 
 def main() -> None:
@@ -47,7 +59,7 @@ def main() -> None:
             results.setdefault(mode, {})[f"{waiting} waiting"] = found
             print(
                 f"{mode:9} {found['rows']:4} rows, {waiting:7,} waiting: "
-                f"plan {found['plan_ms']:.3f} ms, apply {found['apply_ms']:.3f} ms"
+                f"enqueue {found['enqueue_us']:.1f} µs, plan {found['plan_ms']:.3f} ms, apply {found['apply_ms']:.3f} ms"
             )
     print(json.dumps({"modes": results} | stamp()))
 

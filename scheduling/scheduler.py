@@ -141,36 +141,46 @@ class Scheduler:
 
     def _check(self, plan: Plan) -> None:
         """Raise ValueError, naming the policy and the rule, for a plan that cannot be carried out."""
-        limits, free = self.limits, self.pool.free_blocks
-        running = dict.fromkeys(self.running)
-
-        def must(holds: bool, rule: str) -> None:
-            if not holds:
-                raise ValueError(f"the plan of {self.policy} is impossible: {rule}")
-
+        limits, free, running = self.limits, self.pool.free_blocks, dict.fromkeys(self.running)
         for inference in plan.preempt:
-            must(not self.policy.request_level, "a row cannot leave a batch that is answered as a whole")
-            must(inference.id in running and inference.state is State.RUNNING, "only what runs can be preempted")
+            if self.policy.request_level:
+                raise self._impossible("a row cannot leave a batch that is answered as a whole")
+            if inference.id not in running or inference.state is not State.RUNNING:
+                raise self._impossible("only what runs can be preempted")
             del running[inference.id]
             free += len(inference.blocks)
         reserved: dict[int, int] = {}
         for inference, tokens in plan.admit:
-            must(inference.id in self.waiting and inference.id not in running, "only what waits can be admitted, and once")
+            if inference.id not in self.waiting or inference.id in running:
+                raise self._impossible("only what waits can be admitted, and once")
             running[inference.id] = None
             reserved[inference.id] = limits.blocks(tokens)
-        must(sum(reserved.values()) <= free, f"it reserves {sum(reserved.values())} KV blocks, and {free} are free")
-        must(len(running) <= limits.max_batch_size, f"{len(running)} rows are more than max_batch_size {limits.max_batch_size}")
-        must(len({inference.id for inference, _ in plan.run}) == len(plan.run), "no inference has two rows")
-        prefill = 0
+        if (blocks := sum(reserved.values())) > free:
+            raise self._impossible(f"it reserves {blocks} KV blocks, and {free} are free")
+        if len(running) > limits.max_batch_size:
+            raise self._impossible(f"{len(running)} rows are more than max_batch_size {limits.max_batch_size}")
+        prefill, rows = 0, set()
         for inference, n in plan.run:
-            must(inference.id in running, "only what runs can be computed")
+            if inference.id not in running:
+                raise self._impossible("only what runs can be computed")
+            rows.add(inference.id)
             if inference.is_over:
                 continue
-            must(1 <= n <= inference.uncomputed, f"{n} tokens of {inference.uncomputed} uncomputed ones cannot be computed")
-            held = reserved.get(inference.id, len(inference.blocks)) * limits.block_size
-            must(inference.computed + n <= held, f"{inference.computed + n} tokens do not fit into blocks for {held}")
-            prefill += 0 if inference.decodes else n
-        must(prefill <= limits.token_budget, f"{prefill} prefill tokens are more than token_budget {limits.token_budget}")
+            uncomputed = inference.uncomputed
+            if not 1 <= n <= uncomputed:
+                raise self._impossible(f"{n} tokens of {uncomputed} uncomputed ones cannot be computed")
+            held = (reserved.get(inference.id) or len(inference.blocks)) * limits.block_size
+            if (tokens := inference.computed + n) > held:
+                raise self._impossible(f"{tokens} tokens do not fit into blocks for {held}")
+            if uncomputed > 1 or not inference.tokens:
+                prefill += n
+        if len(rows) < len(plan.run):
+            raise self._impossible("no inference has two rows")
+        if prefill > limits.token_budget:
+            raise self._impossible(f"{prefill} prefill tokens are more than token_budget {limits.token_budget}")
+
+    def _impossible(self, rule: str) -> ValueError:
+        return ValueError(f"the plan of {self.policy} is impossible: {rule}")
 
     def _preempt(self, inference: Inference) -> None:
         """Running → waiting: its blocks are free, and all of its KV is computed again when it comes back."""
