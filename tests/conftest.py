@@ -26,9 +26,6 @@ from serving import Server
 from tests.servers import Serve, server, wait_until_free
 
 REAPED = pytest.StashKey[subprocess.Popen[bytes]]()
-SHARED_BPE = Path(__file__).resolve().parents[2] / "shared" / "tiktoken_cache"
-if "TIKTOKEN_CACHE_DIR" not in os.environ and SHARED_BPE.is_dir():
-    os.environ["TIKTOKEN_CACHE_DIR"] = str(SHARED_BPE)
 for name in [name for name in os.environ if name.startswith("EB_")]:
     del os.environ[name]  # a developer's own settings have no business in the tests
 # the same tests everywhere: a GPU has benchmarks/gpu.sh, and its attention kernel runs in Triton's interpreter here
