@@ -1,8 +1,10 @@
-"""The HTTP server. `create_app` parses, validates, tokenizes, enqueues, waits and answers; nothing else.
+"""The HTTP server. `create_app` parses, validates, tokenizes, enqueues, waits and answers; nothing
+else.
 
     python app.py MODE [settings]    checks the settings, fetches what is missing, becomes gunicorn
 
-The launcher resolves the Config once and hands it on; a bad setting ends with exit 2 before any worker boots.
+The launcher resolves the Config once and hands it on; a bad setting ends with exit 2 before any
+worker boots.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from routes import inference, metrics, openai, openapi
 from routes.completions import Completions
 from routes.guard import guard
 from routes.openapi import ROUTES
-from scheduling.errors import EngineFailed, GenerationFailed, InvalidRequest, Overloaded, ServingError
+from scheduling.errors import (
+    EngineFailed,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    ServingError,
+)
 from serving import Load, Server
 from stats import DEFINITIONS
 from tokenizer import TokenizerUnavailable, load_tokenizer
@@ -39,7 +47,8 @@ log = logging.getLogger("effective_batching")
 
 
 def create_app(config: Config, server: Server | None = None) -> Flask:
-    """Return the app of a server; without one it starts its own. `app.extensions["server"]` holds it.
+    """Return the app of a server; without one it starts its own. `app.extensions["server"]` holds
+    it.
 
     Raises what Server does.
     """
@@ -47,7 +56,9 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     app = Flask(__name__, static_folder=None)
     guard(app, config.api_key)
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an answer reads in the order in which it is written
-    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1  # where Flask stops reading a body without a Content-Length
+    app.config["MAX_CONTENT_LENGTH"] = (
+        MAX_BODY_BYTES + 1
+    )  # where Flask stops reading a body without a Content-Length
     app.extensions["server"] = server
     manager, stats = server.manager, server.stats
     completions = Completions(server)
@@ -58,12 +69,18 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
 
     @app.get("/stats")
     def get_stats() -> Response:
-        result = {"mode": config.mode, "model": config.model, "kv_blocks": manager.snapshot().n_blocks} | stats.snapshot()
+        result = {
+            "mode": config.mode,
+            "model": config.model,
+            "kv_blocks": manager.snapshot().n_blocks,
+        } | stats.snapshot()
         iterations, since = request.args.get("iterations"), request.args.get("since")
         if iterations not in (None, "1"):
             raise InvalidRequest("iterations: only 1 is offered; leave it out", param="iterations")
         if since is not None and not (iterations and re.fullmatch("[0-9]{1,18}", since)):
-            raise InvalidRequest("since: give the number of an iteration, and iterations=1 with it", param="since")
+            raise InvalidRequest(
+                "since: give the number of an iteration, and iterations=1 with it", param="since"
+            )
         if iterations:
             result |= stats.iterations(int(since or 0))
         return jsonify(result)
@@ -80,7 +97,11 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     @app.get("/ready")
     def ready() -> tuple[Response, int]:
         reason = manager.not_ready_because()
-        return (jsonify(status="ready"), 200) if reason is None else (jsonify(status="not ready", reason=reason), 503)
+        return (
+            (jsonify(status="ready"), 200)
+            if reason is None
+            else (jsonify(status="not ready", reason=reason), 503)
+        )
 
     @app.get("/")
     def about() -> Response:
@@ -91,7 +112,10 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
             config=config.model_dump(),
             routes={name: route.summary for name, route in ROUTES.items()},
             definitions=DEFINITIONS,
-            pids=[os.getpid(), os.getppid()],  # a client that started a server can tell that it talks to it
+            pids=[
+                os.getpid(),
+                os.getppid(),
+            ],  # a client that started a server can tell that it talks to it
         )
 
     @app.errorhandler(ServingError)
@@ -105,13 +129,17 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
         code = (error.name or "error").lower().replace(" ", "_")
         message = error.description or error.name
         if error.code == 404:
-            message = f"There is no {request.method} {request.path} here; routes: {', '.join(ROUTES)}."
+            message = (
+                f"There is no {request.method} {request.path} here; routes: {', '.join(ROUTES)}."
+            )
         if isinstance(error, MethodNotAllowed):
             methods = ", ".join(sorted({*(error.valid_methods or ())} - {"HEAD", "OPTIONS"}))
             message = f"{request.path} takes no {request.method}; use {methods}."
         if error.code == 413:
             message = f"The body is larger than {MAX_BODY_BYTES:,} bytes."
-        headers = {name: value for name, value in error.get_headers() if name != "Content-Type"}  # Allow
+        headers = {
+            name: value for name, value in error.get_headers() if name != "Content-Type"
+        }  # Allow
         body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         return jsonify(error=body), error.code or 500, headers
 
@@ -127,17 +155,28 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
 
 
 def serve(load: Load = load_generator) -> Flask:
-    """gunicorn's entry point, in the worker: the app of the Config that the launcher handed on, with the engine of `load`."""
+    """gunicorn's entry point, in the worker: the app of the Config that the launcher handed on,
+    with the engine of `load`.
+    """
     config = Config.model_validate_json(os.environ[HANDOFF])
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    # A thread that runs Python makes the engine's wait for the GIL this long: 5 ms, the default, is longer than a whole
-    # iteration. With 0.1 ms the threads that wait wake each other up: many streams then cost 1.7 times the CPU.
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
+    )
+    # A thread that runs Python makes the engine's wait for the GIL this long: 5 ms, the default, is
+    # longer than a whole iteration. With 0.1 ms the threads that wait wake each other up: many
+    # streams then cost 1.7 times the CPU.
     sys.setswitchinterval(1e-3)
     server = Server(config, load)
 
     def say_why(error: BaseException) -> None:
-        known = isinstance(error, (WeightsUnavailable, KernelUnavailable, OutOfMemory, EngineFailed))
-        log.error("the server ends: %s", server.manager.not_ready_because(), exc_info=None if known else error)
+        known = isinstance(
+            error, (WeightsUnavailable, KernelUnavailable, OutOfMemory, EngineFailed)
+        )
+        log.error(
+            "the server ends: %s",
+            server.manager.not_ready_because(),
+            exc_info=None if known else error,
+        )
 
     server.manager.on_failure(say_why)  # gunicorn_conf.py then ends it
     threading.Thread(target=_announce, args=[server], daemon=True).start()
@@ -147,7 +186,13 @@ def serve(load: Load = load_generator) -> Flask:
 def _announce(server: Server) -> None:
     if server.manager.wait_until_loaded():
         config, blocks = server.config, server.manager.snapshot().n_blocks
-        log.info("ready: %s mode on http://%s:%d, %d KV blocks", config.mode, config.host, config.port, blocks)
+        log.info(
+            "ready: %s mode on http://%s:%d, %d KV blocks",
+            config.mode,
+            config.host,
+            config.port,
+            blocks,
+        )
 
 
 def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
@@ -163,16 +208,26 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
         sys.exit(2)
     for warning in config.warnings():
         print(f"warning: {warning}", file=sys.stderr)
-    blocks = f"{config.n_blocks} KV blocks" if config.kv_cache_gb is not None else "what memory is left in KV blocks"
-    kv = f"{blocks} of {config.block_size} tokens" if config.generator == "cached" else "no KV cache"
+    blocks = (
+        f"{config.n_blocks} KV blocks"
+        if config.kv_cache_gb is not None
+        else "what memory is left in KV blocks"
+    )
+    kv = (
+        f"{blocks} of {config.block_size} tokens" if config.generator == "cached" else "no KV cache"
+    )
     print(
-        f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, {config.device}, "
-        f"{config.threads} threads, attention {config.attention}, linear {config.linear}) in mode {config.mode}: "
+        f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, "
+        f"{config.device}, "
+        f"{config.threads} threads, attention {config.attention}, linear {config.linear}) in mode "
+        f"{config.mode}: "
         f"at most {config.max_batch_size} rows, {kv}",
         file=sys.stderr,
     )
     if config.host == "127.0.0.1":
-        print("listening to this machine alone; --host 0.0.0.0 listens to others too", file=sys.stderr)
+        print(
+            "listening to this machine alone; --host 0.0.0.0 listens to others too", file=sys.stderr
+        )
     _allow_files(config)
     root = Path(__file__).resolve().parent
     os.environ[HANDOFF] = config.handoff()
@@ -182,13 +237,16 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
 
 
 def _allow_files(config: Config) -> None:
-    """Every connection is an open file; many systems allow 1,024 unless asked, and some no more even then."""
+    """Every connection is an open file; many systems allow 1,024 unless asked, and some no more
+    even then.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.http_connections + SPARE_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if allowed < wanted:
         print(
-            f"warning: this system allows {hard:,} open files, so {config.connections_within(hard):,} connections are open at "
+            f"warning: this system allows {hard:,} open files, so "
+            f"{config.connections_within(hard):,} connections are open at "
             f"once at most instead of {config.http_connections:,}; raise `ulimit -n` to {wanted:,}",
             file=sys.stderr,
         )
@@ -205,7 +263,8 @@ def _check_port(config: Config) -> None:
             probe.bind((config.host, config.port))
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another --port or --host"
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
+                f"--port or --host"
             ) from None
 
 
@@ -214,12 +273,15 @@ def _check_request_log(config: Config) -> None:
         if config.request_log:
             file = open_log(config.request_log)
             if stat.S_ISFIFO(os.fstat(file).st_mode):
-                os.set_inheritable(file, True)  # gunicorn's master holds it: a close would be the end to the pipe's reader
+                os.set_inheritable(
+                    file, True
+                )  # gunicorn's master holds it: a close would be the end to the pipe's reader
             else:
                 os.close(file)
     except OSError as error:
         raise ConfigError(
-            f"the request log {config.request_log} cannot be written ({error.strerror}); choose another --request-log"
+            f"the request log {config.request_log} cannot be written ({error.strerror}); choose "
+            f"another --request-log"
         ) from None
 
 

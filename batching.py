@@ -1,7 +1,7 @@
 """The handler thread: plan → generate → apply, for as long as the server lives.
 
-Knows threads and one lock; what to run is the policy's, what happens to it the scheduler's, how it is
-computed the generator's. Knows no torch and no HTTP; the clock is handed in.
+Knows threads and one lock; what to run is the policy's, what happens to it the scheduler's, how it
+is computed the generator's. Knows no torch and no HTTP; the clock is handed in.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFaile
 from scheduling.inference import Generator, Inference, Iteration, IterationRecord
 from scheduling.scheduler import Scheduler, Snapshot
 
-FAILURES = 3  # iterations in a row that fail: an engine that does, a GPU after an illegal access say, never recovers
-LONGEST_WAIT_S = 3600.0  # what a thread waits for at most before it looks again; the platform's limit is beyond it
+# iterations in a row that fail: an engine that does, a GPU after an illegal access say, never
+# recovers
+FAILURES = 3
+# what a thread waits for at most before it looks again; the platform's limit is beyond it
+LONGEST_WAIT_S = 3600.0
 log = logging.getLogger("effective_batching")
 
 
 class Observer(Protocol):
-    """Told of all that happens, by the handler thread or under its lock: quickly, please. What it raises is logged."""
+    """Told of all that happens, by the handler thread or under its lock: quickly, please. What it
+    raises is logged.
+    """
 
     def iteration(self, record: IterationRecord) -> None:
         """An iteration is over."""
@@ -36,13 +41,13 @@ class BatchingManager:
 
     `load` builds the generator in the handler thread, so that the server answers /health meanwhile.
 
-    An iteration that fails answers its requests with GenerationFailed, and the loop goes on. Loading that fails,
-    FAILURES iterations in a row that do, and whatever else ends the handler thread, are for good: the error is kept in
-    `failure`, everybody in flight is answered with EngineFailed, as is whoever comes later, and then those that
-    `on_failure` named are called.
+    An iteration that fails answers its requests with GenerationFailed, and the loop goes on.
+    Loading that fails, FAILURES iterations in a row that do, and whatever else ends the handler
+    thread, are for good: the error is kept in `failure`, everybody in flight is answered with
+    EngineFailed, as is whoever comes later, and then those that `on_failure` named are called.
 
-    Stopping: `drain()` takes no new requests and finishes those in flight; `close()` ends them with `Draining` and
-    joins the thread.
+    Stopping: `drain()` takes no new requests and finishes those in flight; `close()` ends them with
+    `Draining` and joins the thread.
     """
 
     def __init__(
@@ -76,7 +81,9 @@ class BatchingManager:
         self._observers.append(observer)
 
     def on_failure(self, call: Callable[[BaseException], None]) -> None:
-        """Have `call` told by the handler thread when the engine has failed for good; at once if it already has."""
+        """Have `call` told by the handler thread when the engine has failed for good; at once if it
+        already has.
+        """
         with self._changed:
             self._when_failed.append(call)
             failure = self.failure
@@ -86,7 +93,9 @@ class BatchingManager:
     # ---- called from any thread
 
     def enqueue(self, inferences: Sequence[Inference]) -> None:
-        """Queue a request's inferences, all or none. Raises InvalidRequest, Overloaded, EngineFailed or Draining."""
+        """Queue a request's inferences, all or none. Raises InvalidRequest, Overloaded,
+        EngineFailed or Draining.
+        """
         with self._changed:
             if self.failure is not None:
                 raise self._refusal()
@@ -96,13 +105,21 @@ class BatchingManager:
             self._changed.notify()
 
     def cancel(self, inferences: Sequence[Inference]) -> None:
-        """Give requests up: rows and blocks are free before the next iteration. Those already over are left alone."""
+        """Give requests up: rows and blocks are free before the next iteration. Those already over
+        are left alone.
+        """
         with self._changed:
-            self._answer(self._scheduler.fail(inferences, Cancelled("The request was cancelled."), self.clock()))
+            self._answer(
+                self._scheduler.fail(
+                    inferences, Cancelled("The request was cancelled."), self.clock()
+                )
+            )
             self._changed.notify()
 
     def expire(self) -> None:
-        """End what has passed its deadline. Between iterations that happens by itself; one, or loading, may take long."""
+        """End what has passed its deadline. Between iterations that happens by itself; one, or
+        loading, may take long.
+        """
         with self._changed:
             self._answer(self._scheduler.expire(self.clock()))
 
@@ -129,7 +146,9 @@ class BatchingManager:
         return self._loaded.is_set()
 
     def wait_until_loaded(self, timeout: float | None = None) -> bool:
-        """Wait until the generator is loaded and warm; False if it is not after `timeout` seconds."""
+        """Wait until the generator is loaded and warm; False if it is not after
+        `timeout` seconds.
+        """
         return self._loaded.wait(timeout) and self.failure is None
 
     def not_ready_because(self, stalled_after_s: float = 60.0) -> str | None:
@@ -155,7 +174,9 @@ class BatchingManager:
                     self._answer(self._scheduler.limit_blocks(generator.n_blocks, self.clock()))
             self._loaded.set()
             self._serve(generator)
-        except BaseException as error:  # whatever it is: without this thread nobody would ever be answered
+        except (
+            BaseException
+        ) as error:  # whatever it is: without this thread nobody would ever be answered
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
@@ -169,7 +190,9 @@ class BatchingManager:
             self.failure = error
             calls = list(self._when_failed)
             try:
-                self._answer(self._scheduler.fail(self._scheduler.in_flight(), self._refusal(), self.clock()))
+                self._answer(
+                    self._scheduler.fail(self._scheduler.in_flight(), self._refusal(), self.clock())
+                )
             except Exception:  # a defect there must not keep the process alive
                 log.exception("not everybody in flight could be answered")
         self._loaded.set()
@@ -177,7 +200,10 @@ class BatchingManager:
             call(error)
 
     def _refusal(self) -> EngineFailed:
-        return EngineFailed(f"The engine is broken and this server ends ({self._why_failed}); send the request to another one.")
+        return EngineFailed(
+            f"The engine is broken and this server ends ({self._why_failed}); send the request to "
+            f"another one."
+        )
 
     def _serve(self, generator: Generator) -> None:
         while (iteration := self._plan()) is not None:
@@ -191,7 +217,9 @@ class BatchingManager:
             record = IterationRecord(started_at, self.clock() - started_at, iteration)
             for observer in self._observers:
                 _tell(observer.iteration, record)
-            with self._changed:  # else a cancellation could come between, and a stream learn of its end too early
+            with (
+                self._changed
+            ):  # else a cancellation could come between, and a stream learn of its end too early
                 self._answer(answered)  # first, so that who has its last token finds itself counted
                 for row in iteration.rows:
                     if row.samples and not row.idle:
@@ -200,12 +228,16 @@ class BatchingManager:
                 time.sleep(self._loop_interval_s)
 
     def _plan(self) -> Iteration | None:
-        """Wait until there is something to run; None when the manager was closed. Raises EngineFailed after FAILURES."""
+        """Wait until there is something to run; None when the manager was closed. Raises
+        EngineFailed after FAILURES.
+        """
         with self._changed:
             while not self._closed:
                 if len(self._failed_in_a_row) == FAILURES:
                     last = _named(self._failed_in_a_row[-1])
-                    raise EngineFailed(f"{FAILURES} iterations in a row failed, the last with {last}")
+                    raise EngineFailed(
+                        f"{FAILURES} iterations in a row failed, the last with {last}"
+                    )
                 now = self.clock()
                 self._answer(self._scheduler.expire(now))
                 if not self._scheduler.has_work:
@@ -213,13 +245,17 @@ class BatchingManager:
                     continue
                 try:
                     iteration, wake_at = self._scheduler.schedule(now)
-                except Exception as error:  # a defect of a policy must not end the only handler thread
+                except (
+                    Exception
+                ) as error:  # a defect of a policy must not end the only handler thread
                     self._answer(self._fail(self._scheduler.in_flight(), error))
                     continue
                 if iteration.rows:
                     return iteration
                 times = [t for t in (wake_at, self._scheduler.next_deadline()) if t is not None]
-                self._changed.wait(min(max(0.0, min(times) - now), LONGEST_WAIT_S) if times else None)
+                self._changed.wait(
+                    min(max(0.0, min(times) - now), LONGEST_WAIT_S) if times else None
+                )
         return None
 
     def _apply(self, iteration: Iteration, ids: Sequence[int]) -> list[Inference]:

@@ -1,7 +1,7 @@
 """gunicorn's settings, computed from the Config that the launcher handed on.
 
-One worker, because the batch lives in one process; a thread for every request that may be in flight, so that
-the HTTP layer never caps the batch.
+One worker, because the batch lives in one process; a thread for every request that may be in
+flight, so that the HTTP layer never caps the batch.
 """
 
 import os
@@ -13,14 +13,22 @@ from config import END_S, HANDOFF, Config
 
 resolved = Config.model_validate_json(os.environ[HANDOFF])
 
-bind = f"[{resolved.host}]:{resolved.port}" if ":" in resolved.host else f"{resolved.host}:{resolved.port}"
+bind = (
+    f"[{resolved.host}]:{resolved.port}"
+    if ":" in resolved.host
+    else f"{resolved.host}:{resolved.port}"
+)
 workers = 1
 worker_class = "front_door.worker.Worker"
 threads = resolved.http_threads
 worker_connections = resolved.connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-backlog = 8192  # where it is full, a client tries again after a second; the system may allow less (net.core.somaxconn)
+# where it is full, a client tries again after a second; the system may allow less
+# (net.core.somaxconn)
+backlog = 8192
 timeout = 0  # never kill the worker, and with it the batch, because its threads were busy
-graceful_timeout = ceil(resolved.drain_timeout_s + END_S) + 5  # then gunicorn's master kills the worker, which ends before
+graceful_timeout = (
+    ceil(resolved.drain_timeout_s + END_S) + 5
+)  # then gunicorn's master kills the worker, which ends before
 preload_app = False
 control_socket_disable = True
 loglevel = "warning" if resolved.log_level == "info" else resolved.log_level

@@ -1,11 +1,12 @@
-"""GPT-2 in nanoGPT's order and names, one forward pass over a flat list of tokens, and the KV cache.
+"""GPT-2 in nanoGPT's order and names, one forward pass over a flat list of tokens, and the KV
+cache.
 
-Shapes at line ends: T tokens of all rows, one after another · E width · H heads · D = E / H · S slots of the
-KV cache · L live tokens of one row · V vocabulary.
+Shapes at line ends: T tokens of all rows, one after another · E width · H heads · D = E / H · S
+slots of the KV cache · L live tokens of one row · V vocabulary.
 
 Linear layers run over the tokens of all rows at once; only attention is told which token belongs to
-whom (selective batching; Orca, OSDI 2022, section 3.2). It is handed in as a function, so that the oracle
-and the engine share every other line:
+whom (selective batching; Orca, OSDI 2022, section 3.2). It is handed in as a function, so that the
+oracle and the engine share every other line:
 
     attend(layer, qkv) -> y        qkv: [T, 3, H, D], y: [T, H, D]
 """
@@ -63,7 +64,9 @@ class MLP(nn.Module):
 
 
 class AddNorm(nn.LayerNorm):
-    """A residual addition and the norm that reads its sum: (x + y, norm(x + y)). Both are one kernel on a GPU."""
+    """A residual addition and the norm that reads its sum: (x + y, norm(x + y)). Both are one
+    kernel on a GPU.
+    """
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         x = x + y
@@ -79,7 +82,9 @@ class Block(nn.Module):
         self.mlp = MLP(shape)
 
     def forward(self, x: Tensor, y: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """x: the residual stream so far, y: what is to be added to it next; returns both after the block."""
+        """x: the residual stream so far, y: what is to be added to it next; returns both after the
+        block.
+        """
         x, y = self.ln_1(x, y)
         x, y = self.ln_2(x, self.attn(y, attend))
         return x, self.mlp(y)
@@ -89,17 +94,21 @@ class GPT2(nn.Module):
     def __init__(self, shape: Shape):
         super().__init__()
         self.shape = shape
-        self.wte = nn.Embedding.from_pretrained(torch.empty(shape.vocab_size, shape.n_embd))  # skips initialisation
+        self.wte = nn.Embedding.from_pretrained(
+            torch.empty(shape.vocab_size, shape.n_embd)
+        )  # skips initialisation
         self.wpe = nn.Embedding.from_pretrained(torch.empty(shape.n_ctx, shape.n_embd))
         self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
         self.ln_f: nn.Module = AddNorm(shape.n_embd, shape.layer_norm_epsilon)
-        self.lm_head: nn.Module | None = None  # a copy of wte (generate/linear.py, gpu.py), else wte itself
+        self.lm_head: nn.Module | None = (
+            None  # a copy of wte (generate/linear.py, gpu.py), else wte itself
+        )
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, sample: Tensor) -> Tensor:
         """Return the logits that follow the tokens at the indices `sample`.
 
-        ids, positions: int64 [T]; sample: int64 [N], indices into T. Returns [N, V] in the weights' dtype.
-        The LM head is computed for those N tokens alone.
+        ids, positions: int64 [T]; sample: int64 [N], indices into T. Returns [N, V] in the weights'
+        dtype. The LM head is computed for those N tokens alone.
         """
         x, y = self.wte(ids), self.wpe(positions)  # 2 × [T, E]
         for block in self.h:
@@ -118,12 +127,21 @@ class KVCache:
     """Keys and values of all rows: a pool of blocks of `block_size` slots, a slot for each token.
 
     Which block is whose is the scheduler's; here is where they lie: keys and values of a layer are
-    [2, 1, H, S, D], so that a row whose blocks are consecutive is read as one slice, and each head of any row
-    block by block. Memory is touched when it is written, not before.
+    [2, 1, H, S, D], so that a row whose blocks are consecutive is read as one slice, and each head
+    of any row block by block. Memory is touched when it is written, not before.
     """
 
-    def __init__(self, shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtype, device: str):
-        size = (shape.n_layer, 2, 1, shape.n_head, n_blocks * block_size, shape.n_embd // shape.n_head)
+    def __init__(
+        self, shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtype, device: str
+    ):
+        size = (
+            shape.n_layer,
+            2,
+            1,
+            shape.n_head,
+            n_blocks * block_size,
+            shape.n_embd // shape.n_head,
+        )
         self.block_size = block_size
         self.layers = torch.empty(size, dtype=dtype, device=device).unbind(0)
 
@@ -139,13 +157,16 @@ class KVCache:
         values[0].index_copy_(1, slots, v.transpose(0, 1))
 
     def read(self, layer: int, live: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values at `live`, a slice (a view) or int64 [L] (a copy): 2 × [1, H, L, D]."""
+        """Return keys and values at `live`, a slice (a view) or int64 [L] (a copy): 2 × [1, H, L,
+        D].
+        """
         keys, values = self.layers[layer][:, :, :, live].unbind(0)
         return keys, values
 
 
 def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, device: str) -> GPT2:
-    """Return the model with the weights of a safetensors file, or seeded random ones if `path` is None.
+    """Return the model with the weights of a safetensors file, or seeded random ones if `path` is
+    None.
 
     Raises WeightsUnavailable for a file that does not fit.
     """
@@ -163,10 +184,14 @@ def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, d
 
 @torch.no_grad()
 def _scale_queries(model: GPT2) -> None:
-    """Scale attention as config.json says, through the weights that make the queries: every way to attend stays as it is."""
+    """Scale attention as config.json says, through the weights that make the queries: every way to
+    attend stays as it is.
+    """
     for layer, block in enumerate(model.h):
         assert isinstance(block, Block)
-        for parameter in block.attn.c_attn.parameters():  # weight [E, 3E] and bias [3E]; the first E columns are the queries'
+        for parameter in (
+            block.attn.c_attn.parameters()
+        ):  # weight [E, 3E] and bias [3E]; the first E columns are the queries'
             parameter[..., : model.shape.n_embd] *= model.shape.query_factor(layer)
 
 
@@ -174,8 +199,9 @@ def _scale_queries(model: GPT2) -> None:
 def _randomise(model: GPT2, seed: int) -> None:
     """Seeded weights: embeddings N(0, 0.02), linear layers N(0, 1 / √inputs).
 
-    GPT-2's own 0.02 everywhere leaves the residual stream to the token embedding, and since the LM head is tied
-    to it, greedy completions repeat the prompt's last token for ever: equal outputs would then prove nothing.
+    GPT-2's own 0.02 everywhere leaves the residual stream to the token embedding, and since the LM
+    head is tied to it, greedy completions repeat the prompt's last token for ever: equal outputs
+    would then prove nothing.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

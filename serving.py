@@ -1,7 +1,8 @@
-"""One server: from a Config to a running engine, and from a prompt to a group of inferences and back. Knows no HTTP.
+"""One server: from a Config to a running engine, and from a prompt to a group of inferences and
+back. Knows no HTTP.
 
-Everything that serves is composed here, and nobody else reads the settings of a scheduler or an engine: app.py, the
-benchmarks and the tests build a `Server`.
+Everything that serves is composed here, and nobody else reads the settings of a scheduler or an
+engine: app.py, the benchmarks and the tests build a `Server`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from scheduling.scheduler import build
 from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule, load_tokenizer
 from weights import locate
 
-Load = Callable[[Config, Path | None, int], Generator]  # of a Config, its checkpoint, and how many ids can be decoded
+Load = Callable[
+    [Config, Path | None, int], Generator
+]  # of a Config, its checkpoint, and how many ids can be decoded
 Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
 
 
@@ -35,7 +38,8 @@ def is_alone(prompt: Prompt) -> bool:
 
 
 def member_seed(seed: int, i: int) -> int:
-    """The seed of a group's i-th member: the group's own for the first, and a mix of both for the others.
+    """The seed of a group's i-th member: the group's own for the first, and a mix of both for the
+    others.
 
     A mix, since with seed + i the second of one group would draw like the first of the next.
     """
@@ -46,8 +50,8 @@ def member_seed(seed: int, i: int) -> int:
 class Server:
     """Tokenizer, weights, engine, scheduler, handler thread and observers of a Config.
 
-    The engine loads in the handler thread, by `load`. Raises TokenizerUnavailable, WeightsUnavailable, and OSError if the
-    request log cannot be opened.
+    The engine loads in the handler thread, by `load`. Raises TokenizerUnavailable,
+    WeightsUnavailable, and OSError if the request log cannot be opened.
     """
 
     def __init__(self, config: Config, load: Load = load_generator):
@@ -56,13 +60,17 @@ class Server:
         path, n_vocab = locate(config), self.tokenizer.n_vocab
         self.scheduler = build(config)
         self.manager = BatchingManager(
-            self.scheduler, lambda: load(config, path, n_vocab), loop_interval_s=config.loop_interval_ms / 1e3
+            self.scheduler,
+            lambda: load(config, path, n_vocab),
+            loop_interval_s=config.loop_interval_ms / 1e3,
         )
         self.stats = ServerStats(config.max_batch_size)
         self.metrics = Metrics(config, self.manager)
         self.request_log: RequestLog | None = None
         if config.request_log:
-            self.request_log = RequestLog(config.request_log, config.mode, self.manager.epoch_offset)
+            self.request_log = RequestLog(
+                config.request_log, config.mode, self.manager.epoch_offset
+            )
         for observer in (self.stats, self.metrics, self.request_log):
             if observer is not None:
                 self.manager.observe(observer)
@@ -76,39 +84,59 @@ class Server:
             self.request_log.close()
 
     def _seeds(self, given: int | None, n: int) -> list[int]:
-        """The seeds of a group of n: they follow from its own; of one that brings none config.seed, config.seed + 1, …"""
+        """The seeds of a group of n: they follow from its own; of one that brings none config.seed,
+        config.seed + 1, …
+        """
         if given is not None:
             return [member_seed(given, i) for i in range(n)]
         with self._lock:
             first, self._next_seed = self._next_seed, (self._next_seed + n) % 2**63
         return [(first + i) % 2**63 for i in range(n)]
 
-    def encode(self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str) -> list[list[int]]:
-        """The ids of every prompt, each checked to leave room for `num_tokens`. Raises InvalidRequest.
+    def encode(
+        self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str
+    ) -> list[list[int]]:
+        """The ids of every prompt, each checked to leave room for `num_tokens`. Raises
+        InvalidRequest.
 
-        Refuses a text too long to tokenize before tokenizing it. `field`, `length_field`: what the route calls the two.
+        Refuses a text too long to tokenize before tokenizing it. `field`, `length_field`: what the
+        route calls the two.
         """
         config, alone = self.config, is_alone(prompt)
         if not alone and len(prompt) > config.max_in_flight:
-            raise InvalidRequest(f"This server holds {config.max_in_flight} prompts at most; send fewer at once.", param=field)
+            raise InvalidRequest(
+                f"This server holds {config.max_in_flight} prompts at most; send fewer at once.",
+                param=field,
+            )
         several: Sequence[Any] = [prompt] if alone else prompt
         for text in several:
-            if isinstance(text, str) and len(text.encode()) > config.max_model_len * LONGEST_TOKEN[config.tokenizer]:
+            if (
+                isinstance(text, str)
+                and len(text.encode()) > config.max_model_len * LONGEST_TOKEN[config.tokenizer]
+            ):
                 raise ContextTooLong(
-                    f"The prompt is longer than the context of {config.max_model_len} tokens; shorten it.", param=field
+                    f"The prompt is longer than the context of {config.max_model_len} tokens; "
+                    f"shorten it.",
+                    param=field,
                 )
-        prompts = [self.tokenizer.encode_ordinary(text) if isinstance(text, str) else text for text in several]
+        prompts = [
+            self.tokenizer.encode_ordinary(text) if isinstance(text, str) else text
+            for text in several
+        ]
         if not prompts or not all(prompts):
             raise InvalidRequest("A prompt must not be empty.", param=field)
         for ids in prompts:
             if len(ids) + num_tokens > config.max_model_len:
                 raise ContextTooLong(
-                    f"{len(ids)} prompt tokens + {num_tokens} completion tokens is beyond the context of "
+                    f"{len(ids)} prompt tokens + {num_tokens} completion tokens is beyond the "
+                    f"context of "
                     f"{config.max_model_len}; shorten the prompt or lower {length_field}.",
                     param=length_field if len(ids) < config.max_model_len else field,
                 )
             if not 0 <= min(ids) <= max(ids) < self.tokenizer.n_vocab:
-                raise InvalidRequest(f"Every prompt id must be in 0 … {self.tokenizer.n_vocab - 1}.", param=field)
+                raise InvalidRequest(
+                    f"Every prompt id must be in 0 … {self.tokenizer.n_vocab - 1}.", param=field
+                )
         return prompts
 
     def group(
@@ -125,7 +153,13 @@ class Server:
         timeout_s = timeout_s or self.config.request_timeout_s
         deadline = None if timeout_s is None else self.manager.clock() + timeout_s
         return [
-            Inference(ids, num_tokens, replace(sampling, seed=seed), deadline, rule.new() if rule else None)
+            Inference(
+                ids,
+                num_tokens,
+                replace(sampling, seed=seed),
+                deadline,
+                rule.new() if rule else None,
+            )
             for ids, seed in zip(prompts, seeds)
         ]
 

@@ -1,7 +1,7 @@
 """The architecture as numbers: how large a model is, before torch is imported or a weight is read.
 
-The launcher needs this arithmetic to refuse what cannot fit; `model.py` builds the same shape. Whatever else of a
-checkpoint's config.json changes what the model computes is here too, or refused.
+The launcher needs this arithmetic to refuse what cannot fit; `model.py` builds the same shape.
+Whatever else of a checkpoint's config.json changes what the model computes is here too, or refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ ALIASES = {  # names that Hugging Face's GPT2Config takes besides its own
     "n_embd": ("hidden_size",),
     "n_ctx": ("n_positions", "max_position_embeddings"),
 }
-# What changes the function besides the fields of Shape, and the values that can be served. The dropouts are training's,
-# the summary's another head's; reorder_and_upcast_attn changes rounding alone.
+# What changes the function besides the fields of Shape, and the values that can be served. The
+# dropouts are training's, the summary's another head's; reorder_and_upcast_attn changes rounding
+# alone.
 ONLY: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
     "tie_word_embeddings": (True,),
@@ -62,7 +63,9 @@ class Shape:
         return self.n_embd // self.n_head
 
     def query_factor(self, layer: int) -> float:
-        """What to multiply a layer's queries by, so that scores over √head_size are scaled as this model scales them."""
+        """What to multiply a layer's queries by, so that scores over √head_size are scaled as this
+        model scales them.
+        """
         factor = 1.0 if self.scale_attn_weights else self.head_size**0.5
         return factor / (layer + 1) if self.scale_attn_by_inverse_layer_idx else factor
 
@@ -70,12 +73,16 @@ class Shape:
         return 2 * self.n_layer * self.n_embd * DTYPE_BYTES[dtype]
 
     def step_bytes(self, rows: int, context: int, dtype: str) -> int:
-        """Bytes that an iteration of `rows` decode rows must read: every weight but the embeddings' rows, and live KV."""
+        """Bytes that an iteration of `rows` decode rows must read: every weight but the embeddings'
+        rows, and live KV.
+        """
         weights = self.parameters - self.n_ctx * self.n_embd
         return weights * DTYPE_BYTES[dtype] + rows * context * self.kv_bytes_per_token(dtype)
 
     def step_flops(self, rows: int, context: int) -> int:
-        """Floating-point operations of such an iteration: two a weight and row, and two a key and value element."""
+        """Floating-point operations of such an iteration: two a weight and row, and two a key and
+        value element.
+        """
         matrices = self.n_layer * 12 * self.n_embd**2 + self.vocab_size * self.n_embd
         return 2 * rows * (matrices + 2 * context * self.n_layer * self.n_embd)
 
@@ -85,7 +92,9 @@ class Shape:
 
 SHAPES = {
     "demo": Shape(n_layer=2, n_head=4, n_embd=256, vocab_size=257),
-    "fake": Shape(n_layer=1, n_head=1, n_embd=1, vocab_size=257),  # no tensors: blocks are only counted
+    "fake": Shape(
+        n_layer=1, n_head=1, n_embd=1, vocab_size=257
+    ),  # no tensors: blocks are only counted
     "gpt2": Shape(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": Shape(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": Shape(n_layer=36, n_head=20, n_embd=1280),
@@ -107,18 +116,28 @@ def shape_of(model: str) -> Shape:
     try:
         config = json.loads(path.read_text())
         if config.get("model_type", "gpt2") != "gpt2":
-            raise ValueError(f"{path} describes a {config['model_type']!r} model; only GPT-2 checkpoints can be served")
+            raise ValueError(
+                f"{path} describes a {config['model_type']!r} model; only GPT-2 checkpoints can be "
+                f"served"
+            )
         for name, others in ALIASES.items():
             for other in others:
                 if other in config:
                     config.setdefault(name, config[other])
-        names = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_ctx": 1024, "vocab_size": 50257}  # Hugging Face's defaults
+        names = {
+            "n_layer": 12,
+            "n_head": 12,
+            "n_embd": 768,
+            "n_ctx": 1024,
+            "vocab_size": 50257,
+        }  # Hugging Face's defaults
         sizes = {name: int(config.get(name, default)) for name, default in names.items()}
         for name, offered in (ONLY | {"n_inner": (None, 4 * sizes["n_embd"])}).items():
             if config.get(name, offered[0]) not in offered:
                 values = " or ".join(json.dumps(value) for value in offered)
                 raise ValueError(
-                    f"{path} says {name} {json.dumps(config[name])}, and only {values} can be served; choose another --model"
+                    f"{path} says {name} {json.dumps(config[name])}, and only {values} can be "
+                    f"served; choose another --model"
                 )
         shape = Shape(
             **sizes,
@@ -127,9 +146,15 @@ def shape_of(model: str) -> Shape:
             scale_attn_by_inverse_layer_idx=config.get("scale_attn_by_inverse_layer_idx", False),
         )
     except OSError:
-        raise ValueError(f"folder {model!r} has no config.json; save the checkpoint with save_pretrained()") from None
+        raise ValueError(
+            f"folder {model!r} has no config.json; save the checkpoint with save_pretrained()"
+        ) from None
     except (TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a GPT-2 configuration: {error}") from None
-    if min(sizes.values()) < 1 or shape.n_embd % shape.n_head or not 0 < shape.layer_norm_epsilon < 1:
+    if (
+        min(sizes.values()) < 1
+        or shape.n_embd % shape.n_head
+        or not 0 < shape.layer_norm_epsilon < 1
+    ):
         raise ValueError(f"{path} has sizes that make no GPT-2: {shape}")
     return shape

@@ -1,7 +1,7 @@
 """Virtual time: the server's own scheduler without its thread, its clock and its tensors.
 
-Knows no torch, no HTTP and no clock. Tests, benchmarks and what else plans ahead drive the scheduler by this one loop,
-which does what the handler thread of `batching` does.
+Knows no torch, no HTTP and no clock. Tests, benchmarks and what else plans ahead drive the
+scheduler by this one loop, which does what the handler thread of `batching` does.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ def drive(
     generate: Callable[[Iteration], Sequence[int]] = any_ids,
     planned: Callable[[float, Iteration], None] = lambda now, iteration: None,
 ) -> float:
-    """Serve groups of inferences to the end, and return the time at which it is; they have their stamps and tokens.
+    """Serve groups of inferences to the end, and return the time at which it is; they have their
+    stamps and tokens.
 
-    arrivals: (seconds, group), by time. cost_s: how long an iteration takes. planned: told of each iteration before it is
-    computed, and when. A group that is refused keeps the refusal as its members' `error`.
-    Raises RuntimeError if nothing runs and nothing is waited for while work is left.
+    arrivals: (seconds, group), by time. cost_s: how long an iteration takes. planned: told of each
+    iteration before it is computed, and when. A group that is refused keeps the refusal as its
+    members' `error`. Raises RuntimeError if nothing runs and nothing is waited for while work is
+    left.
     """
     now = 0.0
     coming = iter(arrivals)
@@ -45,9 +47,16 @@ def drive(
             now += cost_s(iteration)
             scheduler.apply(iteration, generate(iteration), now)
             continue
-        events = [at for at in (following and following[0], wake_at, scheduler.next_deadline()) if at is not None]
+        events = [
+            at
+            for at in (following and following[0], wake_at, scheduler.next_deadline())
+            if at is not None
+        ]
         if scheduler.has_work and not (events and min(events) > now):
-            raise RuntimeError(f"{scheduler.policy} neither runs nor waits for anything at {now:g} s, and work is left")
+            raise RuntimeError(
+                f"{scheduler.policy} neither runs nor waits for anything at {now:g} s, and work is "
+                f"left"
+            )
         now = min(events, default=now)
     return now
 

@@ -1,7 +1,7 @@
 """What each number means: time stamps in, metrics out. Shared by server, client and reports; pure.
 
-Every result carries `DEFINITIONS`. Percentiles are linear (numpy). Seconds inside, milliseconds in keys that
-end in `_ms`; keys follow vLLM's benchmark JSON where it has one.
+Every result carries `DEFINITIONS`. Percentiles are linear (numpy). Seconds inside, milliseconds in
+keys that end in `_ms`; keys follow vLLM's benchmark JSON where it has one.
 """
 
 from __future__ import annotations
@@ -17,45 +17,62 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "queue_time_ms": "admitted - arrived, at the server",
-    "ttft_ms": "first token - start; of a plain answer, at the client: e2el - (answered - first token, at the server)",
+    "ttft_ms": "first token - start; of a plain answer, at the client: e2el - (answered - first "
+    "token, at the server)",
     "ttft_from_schedule_ms": "the same from the instant the request was scheduled to be sent",
     "tpot_ms": "(last token - first token) / (n - 1), for n >= 2 completion tokens",
-    "itl_ms": "each gap between consecutive tokens, pooled over requests; of a stream, between its events",
+    "itl_ms": "each gap between consecutive tokens, pooled over requests; of a stream, between its "
+    "events",
     "held_time_ms": "answered - last token: waiting for batch mates",
-    "e2el_ms": "answer - start; start at the client: just before the request is sent; at the server: its arrival",
+    "e2el_ms": "answer - start; start at the client: just before the request is sent; at the "
+    "server: its arrival",
     "e2el_from_schedule_ms": "answer - the instant the request was scheduled to be sent",
     "normalized_latency_ms": "e2el / completion tokens (Orca)",
     "request_throughput": "answered requests / wall-clock of the run",
     "output_throughput": "completion tokens / wall-clock of the run, tok/s",
     "total_token_throughput": "(prompt + completion tokens) / wall-clock of the run, tok/s",
-    "wall_clock_s": "first send (at the server: first arrival) to the last ending, an answer's or a failure's",
+    "wall_clock_s": "first send (at the server: first arrival) to the last ending, an answer's or "
+    "a failure's",
     "goodput": "requests per second that meet every stated limit; failed and refused ones miss",
-    "attainment": "share of all requests that meet every stated limit; goodput and it are measured from the schedule",
+    "attainment": "share of all requests that meet every stated limit; goodput and it are measured "
+    "from the schedule",
     "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited",
     "requested_rate": "requests a second as scheduled: (n - 1) / (last - first)",
     "achieved_rate": "requests a second as sent: (n - 1) / (last - first)",
-    "offered_throughput": "completion tokens a second that a trace asks for: requested_rate * its mean_num_tokens",
+    "offered_throughput": "completion tokens a second that a trace asks for: requested_rate * its "
+    "mean_num_tokens",
     "nominal_num_tokens": "mean completion tokens of the distribution that a trace is drawn from",
-    "index_of_dispersion": "variance / mean of arrivals counted in windows of ten mean gaps; 1 for Poisson",
-    "mean_in_flight": "requests sent and not ended, counted at a random instant of each 50 ms from the first send to the last "
+    "index_of_dispersion": "variance / mean of arrivals counted in windows of ten mean gaps; 1 for "
+    "Poisson",
+    "mean_in_flight": "requests sent and not ended, counted at a random instant of each 50 ms from "
+    "the first send to the last "
     "ending, averaged",
-    "littles_law": "in_flight: mean_in_flight; rate_x_latency: request_throughput * mean e2el at the server; must be equal",
-    "growth": "seconds that each second of sending adds to TTFT: least squares over ten blocks, less the slope's error",
-    "growth_in_flight": "part of what is sent that stays in flight: least squares over ten blocks once the rows could fill, "
+    "littles_law": "in_flight: mean_in_flight; rate_x_latency: request_throughput * mean e2el at "
+    "the server; must be equal",
+    "growth": "seconds that each second of sending adds to TTFT: least squares over ten blocks, "
+    "less the slope's error",
+    "growth_in_flight": "part of what is sent that stays in flight: least squares over ten blocks "
+    "once the rows could fill, "
     "less twice the slope's error",
-    "busy_s": "the longest stretch from admission to admission in which requests were always waiting",
+    "busy_s": "the longest stretch from admission to admission in which requests were always "
+    "waiting",
     "busy_throughput": "completion tokens made in that stretch / its seconds, tok/s",
-    "capacity": "requests a second that a server completes while requests are always waiting: busy_throughput / "
+    "capacity": "requests a second that a server completes while requests are always waiting: "
+    "busy_throughput / "
     "nominal_num_tokens, over the busy_s of all rates of a sweep beyond it",
-    "goodput_rate": "the highest sustained rate of a sweep at which 90% of requests meet every limit (DistServe's goodput); "
+    "goodput_rate": "the highest sustained rate of a sweep at which 90% of requests meet every "
+    "limit (DistServe's goodput); "
     "rates are 9% apart, and traces are scaled to them",
-    "expected_useful_fraction": "of live and idle rows: sum of B * mean(g) / sum of B * E[max of B draws of g], B: batch sizes",
-    "fairness": "least squares of e2el on completion tokens: intercept (queueing), slope (service), r",
+    "expected_useful_fraction": "of live and idle rows: sum of B * mean(g) / sum of B * E[max of B "
+    "draws of g], B: batch sizes",
+    "fairness": "least squares of e2el on completion tokens: intercept (queueing), slope "
+    "(service), r",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows / max_batch_size, weighted by iteration time",
     "useful_fraction": "live rows / computed rows (live, idle and padding)",
     "kv_blocks": "KV blocks in the pool",
-    "padding_rows": "rows of nobody, computed to fill a decoder batch size in iterations of decode rows",
+    "padding_rows": "rows of nobody, computed to fill a decoder batch size in iterations of decode "
+    "rows",
     "latency-per-token": "mean of e2el / completion tokens, seconds",
     "throughput": "completion tokens / total-elapsed-time, tok/s",
     "total-tokens-handled": "completion tokens of answered requests",
@@ -67,7 +84,9 @@ CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limite
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The time stamps of one answered request, in seconds on one clock, and what follows from them."""
+    """The time stamps of one answered request, in seconds on one clock, and what
+    follows from them.
+    """
 
     arrived_at: float
     admitted_at: float
@@ -102,15 +121,24 @@ class Times:
 def times_of(inference: Inference) -> Times:
     """The time stamps of a FINISHED inference."""
     assert inference.admitted_at is not None and inference.answered_at is not None
-    return Times(inference.arrived_at, inference.admitted_at, inference.token_times, inference.answered_at)
+    return Times(
+        inference.arrived_at, inference.admitted_at, inference.token_times, inference.answered_at
+    )
 
 
 def distribution(name: str, seconds: Iterable[float]) -> dict[str, float]:
-    """{"mean_NAME_ms": …, std, min, p50, p90, p95, p99, max} of values in seconds; empty without values."""
+    """{"mean_NAME_ms": …, std, min, p50, p90, p95, p99, max} of values in seconds; empty without
+    values.
+    """
     values = np.fromiter(seconds, float) * 1e3
     if not values.size:
         return {}
-    measures = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
+    measures = {
+        "mean": values.mean(),
+        "std": values.std(),
+        "min": values.min(),
+        "max": values.max(),
+    }
     measures |= {f"p{p}": np.percentile(values, p) for p in (50, 90, 95, 99)}
     return {f"{measure}_{name}_ms": round(float(value), 3) for measure, value in measures.items()}
 
@@ -119,7 +147,9 @@ def tpot_s(decode_s: float, completion_tokens: int) -> float | None:
     return decode_s / (completion_tokens - 1) if completion_tokens >= 2 else None
 
 
-def throughputs(requests: int, prompt_tokens: int, completion_tokens: int, wall_clock_s: float) -> dict[str, float]:
+def throughputs(
+    requests: int, prompt_tokens: int, completion_tokens: int, wall_clock_s: float
+) -> dict[str, float]:
     """The three throughputs of a run; zero for an empty one."""
     wall = wall_clock_s or float("inf")
     return {
@@ -141,9 +171,11 @@ def fairness(tokens: Sequence[int], seconds: Sequence[float]) -> dict[str, float
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request as the client saw it, in seconds since the run's start; `timings` are the server's own, if it gave them.
+    """One request as the client saw it, in seconds since the run's start; `timings` are the
+    server's own, if it gave them.
 
-    `itl_s` are the gaps between the arrivals of a stream's events, or between tokens at the server for a plain answer.
+    `itl_s` are the gaps between the arrivals of a stream's events, or between tokens at the server
+    for a plain answer.
     """
 
     id: int
@@ -175,7 +207,9 @@ class Answer:
 
 
 def summarise(
-    answers: Sequence[Answer], sends: Sequence[tuple[float, float, float]], goodput: Mapping[str, float]
+    answers: Sequence[Answer],
+    sends: Sequence[tuple[float, float, float]],
+    goodput: Mapping[str, float],
 ) -> dict[str, Any]:
     """METRICS of one run from the client's side.
 
@@ -184,8 +218,15 @@ def summarise(
     sent_at = [sent for _, sent, _ in sends]
     start = min(sent_at, default=0.0)
     wall = max((ended for *_, ended in sends), default=start) - start
-    prompt, completion = sum(a.prompt_tokens for a in answers), sum(a.completion_tokens for a in answers)
-    result: dict[str, Any] = {"completed": len(answers), "failed": len(sent_at) - len(answers), "wall_clock_s": wall}
+    prompt, completion = (
+        sum(a.prompt_tokens for a in answers),
+        sum(a.completion_tokens for a in answers),
+    )
+    result: dict[str, Any] = {
+        "completed": len(answers),
+        "failed": len(sent_at) - len(answers),
+        "wall_clock_s": wall,
+    }
     result |= {"total_input_tokens": prompt, "total_output_tokens": completion}
     result |= throughputs(len(answers), prompt, completion, wall)
     good = sum(_meets(a, goodput) for a in answers)
@@ -204,18 +245,25 @@ def summarise(
     result["client_limited"] = result.get("p99_schedule_lag_ms", 0.0) > CLIENT_LIMITED_MS
     span = max(sent_at, default=0.0) - start
     result["achieved_rate"] = (len(sent_at) - 1) / span if span else None
-    result["fairness"] = fairness([a.completion_tokens for a in answers], [a.e2e_s for a in answers])
+    result["fairness"] = fairness(
+        [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
+    )
     return result
 
 
 def _meets(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
     """From the schedule: a late client must not make a server look better."""
-    measured = {"ttft": answer.ttft_s + answer.lag_s, "tpot": answer.tpot_s or 0.0, "e2el": answer.e2e_s + answer.lag_s}
+    measured = {
+        "ttft": answer.ttft_s + answer.lag_s,
+        "tpot": answer.tpot_s or 0.0,
+        "e2el": answer.e2e_s + answer.lag_s,
+    }
     return all(measured[name] * 1e3 <= limit for name, limit in limits_ms.items())
 
 
 def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) -> dict[str, Any]:
-    """Mean live, idle and padding rows in equal time bins, from rows of [started_at, seconds, live, idle, padding].
+    """Mean live, idle and padding rows in equal time bins, from rows of [started_at, seconds, live,
+    idle, padding].
 
     Time without an iteration counts as no rows, so the means are over wall-clock.
     """
@@ -227,10 +275,13 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
     width = edges[1] - edges[0]
 
     def binned(rows: np.ndarray) -> list[float]:
-        # rows × seconds done until each instant, interpolated inside an iteration; differences are the bins
+        # rows × seconds done until each instant, interpolated inside an iteration; differences are
+        # the bins
         done = np.concatenate([[0.0], np.cumsum(rows * seconds)])
         k = np.searchsorted(started, edges, side="right") - 1
         part = np.clip(edges - started[k], 0.0, seconds[k])
         return [round(float(x), 4) for x in np.diff(done[k] + rows[k] * part) / width]
 
-    return {"started_at": float(first), "bin_s": float(width)} | {kind: binned(rows) for kind, rows in zip(ROW_KINDS, counts)}
+    return {"started_at": float(first), "bin_s": float(width)} | {
+        kind: binned(rows) for kind, rows in zip(ROW_KINDS, counts)
+    }

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 import tiktoken
 
-# The longest text that one id stands for, in UTF-8 bytes: a prompt of n bytes has at least n / this many ids.
+# The longest text that one id stands for, in UTF-8 bytes: a prompt of n bytes has at least n / this
+# many ids.
 LONGEST_TOKEN = {"r50k_base": 128, "bytes": 1}
 
 
@@ -24,8 +25,8 @@ class TokenizerUnavailable(Exception):
 def load_tokenizer(name: str) -> tiktoken.Encoding:
     """Return the encoding called `name`: "r50k_base" or "bytes".
 
-    r50k_base's one file is fetched once and cached by tiktoken (in TIKTOKEN_CACHE_DIR if that is set).
-    Raises TokenizerUnavailable.
+    r50k_base's one file is fetched once and cached by tiktoken (in TIKTOKEN_CACHE_DIR if that is
+    set). Raises TokenizerUnavailable.
     """
     if name == "bytes":
         return tiktoken.Encoding(
@@ -36,17 +37,24 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
         )
     try:
         return tiktoken.get_encoding(name)
-    except (OSError, ValueError) as error:  # no network (requests' errors are OSErrors), or a damaged file
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # no network (requests' errors are OSErrors), or a damaged file
         raise TokenizerUnavailable(
-            f"GPT-2's tokenizer could not be fetched ({type(error).__name__}): connect once, set TIKTOKEN_CACHE_DIR "
-            "to a folder that has it, or use --tokenizer bytes with --weights random, or --model demo"
+            f"GPT-2's tokenizer could not be fetched ({type(error).__name__}): connect once, set "
+            f"TIKTOKEN_CACHE_DIR "
+            "to a folder that has it, or use --tokenizer bytes with --weights random, or --model "
+            "demo"
         ) from None
 
 
 class StopRule:
-    """Where a completion ends before it has all its tokens: at end-of-text, and where a stop string appears.
+    """Where a completion ends before it has all its tokens: at end-of-text, and where a stop string
+    appears.
 
-    Works on bytes, since a stop string may begin or end inside a token, and a token inside a character.
+    Works on bytes, since a stop string may begin or end inside a token, and a token inside a
+    character.
     """
 
     def __init__(self, tokenizer: tiktoken.Encoding, strings: Sequence[str], end_of_text: bool):
@@ -67,9 +75,15 @@ class StopRule:
                 return False
             new = self._tokenizer.decode_single_token_bytes(token)
             tail += new
-            # each string where it can end in the new bytes: this runs between iterations, for every row
-            found = any(tail.find(string, max(0, len(tail) - len(new) - len(string) + 1)) >= 0 for string in self._strings)
-            tail = tail[max(0, len(tail) - self._longest + 1) :]  # what may be the beginning of a stop string
+            # each string where it can end in the new bytes: this runs between iterations, for every
+            # row
+            found = any(
+                tail.find(string, max(0, len(tail) - len(new) - len(string) + 1)) >= 0
+                for string in self._strings
+            )
+            tail = tail[
+                max(0, len(tail) - self._longest + 1) :
+            ]  # what may be the beginning of a stop string
             return found
 
         return stop
@@ -92,8 +106,9 @@ class StopRule:
 class Detokenizer:
     """Ids in, text out, piece by piece; the pieces together are the text of all ids at once.
 
-    Bytes of an unfinished character are held back until it is whole; bytes that are no UTF-8 become U+FFFD. With a
-    StopRule, so is what may be the beginning of a stop string; the text ends before one, and end-of-text is not shown.
+    Bytes of an unfinished character are held back until it is whole; bytes that are no UTF-8 become
+    U+FFFD. With a StopRule, so is what may be the beginning of a stop string; the text ends before
+    one, and end-of-text is not shown.
     """
 
     def __init__(self, tokenizer: tiktoken.Encoding, rule: StopRule | None = None):
@@ -107,7 +122,9 @@ class Detokenizer:
         return self._utf8.decode(self._tokenizer.decode_bytes(ids))
 
     def completion(self, ids: Sequence[int], last: bool) -> str:
-        """The text that the next completion ids add. `last`: no more will come, so nothing is held back."""
+        """The text that the next completion ids add. `last`: no more will come, so nothing is held
+        back.
+        """
         if self._rule is None:
             return self._utf8.decode(self._tokenizer.decode_bytes(ids), last)
         eot = self._tokenizer.eot_token

@@ -1,6 +1,8 @@
-"""Where weights come from: find or fetch a checkpoint, and check it before anything is read. No torch.
+"""Where weights come from: find or fetch a checkpoint, and check it before anything is read. No
+torch.
 
-A checkpoint is Hugging Face's safetensors form of GPT-2, tensor names with or without the `transformer.` prefix.
+A checkpoint is Hugging Face's safetensors form of GPT-2, tensor names with or without the
+`transformer.` prefix.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class WeightsUnavailable(Exception):
 
 
 def locate(config: Config) -> Path | None:
-    """Return the safetensors file that `config` asks for, fetched if need be; None for seeded random weights.
+    """Return the safetensors file that `config` asks for, fetched if need be; None for seeded
+    random weights.
 
     Raises WeightsUnavailable, within seconds when there is no network.
     """
@@ -37,9 +40,14 @@ def locate(config: Config) -> Path | None:
     else:
         path = (DEMO if config.model == "demo" else Path(config.model)) / "model.safetensors"
     if not path.is_file() and config.model == "demo":
-        raise WeightsUnavailable(f"{path} is gone; restore it with git checkout, or use --weights random")
+        raise WeightsUnavailable(
+            f"{path} is gone; restore it with git checkout, or use --weights random"
+        )
     if not path.is_file():
-        raise WeightsUnavailable(f"{path} does not exist; save the checkpoint in safetensors form, or use --weights random")
+        raise WeightsUnavailable(
+            f"{path} does not exist; save the checkpoint in safetensors form, or use --weights "
+            f"random"
+        )
     check(path, config.shape)
     return path
 
@@ -58,15 +66,21 @@ def _fetch(model: str) -> Path:
         return Path(hf_hub_download(repository, name))
     except Exception as error:
         raise WeightsUnavailable(
-            f"the weights of {model} could not be fetched ({type(error).__name__}): use --weights random (the same speed), "
+            f"the weights of {model} could not be fetched ({type(error).__name__}): use --weights "
+            f"random (the same speed), "
             "--model demo, or --model FOLDER with a local Hugging Face GPT-2 checkpoint"
         ) from None
 
 
 def expected_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Names and sizes of a GPT-2's tensors, in the order of the computation; linear weights are [in, out]."""
+    """Names and sizes of a GPT-2's tensors, in the order of the computation; linear weights are
+    [in, out].
+    """
     e = shape.n_embd
-    tensors: dict[str, tuple[int, ...]] = {"wte.weight": (shape.vocab_size, e), "wpe.weight": (shape.n_ctx, e)}
+    tensors: dict[str, tuple[int, ...]] = {
+        "wte.weight": (shape.vocab_size, e),
+        "wpe.weight": (shape.n_ctx, e),
+    }
     block: dict[str, tuple[int, ...]] = {
         "ln_1.weight": (e,), "ln_1.bias": (e,),
         "attn.c_attn.weight": (e, 3 * e), "attn.c_attn.bias": (3 * e,),
@@ -83,9 +97,10 @@ def expected_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
 def check(path: Path, shape: Shape) -> dict[str, str]:
     """Return {our tensor name: name in the file} for every tensor of `shape`.
 
-    Reads the header, and an LM head that the file may hold. Raises WeightsUnavailable naming the first tensor that is
-    missing, has another size or holds no floating-point numbers, an LM head that is not the token embedding, or the
-    file if it is truncated or no safetensors file. Other tensors (attention-mask buffers) are ignored.
+    Reads the header, and an LM head that the file may hold. Raises WeightsUnavailable naming the
+    first tensor that is missing, has another size or holds no floating-point numbers, an LM head
+    that is not the token embedding, or the file if it is truncated or no safetensors file. Other
+    tensors (attention-mask buffers) are ignored.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -94,17 +109,27 @@ def check(path: Path, shape: Shape) -> dict[str, str]:
             for ours, size in expected_tensors(shape).items():
                 theirs = f"transformer.{ours}" if f"transformer.{ours}" in in_file else ours
                 if theirs not in in_file:
-                    raise WeightsUnavailable(f"{path} has no tensor {ours}; it is not a GPT-2 of {shape}")
-                found, kind = tuple(file.get_slice(theirs).get_shape()), file.get_slice(theirs).get_dtype()
+                    raise WeightsUnavailable(
+                        f"{path} has no tensor {ours}; it is not a GPT-2 of {shape}"
+                    )
+                found, kind = (
+                    tuple(file.get_slice(theirs).get_shape()),
+                    file.get_slice(theirs).get_dtype(),
+                )
                 if found != size:
-                    raise WeightsUnavailable(f"{path}: tensor {theirs} has shape {found}, and config.json wants {size}")
+                    raise WeightsUnavailable(
+                        f"{path}: tensor {theirs} has shape {found}, and config.json wants {size}"
+                    )
                 if kind not in ("F32", "F16", "BF16", "F64"):
-                    raise WeightsUnavailable(f"{path}: tensor {theirs} holds {kind}; save it as floating-point numbers")
+                    raise WeightsUnavailable(
+                        f"{path}: tensor {theirs} holds {kind}; save it as floating-point numbers"
+                    )
                 names[ours] = theirs
         head, embedding = "lm_head.weight", names["wte.weight"]
         if head in in_file and not np.array_equal(_bytes(path, head), _bytes(path, embedding)):
             raise WeightsUnavailable(
-                f"{path}: {head} differs from {embedding}, and only a head that is tied to the token "
+                f"{path}: {head} differs from {embedding}, and only a head that is tied to the "
+                f"token "
                 "embedding can be served; choose another --model"
             )
         return names
@@ -128,11 +153,17 @@ def _bytes(path: Path, tensor: str) -> np.ndarray:
 
 
 def _truncated(path: Path, error: Exception) -> str:
-    """Name the first tensor that the end of a truncated file cuts off, where the header can still be read."""
+    """Name the first tensor that the end of a truncated file cuts off, where the header can still
+    be read.
+    """
     try:
         header, data = _header(path)
         size = path.stat().st_size - data
-        ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
+        ends = sorted(
+            (entry["data_offsets"][1], name)
+            for name, entry in header.items()
+            if name != "__metadata__"
+        )
         return next(f"it ends inside tensor {name}" for end, name in ends if end > size)
     except (OSError, ValueError, KeyError, TypeError, StopIteration, MemoryError, OverflowError):
         return str(error)

@@ -1,11 +1,13 @@
 """Whether the engine computes what the oracle does, on the device that serves: fast equals plain.
 
-    python -m benchmarks.agreement --model gpt2-medium --weights random [--n 8] [--tokens 24] [any server setting]
+    python -m benchmarks.agreement --model gpt2-medium --weights random [--n 8] [--tokens 24] [any
+    server setting]
 
-In float32 the engine serves requests in `dynamic` and in `static`, greedy and drawn, with long prompts in chunks and decode
-rows padded as the settings say, and every id must be the oracle's (generate/naive.py, no cache, a request at a time), unless
-the oracle itself was undecided by less than rounding. In bfloat16, where ties are common, it compares logits. Ends with exit
-code 1 where they differ. The last line is JSON.
+In float32 the engine serves requests in `dynamic` and in `static`, greedy and drawn, with long
+prompts in chunks and decode rows padded as the settings say, and every id must be the oracle's
+(generate/naive.py, no cache, a request at a time), unless the oracle itself was undecided by less
+than rounding. In bfloat16, where ties are common, it compares logits. Ends with exit code 1 where
+they differ. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -31,14 +33,26 @@ from simulate import drive
 from weights import locate
 
 UNUSED = NO_HTTP | {"mode", "loop_interval_ms"}  # two modes, and no manager
-LOGIT_MARGIN = 1e-3  # a decision of the oracle closer than this may go either way: the sums' order differs
+LOGIT_MARGIN = (
+    1e-3  # a decision of the oracle closer than this may go either way: the sums' order differs
+)
 DRAW_MARGIN = 1e-5
-LONG = (300, 700)  # tokens of prompts that no graph holds, and of which attention reads several rounds of keys
-BFLOAT16_TOLERANCE = 0.05  # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
+LONG = (
+    300,
+    700,
+)  # tokens of prompts that no graph holds, and of which attention reads several rounds of keys
+BFLOAT16_TOLERANCE = (
+    0.05  # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
+)
 
 
 def serve(config: Config, generator: Generator, inferences: Sequence[Inference]) -> None:
-    drive(scheduler.build(config), [(0.0, [inference]) for inference in inferences], lambda _: 0.0, generator.generate)
+    drive(
+        scheduler.build(config),
+        [(0.0, [inference]) for inference in inferences],
+        lambda _: 0.0,
+        generator.generate,
+    )
 
 
 def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
@@ -51,23 +65,34 @@ def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
 
 
 def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, Any]:
-    """Float32: how many of n requests and LONG ones, half of them greedy, get the oracle's ids, in two modes."""
+    """Float32: how many of n requests and LONG ones, half of them greedy, get the oracle's ids, in
+    two modes.
+    """
     n_vocab, path = config.shape.vocab_size, locate(config)
     long = [list(range(min(length, config.max_model_len - tokens))) for length in LONG]
     prompts = [prompt for prompt, _ in draw(n)] + long
-    requests = [([i % n_vocab for i in prompt], Sampling(float(i % 2), seed=i)) for i, prompt in enumerate(prompts)]
-    found, also, expected = ([Inference(prompt, tokens, sampling) for prompt, sampling in requests] for _ in range(3))
+    requests = [
+        ([i % n_vocab for i in prompt], Sampling(float(i % 2), seed=i))
+        for i, prompt in enumerate(prompts)
+    ]
+    found, also, expected = (
+        [Inference(prompt, tokens, sampling) for prompt, sampling in requests] for _ in range(3)
+    )
     generator = load_generator(config, path, n_vocab)
     serve(config, generator, found)
     serve(static, generator, also)
     del generator  # its memory is the oracle's now
-    plain = config.model_copy(update={"generator": "naive", "linear": "plain", "decoder_batch_sizes": ()})
+    plain = config.model_copy(
+        update={"generator": "naive", "linear": "plain", "decoder_batch_sizes": ()}
+    )
     oracle = load_generator(plain, path, n_vocab)
     assert isinstance(oracle, NaiveGenerator)
     serve(plain, oracle, expected)
     result = {"requests": 2 * len(requests), "equal": 0, "undecided": 0, "different": 0}
     for mine, theirs in zip(found + also, expected * 2):
-        first = next((i for i, (a, b) in enumerate(zip(mine.tokens, theirs.tokens)) if a != b), None)
+        first = next(
+            (i for i, (a, b) in enumerate(zip(mine.tokens, theirs.tokens)) if a != b), None
+        )
         if first is None:
             result["equal"] += 1
             continue
@@ -78,10 +103,14 @@ def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, A
 
 
 def near_logits(config: Config, n: int) -> dict[str, float]:
-    """Bfloat16: the largest difference of logits, after a prompt and after one more token, over the largest logit."""
+    """Bfloat16: the largest difference of logits, after a prompt and after one more token, over the
+    largest logit.
+    """
     n_vocab, path = config.shape.vocab_size, locate(config)
     generator = load_generator(config, path, n_vocab)
-    oracle = load_generator(config.model_copy(update={"generator": "naive", "linear": "plain"}), path, n_vocab)
+    oracle = load_generator(
+        config.model_copy(update={"generator": "naive", "linear": "plain"}), path, n_vocab
+    )
     assert isinstance(generator, CachedGenerator) and isinstance(oracle, NaiveGenerator)
     each = -(-65 // config.block_size)
     inferences = [Inference([i % n_vocab for i in prompt], 2, tokens=[1]) for prompt, _ in draw(n)]
@@ -91,20 +120,45 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
         rows = []
         for inference, mine in zip(inferences, blocks):
             length = len(inference.prompt_ids)
-            rows.append(Row(inference, length if decode else 0, 1 if decode else length, mine, samples=True, idle=False))
+            rows.append(
+                Row(
+                    inference,
+                    length if decode else 0,
+                    1 if decode else length,
+                    mine,
+                    samples=True,
+                    idle=False,
+                )
+            )
         # prompts one by one; a graph's logits are overwritten by the next's
-        found = generator.logits(rows) if decode else torch.cat([generator.logits([row]).clone() for row in rows])
+        found = (
+            generator.logits(rows)
+            if decode
+            else torch.cat([generator.logits([row]).clone() for row in rows])
+        )
         with torch.inference_mode():
-            expected = torch.cat([oracle.logits(row.inference, row.start + row.n_tokens) for row in rows]).float()
+            expected = torch.cat(
+                [oracle.logits(row.inference, row.start + row.n_tokens) for row in rows]
+            ).float()
         worst = max(worst, float((found[:, :n_vocab].float() - expected).abs().max()))
         largest = max(largest, float(expected.abs().max()))
-    return {"largest_difference": worst, "largest_logit": largest, "tolerance": BFLOAT16_TOLERANCE * largest}
+    return {
+        "largest_difference": worst,
+        "largest_logit": largest,
+        "tolerance": BFLOAT16_TOLERANCE * largest,
+    }
 
 
 def main() -> None:
-    parser = Parser(prog="python -m benchmarks.agreement", description="The engine against the oracle.", allow_abbrev=False)
+    parser = Parser(
+        prog="python -m benchmarks.agreement",
+        description="The engine against the oracle.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--n", type=int, default=8, help="requests (default: 8)")
-    parser.add_argument("--tokens", type=int, default=24, help="completion tokens of each (default: 24)")
+    parser.add_argument(
+        "--tokens", type=int, default=24, help="completion tokens of each (default: 24)"
+    )
     options, [config, static] = configs(
         parser,
         sys.argv[1:],
@@ -113,17 +167,30 @@ def main() -> None:
         token_budget=lambda known: 280,
         kv_cache_gb=lambda known: 1,
     )  # the oracle needs memory beside the engine
-    if not 1 <= options.n <= min(64, config.max_batch_size) or not 1 <= options.tokens <= config.max_model_len - 64:
-        raise ConfigError("--n must be from 1 to 64 and --max-batch-size, and --tokens leave room for a prompt of 64")
+    if (
+        not 1 <= options.n <= min(64, config.max_batch_size)
+        or not 1 <= options.tokens <= config.max_model_len - 64
+    ):
+        raise ConfigError(
+            "--n must be from 1 to 64 and --max-batch-size, and --tokens leave room for a prompt "
+            "of 64"
+        )
     first, second = (c.model_copy(update={"dtype": "float32"}) for c in (config, static))
     ids = same_ids(first, second, options.n, options.tokens)
-    print(f"float32: {ids['equal']} of {ids['requests']} requests have the oracle's ids; {ids['undecided']} part where the "
+    print(f"float32: {ids['equal']} of {ids['requests']} requests have the oracle's ids; "
+          f"{ids['undecided']} part where the "
           f"oracle itself was undecided, {ids['different']} elsewhere")  # fmt: skip
     logits = near_logits(config.model_copy(update={"dtype": "bfloat16"}), options.n)
-    print(f"bfloat16: logits differ from the oracle's by {logits['largest_difference']:.3f} at most; the largest is "
+    print(f"bfloat16: logits differ from the oracle's by {logits['largest_difference']:.3f} at "
+          f"most; the largest is "
           f"{logits['largest_logit']:.1f}, and {logits['tolerance']:.3f} is allowed")  # fmt: skip
     agrees = not ids["different"] and logits["largest_difference"] <= logits["tolerance"]
-    print(json.dumps({"agrees": agrees, "float32": ids, "bfloat16": logits} | record([config, static], UNUSED)))
+    print(
+        json.dumps(
+            {"agrees": agrees, "float32": ids, "bfloat16": logits}
+            | record([config, static], UNUSED)
+        )
+    )
     if not agrees:
         sys.exit(1)
 

@@ -1,10 +1,12 @@
-"""The offline burst: n requests at once through the real scheduler, manager and engine, without HTTP.
+"""The offline burst: n requests at once through the real scheduler, manager and engine, without
+HTTP.
 
-    python -m benchmarks.burst --model FOLDER --dtype bfloat16 [--n 64] [--modes dynamic,static] [any server setting]
+    python -m benchmarks.burst --model FOLDER --dtype bfloat16 [--n 64] [--modes dynamic,static]
+    [any server setting]
 
-The requests are those of the peers' scripts: lengths of the original experiment, 6,904 completion tokens for 64.
-Each mode serves the burst twice: once measured, then, on a CPU, once more with a timer around each part. The last line is
-JSON.
+The requests are those of the peers' scripts: lengths of the original experiment, 6,904 completion
+tokens for 64. Each mode serves the burst twice: once measured, then, on a CPU, once more with a
+timer around each part. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def draw(n: int = LARGEST, seed: int = 0) -> list[tuple[list[int], int]]:
     return list(zip(prompts, tokens.tolist()))[:n]
 
 
-def measure(config: Config, requests: Sequence[tuple[list[int], int]], sampling: Sampling) -> dict[str, Any]:
+def measure(
+    config: Config, requests: Sequence[tuple[list[int], int]], sampling: Sampling
+) -> dict[str, Any]:
     """Serve the burst in one mode: throughput, latency, memory, and the seconds of each part."""
     engine = Engine(config)
     seconds, inferences = engine.serve(requests, sampling)
@@ -56,7 +60,9 @@ def measure(config: Config, requests: Sequence[tuple[list[int], int]], sampling:
         "weights_gb": config.shape.weight_bytes(config.dtype) / 1e9,
         "kv_used_gb": most_blocks * config.block_bytes / 1e9,
     }
-    if config.device == "cpu":  # a GPU computes while this thread goes on: what a timer sees are launches
+    if (
+        config.device == "cpu"
+    ):  # a GPU computes while this thread goes on: what a timer sees are launches
         phases = Phases()
         phases.watch(engine.scheduler, engine.generator)
         result["timed_wall_clock_s"], _ = engine.serve(requests, sampling)
@@ -66,14 +72,33 @@ def measure(config: Config, requests: Sequence[tuple[list[int], int]], sampling:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m benchmarks.burst", description="The offline burst, by mode.", allow_abbrev=False)
-    parser.add_argument("--n", type=int, default=LARGEST, help=f"requests, at most {LARGEST} (default: {LARGEST})")
-    parser.add_argument("--modes", default="dynamic", help=f"of {', '.join(MODES)}, separated by commas (default: dynamic)")
+    parser = Parser(
+        prog="python -m benchmarks.burst",
+        description="The offline burst, by mode.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--n", type=int, default=LARGEST, help=f"requests, at most {LARGEST} (default: {LARGEST})"
+    )
+    parser.add_argument(
+        "--modes",
+        default="dynamic",
+        help=f"of {', '.join(MODES)}, separated by commas (default: dynamic)",
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
     parser.add_argument("--top-p", type=float, help="default: none")
-    parser.add_argument("--save-trace", type=Path, metavar="FILE", help="write the requests, for compare.sh --trace, and stop")
+    parser.add_argument(
+        "--save-trace",
+        type=Path,
+        metavar="FILE",
+        help="write the requests, for compare.sh --trace, and stop",
+    )
     options, built = configs(
-        parser, sys.argv[1:], lambda known: known.modes.split(","), UNUSED, max_batch_size=lambda known: max(1, known.n)
+        parser,
+        sys.argv[1:],
+        lambda known: known.modes.split(","),
+        UNUSED,
+        max_batch_size=lambda known: max(1, known.n),
     )
     if not 1 <= options.n <= LARGEST:
         raise ConfigError(f"--n must be from 1 to {LARGEST}")
@@ -83,23 +108,37 @@ def main() -> None:
     if options.save_trace:
         save_trace(
             options.save_trace,
-            [Request(id=i, at=0.0, prompt_ids=ids, num_tokens=tokens) for i, (ids, tokens) in enumerate(requests)],
+            [
+                Request(id=i, at=0.0, prompt_ids=ids, num_tokens=tokens)
+                for i, (ids, tokens) in enumerate(requests)
+            ],
         )
         return
     results = {}
     for config in built:
         if config.shape.vocab_size < 50257:
-            raise ConfigError(f"the burst's prompts are GPT-2's ids and {config.model} has too few; name another --model")
-        results[config.mode] = found = measure(config, requests, Sampling(options.temperature, top_p=options.top_p))
+            raise ConfigError(
+                f"the burst's prompts are GPT-2's ids and {config.model} has too few; name another "
+                f"--model"
+            )
+        results[config.mode] = found = measure(
+            config, requests, Sampling(options.temperature, top_p=options.top_p)
+        )
         print(
-            f"{config.mode}: {len(requests)} requests, {found['completion_tokens']:,} tokens in {found['wall_clock_s']:.1f} s, "
-            f"{found['output_throughput']:.1f} tok/s, mean latency {found['mean_e2el_ms'] / 1e3:.2f} s; "
-            f"{found['resident_gb']:.2f} GB resident ({found['weights_gb']:.2f} weights, {found['kv_used_gb']:.2f} KV blocks)"
+            f"{config.mode}: {len(requests)} requests, {found['completion_tokens']:,} tokens in "
+            f"{found['wall_clock_s']:.1f} s, "
+            f"{found['output_throughput']:.1f} tok/s, mean latency "
+            f"{found['mean_e2el_ms'] / 1e3:.2f} s; "
+            f"{found['resident_gb']:.2f} GB resident ({found['weights_gb']:.2f} weights, "
+            f"{found['kv_used_gb']:.2f} KV blocks)"
         )
         phases = found.get("phases_s", {})
         whole = sum(phases.values())
         for name, seconds in phases.items():
-            print(f"  {name:26} {1e3 * seconds / found['iterations']:8.2f} ms an iteration  {100 * seconds / whole:5.1f}%")
+            print(
+                f"  {name:26} {1e3 * seconds / found['iterations']:8.2f} ms an iteration  "
+                f"{100 * seconds / whole:5.1f}%"
+            )
     print(json.dumps({"modes": results} | record(built, UNUSED)))
 
 

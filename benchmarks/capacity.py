@@ -1,9 +1,12 @@
-"""How far a sweep's capacity is from the truth: whole sweeps in virtual time, against a queue that is never empty.
+"""How far a sweep's capacity is from the truth: whole sweeps in virtual time, against a queue that
+is never empty.
 
-    python -m benchmarks.capacity [--seeds 12] [--modes nobatch,dynamic] [--processes 2]   the last line is JSON
+    python -m benchmarks.capacity [--seeds 12] [--modes nobatch,dynamic] [--processes 2]   the last
+    line is JSON
 
-A sweep's own traces, search, verdict and estimate, on the real scheduler and policies; an iteration takes what the fake
-engine's does, and nothing else takes time. The truth: requests completed a second while 20,000 are served.
+A sweep's own traces, search, verdict and estimate, on the real scheduler and policies; an iteration
+takes what the fake engine's does, and nothing else takes time. The truth: requests completed a
+second while 20,000 are served.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ LIMITS = parse_goodput(SWEEP_GOODPUT)
 
 def serve(config: Config, requests: Sequence[Request]) -> list[Inference]:
     """Serve a trace in virtual time to its end; of each request its inference."""
-    served = [Inference(list((request.prompt or "").encode()), request.num_tokens) for request in requests]
+    served = [
+        Inference(list((request.prompt or "").encode()), request.num_tokens) for request in requests
+    ]
     drive(scheduler.build(config), [(r.at, [i]) for r, i in zip(requests, served)], cost_s)
     return served
 
@@ -47,17 +52,32 @@ def outcome(request: Request, inference: Inference) -> Outcome:
     if inference.error is not None:
         return Outcome(request, request.at, request.at, request.at, error="429")
     times = times_of(inference)
-    timings = {"arrived_at": times.arrived_at, "queue_s": times.queue_s, "ttft_s": times.ttft_s, "held_s": times.held_s,
-               "itl_s": times.itl_s}  # fmt: skip
+    timings = {
+        "arrived_at": times.arrived_at,
+        "queue_s": times.queue_s,
+        "ttft_s": times.ttft_s,
+        "held_s": times.held_s,
+        "itl_s": times.itl_s,
+    }
     answer = Answer(
-        request.id, request.at, request.at, times.token_times[0], times.token_times[-1], times.answered_at,
-        len(inference.prompt_ids), len(inference.tokens), times.itl_s, timings,
-    )  # fmt: skip
+        request.id,
+        request.at,
+        request.at,
+        times.token_times[0],
+        times.token_times[-1],
+        times.answered_at,
+        len(inference.prompt_ids),
+        len(inference.tokens),
+        times.itl_s,
+        timings,
+    )
     return Outcome(request, request.at, request.at, times.answered_at, answer)
 
 
 def true_capacity(config: Config, n: int) -> float:
-    """Requests a second that a server completes until the last of n, which all came at once, is admitted."""
+    """Requests a second that a server completes until the last of n, which all came at once, is
+    admitted.
+    """
     requests = PromptData(LENGTHS, seed=2**31).requests(n, "burst", scaled=True)
     served = serve(config.model_copy(update={"max_waiting": n}), requests)
     times = [times_of(inference) for inference in served]
@@ -77,13 +97,29 @@ def one_sweep(config: Config, seed: int) -> dict[str, Any]:
         seconds += result["wall_clock_s"]
         return result
 
-    sweep.sweep(replay, PromptData(LENGTHS, seed=seed), ARRIVAL, burst_size(config), None, points.append)
+    sweep.sweep(
+        replay, PromptData(LENGTHS, seed=seed), ARRIVAL, burst_size(config), None, points.append
+    )
     found = sweep.outcome(points)
-    kept = ("rate", "completed", "growth", "growth_in_flight", "saturated", "busy_s", "busy_throughput", "attainment")
+    kept = (
+        "rate",
+        "completed",
+        "growth",
+        "growth_in_flight",
+        "saturated",
+        "busy_s",
+        "busy_throughput",
+        "attainment",
+    )
     return {
-        "seed": seed, "seconds": seconds, **{key: value for key, value in found.items() if key != "point"},
-        "points": [{key: point[key] for key in kept} for point in sorted(points, key=lambda p: float(p["rate"]))],
-    }  # fmt: skip
+        "seed": seed,
+        "seconds": seconds,
+        **{key: value for key, value in found.items() if key != "point"},
+        "points": [
+            {key: point[key] for key in kept}
+            for point in sorted(points, key=lambda p: float(p["rate"]))
+        ],
+    }
 
 
 def task(mode: str, seed: int | None, n: int) -> Any:
@@ -110,21 +146,33 @@ def study(modes: Sequence[str], seeds: int, requests: int, processes: int) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.capacity", description=__doc__)
     parser.add_argument("--seeds", type=int, default=12, help="sweeps of each mode (default: 12)")
-    parser.add_argument("--modes", default=",".join(MODES), help="separated by commas (default: all)")
-    parser.add_argument("--requests", type=int, default=20_000, help="of the truth (default: 20000)")
+    parser.add_argument(
+        "--modes", default=",".join(MODES), help="separated by commas (default: all)"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=20_000, help="of the truth (default: 20000)"
+    )
     parser.add_argument("--processes", type=int, default=2, help="side by side (default: 2)")
     options = parser.parse_args()
     found = study(options.modes.split(","), options.seeds, options.requests, options.processes)
-    print("mode      true, 1/s  found / true (least to most)  the queue begins to grow  rates  a sweep takes, s")
+    print(
+        "mode      true, 1/s  found / true (least to most)  the queue begins to grow  rates  a "
+        "sweep takes, s"
+    )
     for mode, of in found.items():
         ratios, sweeps = of["found_to_true"], of["sweeps"]
         print(
-            f"{mode:9} {of['true']:9.3f}  {statistics.mean(ratios):12.3f} ({min(ratios):.3f} to {max(ratios):.3f})  "
+            f"{mode:9} {of['true']:9.3f}  {statistics.mean(ratios):12.3f} ({min(ratios):.3f} to "
+            f"{max(ratios):.3f})  "
             f"{between(sweeps, 'sustained_rate', 'saturated_rate'):>24}  "
             f"{statistics.mean(len(each['points']) for each in sweeps):5.1f}  "
             f"{statistics.mean(each['seconds'] for each in sweeps):16.0f}"
         )
-    print(json.dumps({"command": shlex.join(["python", "-m", *sys.orig_argv[2:]]), "modes": found} | stamp()))
+    print(
+        json.dumps(
+            {"command": shlex.join(["python", "-m", *sys.orig_argv[2:]]), "modes": found} | stamp()
+        )
+    )
 
 
 if __name__ == "__main__":

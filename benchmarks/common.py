@@ -1,4 +1,6 @@
-"""What the benchmarks share: an engine behind the real scheduler and manager without HTTP, settings, and the record."""
+"""What the benchmarks share: an engine behind the real scheduler and manager without HTTP,
+settings, and the record.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,15 @@ from scheduling.inference import Inference, IterationRecord, Sampling
 from serving import Server
 from weights import WeightsUnavailable
 
-NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer"})  # settings without effect where prompts are ids and nobody is asked
+NO_HTTP = frozenset(
+    {*ONLY_OVER_HTTP, "tokenizer"}
+)  # settings without effect where prompts are ids and nobody is asked
 
 
 class Engine:
-    """A server without HTTP, with its engine in reach. As an observer it keeps the record of every iteration."""
+    """A server without HTTP, with its engine in reach. As an observer it keeps the record of every
+    iteration.
+    """
 
     def __init__(self, config: Config):
         self.iterations: list[IterationRecord] = []
@@ -57,8 +63,12 @@ class Engine:
     def answered(self, inference: Inference) -> None:
         pass
 
-    def serve(self, requests: Sequence[tuple[list[int], int]], sampling: Sampling) -> tuple[float, list[Inference]]:
-        """Serve requests, (prompt ids, completion tokens), that all arrive at once; return the seconds and the inferences."""
+    def serve(
+        self, requests: Sequence[tuple[list[int], int]], sampling: Sampling
+    ) -> tuple[float, list[Inference]]:
+        """Serve requests, (prompt ids, completion tokens), that all arrive at once; return the
+        seconds and the inferences.
+        """
         self.iterations.clear()
         inferences = [Inference(prompt, tokens, sampling) for prompt, tokens in requests]
         start = time.perf_counter()
@@ -75,38 +85,61 @@ def wait_for(inferences: Sequence[Inference]) -> None:
 
 
 def configs(
-    parser: Parser, argv: Sequence[str], modes: Callable[[Any], Sequence[str]], unused: Collection[str], **defaults: Any
+    parser: Parser,
+    argv: Sequence[str],
+    modes: Callable[[Any], Sequence[str]],
+    unused: Collection[str],
+    **defaults: Any,
 ) -> tuple[Any, list[Config]]:
-    """Parse a benchmark's command line: its own options, and a Config for each mode. Raises ConfigError.
+    """Parse a benchmark's command line: its own options, and a Config for each mode. Raises
+    ConfigError.
 
-    `unused`: settings that have no effect here, which are not offered. `defaults`: settings where nothing is said, as
-    functions of the parsed options.
+    `unused`: settings that have no effect here, which are not offered. `defaults`: settings where
+    nothing is said, as functions of the parsed options.
     """
     add_settings(parser, unused)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     flags = {name: value for name, value in vars(known).items() if name in Config.model_fields}
-    values = {name: str(value(known)) for name, value in defaults.items()} | from_environment(os.environ)
+    values = {name: str(value(known)) for name, value in defaults.items()} | from_environment(
+        os.environ
+    )
     values = {name: value for name, value in values.items() if name not in unused}
     if "tokenizer" in unused:
         values["tokenizer"] = "bytes"  # which fits every vocabulary
     asked = list(modes(known))
-    nowhere = {name for name in flags if not any(meaningful(name, mode) for mode in asked)}  # `build` refuses them
+    nowhere = {
+        name for name in flags if not any(meaningful(name, mode) for mode in asked)
+    }  # `build` refuses them
     built = [
-        build(mode, {name: value for name, value in flags.items() if name in nowhere or meaningful(name, mode)}, values)
+        build(
+            mode,
+            {
+                name: value
+                for name, value in flags.items()
+                if name in nowhere or meaningful(name, mode)
+            },
+            values,
+        )
         for mode in asked
     ]
     for config in built:
         if config.model == "fake" or config.generator != "cached":
-            raise ConfigError("this benchmark measures the engine: leave out --model fake and --generator naive")
+            raise ConfigError(
+                "this benchmark measures the engine: leave out --model fake and --generator naive"
+            )
     return known, built
 
 
 def record(built: Sequence[Config], unused: Collection[str]) -> dict[str, Any]:
-    """What the last line of a benchmark holds besides its numbers; of the settings those that had an effect."""
+    """What the last line of a benchmark holds besides its numbers; of the settings those that had
+    an effect.
+    """
     config = built[0]
     name = Path(config.model).name  # where the folder lay on this machine means nothing elsewhere
-    used = {key for key in Config.model_fields if any(meaningful(key, one.mode) for one in built)} - {*unused}
+    used = {
+        key for key in Config.model_fields if any(meaningful(key, one.mode) for one in built)
+    } - {*unused}
     command = shlex.join(["python", "-m", *sys.orig_argv[2:]])
     return {
         "config": config.model_dump(include=used) | {"model": name},

@@ -1,13 +1,16 @@
-"""Step time against what the machine allows: its bandwidth and arithmetic are measured before and after each step.
+"""Step time against what the machine allows: its bandwidth and arithmetic are measured before and
+after each step.
 
-    python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256] [--prompts 16,128] [any server setting]
+    python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256] [--prompts
+    16,128] [any server setting]
 
-A step is one iteration of decode rows of one context through the engine, greedy sampling included. It cannot be
-shorter than reading every weight and live key and value once, nor than its arithmetic; the bound is the larger of the two,
-as if they overlapped wholly. A CPU's reading is measured with loads like the kernels' over as many bytes as the step reads,
-for caches hold a part of them, and of all measurements the best counts: the speed of a shared machine changes by the minute,
-and a bound that is beaten is none. --prompts: steps of 8 decode rows with a prompt of so many tokens besides. Writes figure
-F7 to --out. The last line is JSON.
+A step is one iteration of decode rows of one context through the engine, greedy sampling included.
+It cannot be shorter than reading every weight and live key and value once, nor than its arithmetic;
+the bound is the larger of the two, as if they overlapped wholly. A CPU's reading is measured with
+loads like the kernels' over as many bytes as the step reads, for caches hold a part of them, and of
+all measurements the best counts: the speed of a shared machine changes by the minute, and a bound
+that is beaten is none. --prompts: steps of 8 decode rows with a prompt of so many tokens besides.
+Writes figure F7 to --out. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ def fastest(function: Callable[[], Any], repeats: int) -> float:
 
 
 class Machine:
-    """What this machine allows, by the best of all probes so far: bytes read and floating-point operations a second."""
+    """What this machine allows, by the best of all probes so far: bytes read and floating-point
+    operations a second.
+    """
 
     def __init__(self, config: Config, most_bytes: int, rows: int):
         """most_bytes: that a step reads. rows: of the largest one."""
@@ -66,9 +71,15 @@ class Machine:
             most_bytes = GPU_BYTES
         self._array = torch.ones(most_bytes // 8, dtype=torch.int64, device=config.device)
         width, inner = PROBE_WIDTH[config.device], config.shape.n_embd
-        shapes = [(width, width, width), (rows, inner, 4 * inner)]  # a large product, and the largest of a step's layers
+        shapes = [
+            (width, width, width),
+            (rows, inner, 4 * inner),
+        ]  # a large product, and the largest of a step's layers
         self._products = [
-            (torch.randn(m, k, device=config.device).to(self.dtype), torch.randn(k, n, device=config.device).to(self.dtype))
+            (
+                torch.randn(m, k, device=config.device).to(self.dtype),
+                torch.randn(k, n, device=config.device).to(self.dtype),
+            )
             for m, k, n in shapes
         ]
         self._rates: dict[int, float] = {}  # bytes a second by bytes
@@ -78,10 +89,14 @@ class Machine:
         """Measure reading so many bytes, and multiplying."""
         words = self._array[: n_bytes // 8] if self._cpu else self._array
         size = 8 * words.numel()
-        self._rates[size] = max(self._rates.get(size, 0.0), size / fastest(lambda: self._read(words), PROBES))
+        self._rates[size] = max(
+            self._rates.get(size, 0.0), size / fastest(lambda: self._read(words), PROBES)
+        )
         for a, b in self._products:
             seconds = fastest(lambda a=a, b=b: a @ b, PROBES)  # type: ignore[misc]
-            self.flops_per_s = max(self.flops_per_s, 2 * a.shape[0] * a.shape[1] * b.shape[1] / seconds)
+            self.flops_per_s = max(
+                self.flops_per_s, 2 * a.shape[0] * a.shape[1] * b.shape[1] / seconds
+            )
 
     def _read(self, words: torch.Tensor) -> None:
         if self._cpu and kernels.why_unavailable() is None:
@@ -91,7 +106,9 @@ class Machine:
 
     def bytes_per_s(self, n_bytes: int = 0) -> float:
         """How fast at least so many bytes are read: more of them are never read faster for that."""
-        return max(rate for size, rate in self._rates.items() if not self._cpu or size >= n_bytes // 8 * 8)
+        return max(
+            rate for size, rate in self._rates.items() if not self._cpu or size >= n_bytes // 8 * 8
+        )
 
 
 def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
@@ -99,7 +116,14 @@ def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
     each = -(-context // block_size)
     prompt = [i % 1000 for i in range(context)]
     return [
-        Row(Inference(prompt, 1), context - 1, 1, list(range(i * each, (i + 1) * each)), samples=True, idle=False)
+        Row(
+            Inference(prompt, 1),
+            context - 1,
+            1,
+            list(range(i * each, (i + 1) * each)),
+            samples=True,
+            idle=False,
+        )
         for i in range(n)
     ]
 
@@ -107,7 +131,9 @@ def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
 def prompt_row(tokens: int, first_block: int, block_size: int) -> Row:
     """A row about to compute a whole prompt, in the blocks from `first_block` on."""
     blocks = list(range(first_block, first_block + -(-tokens // block_size)))
-    return Row(Inference([i % 1000 for i in range(tokens)], 1), 0, tokens, blocks, samples=True, idle=False)
+    return Row(
+        Inference([i % 1000 for i in range(tokens)], 1), 0, tokens, blocks, samples=True, idle=False
+    )
 
 
 def step_seconds(generator: CachedGenerator, rows: list[Row], repeats: int) -> float:
@@ -122,16 +148,22 @@ def step_seconds(generator: CachedGenerator, rows: list[Row], repeats: int) -> f
     return statistics.median(times)
 
 
-def measure(config: Config, rows: list[int], contexts: list[int], prompts: list[int], repeats: int) -> dict[str, Any]:
+def measure(
+    config: Config, rows: list[int], contexts: list[int], prompts: list[int], repeats: int
+) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     # before the engine, which on a GPU takes what memory is left
-    machine = Machine(config, config.shape.step_bytes(max(rows), max(contexts), config.dtype), max(rows))
+    machine = Machine(
+        config, config.shape.step_bytes(max(rows), max(contexts), config.dtype), max(rows)
+    )
     start = time.perf_counter()
     generator = load_generator(config, locate(config), config.shape.vocab_size)
     load_s = time.perf_counter() - start
     assert isinstance(generator, CachedGenerator)
     if max(rows) * -(-max(contexts) // config.block_size) > (generator.n_blocks or 0):
-        raise ConfigError("the KV cache does not hold that many rows of that context; raise --kv-cache-gb")
+        raise ConfigError(
+            "the KV cache does not hold that many rows of that context; raise --kv-cache-gb"
+        )
     points: list[dict[str, Any]] = []
     mixed = []
     for context in contexts:
@@ -143,22 +175,41 @@ def measure(config: Config, rows: list[int], contexts: list[int], prompts: list[
             points.append({"rows": n, "context": context, "seconds": seconds, "bytes": n_bytes})
     read, multiply = machine.bytes_per_s(), machine.flops_per_s
     where = "this GPU" if config.device == "cuda" else f"this machine, {config.threads} threads"
-    print(f"{where}: reads up to {read / 1e9:,.1f} GB/s, {multiply / 1e9:,.0f} GFLOP/s ({machine.dtype})")
-    print("  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  of the bound")
+    print(
+        f"{where}: reads up to {read / 1e9:,.1f} GB/s, {multiply / 1e9:,.0f} GFLOP/s "
+        f"({machine.dtype})"
+    )
+    print(
+        "  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  of the bound"
+    )
     for point in points:
         n, context, seconds = point["rows"], point["context"], point["seconds"]
         memory_s = point["memory_s"] = point["bytes"] / machine.bytes_per_s(point["bytes"])
         arithmetic_s = point["arithmetic_s"] = config.shape.step_flops(n, context) / multiply
         print(
-            f"{n:6} {context:8} {1e3 * seconds:11.2f} {n / seconds:8.1f} {1e3 * memory_s:17.2f} {1e3 * arithmetic_s:21.2f}"
+            f"{n:6} {context:8} {1e3 * seconds:11.2f} {n / seconds:8.1f} {1e3 * memory_s:17.2f} "
+            f"{1e3 * arithmetic_s:21.2f}"
             f" {100 * max(memory_s, arithmetic_s) / seconds:12.0f}%"
         )
     for tokens in prompts:
         decode = decode_rows(BESIDE, contexts[0], config.block_size)
         beside = prompt_row(tokens, sum(len(row.blocks) for row in decode), config.block_size)
-        mixed.append({"prompt_tokens": tokens, "seconds": step_seconds(generator, [*decode, beside], repeats)})
-        print(f"{BESIDE} rows of context {contexts[0]} and a prompt of {tokens} tokens: {1e3 * mixed[-1]['seconds']:.2f} ms")
-    found = {"bytes_per_s": read, "flops_per_s": multiply, "flops_dtype": str(machine.dtype), "load_s": load_s}
+        mixed.append(
+            {
+                "prompt_tokens": tokens,
+                "seconds": step_seconds(generator, [*decode, beside], repeats),
+            }
+        )
+        print(
+            f"{BESIDE} rows of context {contexts[0]} and a prompt of {tokens} tokens: "
+            f"{1e3 * mixed[-1]['seconds']:.2f} ms"
+        )
+    found = {
+        "bytes_per_s": read,
+        "flops_per_s": multiply,
+        "flops_dtype": str(machine.dtype),
+        "load_s": load_s,
+    }
     return found | {"steps": points, "with_a_prompt": mixed}
 
 
@@ -173,28 +224,57 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m benchmarks.engine", description="Step time by rows and context.", allow_abbrev=False)
+    parser = Parser(
+        prog="python -m benchmarks.engine",
+        description="Step time by rows and context.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--rows", default="1,2,4,8,16,32,64", help="default: 1,2,4,8,16,32,64")
     parser.add_argument("--contexts", default="64,256", help="tokens of each row (default: 64,256)")
-    parser.add_argument("--prompts", help=f"tokens of a prompt beside {BESIDE} rows (default: none)")
-    parser.add_argument("--repeats", type=int, default=7, help="steps, of which the median counts (default: 7)")
-    parser.add_argument("--out", type=Path, default=Path("runs/engine"), help="folder for the figure (default: runs/engine)")
+    parser.add_argument(
+        "--prompts", help=f"tokens of a prompt beside {BESIDE} rows (default: none)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="steps, of which the median counts (default: 7)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/engine"),
+        help="folder for the figure (default: runs/engine)",
+    )
     options, [config] = configs(
-        parser, sys.argv[1:], lambda known: ["dynamic"], UNUSED, max_batch_size=lambda known: max(numbers(known.rows))
+        parser,
+        sys.argv[1:],
+        lambda known: ["dynamic"],
+        UNUSED,
+        max_batch_size=lambda known: max(numbers(known.rows)),
     )
     rows, contexts = numbers(options.rows), numbers(options.contexts)
     prompts = numbers(options.prompts) if options.prompts else []
     if max(contexts + prompts) > config.max_model_len:
-        raise ConfigError(f"this model's rows hold at most {config.max_model_len} tokens; lower --contexts or --prompts")
+        raise ConfigError(
+            f"this model's rows hold at most {config.max_model_len} tokens; lower --contexts or "
+            f"--prompts"
+        )
     if max(rows) > config.max_batch_size:
-        raise ConfigError(f"--rows {options.rows}: the engine is built for --max-batch-size {config.max_batch_size} at most")
+        raise ConfigError(
+            f"--rows {options.rows}: the engine is built for --max-batch-size "
+            f"{config.max_batch_size} at most"
+        )
     if prompts and (config.max_batch_size <= BESIDE or max(prompts) > config.token_budget):
-        raise ConfigError(f"--prompts needs a --max-batch-size over {BESIDE} and a --token-budget of its largest")
-    result = measure(config, rows, contexts, prompts, max(1, options.repeats)) | record([config], UNUSED)
+        raise ConfigError(
+            f"--prompts needs a --max-batch-size over {BESIDE} and a --token-budget of its largest"
+        )
+    result = measure(config, rows, contexts, prompts, max(1, options.repeats)) | record(
+        [config], UNUSED
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
-        f"{Path(config.model).name}, {config.dtype} · {processor(result['hardware'], result['config'])}: "
-        f"{result['bytes_per_s'] / 1e9:,.1f} GB/s, {result['flops_per_s'] / 1e9:,.0f} GFLOP/s · commit {result['commit']}"
+        f"{Path(config.model).name}, {config.dtype} · "
+        f"{processor(result['hardware'], result['config'])}: "
+        f"{result['bytes_per_s'] / 1e9:,.1f} GB/s, {result['flops_per_s'] / 1e9:,.0f} GFLOP/s · "
+        f"commit {result['commit']}"
     )
     figures.save(figures.step_time(result["steps"], caption), options.out / "step_time.png")
     print(f"figure: {options.out / 'step_time.png'}")

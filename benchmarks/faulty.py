@@ -1,10 +1,12 @@
-"""A real server whose engine has faults: what its clients, its /ready and its launcher do is to be seen.
+"""A real server whose engine has faults: what its clients, its /ready and its launcher do is to be
+seen.
 
     python -m benchmarks.faulty MODE --fault raise:20 [any server setting]
 
-Every 20th iteration then raises; `oom:20` runs out of memory, `hang:20` never ends, `exit:20` ends the handler thread. A
-number of 1 is every iteration. `clock:3600` has the wall clock jump by so many seconds, there and back, once a second. The
-engine is the fake one unless another --model is named.
+Every 20th iteration then raises; `oom:20` runs out of memory, `hang:20` never ends, `exit:20` ends
+the handler thread. A number of 1 is every iteration. `clock:3600` has the wall clock jump by so
+many seconds, there and back, once a second. The engine is the fake one unless another --model is
+named.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def main() -> None:
     options, rest = parser.parse_known_args(sys.argv[1:])
     faults = (*FAULTS, CLOCK)
     if not re.fullmatch(f"({'|'.join(faults)}):[1-9][0-9]*", options.fault):
-        raise ConfigError(f"--fault {options.fault!r} is none; name one such as raise:20, of {', '.join(faults)}")
+        raise ConfigError(
+            f"--fault {options.fault!r} is none; name one such as raise:20, of {', '.join(faults)}"
+        )
     os.environ[HANDOFF] = options.fault
     os.environ.setdefault("EB_MODEL", "fake")
     app.main(rest, "benchmarks.faulty:serve()")

@@ -1,9 +1,11 @@
 """All that is claimed of a GPU, measured in one command of at most nine minutes: benchmarks/gpu.sh.
 
-    python -m benchmarks.gpu [--out FOLDER] [any server setting]        default: gpt2-medium with random weights, no download
+    python -m benchmarks.gpu [--out FOLDER] [any server setting]        default: gpt2-medium with
+    random weights, no download
 
-Each part is a command of its own, whose output is kept in FOLDER; one that fails or runs out of time leaves the others.
-Ends with exit code 1 unless all of them ran. `--device cpu` runs the same on a CPU, which is how it is tested.
+Each part is a command of its own, whose output is kept in FOLDER; one that fails or runs out of
+time leaves the others. Ends with exit code 1 unless all of them ran. `--device cpu` runs the same
+on a CPU, which is how it is tested.
 """
 
 from __future__ import annotations
@@ -42,9 +44,19 @@ UNUSED = {
 }
 
 
-def commands(options: Any, settings: Mapping[str, Any], gpu: bool, out: Path) -> dict[str, list[str]]:
+def commands(
+    options: Any, settings: Mapping[str, Any], gpu: bool, out: Path
+) -> dict[str, list[str]]:
     """What runs, in order, each with the settings that have an effect there."""
-    steps = ["benchmarks.engine", "--rows", options.rows, "--contexts", options.context, "--prompts", options.prompts]
+    steps = [
+        "benchmarks.engine",
+        "--rows",
+        options.rows,
+        "--contexts",
+        options.context,
+        "--prompts",
+        options.prompts,
+    ]
     n = str(options.n)
     parts = {
         "agreement": ["benchmarks.agreement", "--n", str(min(8, options.n))],
@@ -53,29 +65,51 @@ def commands(options: Any, settings: Mapping[str, Any], gpu: bool, out: Path) ->
         "burst": ["benchmarks.burst", "--n", n],
         "burst_huggingface": ["benchmarks.huggingface", "--n", n],
         "comparison": [
-            "client.compare", "--numsamples", str(options.numsamples), "--skip-calibration", "--out", str(out / "comparison"),
+            "client.compare",
+            "--numsamples",
+            str(options.numsamples),
+            "--skip-calibration",
+            "--out",
+            str(out / "comparison"),
         ],
-    }  # fmt: skip
+    }
     if not gpu:
         del parts["steps_eager"]  # nothing is captured there
     return {
-        name: [*part, *(word for key, value in settings.items() if key not in UNUSED[name] for word in as_flag(key, value))]
+        name: [
+            *part,
+            *(
+                word
+                for key, value in settings.items()
+                if key not in UNUSED[name]
+                for word in as_flag(key, value)
+            ),
+        ]
         for name, part in parts.items()
     }
 
 
 def call(command: Sequence[str], log: Path, seconds: float) -> tuple[str | None, list[str]]:
-    """Run `python -m …`; return what went wrong, if anything did, and the lines of its output, which go to `log` too."""
+    """Run `python -m …`; return what went wrong, if anything did, and the lines of its output,
+    which go to `log` too.
+    """
     print(f"\n$ python -m {shlex.join(command)}", flush=True)
     if seconds <= 0:
         return "no time was left", []
     problem = None
     with subprocess.Popen(
-        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         try:
             said, _ = process.communicate(timeout=seconds)
-            problem = f"exit code {process.returncode}: {said.strip()[-300:]}" if process.returncode else None
+            problem = (
+                f"exit code {process.returncode}: {said.strip()[-300:]}"
+                if process.returncode
+                else None
+            )
         except subprocess.TimeoutExpired:
             problem = "no time was left to finish it"
             process.terminate()  # a comparison then stops its servers and keeps what it has
@@ -86,12 +120,18 @@ def call(command: Sequence[str], log: Path, seconds: float) -> tuple[str | None,
                 said, _ = process.communicate()
     log.write_text(said)
     lines = said.splitlines()
-    print("\n".join(line for line in lines if not line.startswith("{")) + (f"\n{problem}" if problem else ""), flush=True)
+    print(
+        "\n".join(line for line in lines if not line.startswith("{"))
+        + (f"\n{problem}" if problem else ""),
+        flush=True,
+    )
     return problem, lines
 
 
 def startup_s(settings: Mapping[str, Any], seconds: float) -> float:
-    """From the launcher's start until the server says that it is ready. Raises ServerError after `seconds`."""
+    """From the launcher's start until the server says that it is ready. Raises ServerError after
+    `seconds`.
+    """
     start = time.perf_counter()
     with server("dynamic", settings, seconds):
         return time.perf_counter() - start
@@ -102,15 +142,25 @@ def _ms(seconds: float | None) -> str:
 
 
 def steps_part(steps: Mapping[str, Any], eager: Mapping[str, Any]) -> list[str]:
-    """Two tables: steps of decode rows against their bound, and with a prompt; beside each the same without CUDA graphs."""
+    """Two tables: steps of decode rows against their bound, and with a prompt; beside each the same
+    without CUDA graphs.
+    """
     without = {p["rows"]: p["seconds"] for p in eager.get("steps", [])}
-    read, multiply = f"{steps['bytes_per_s'] / 1e9:,.0f} GB/s", f"{steps['flops_per_s'] / 1e12:,.1f} TFLOP/s"
+    read, multiply = (
+        f"{steps['bytes_per_s'] / 1e9:,.0f} GB/s",
+        f"{steps['flops_per_s'] / 1e12:,.1f} TFLOP/s",
+    )
     text = (
-        f"A step of decode rows of context {steps['steps'][0]['context']}, with greedy sampling and the wait for the ids. The "
-        f"bound is the larger of two times: reading weights and live keys and values at {read}, and the arithmetic "
+        f"A step of decode rows of context {steps['steps'][0]['context']}, with greedy sampling "
+        f"and the wait for the ids. The "
+        f"bound is the larger of two times: reading weights and live keys and values at {read}, "
+        f"and the arithmetic "
         f"at {multiply}, both measured just before."
     )
-    rows = ["| rows | step, ms | tok/s | bound, tok/s | of the bound | step without graphs, ms |", "|--:|--:|--:|--:|--:|--:|"]
+    rows = [
+        "| rows | step, ms | tok/s | bound, tok/s | of the bound | step without graphs, ms |",
+        "|--:|--:|--:|--:|--:|--:|",
+    ]
     for p in steps["steps"]:
         n, seconds, bound = p["rows"], p["seconds"], max(p["memory_s"], p["arithmetic_s"])
         cells = [
@@ -123,22 +173,39 @@ def steps_part(steps: Mapping[str, Any], eager: Mapping[str, Any]) -> list[str]:
         ]
         rows.append(f"| {' | '.join(map(str, cells))} |")
     without = {p["prompt_tokens"]: p["seconds"] for p in eager.get("with_a_prompt", [])}
-    mixed = [f"| tokens of a prompt beside {BESIDE} rows | step, ms | step without graphs, ms |", "|--:|--:|--:|"]
+    mixed = [
+        f"| tokens of a prompt beside {BESIDE} rows | step, ms | step without graphs, ms |",
+        "|--:|--:|--:|",
+    ]
     for p in steps["with_a_prompt"]:
-        mixed.append(f"| {p['prompt_tokens']} | {_ms(p['seconds'])} | {_ms(without.get(p['prompt_tokens']))} |")
-    return [text, "\n".join(rows), "![Step time against the bound](step_time.png)", "\n".join(mixed)]
+        mixed.append(
+            f"| {p['prompt_tokens']} | {_ms(p['seconds'])} | "
+            f"{_ms(without.get(p['prompt_tokens']))} |"
+        )
+    return [
+        text,
+        "\n".join(rows),
+        "![Step time against the bound](step_time.png)",
+        "\n".join(mixed),
+    ]
 
 
 def report(found: Mapping[str, Any], config: Config, problems: Mapping[str, str], out: Path) -> str:
     """gpu.md."""
     hardware = found["hardware"]
-    text = [f"# {Path(config.model).name}, {config.dtype}, on {processor(hardware, config.model_dump())}"]
+    text = [
+        f"# {Path(config.model).name}, {config.dtype}, on "
+        f"{processor(hardware, config.model_dump())}"
+    ]
     if agreement := found.get("agreement"):
         ids, logits = agreement["float32"], agreement["bfloat16"]
         text.append(
-            f"Against the oracle (no cache, a request at a time): in float32 {ids['equal']} of {ids['requests']} requests have "
-            f"its ids, {ids['undecided']} part from it where it was itself undecided by less than rounding; bfloat16 logits "
-            f"differ by {logits['largest_difference']:.3f} at most, where the largest is {logits['largest_logit']:.1f}."
+            f"Against the oracle (no cache, a request at a time): in float32 {ids['equal']} of "
+            f"{ids['requests']} requests have "
+            f"its ids, {ids['undecided']} part from it where it was itself undecided by less than "
+            f"rounding; bfloat16 logits "
+            f"differ by {logits['largest_difference']:.3f} at most, where the largest is "
+            f"{logits['largest_logit']:.1f}."
         )
     if steps := found.get("steps"):
         text += steps_part(steps, found.get("steps_eager", {}))
@@ -147,17 +214,28 @@ def report(found: Mapping[str, Any], config: Config, problems: Mapping[str, str]
         line = f"The burst of {found['burst_requests']} requests, without HTTP: {mine:,.0f} tok/s"
         if theirs := found.get("burst_huggingface"):
             peer = theirs["output_throughput"]
-            line += f", {mine / peer:.1f} times the {peer:,.0f} tok/s of Hugging Face's generate() in one static batch"
+            line += (
+                f", {mine / peer:.1f} times the {peer:,.0f} tok/s of Hugging Face's generate() "
+                f"in one static batch"
+            )
         text.append(line + ".")
     if seconds := found.get("startup_s"):
         engine = f", {steps['load_s']:.1f} s of them the engine's" if steps else ""
         text.append(f"A server is ready {seconds:.1f} s after its start{engine}.")
     if (comparison := out / "comparison" / "report.md").exists():
-        few = f", sampling from {VOCABULARIES[config.tokenizer]} ids" if config.tokenizer == "bytes" else ""
-        text += [f"The four modes over HTTP{few} ([report](comparison/report.md)):", comparison.read_text().split("\n\n")[1]]
+        few = (
+            f", sampling from {VOCABULARIES[config.tokenizer]} ids"
+            if config.tokenizer == "bytes"
+            else ""
+        )
+        text += [
+            f"The four modes over HTTP{few} ([report](comparison/report.md)):",
+            comparison.read_text().split("\n\n")[1],
+        ]
     text += [f"**Missing: {name}** ({reason})" for name, reason in problems.items()]
     text.append(
-        f"- {hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores; torch {hardware['torch']}\n"
+        f"- {hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores; torch "
+        f"{hardware['torch']}\n"
         f"- commit {found['commit']}, {found['date']}\n- `{found['command']}`"
     )
     return "\n\n".join(text) + "\n"
@@ -165,16 +243,34 @@ def report(found: Mapping[str, Any], config: Config, problems: Mapping[str, str]
 
 def main() -> None:
     deadline = time.monotonic() + 60 * MINUTES
-    parser = Parser(prog="benchmarks/gpu.sh", description="All that is claimed of a GPU, measured.", allow_abbrev=False)
-    parser.add_argument("--rows", default="1,8,32,128,256", help="of a step (default: 1,8,32,128,256)")
+    parser = Parser(
+        prog="benchmarks/gpu.sh",
+        description="All that is claimed of a GPU, measured.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--rows", default="1,8,32,128,256", help="of a step (default: 1,8,32,128,256)"
+    )
     parser.add_argument("--context", default="256", help="tokens of each row (default: 256)")
-    parser.add_argument("--prompts", default="16,128", help=f"tokens of a prompt beside {BESIDE} rows (default: 16,128)")
+    parser.add_argument(
+        "--prompts",
+        default="16,128",
+        help=f"tokens of a prompt beside {BESIDE} rows (default: 16,128)",
+    )
     parser.add_argument("--n", type=int, default=64, help="requests of the burst (default: 64)")
-    parser.add_argument("--numsamples", type=int, default=500, help="requests of the comparison (default: 500)")
-    parser.add_argument("--out", type=Path, help="folder for the results (default: results/gpu/MODEL)")
+    parser.add_argument(
+        "--numsamples", type=int, default=500, help="requests of the comparison (default: 500)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for the results (default: results/gpu/MODEL)"
+    )
     defaults = {name: (lambda known, value=value: value) for name, value in DEFAULTS.items()}
-    options, [config] = configs(parser, sys.argv[1:], lambda known: ["dynamic"], ONLY_OVER_HTTP, **defaults)
-    settings = DEFAULTS | {name: value for name, value in vars(options).items() if name in Config.model_fields}
+    options, [config] = configs(
+        parser, sys.argv[1:], lambda known: ["dynamic"], ONLY_OVER_HTTP, **defaults
+    )
+    settings = DEFAULTS | {
+        name: value for name, value in vars(options).items() if name in Config.model_fields
+    }
     out = options.out or Path("results/gpu") / config.model_name
     if out.exists() and not (out / "gpu.md").exists():
         raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")

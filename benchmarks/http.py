@@ -1,10 +1,12 @@
-"""What HTTP costs: requests and chunks per second, and the server's CPU for each, with an engine that computes nothing;
-and how long after its client has gone a request's row and KV blocks are free.
+"""What HTTP costs: requests and chunks per second, and the server's CPU for each, with an engine
+that computes nothing; and how long after its client has gone a request's row and KV blocks are
+free.
 
     python -m benchmarks.http [--clients 64] [--tokens 64] [--seconds 5]      the last line is JSON
 
-A server in mode dynamic with `--model fake`, on the same machine as the clients of this program, which ask as soon as they
-are answered. The fake engine sleeps 1 ms + 0.06 ms a row an iteration: at most 16,667 tokens a second, whatever HTTP costs.
+A server in mode dynamic with `--model fake`, on the same machine as the clients of this program,
+which ask as soon as they are answered. The fake engine sleeps 1 ms + 0.06 ms a row an iteration: at
+most 16,667 tokens a second, whatever HTTP costs.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ GONE = 20
 
 @dataclass
 class Found:
-    """One round. Milliseconds and microseconds are the server's CPU time, user and system, of all its threads."""
+    """One round. Milliseconds and microseconds are the server's CPU time, user and system, of all
+    its threads.
+    """
 
     requests_per_s: float
     tokens_per_s: float
@@ -55,7 +59,9 @@ class Case:
 
 
 async def ask(url: str, case: Case, clients: int, seconds: float) -> tuple[int, int]:
-    """Have `clients` ask for so long, each its next request when it has its answer; return requests and chunks."""
+    """Have `clients` ask for so long, each its next request when it has its answer; return requests
+    and chunks.
+    """
     body = {"prompt": "hi", case.length: case.tokens, "stream": case.stream, "seed": 1}
     requests = chunks = 0
     end = time.perf_counter() + seconds
@@ -94,16 +100,27 @@ JSON = {"Content-Type": "application/json"}
 
 
 def freed_after_s(url: str, stream: bool) -> float:
-    """Seconds from the close of a running request's connection until no row and no KV block is taken."""
+    """Seconds from the close of a running request's connection until no row and no KV block is
+    taken.
+    """
 
     def taken() -> bool:
         with urllib.request.urlopen(f"{url}/metrics") as response:
             lines = response.read().decode().splitlines()
-        return any(float(line.split()[-1]) for line in lines if line.startswith(("vllm:num_requests_r", "vllm:kv_cache")))
+        return any(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith(("vllm:num_requests_r", "vllm:kv_cache"))
+        )
 
     address = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port)
-    connection.request("POST", "/inference", json.dumps({"prompt": "hi", "num_tokens": 1000, "stream": stream}), JSON)
+    connection.request(
+        "POST",
+        "/inference",
+        json.dumps({"prompt": "hi", "num_tokens": 1000, "stream": stream}),
+        JSON,
+    )
     while not taken():
         pass
     time.sleep(random.random() / 4)  # the watcher looks four times a second
@@ -115,10 +132,19 @@ def freed_after_s(url: str, stream: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.http", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.http", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     parser.add_argument("--clients", type=int, default=64, help="connections (default: 64)")
-    parser.add_argument("--tokens", type=int, default=64, help="completion tokens of a request (default: 64)")
-    parser.add_argument("--seconds", type=float, default=5, help="of each round; there are three of each kind (default: 5)")
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="completion tokens of a request (default: 64)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=5,
+        help="of each round; there are three of each kind (default: 5)",
+    )
     options = parser.parse_args()
     cases = [
         Case("plain, 1 token", "/inference", "num_tokens", 1, stream=False),
@@ -132,27 +158,47 @@ def main() -> None:
         asyncio.run(ask(url, cases[2], options.clients, 1.0))  # every thread has been started
         for _ in range(REPEATS):
             for case in cases:
-                rounds[case.name].append(found := measure(url, worker, case, options.clients, options.seconds))
+                rounds[case.name].append(
+                    found := measure(url, worker, case, options.clients, options.seconds)
+                )
                 print(f"{case.name:18} {show(found)}", flush=True)
-        gone = {kind: [freed_after_s(url, kind == "streaming") for _ in range(GONE)] for kind in ("plain", "streaming")}
+        gone = {
+            kind: [freed_after_s(url, kind == "streaming") for _ in range(GONE)]
+            for kind in ("plain", "streaming")
+        }
         cancelled = get(f"{url}/stats")["cancelled"]
     medians = {
-        name: Found(*(statistics.median(values) for values in zip(*map(astuple, found)))) for name, found in rounds.items()
+        name: Found(*(statistics.median(values) for values in zip(*map(astuple, found))))
+        for name, found in rounds.items()
     }
-    print(f"\nmedians of {REPEATS} rounds, {options.clients} clients, {options.tokens} tokens a request:")
+    print(
+        f"\nmedians of {REPEATS} rounds, {options.clients} clients, {options.tokens} tokens a "
+        f"request:"
+    )
     for name, found in medians.items():
         print(f"{name:18} {show(found)}")
     if cancelled < 2 * GONE:  # left alone it takes a second
-        print(f"{2 * GONE - cancelled} requests ended by themselves before the server could notice: this machine is very busy")
+        print(
+            f"{2 * GONE - cancelled} requests ended by themselves before the server could notice: "
+            f"this machine is very busy"
+        )
     for name in ("streaming", "streaming, OpenAI"):
         more = medians[name].cpu_us_per_token - medians["plain"].cpu_us_per_token
-        print(f"{name}: {medians[name].cpu_us_per_chunk:.0f} µs of CPU a chunk; {more:.0f} µs a token more than a plain answer")
+        print(
+            f"{name}: {medians[name].cpu_us_per_chunk:.0f} µs of CPU a chunk; {more:.0f} µs a "
+            f"token more than a plain answer"
+        )
     for kind, seconds in gone.items():
         print(
-            f"a {kind} client goes away: its row and blocks are free after {1e3 * statistics.median(seconds):.0f} ms "
+            f"a {kind} client goes away: its row and blocks are free after "
+            f"{1e3 * statistics.median(seconds):.0f} ms "
             f"(median of {GONE}; longest {1e3 * max(seconds):.0f} ms)"
         )
-    record: dict[str, object] = {"clients": options.clients, "tokens": options.tokens, "seconds": options.seconds}
+    record: dict[str, object] = {
+        "clients": options.clients,
+        "tokens": options.tokens,
+        "seconds": options.seconds,
+    }
     record |= {
         "rounds": {name: [asdict(found) for found in several] for name, several in rounds.items()},
         "freed_after_s": gone,
@@ -162,8 +208,10 @@ def main() -> None:
 
 def show(found: Found) -> str:
     return (
-        f"{found.requests_per_s:5,.0f} requests/s {found.tokens_per_s:6,.0f} tokens/s {found.chunks_per_s:6,.0f} chunks/s  "
-        f"CPU {found.cpu_ms_per_request:5.2f} ms a request, {found.cpu_us_per_token:5.0f} µs a token  "
+        f"{found.requests_per_s:5,.0f} requests/s {found.tokens_per_s:6,.0f} tokens/s "
+        f"{found.chunks_per_s:6,.0f} chunks/s  "
+        f"CPU {found.cpu_ms_per_request:5.2f} ms a request, {found.cpu_us_per_token:5.0f} µs a "
+        f"token  "
         f"(cores: server {found.server_cores:.2f}, clients {found.client_cores:.2f})"
     )
 

@@ -1,10 +1,11 @@
 """What a long prompt does to the rows that decode beside it, over token budgets.
 
-    python -m benchmarks.long_prompt --model FOLDER [--budgets 16,64,256] [--out FOLDER] [any server setting]
+    python -m benchmarks.long_prompt --model FOLDER [--budgets 16,64,256] [--out FOLDER] [any server
+    setting]
 
-16 rows decode; a prompt of 900 tokens arrives; each iteration computes at most token_budget of them. Measured are the
-gaps between tokens of the 16 rows from the arrival to the prompt's first token, against their median before it. The last
-line is JSON.
+16 rows decode; a prompt of 900 tokens arrives; each iteration computes at most token_budget of
+them. Measured are the gaps between tokens of the 16 rows from the arrival to the prompt's first
+token, against their median before it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -32,12 +33,17 @@ AFTER = 4  # tokens of the long request
 
 
 def measure(engine: Engine, token_budget: int, n_vocab: int) -> dict[str, float]:
-    """Serve 16 rows and, once they decode, the long prompt. All of them are asked for enough tokens to overlap."""
+    """Serve 16 rows and, once they decode, the long prompt. All of them are asked for enough tokens
+    to overlap.
+    """
     engine.scheduler.limits = replace(engine.scheduler.limits, token_budget=token_budget)
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, min(n_vocab, 50256), PROMPT).tolist()
     tokens = BEFORE + 2 * (PROMPT // token_budget + 2) + AFTER + 10
-    rows = [Inference(rng.integers(0, min(n_vocab, 50256), 10).tolist(), min(tokens, 1000)) for _ in range(ROWS)]
+    rows = [
+        Inference(rng.integers(0, min(n_vocab, 50256), 10).tolist(), min(tokens, 1000))
+        for _ in range(ROWS)
+    ]
     long = Inference(prompt, AFTER)
     engine.manager.enqueue(rows)
     while min(len(row.tokens) for row in rows) < BEFORE:
@@ -61,20 +67,41 @@ def measure(engine: Engine, token_budget: int, n_vocab: int) -> dict[str, float]
 
 
 def main() -> None:
-    parser = Parser(prog="python -m benchmarks.long_prompt", description="Gaps beside a long prompt.", allow_abbrev=False)
-    parser.add_argument("--budgets", default="16,32,64,128,256,512,1024", help="default: 16,32,64,128,256,512,1024")
-    parser.add_argument("--out", type=Path, default=Path("runs/long_prompt"), help="folder for the figure")
+    parser = Parser(
+        prog="python -m benchmarks.long_prompt",
+        description="Gaps beside a long prompt.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--budgets", default="16,32,64,128,256,512,1024", help="default: 16,32,64,128,256,512,1024"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/long_prompt"), help="folder for the figure"
+    )
     options, [config] = configs(
-        parser, sys.argv[1:], lambda known: ["dynamic"], NO_HTTP, token_budget=lambda known: max(numbers(known.budgets))
+        parser,
+        sys.argv[1:],
+        lambda known: ["dynamic"],
+        NO_HTTP,
+        token_budget=lambda known: max(numbers(known.budgets)),
     )
     budgets = numbers(options.budgets)
     if max(budgets) > config.token_budget:
-        raise ConfigError(f"--budgets {options.budgets}: the engine is built for --token-budget {config.token_budget} at most")
+        raise ConfigError(
+            f"--budgets {options.budgets}: the engine is built for --token-budget "
+            f"{config.token_budget} at most"
+        )
     if config.max_batch_size <= ROWS or config.max_model_len < PROMPT + AFTER:
-        raise ConfigError(f"{ROWS} rows and one of {PROMPT} tokens are needed; raise --max-batch-size or --max-model-len")
+        raise ConfigError(
+            f"{ROWS} rows and one of {PROMPT} tokens are needed; raise --max-batch-size or "
+            f"--max-model-len"
+        )
     engine = Engine(config)
     points: list[dict[str, float]] = []
-    print("  token_budget  median gap, ms  longest gap, ms  longest / median  first token of the prompt, s")
+    print(
+        "  token_budget  median gap, ms  longest gap, ms  longest / median  first token of the "
+        "prompt, s"
+    )
     for budget in budgets:
         points.append(point := measure(engine, budget, config.shape.vocab_size))
         print(
@@ -82,10 +109,13 @@ def main() -> None:
             f" {point['longest_itl_s'] / point['median_itl_s']:17.1f} {point['ttft_s']:30.2f}"
         )
     engine.manager.close()
-    result: dict[str, Any] = {"rows": ROWS, "prompt_tokens": PROMPT, "points": points} | record([config], NO_HTTP)
+    result: dict[str, Any] = {"rows": ROWS, "prompt_tokens": PROMPT, "points": points} | record(
+        [config], NO_HTTP
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
-        f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {Path(config.model).name}, {config.dtype} · "
+        f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {Path(config.model).name}, "
+        f"{config.dtype} · "
         f"{processor(result['hardware'], result['config'])} · commit {result['commit']}"
     )
     figures.save(figures.gap_over_budgets(points, LIMIT, caption), options.out / "long_prompt.png")

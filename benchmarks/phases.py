@@ -1,4 +1,6 @@
-"""Where an iteration's time goes: timers around the scheduler's and the engine's parts, put there from outside."""
+"""Where an iteration's time goes: timers around the scheduler's and the engine's parts, put there
+from outside.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from scheduling.scheduler import Scheduler
 
 
 class Phases:
-    """Seconds by part. A part's time holds that of the parts inside it until `report` takes them apart."""
+    """Seconds by part. A part's time holds that of the parts inside it until `report` takes them
+    apart.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -29,7 +33,9 @@ class Phases:
         return run
 
     def watch(self, scheduler: Scheduler, generator: CachedGenerator) -> None:
-        """Put timers around every part. They stay: watch what is not measured otherwise any more."""
+        """Put timers around every part. They stay: watch what is not measured otherwise
+        any more.
+        """
         self._replace(scheduler, "schedule", "plan")
         self._replace(scheduler, "apply", "apply")
         self._replace(generator, "logits", "logits")
@@ -37,7 +43,9 @@ class Phases:
         self._replace(model, "forward", "forward")
         for module in model.modules():
             if isinstance(module, (Linear, KernelLinear, OneDNNLinear)):
-                self._replace(module, "forward", "LM head" if module is model.lm_head else "linear layers")
+                self._replace(
+                    module, "forward", "LM head" if module is model.lm_head else "linear layers"
+                )
         prepare = generator.attention.prepare
         generator.attention.prepare = lambda rows: self.timed("attention", prepare(rows))  # type: ignore[method-assign]
         self._replace(generator, "sample", "sample")

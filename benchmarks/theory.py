@@ -1,9 +1,11 @@
-"""Where theory knows the answer, the server gives it: queueing, idle rows, Little's law. Real servers, the fake engine.
+"""Where theory knows the answer, the server gives it: queueing, idle rows, Little's law. Real
+servers, the fake engine.
 
     python -m benchmarks.theory [--seeds 6] [--requests 200] [--load 0.6]      the last line is JSON
 
-`nobatch` under Poisson arrivals is an M/G/1 queue, whose mean queue time Pollaczek and Khinchine give; a saturated `static`
-server uses mean(g) / E[max of B draws of g] of its rows; and in every run L = λ · W.
+`nobatch` under Poisson arrivals is an M/G/1 queue, whose mean queue time Pollaczek and Khinchine
+give; a saturated `static` server uses mean(g) / E[max of B draws of g] of its rows; and in every
+run L = λ · W.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ WARM = 0.1  # of a run's requests come while the queue is still filling
 
 
 def queueing(seeds: int, requests: int, load: float) -> list[dict[str, float]]:
-    """Mean queue time of `nobatch`, and what Pollaczek and Khinchine expect of the service times measured, for each seed."""
+    """Mean queue time of `nobatch`, and what Pollaczek and Khinchine expect of the service times
+    measured, for each seed.
+    """
     found = []
     with server("nobatch", {"model": "fake"}) as url:
         target = Target("nobatch", url, wire("inference"))
@@ -38,19 +42,33 @@ def queueing(seeds: int, requests: int, load: float) -> list[dict[str, float]]:
         for seed in range(seeds):
             trace = PromptData(LENGTHS, seed=seed).requests(requests, f"poisson:{rate}")
             result, outcomes = measure(target, trace, {}, 600, Watch())
-            queued = [o.answer.timings["queue_s"] for o in outcomes if o.answer and o.answer.timings]
+            queued = [
+                o.answer.timings["queue_s"] for o in outcomes if o.answer and o.answer.timings
+            ]
             expected = pollaczek_khinchine(result["requested_rate"], services(outcomes))
-            found.append({"seed": seed, "queue_s": float(np.mean(queued[int(WARM * requests) :])), "expected_s": expected})
+            found.append(
+                {
+                    "seed": seed,
+                    "queue_s": float(np.mean(queued[int(WARM * requests) :])),
+                    "expected_s": expected,
+                }
+            )
     return found
 
 
 def services(outcomes: list[Outcome]) -> list[float]:
     """Seconds from admission to answer."""
-    return [o.answer.timings["e2e_s"] - o.answer.timings["queue_s"] for o in outcomes if o.answer and o.answer.timings]
+    return [
+        o.answer.timings["e2e_s"] - o.answer.timings["queue_s"]
+        for o in outcomes
+        if o.answer and o.answer.timings
+    ]
 
 
 def useful_rows(rows: int) -> dict[str, float]:
-    """The useful fraction of a static server that always has a whole batch waiting, and what is expected of its trace."""
+    """The useful fraction of a static server that always has a whole batch waiting, and what is
+    expected of its trace.
+    """
     burst = PromptData(seed=1).requests(30 * rows, "burst")
     with server("static", {"model": "fake", "max_batch_size": rows}) as url:
         result, _ = measure(Target("static", url, wire("inference")), burst, {}, 600, Watch())
@@ -74,7 +92,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.theory", description=__doc__)
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--requests", type=int, default=200, help="of each run (default: 200)")
-    parser.add_argument("--load", type=float, default=0.6, help="of nobatch, below 1 (default: 0.6)")
+    parser.add_argument(
+        "--load", type=float, default=0.6, help="of nobatch, below 1 (default: 0.6)"
+    )
     parser.add_argument("--rows", type=int, default=16, help="of static's batches (default: 16)")
     options = parser.parse_args()
     results: dict[str, Any] = {"queueing": queueing(options.seeds, options.requests, options.load)}
@@ -82,19 +102,24 @@ def main() -> None:
     apart = difference([run["expected_s"] for run in results["queueing"]], measured)
     interval = "" if apart.half is None else f" ± {1e3 * apart.half:.1f}"
     print(
-        f"nobatch, mean queue time: {1e3 * estimate(measured).mean:.1f} ms; less Pollaczek-Khinchine's: "
+        f"nobatch, mean queue time: {1e3 * estimate(measured).mean:.1f} ms; less "
+        f"Pollaczek-Khinchine's: "
         f"{1e3 * apart.mean:+.1f}{interval} ms over {options.seeds} seeds: "
         f"{'a difference is shown' if apart.shown else 'no difference shown'}"
     )
     rows = results["useful_rows"] = useful_rows(options.rows)
     print(
         f"static, useful rows in batches of {rows['rows']}: {100 * rows['useful_fraction']:.1f}%, "
-        f"expected {100 * rows['expected']:.1f}% ({100 * (rows['useful_fraction'] / rows['expected'] - 1):+.1f}%)"
+        f"expected {100 * rows['expected']:.1f}% "
+        f"({100 * (rows['useful_fraction'] / rows['expected'] - 1):+.1f}%)"
     )
     results["littles_law"] = littles_law(options.requests)
     for mode, law in results["littles_law"].items():
         apart_by = 100 * (law["in_flight"] / law["rate_x_latency"] - 1)
-        print(f"{mode:9} in flight {law['in_flight']:.2f}, rate × latency {law['rate_x_latency']:.2f} ({apart_by:+.1f}%)")
+        print(
+            f"{mode:9} in flight {law['in_flight']:.2f}, rate × latency "
+            f"{law['rate_x_latency']:.2f} ({apart_by:+.1f}%)"
+        )
     print(json.dumps(results | stamp()))
 
 

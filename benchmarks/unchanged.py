@@ -1,9 +1,11 @@
-"""What another commit's servers answer, and what these do: the same, byte for byte, but for times and ids.
+"""What another commit's servers answer, and what these do: the same, byte for byte, but for times
+and ids.
 
     python -m benchmarks.unchanged COMMIT [--models fake,demo]
 
-Every mode, ours and OpenAI's routes, plain and as a stream (whose pieces are joined: how tokens share events is chance), and
-what is refused. Tells each difference, and ends with exit code 1 if there is one. Needs git.
+Every mode, ours and OpenAI's routes, plain and as a stream (whose pieces are joined: how tokens
+share events is chance), and what is refused. Tells each difference, and ends with exit code 1 if
+there is one. Needs git.
 """
 
 from __future__ import annotations
@@ -27,20 +29,46 @@ import requests
 from client.servers import ROOT, free_port, wait_until_ready
 from config import MODES
 
-TIMES = re.compile(r'"(arrived_at|queue_s|ttft_s|decode_s|held_s|e2e_s|created)":[\d.e-]+|"itl_s":\[[^\]]*\]')
+TIMES = re.compile(
+    r'"(arrived_at|queue_s|ttft_s|decode_s|held_s|e2e_s|created)":[\d.e-]+|"itl_s":\[[^\]]*\]'
+)
 IDS = re.compile(r'"id":"(cmpl|chatcmpl)-\d+"')
 WARM = {"temperature": 0.7, "seed": 5}
 USAGE = {"include_usage": True}
 SENT: list[tuple[str, Any]] = [
     ("/inference", {"prompt": "If the file", "num_tokens": 40, "temperature": 0.0}),
-    ("/inference", {"prompt": "If the file", "num_tokens": 40, "top_k": 20, "top_p": 0.9, "echo": True, **WARM}),
+    (
+        "/inference",
+        {
+            "prompt": "If the file",
+            "num_tokens": 40,
+            "top_k": 20,
+            "top_p": 0.9,
+            "echo": True,
+            **WARM,
+        },
+    ),
     ("/inference", {"prompt": ["Return the", "A list"], "num_tokens": 30, **WARM}),
     ("/inference", {"prompt_ids": [[65, 66], [67]], "num_tokens": 9, **WARM}),
     ("/inference", {"prompt": "If the file", "num_tokens": 40, "stream": True, **WARM}),
     ("/v1/completions", {"prompt": "If the file", "max_tokens": 40, "stop": ["."], **WARM}),
-    ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 20, "stream": True, "stream_options": USAGE, **WARM}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, **WARM}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": True, **WARM}),
+    (
+        "/v1/completions",
+        {"prompt": ["a", "b"], "max_tokens": 20, "stream": True, "stream_options": USAGE, **WARM},
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, **WARM},
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 20,
+            "stream": True,
+            **WARM,
+        },
+    ),
     ("/inference", {"prompt": "", "num_tokens": 1}),
     ("/inference", {"prompt": "a", "num_tokens": 0}),
     ("/inference", {"prompt": "a", "num_tokens": 2000}),
@@ -52,8 +80,16 @@ SENT: list[tuple[str, Any]] = [
     ("/v1/completions", {"prompt": "a", "model": "other"}),
     ("/v1/completions", {"prompt": "a", "n": 3}),
     ("/v1/chat/completions", {"messages": []}),
-]  # fmt: skip
-READ = ("/v1/models", "/health", "/ready", "/nowhere", "/inference", "/openapi.json", "/stats?since=1")
+]
+READ = (
+    "/v1/models",
+    "/health",
+    "/ready",
+    "/nowhere",
+    "/inference",
+    "/openapi.json",
+    "/stats?since=1",
+)
 
 
 @contextlib.contextmanager
@@ -90,8 +126,14 @@ def answers(url: str) -> dict[str, str]:
     found = {}
     for i, (route, body) in enumerate(SENT):
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer = requests.post(url + route, raw, headers={"Content-Type": "application/json"}, timeout=60)
-        text = joined(answer.text) if answer.headers["Content-Type"].startswith("text/event-stream") else answer.text
+        answer = requests.post(
+            url + route, raw, headers={"Content-Type": "application/json"}, timeout=60
+        )
+        text = (
+            joined(answer.text)
+            if answer.headers["Content-Type"].startswith("text/event-stream")
+            else answer.text
+        )
         masked = IDS.sub('"id":"…"', TIMES.sub(r'"\1":…', text))
         found[f"POST {route} {raw.decode()[:60]} ({i})"] = f"{answer.status_code} {masked}"
     for route in READ:
@@ -99,19 +141,27 @@ def answers(url: str) -> dict[str, str]:
         found[f"GET {route}"] = f"{answer.status_code} {TIMES.sub('…', answer.text)}"
     settings = requests.get(url, timeout=60).json()
     found["GET /"] = json.dumps({**settings, "pids": None, "config": None})
-    found["settings"] = "\n".join(f"{name} {value}" for name, value in sorted(settings["config"].items()) if name != "port")
+    found["settings"] = "\n".join(
+        f"{name} {value}" for name, value in sorted(settings["config"].items()) if name != "port"
+    )
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.unchanged", description=__doc__)
     parser.add_argument("commit", help="the one to compare with")
-    parser.add_argument("--models", default="fake,demo", help="separated by commas (default: fake,demo)")
+    parser.add_argument(
+        "--models", default="fake,demo", help="separated by commas (default: fake,demo)"
+    )
     options = parser.parse_args()
     different = compared = 0
     with tempfile.TemporaryDirectory() as scratch:
         then = Path(scratch) / "then"
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(then), options.commit], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "--quiet", "--detach", str(then), options.commit],
+            cwd=ROOT,
+            check=True,
+        )
         try:
             for model in options.models.split(","):
                 for mode in MODES:
@@ -121,11 +171,18 @@ def main() -> None:
                         compared += 1
                         if old != (new := now[what]):
                             different += 1
-                            lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "then", "now", lineterm="", n=0)
+                            lines = difflib.unified_diff(
+                                old.splitlines(), new.splitlines(), "then", "now", lineterm="", n=0
+                            )
                             print(f"{mode} on {model}, {what}:", *lines, sep="\n  ")
         finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(then)], cwd=ROOT, check=True)
-    print(f"{compared} answers of {len(MODES)} modes, {options.models}, against commit {options.commit}: {different} differ")
+            subprocess.run(
+                ["git", "worktree", "remove", "--force", str(then)], cwd=ROOT, check=True
+            )
+    print(
+        f"{compared} answers of {len(MODES)} modes, {options.models}, against commit "
+        f"{options.commit}: {different} differ"
+    )
     sys.exit(1 if different else 0)
 
 

@@ -1,4 +1,6 @@
-"""What several measurements say together: intervals over seeds, a queue that grows, and what theory expects of a run. Pure."""
+"""What several measurements say together: intervals over seeds, a queue that grows, and what theory
+expects of a run. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ from stats import Answer
 
 CONFIDENCE = 0.95
 BLOCKS = 10
-GROWTH = 0.05  # beyond it a queue only grows: each second of sending adds so many seconds of waiting
+GROWTH = (
+    0.05  # beyond it a queue only grows: each second of sending adds so many seconds of waiting
+)
 TOGETHER_S = 1e-4  # requests admitted within so little are admitted together
 ATTAINMENT = 0.9  # of a rate's requests must meet the limits, as in DistServe (OSDI 2024)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds and half the width of its 95% t interval, and a lattice's step besides; no interval from one value."""
+    """A mean over seeds and half the width of its 95% t interval, and a lattice's step besides; no
+    interval from one value.
+    """
 
     mean: float
     half: float | None
@@ -34,13 +40,16 @@ class Estimate:
 def estimate(values: Sequence[float], step: float = 0.0) -> Estimate:
     """Student's interval of the mean of independent values, one a seed.
 
-    step: of the lattice on which values lie, by which part each may be too low; equal values claim no more than it.
+    step: of the lattice on which values lie, by which part each may be too low; equal values claim
+    no more than it.
     """
     return _interval(values, step * float(np.mean(values)))
 
 
 def difference(first: Sequence[float], second: Sequence[float], step: float = 0.0) -> Estimate:
-    """second - first, paired: both ran each seed's trace, so what a trace does to both cancels. step: as of `estimate`."""
+    """second - first, paired: both ran each seed's trace, so what a trace does to both cancels.
+    step: as of `estimate`.
+    """
     pairs = list(zip(first, second, strict=True))
     return _interval([b - a for a, b in pairs], step * float(np.max(np.mean(pairs, axis=0))))
 
@@ -50,14 +59,17 @@ def _interval(values: Sequence[float], width: float) -> Estimate:
     if n < 2:
         return Estimate(float(np.mean(values)), None)
     quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-    return Estimate(float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / n**0.5 + width)
+    return Estimate(
+        float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / n**0.5 + width
+    )
 
 
 def growth(answers: Sequence[Answer]) -> float:
-    """Seconds of waiting that each second of sending adds: the slope of TTFT on the instant of sending, less its error.
+    """Seconds of waiting that each second of sending adds: the slope of TTFT on the instant of
+    sending, less its error.
 
-    It tends to rate / capacity - 1 where the rate is beyond the capacity, else to 0. Waits of neighbours are alike, so
-    slope and error are of the means of ten blocks of requests.
+    It tends to rate / capacity - 1 where the rate is beyond the capacity, else to 0. Waits of
+    neighbours are alike, so slope and error are of the means of ten blocks of requests.
     """
     ordered = sorted(answers, key=lambda answer: answer.sent_at)
     blocks = [block for block in np.array_split(np.arange(len(ordered)), BLOCKS) if len(block)]
@@ -66,11 +78,12 @@ def growth(answers: Sequence[Answer]) -> float:
 
 
 def growth_in_flight(sent: Sequence[float], ended: Sequence[float], fill_s: float) -> float:
-    """Which part of what is sent stays: the slope of the number in flight, less twice its error, over the rate of sending.
+    """Which part of what is sent stays: the slope of the number in flight, less twice its error,
+    over the rate of sending.
 
-    It tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended: instants of every request,
-    in seconds. fill_s: so long from the first send on a server that began empty fills, which is no growth; half of the
-    sending at most.
+    It tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended:
+    instants of every request, in seconds. fill_s: so long from the first send on a server that
+    began empty fills, which is no growth; half of the sending at most.
     """
     sends, ends = np.sort(sent), np.sort(ended)
     if len(sends) < 2 or sends[-1] == sends[0]:
@@ -80,17 +93,25 @@ def growth_in_flight(sent: Sequence[float], ended: Sequence[float], fill_s: floa
     width = edges[1] - edges[0]
 
     def mean_count(instants: np.ndarray) -> np.ndarray:
-        """How many of the instants lie before a moment of each block, on average over its moments."""
+        """How many of the instants lie before a moment of each block, on average over
+        its moments.
+        """
         sums = np.concatenate([[0.0], np.cumsum(instants)])
         n = np.searchsorted(instants, edges)
         return np.diff(n * edges - sums[n]) / width
 
     in_flight = mean_count(sends) - mean_count(ends)
-    return _slope((edges[1:] + edges[:-1]) / 2, in_flight, 2) * float(sends[-1] - sends[0]) / (len(sends) - 1)
+    return (
+        _slope((edges[1:] + edges[:-1]) / 2, in_flight, 2)
+        * float(sends[-1] - sends[0])
+        / (len(sends) - 1)
+    )
 
 
 def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
-    """Of the least-squares line, less its standard error; at least 0, and 0 where there is no line."""
+    """Of the least-squares line, less its standard error; at least 0, and 0 where there
+    is no line.
+    """
     if len(x) < 3 or x.std() < 1e-3:
         return 0.0
     slope, intercept = np.polyfit(x, y, 1)
@@ -100,23 +121,31 @@ def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
 
 
 class Stretch(NamedTuple):
-    """A stretch of a run in which requests were always waiting: the tokens made in it, and its seconds."""
+    """A stretch of a run in which requests were always waiting: the tokens made in it, and its
+    seconds.
+    """
 
     tokens: int
     seconds: float
 
 
 def always_waiting(answers: Sequence[Answer]) -> Stretch:
-    """The longest stretch from admission to admission that never left the queue empty; no seconds where there is none.
+    """The longest stretch from admission to admission that never left the queue empty; no seconds
+    where there is none.
 
-    From its first admission on, all rows are full, and request-level batches are whole, so tokens / seconds is what the server
-    can do. Instants are the server's own, if it gave them; else a request waits until its first token, as this client saw it,
-    and its tokens come at equal intervals from then on.
+    From its first admission on, all rows are full, and request-level batches are whole, so tokens /
+    seconds is what the server can do. Instants are the server's own, if it gave them; else a
+    request waits until its first token, as this client saw it, and its tokens come at equal
+    intervals from then on.
     """
     lives = [_life(answer) for answer in answers]
     arrived, admitted = (np.sort([life[i] for life in lives]) for i in (0, 1))
-    last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)  # of those admitted together
-    left = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)  # waiting after each admission
+    last = np.flatnonzero(
+        np.diff(admitted, append=np.inf) > TOGETHER_S
+    )  # of those admitted together
+    left = np.searchsorted(arrived, admitted[last], side="right") - (
+        last + 1
+    )  # waiting after each admission
     best = (0.0, 0.0)
     start = None
     for instant, waiting in zip(admitted[last], left):
@@ -132,28 +161,37 @@ def _life(answer: Answer) -> tuple[float, float, np.ndarray]:
     """When a request arrived, when it was admitted, and when its tokens came, on one clock."""
     if told := answer.timings:
         first = told["arrived_at"] + told["ttft_s"]
-        return told["arrived_at"], told["arrived_at"] + told["queue_s"], first + np.cumsum([0.0, *told["itl_s"]])
+        return (
+            told["arrived_at"],
+            told["arrived_at"] + told["queue_s"],
+            first + np.cumsum([0.0, *told["itl_s"]]),
+        )
     tokens = np.linspace(answer.first_token_at, answer.last_token_at, answer.completion_tokens)
     return answer.sent_at, answer.first_token_at, tokens
 
 
 def slowest_row_s(answers: Sequence[Answer]) -> float:
     """The longest time from admission to answer: in it a server that begins empty has filled."""
-    return max((a.e2e_s - (a.timings["queue_s"] if a.timings else a.ttft_s) for a in answers), default=0.0)
+    return max(
+        (a.e2e_s - (a.timings["queue_s"] if a.timings else a.ttft_s) for a in answers), default=0.0
+    )
 
 
 def batch_sizes(answers: Sequence[Answer]) -> list[int]:
     """Rows of each request-level batch: requests that the server admitted at the same instant."""
-    admitted = np.sort([a.timings["arrived_at"] + a.timings["queue_s"] for a in answers if a.timings])
+    admitted = np.sort(
+        [a.timings["arrived_at"] + a.timings["queue_s"] for a in answers if a.timings]
+    )
     starts = np.flatnonzero(np.diff(admitted, prepend=-np.inf) > TOGETHER_S)
     return [int(n) for n in np.diff(starts, append=len(admitted))]
 
 
 def expected_useful_fraction(lengths: Sequence[int], sizes: Sequence[int]) -> float | None:
-    """Σ B · mean(g) / Σ B · E[max of B draws of g]: what request-level batches of these sizes use of their rows.
+    """Σ B · mean(g) / Σ B · E[max of B draws of g]: what request-level batches of these sizes use
+    of their rows.
 
-    lengths: the completion tokens g of the trace, in order of arrival, whose own distribution the draws are from. None where
-    they are no draws: sorted lengths have batches of equals.
+    lengths: the completion tokens g of the trace, in order of arrival, whose own distribution the
+    draws are from. None where they are no draws: sorted lengths have batches of equals.
     """
     if not sizes or (len(set(lengths)) > 1 and list(lengths) == sorted(lengths, reverse=True)):
         return None
@@ -164,7 +202,9 @@ def expected_useful_fraction(lengths: Sequence[int], sizes: Sequence[int]) -> fl
 
 
 def pollaczek_khinchine(rate: float, service_s: Sequence[float]) -> float:
-    """Mean queue time in seconds of one server under Poisson arrivals: λ E[S²] / 2(1 - ρ). Raises ValueError for ρ >= 1."""
+    """Mean queue time in seconds of one server under Poisson arrivals: λ E[S²] / 2(1 - ρ). Raises
+    ValueError for ρ >= 1.
+    """
     service = np.array(service_s, float)
     if (load := rate * service.mean()) >= 1:
         raise ValueError(f"a load of {load:.2f} has no steady state; lower the rate")
@@ -172,27 +212,46 @@ def pollaczek_khinchine(rate: float, service_s: Sequence[float]) -> float:
 
 
 def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
-    """L, the mean of counts that this client took at random instants, and λ · W with the server's own mean latency W."""
+    """L, the mean of counts that this client took at random instants, and λ · W with the server's
+    own mean latency W.
+    """
     server = result.get("server")
-    if not server or not server.get("mean_e2el_ms") or not result["mean_in_flight"] or result["failed"] or result["partial"]:
+    if (
+        not server
+        or not server.get("mean_e2el_ms")
+        or not result["mean_in_flight"]
+        or result["failed"]
+        or result["partial"]
+    ):
         return None
     rate_x_latency = result["request_throughput"] * server["mean_e2el_ms"] / 1e3
     return {"in_flight": result["mean_in_flight"], "rate_x_latency": rate_x_latency}
 
 
 def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How many of the requests that every mode answered got the same text in each, and where the others part.
+    """How many of the requests that every mode answered got the same text in each, and where the
+    others part.
 
-    `parted_after`: for each request whose texts differ, the fraction of its longest text that all modes share.
+    `parted_after`: for each request whose texts differ, the fraction of its longest text that all
+    modes share.
     """
-    texts = [{r["id"]: r["text"] for r in result["requests"] if "text" in r} for result in results.values()]
+    texts = [
+        {r["id"]: r["text"] for r in result["requests"] if "text" in r}
+        for result in results.values()
+    ]
     common = set.intersection(*(set(t) for t in texts)) if texts else set()
     answers = [[t[i] for t in texts] for i in sorted(common)]
     different = [answer for answer in answers if len(set(answer)) > 1]
     parted = [round(_shared(answer) / max(map(len, answer)), 4) for answer in different]
-    return {"requests": len(answers), "identical": len(answers) - len(different), "parted_after": parted}
+    return {
+        "requests": len(answers),
+        "identical": len(answers) - len(different),
+        "parted_after": parted,
+    }
 
 
 def _shared(texts: Sequence[str]) -> int:
     """Characters from the start that all texts share."""
-    return next((i for i, letters in enumerate(zip(*texts)) if len(set(letters)) > 1), min(map(len, texts)))
+    return next(
+        (i for i, letters in enumerate(zip(*texts)) if len(set(letters)) > 1), min(map(len, texts))
+    )

@@ -1,9 +1,11 @@
-"""How fast this client can send: the highest rate of streaming requests at which it still keeps its schedule.
+"""How fast this client can send: the highest rate of streaming requests at which it still keeps its
+schedule.
 
     python -m client.calibrate
 
-Against `--model fake` on the same machine, so the server takes its share of the processor. What comes out is a limit of
-client and machine together, and every report names it: latencies measured near it are partly the client's own.
+Against `--model fake` on the same machine, so the server takes its share of the processor. What
+comes out is a limit of client and machine together, and every report names it: latencies measured
+near it are partly the client's own.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def known() -> dict[str, Any] | None:
 
 
 def calibrate(progress: Progress) -> dict[str, Any]:
-    """Raise the rate until the p99 schedule lag passes its limit; remember and return the result. Raises ServerError."""
+    """Raise the rate until the p99 schedule lag passes its limit; remember and return the result.
+    Raises ServerError.
+    """
     best, points = 0, []
     with server("dynamic", SERVER) as url:
         target = Target("the fake engine", url, wire("inference", stream=True))
@@ -61,23 +65,39 @@ def calibrate(progress: Progress) -> dict[str, Any]:
                     break
             best = rate
     if not best:
-        raise ServerError(f"this machine is too busy to send {RATES[0]} requests a second in time; try again when it is idle")
+        raise ServerError(
+            f"this machine is too busy to send {RATES[0]} requests a second in time; try again "
+            f"when it is idle"
+        )
     result = {
-        "rate": best, "tokens": TOKENS, "answered": max(p["request_throughput"] for p in points), "points": points,
-        "key": key(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+        "rate": best,
+        "tokens": TOKENS,
+        "answered": max(p["request_throughput"] for p in points),
+        "points": points,
+        "key": key(),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     cache().mkdir(parents=True, exist_ok=True)
     (cache() / FILE).write_text(dumps(result))
     return result
 
 
 def measure(target: Target, rate: float, progress: Progress) -> dict[str, float]:
-    requests = PromptData(f"fixed:{TOKENS}").requests(max(30, round(rate * SECONDS)), f"poisson:{rate:g}")
+    requests = PromptData(f"fixed:{TOKENS}").requests(
+        max(30, round(rate * SECONDS)), f"poisson:{rate:g}"
+    )
     with progress.replay(f"calibrating the client, {rate:g} a second", requests) as watch:
         outcomes = replay(target.url, requests, target.wire, watch=watch)
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {})
-    keys = ("failed", "achieved_rate", "request_throughput", "p50_schedule_lag_ms", "p99_schedule_lag_ms")
+    keys = (
+        "failed",
+        "achieved_rate",
+        "request_throughput",
+        "p50_schedule_lag_ms",
+        "p99_schedule_lag_ms",
+    )
     return {"rate": rate, **{key: result[key] for key in keys}}
 
 
@@ -88,10 +108,15 @@ def kept(point: dict[str, float]) -> bool:
 def sentence(result: dict[str, Any] | None) -> str:
     """What a report says of the client's own limit."""
     if result is None:
-        return "How fast this client can send was not measured on this machine; `python -m client.calibrate` does."
+        return (
+            "How fast this client can send was not measured on this machine; `python -m "
+            "client.calibrate` does."
+        )
     return (
-        f"This client kept its schedule (p99 lag within {CLIENT_LIMITED_MS:g} ms) up to {result['rate']:g} streaming requests "
-        f"of {result['tokens']} tokens a second on this machine, beside a fake engine that answered at most "
+        f"This client kept its schedule (p99 lag within {CLIENT_LIMITED_MS:g} ms) up to "
+        f"{result['rate']:g} streaming requests "
+        f"of {result['tokens']} tokens a second on this machine, beside a fake engine that "
+        f"answered at most "
         f"{result['answered']:.0f} (commit {result['commit']}, {result['date'][:10]})."
     )
 
@@ -101,9 +126,13 @@ def main() -> None:
         with Progress(Console()) as progress:
             result = calibrate(progress)
             for p in result["points"]:
-                lags = f"lag p50 {p['p50_schedule_lag_ms']:.2f} ms, p99 {p['p99_schedule_lag_ms']:.2f} ms"
+                lags = (
+                    f"lag p50 {p['p50_schedule_lag_ms']:.2f} ms, p99 "
+                    f"{p['p99_schedule_lag_ms']:.2f} ms"
+                )
                 progress.say(
-                    f"{p['rate']:>5g} requests/s: {lags}; answered {p['request_throughput']:.0f}/s, {p['failed']} failed"
+                    f"{p['rate']:>5g} requests/s: {lags}; answered "
+                    f"{p['request_throughput']:.0f}/s, {p['failed']} failed"
                 )
             progress.say(sentence(result))
     except ServerError as error:

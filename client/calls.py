@@ -17,8 +17,12 @@ class ServerError(Exception):
 
 
 def headers(key: str | None) -> dict[str, str]:
-    """Of every request to a server. A redirect to another one does not get the key: both libraries take it off."""
-    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    """Of every request to a server. A redirect to another one does not get the key: both libraries
+    take it off.
+    """
+    return {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {key}"} if key else {}
+    )
 
 
 def get(url: str, timeout_s: float = 30.0, key: str | None = None) -> dict[str, Any]:
@@ -27,14 +31,24 @@ def get(url: str, timeout_s: float = 30.0, key: str | None = None) -> dict[str, 
         return dict(response.json())
 
 
-def post(url: str, body: Any = None, timeout_s: float = 3600.0, key: str | None = None) -> dict[str, Any]:
+def post(
+    url: str, body: Any = None, timeout_s: float = 3600.0, key: str | None = None
+) -> dict[str, Any]:
     """POST a JSON object. Raises ServerError, with the server's own message where it gave one."""
     with _exchange("POST", url, {} if body is None else body, timeout_s, key) as response:
         return dict(response.json())
 
 
-def stream(url: str, body: dict[str, Any], timeout_s: float, show: Callable[[str], None], key: str | None = None) -> None:
-    """POST to /inference of the server at `url`; `show` each piece of the text as it comes. Raises ServerError."""
+def stream(
+    url: str,
+    body: dict[str, Any],
+    timeout_s: float,
+    show: Callable[[str], None],
+    key: str | None = None,
+) -> None:
+    """POST to /inference of the server at `url`; `show` each piece of the text as it comes. Raises
+    ServerError.
+    """
     with _exchange("POST", f"{url}/inference", body | {"stream": True}, timeout_s, key) as response:
         for line in response.iter_lines():
             data = line.removeprefix(b"data: ").strip()
@@ -46,21 +60,34 @@ def stream(url: str, body: dict[str, Any], timeout_s: float, show: Callable[[str
 
 
 @contextlib.contextmanager
-def _exchange(method: str, url: str, body: Any, timeout_s: float, key: str | None) -> Iterator[requests.Response]:
+def _exchange(
+    method: str, url: str, body: Any, timeout_s: float, key: str | None
+) -> Iterator[requests.Response]:
     """A request and its answer; what can go wrong with it becomes a ServerError."""
     try:
         with requests.Session() as session:
-            session.trust_env = False  # no proxy between a client and a server whose latencies it tells
+            session.trust_env = (
+                False  # no proxy between a client and a server whose latencies it tells
+            )
             asked = {"json": body} if body is not None else {}
-            with session.request(method, url, headers=headers(key), timeout=timeout_s, stream=True, **asked) as response:
+            with session.request(
+                method, url, headers=headers(key), timeout=timeout_s, stream=True, **asked
+            ) as response:
                 if response.status_code != 200:
-                    raise ServerError(f"{url} answered {refusal(response.status_code, response.content)}")
+                    raise ServerError(
+                        f"{url} answered {refusal(response.status_code, response.content)}"
+                    )
                 yield response
     except (requests.ConnectionError, requests.Timeout, OSError) as error:
         why = _why(error)
-        raise ServerError(f"no answer from {url} ({why}); is it running? ./server.sh MODE starts one of ours") from None
+        raise ServerError(
+            f"no answer from {url} ({why}); is it running? ./server.sh MODE starts one of ours"
+        ) from None
     except (ValueError, KeyError, TypeError):
-        raise ServerError(f"{url} did not answer with JSON in the form expected; is it an effective-batching server?") from None
+        raise ServerError(
+            f"{url} did not answer with JSON in the form expected; is it an effective-batching "
+            f"server?"
+        ) from None
 
 
 def _why(error: BaseException) -> str:

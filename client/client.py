@@ -23,7 +23,10 @@ try:
     import matplotlib  # noqa: F401
     import rich  # noqa: F401
 except ImportError as missing:
-    sys.exit(f"error: {missing}; run .venv/bin/python client/client.py, or pip install -r client/requirements.txt")
+    sys.exit(
+        f"error: {missing}; run .venv/bin/python client/client.py, or pip install -r "
+        f"client/requirements.txt"
+    )
 
 from dotenv import dotenv_values  # noqa: E402
 from rich.console import Console  # noqa: E402
@@ -56,18 +59,29 @@ from config import MODES, ConfigError, read_key  # noqa: E402
 from stats import fairness  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
-MEASURES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end-to-end latency",
+MEASURES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end-to-end "
+                                                                                    "latency",
         "normalized_latency": "latency per token", "queue_time": "queue time"}  # fmt: skip
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Send one prompt, or a load, to a server.", allow_abbrev=False)
-    parser.add_argument(
-        "--url", help="the server, port 8500 unless one is named (default: IP in client/.env or .env, else 127.0.0.1)"
+    parser = argparse.ArgumentParser(
+        description="Send one prompt, or a load, to a server.", allow_abbrev=False
     )
-    parser.add_argument("--api-key", metavar="KEY", help="the server's (default: EB_API_KEY, found as IP is)")
-    parser.add_argument("--api", choices=APIS, default="inference", help="inference: ours; openai: any server's")
-    parser.add_argument("--model", help="its name in an OpenAI request (default: the first that the server lists)")
+    parser.add_argument(
+        "--url",
+        help="the server, port 8500 unless one is named (default: IP in client/.env or .env, else "
+        "127.0.0.1)",
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="the server's (default: EB_API_KEY, found as IP is)"
+    )
+    parser.add_argument(
+        "--api", choices=APIS, default="inference", help="inference: ours; openai: any server's"
+    )
+    parser.add_argument(
+        "--model", help="its name in an OpenAI request (default: the first that the server lists)"
+    )
     one = parser.add_argument_group("one prompt")
     one.add_argument("--prompt", help="the prompt; its completion is printed as it comes")
     one.add_argument("--numtokens", type=int, default=20, help="completion tokens (default: 20)")
@@ -75,35 +89,74 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     load = parser.add_argument_group("a load")
     load.add_argument("--numsamples", type=int, help="requests to send")
     load.add_argument("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
-    load.add_argument("--numtokens_range", type=int, nargs="+", metavar="N", help="the same as --lengths choice:N,N,…")
+    load.add_argument(
+        "--numtokens_range",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="the same as --lengths choice:N,N,…",
+    )
     load.add_argument("--arrival", help=f"{ARRIVALS} (default: wait:1)")
     load.add_argument("--wait", type=float, metavar="S", help="the same as --arrival wait:S")
-    load.add_argument("--selection", choices=SELECTIONS, help="order: random, or descend (longest first; default: random)")
-    load.add_argument("--trace", type=Path, help="replay this trace.jsonl, at its own times unless --arrival says others")
-    load.add_argument("--save-trace", type=Path, metavar="FILE", help="save the workload as a trace")
+    load.add_argument(
+        "--selection",
+        choices=SELECTIONS,
+        help="order: random, or descend (longest first; default: random)",
+    )
+    load.add_argument(
+        "--trace",
+        type=Path,
+        help="replay this trace.jsonl, at its own times unless --arrival says others",
+    )
+    load.add_argument(
+        "--save-trace", type=Path, metavar="FILE", help="save the workload as a trace"
+    )
     load.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
-    load.add_argument("--stream", action="store_true", help="ask for streams (OpenAI's requests always do)")
-    load.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits on ttft, tpot, e2el")
+    load.add_argument(
+        "--stream", action="store_true", help="ask for streams (OpenAI's requests always do)"
+    )
+    load.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits on ttft, tpot, e2el"
+    )
     load.add_argument("--out", type=Path, help="save the run with its report in this folder")
-    load.add_argument("--figure", type=Path, default=Path("latency_vs_tokens.png"), help="where it goes (default: %(default)s)")
-    load.add_argument("--quiet", action="store_true", help="do not print completions as they arrive")
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds that an answer may take (default: 3600)")
+    load.add_argument(
+        "--figure",
+        type=Path,
+        default=Path("latency_vs_tokens.png"),
+        help="where it goes (default: %(default)s)",
+    )
+    load.add_argument(
+        "--quiet", action="store_true", help="do not print completions as they arrive"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=3600,
+        help="seconds that an answer may take (default: 3600)",
+    )
     arguments = parser.parse_args(argv)
     if arguments.prompt is None and arguments.numsamples is None and arguments.trace is None:
         parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
-    exclusive = "prompt numsamples, prompt trace, trace numsamples, trace lengths, trace selection, arrival wait"
+    exclusive = (
+        "prompt numsamples, prompt trace, trace numsamples, trace lengths, trace "
+        "selection, arrival wait"
+    )
     for first, second in (pair.split() for pair in exclusive.split(", ")):
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
     if arguments.prompt is not None and (arguments.api != "inference" or arguments.model):
-        parser.error("--prompt asks a server of ours; leave out --api and --model, or send it with --trace")
+        parser.error(
+            "--prompt asks a server of ours; leave out --api and --model, or send it with --trace"
+        )
     if arguments.numsamples is not None and arguments.numsamples < 1:
         parser.error("--numsamples must be at least 1")
     return arguments
 
 
 def server_url(given: str | None) -> str:
-    """--url, else IP from the environment, client/.env or .env, else this machine; port 8500 unless one is named."""
+    """--url, else IP from the environment, client/.env or .env, else this machine; port 8500 unless
+    one is named.
+    """
     address = base_url(given or _setting("IP") or "127.0.0.1")
     if "//" not in address:
         address = f"http://{address}"
@@ -129,7 +182,11 @@ def api_key(given: str | None) -> str | None:
 
 
 def one_prompt(url: str, arguments: argparse.Namespace) -> None:
-    body = {"prompt": arguments.prompt, "num_tokens": arguments.numtokens, "temperature": arguments.temperature}
+    body = {
+        "prompt": arguments.prompt,
+        "num_tokens": arguments.numtokens,
+        "temperature": arguments.temperature,
+    }
 
     def show(text: str) -> None:
         try:
@@ -168,7 +225,9 @@ def target_of(url: str, arguments: argparse.Namespace) -> Target:
             raise KeyError
         return Target(mode, url, wire("inference", stream=arguments.stream), key=key)
     except (KeyError, TypeError):
-        raise ServerError(f"{url} is no effective-batching server; ask others with --api openai") from None
+        raise ServerError(
+            f"{url} is no effective-batching server; ask others with --api openai"
+        ) from None
     except ServerError as error:
         raise ServerError(f"{error} (others than ours are asked with --api openai)") from None
 
@@ -188,21 +247,29 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
         result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
     if server := result.get("server"):
         _show_stats(server, console)
-    table = Table("milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left")
+    table = Table(
+        "milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left"
+    )
     for name, title in MEASURES.items():
         if f"mean_{name}_ms" in result:
             table.add_row(title, *(f"{result[f'{measure}_{name}_ms']:,.1f}" for measure in SHOWN))
     console.print(table)
     console.print(
-        f"{result['completed']} answered, {result['failed']} failed; {result['output_throughput']:,.1f} tok/s and "
+        f"{result['completed']} answered, {result['failed']} failed; "
+        f"{result['output_throughput']:,.1f} tok/s and "
         f"{result['request_throughput']:.2f} requests a second over {result['wall_clock_s']:.1f} s"
     )
     if goodput:
-        console.print(f"{result['goodput'] or 0:.2f} requests a second within {' '.join(arguments.goodput)}")
+        console.print(
+            f"{result['goodput'] or 0:.2f} requests a second within {' '.join(arguments.goodput)}"
+        )
     for reason, n in [*result["errors"].items()][:5]:
         console.print(f"  failed: {reason} ({n} times)", style="red", markup=False)
     if result["client_limited"]:
-        console.print("The client was late: one in a hundred of its sends lagged over 10 ms; its latencies are suspect.")
+        console.print(
+            "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "
+            "are suspect."
+        )
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     if answers:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
@@ -213,12 +280,23 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
         runs.clear(arguments.out)
         save_trace(arguments.out / "trace.jsonl", requests)
         told = {
-            "goodput": goodput, "stream": arguments.stream or not target.ours, "capacity": None, "seed": arguments.seed,
-            "asked": {"seeds": [arguments.seed], "servers": [target.name]}, "started_here": False,
+            "goodput": goodput,
+            "stream": arguments.stream or not target.ours,
+            "capacity": None,
+            "seed": arguments.seed,
+            "asked": {"seeds": [arguments.seed], "servers": [target.name]},
+            "started_here": False,
             "stopped": "interrupted before its end" if result["partial"] else None,
-            "also": {} if target.ours else {target.name: url}, "command": command_line("client/client.py", sys.argv[1:]),
-        }  # fmt: skip
-        runs.save(arguments.out, requests, {target.name: whole(result, outcomes)}, workload, machine | told)
+            "also": {} if target.ours else {target.name: url},
+            "command": command_line("client/client.py", sys.argv[1:]),
+        }
+        runs.save(
+            arguments.out,
+            requests,
+            {target.name: whole(result, outcomes)},
+            workload,
+            machine | told,
+        )
         report.write(runs.load(arguments.out))
         console.print(f"report.html: {arguments.out}")
     return result
@@ -231,9 +309,20 @@ def _show_text(outcome: Outcome, console: Console) -> None:
 
 def _show_stats(stats: dict[str, Any], console: Console) -> None:
     console.print("\nThe server's /stats:")
-    for key in ("latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time", "largest_batch",
-                "occupancy", "useful_fraction"):  # fmt: skip
-        console.print(f"  {key}: {stats[key]:,.4g}" if isinstance(stats[key], float) else f"  {key}: {stats[key]:,}")
+    for key in (
+        "latency-per-token",
+        "throughput",
+        "total-tokens-handled",
+        "total-elapsed-time",
+        "largest_batch",
+        "occupancy",
+        "useful_fraction",
+    ):
+        console.print(
+            f"  {key}: {stats[key]:,.4g}"
+            if isinstance(stats[key], float)
+            else f"  {key}: {stats[key]:,}"
+        )
 
 
 def main() -> None:

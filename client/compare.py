@@ -1,6 +1,8 @@
-"""Every variant, the same trace: start a server a variant, replay, measure, stop; then tables and figures.
+"""Every variant, the same trace: start a server a variant, replay, measure, stop; then tables and
+figures.
 
-./compare.sh [--modes a,b | --variant NAME='MODE --setting …'] [--also NAME=URL] [--sweep] [--repeats R] [workload]
+./compare.sh [--modes a,b | --variant NAME='MODE --setting …'] [--also NAME=URL] [--sweep]
+[--repeats R] [workload]
              [--out DIR] [any server setting]
 """
 
@@ -73,7 +75,10 @@ class Comparison:
             "capacity": self.capacity,
         }
         seeds = list(range(options.seed, options.seed + options.repeats))
-        told |= {"baseline": options.baseline, "variants": {name: v.mode for name, v in options.variants.items()}}
+        told |= {
+            "baseline": options.baseline,
+            "variants": {name: v.mode for name, v in options.variants.items()},
+        }
         told |= {"asked": {"seeds": seeds, "servers": options.names}, "started_here": True}
         return self.machine | told | {"command": command_line("./compare.sh", sys.argv[1:])}
 
@@ -109,17 +114,29 @@ class Comparison:
         data = PromptData(self.options.lengths, self.options.selection, self.options.seed)
         reference = self.options.reference
         burst = data.requests(burst_size(self.options.config(reference)), "burst", scaled=True)
-        with self.target(reference) as target, self.progress.replay(f"capacity of {reference}", burst) as watch:
-            self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {"load": LOAD, "of": reference}
-        mean = float(np.mean([request.num_tokens for request in data.requests(self.options.numsamples)]))
+        with (
+            self.target(reference) as target,
+            self.progress.replay(f"capacity of {reference}", burst) as watch,
+        ):
+            self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {
+                "load": LOAD,
+                "of": reference,
+            }
+        mean = float(
+            np.mean([request.num_tokens for request in data.requests(self.options.numsamples)])
+        )
         self.arrival = f"poisson:{LOAD * self.capacity['output_throughput'] / mean:.4g}"
         reached = f"{self.capacity['output_throughput']:,.0f} tok/s"
-        self.progress.say(f"capacity of {reference}: {reached}; {LOAD:g} of it: --arrival {self.arrival}")
+        self.progress.say(
+            f"capacity of {reference}: {reached}; {LOAD:g} of it: --arrival {self.arrival}"
+        )
 
     def run(self, seed: int, folder: Path) -> bool:
-        """Measure every server with one seed's trace and write the folder; False if nothing was measured.
+        """Measure every server with one seed's trace and write the folder; False if nothing was
+        measured.
 
-        Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is kept, marked as partial.
+        Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is
+        kept, marked as partial.
         """
         data = PromptData(self.options.lengths, self.options.selection, seed)
         requests = self.trace or data.requests(self.options.numsamples, self.arrival)
@@ -132,13 +149,17 @@ class Comparison:
         points: dict[str, list[dict[str, Any]]] = {}
         swept: list[str] = []
         names = self.options.names
-        if (seed - self.options.seed) % 2:  # there and back, so that a machine that slows down is not held against the last
+        if (
+            seed - self.options.seed
+        ) % 2:  # there and back, so that a machine that slows down is not held against the last
             names = names[::-1]
         try:
             for name in names:
                 with self.target(name) as target:
                     with self.progress.replay(name, requests) as watch:
-                        result, outcomes = measure(target, requests, self.options.goodput, self.options.timeout, watch)
+                        result, outcomes = measure(
+                            target, requests, self.options.goodput, self.options.timeout, watch
+                        )
                     results[name] = whole(result, outcomes)
                     self.progress.say(tables.result_line(name, result))
                     if result["partial"]:
@@ -149,22 +170,42 @@ class Comparison:
         except (KeyboardInterrupt, ServerError) as stopped:
             self.stopped = stopped
         reason = (
-            "interrupted before its end" if isinstance(self.stopped, KeyboardInterrupt) else self.stopped and str(self.stopped)
+            "interrupted before its end"
+            if isinstance(self.stopped, KeyboardInterrupt)
+            else self.stopped and str(self.stopped)
         )
         facts = self.facts() | {"seed": seed, "stopped": reason}
         results = {name: results[name] for name in self.options.names if name in results}
         points = {name: points[name] for name in results if name in points}
         if results:
             workload = self._told_workload()
-            runs.save(folder, requests, results, workload, facts, points if self.options.sweep else None, swept)
+            runs.save(
+                folder,
+                requests,
+                results,
+                workload,
+                facts,
+                points if self.options.sweep else None,
+                swept,
+            )
         return bool(results)
 
-    def _sweep(self, target: Target, data: PromptData, mine: list[sweep.Point], all_: dict[str, list[sweep.Point]]) -> None:
-        """Run one server at the rates of a sweep; each point goes to `mine`. Raises KeyboardInterrupt."""
+    def _sweep(
+        self,
+        target: Target,
+        data: PromptData,
+        mine: list[sweep.Point],
+        all_: dict[str, list[sweep.Point]],
+    ) -> None:
+        """Run one server at the rates of a sweep; each point goes to `mine`. Raises
+        KeyboardInterrupt.
+        """
 
         def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
             with self.progress.replay(f"{target.name} {what}", requests) as watch:
-                result, _ = measure(target, requests, self.options.goodput, self.options.timeout, watch)
+                result, _ = measure(
+                    target, requests, self.options.goodput, self.options.timeout, watch
+                )
             if result["partial"]:
                 raise KeyboardInterrupt
             return result
@@ -175,18 +216,25 @@ class Comparison:
             self.progress.say(tables.point_line(target.name, point))
             self.progress.table(tables.sweep_table(all_))
 
-        burst = burst_size(self.options.config(target.name if target.ours else self.options.reference))
+        burst = burst_size(
+            self.options.config(target.name if target.ours else self.options.reference)
+        )
         sweep.sweep(replay, data, self.arrival, burst, self.options.seconds, tell)
 
     def _told_workload(self) -> dict[str, str]:
         if self.options.trace:
             where = f"as in {self.options.trace}"
             return {"lengths": where, "arrival": where if self.arrival == "auto" else self.arrival}
-        return {"lengths": self.options.lengths, "selection": self.options.selection, "arrival": self.arrival}
+        return {
+            "lengths": self.options.lengths,
+            "selection": self.options.selection,
+            "arrival": self.arrival,
+        }
 
 
 def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, BaseException | None]:
-    """Run the comparison and write its folder; return the run, if anything was measured, and what stopped it, if anything did.
+    """Run the comparison and write its folder; return the run, if anything was measured, and what
+    stopped it, if anything did.
 
     Raises WorkloadError.
     """
@@ -194,9 +242,14 @@ def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, Base
     if busy := sentences.busy(comparison.machine["hardware"]):
         progress.say(busy)
     runs.clear(options.out)
-    progress.say(f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to {options.out}")
+    progress.say(
+        f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to "
+        f"{options.out}"
+    )
     try:
-        for url in options.also.values():  # one that is not there is found now, and not after every mode
+        for (
+            url
+        ) in options.also.values():  # one that is not there is found now, and not after every mode
             openai_model(url)
         if options.calibration and not comparison.machine["calibration"]:
             comparison.calibrate()
@@ -218,7 +271,9 @@ def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, Base
 
 def main() -> None:
     console = Console()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop servers on SIGTERM as on Ctrl-C
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # stop servers on SIGTERM as on Ctrl-C
     try:
         options = parse(sys.argv[1:])
         with Progress(console) as progress:
@@ -236,7 +291,11 @@ def main() -> None:
         print(f"error: {stopped}", file=sys.stderr)
         sys.exit(1)
     if stopped:
-        print("interrupted; the servers are stopped", "and what was measured is kept" if run else "", file=sys.stderr)
+        print(
+            "interrupted; the servers are stopped",
+            "and what was measured is kept" if run else "",
+            file=sys.stderr,
+        )
         sys.exit(130)
     if run and any(result["failed"] for results in run.modes.values() for result in results):
         sys.exit(1)

@@ -1,8 +1,9 @@
-"""Workloads: what is asked, how much of it, and when. A workload is drawn once from a seed and saved as a trace.
+"""Workloads: what is asked, how much of it, and when. A workload is drawn once from a seed and
+saved as a trace.
 
-A trace is a file of JSON lines, one request each; `at` is seconds from the start. Where `users` is given the loop is
-closed: a request goes out as soon as fewer than `users` are in flight. Every mode replays the same trace.
-`LENGTHS` and `ARRIVALS` name what can be asked for.
+A trace is a file of JSON lines, one request each; `at` is seconds from the start. Where `users` is
+given the loop is closed: a request goes out as soon as fewer than `users` are in flight. Every mode
+replays the same trace. `LENGTHS` and `ARRIVALS` name what can be asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-LENGTHS = "normal, choice[:1,25,100], uniform:LOW:HIGH, fixed:N, exponential:MEAN:CAP, lognormal:MEDIAN:SIGMA:CAP"
+LENGTHS = (
+    "normal, choice[:1,25,100], uniform:LOW:HIGH, fixed:N, exponential:MEAN:CAP, "
+    "lognormal:MEDIAN:SIGMA:CAP"
+)
 ARRIVALS = "wait:SECONDS, poisson:RATE, gamma:RATE:CV, constant:RATE, burst, closed:USERS"
 SELECTIONS = ("random", "descend")
 REFERENCE = 2**20  # draws, whose mean is a distribution's within 0.1% (of a standard deviation)
@@ -70,16 +74,26 @@ class Request(BaseModel):
 
 
 class PromptData:
-    """Draws requests: completion lengths from `lengths`, prompts of |N(10, 10)| counting words, arrivals apart.
+    """Draws requests: completion lengths from `lengths`, prompts of |N(10, 10)| counting words,
+    arrivals apart.
 
-    Lengths: `normal` is the original experiment's clip(|⌈N(100, 100)⌉|, 1, 200), `choice` its choice of 1, 25 and
-    100; `exponential` and `lognormal` are rounded up, and cut at their cap. Order: `random`, or `descend` for the longest
-    first. Raises WorkloadError for what it does not know.
+    Lengths: `normal` is the original experiment's clip(|⌈N(100, 100)⌉|, 1, 200), `choice` its
+    choice of 1, 25 and 100; `exponential` and `lognormal` are rounded up, and cut at their cap.
+    Order: `random`, or `descend` for the longest first. Raises WorkloadError for what it does not
+    know.
     """
 
-    def __init__(self, lengths: str = "normal", selection: str = "random", seed: int = 0, temperature: float = 0.0):
+    def __init__(
+        self,
+        lengths: str = "normal",
+        selection: str = "random",
+        seed: int = 0,
+        temperature: float = 0.0,
+    ):
         if selection not in SELECTIONS:
-            raise WorkloadError(f"unknown selection {selection!r}; valid ones are {', '.join(SELECTIONS)}")
+            raise WorkloadError(
+                f"unknown selection {selection!r}; valid ones are {', '.join(SELECTIONS)}"
+            )
         self._draw_lengths = _lengths(lengths)
         self.selection, self.seed, self.temperature = selection, seed, temperature
 
@@ -91,8 +105,9 @@ class PromptData:
     def requests(self, n: int, arrival: str = "burst", scaled: bool = False) -> list[Request]:
         """Return n requests that arrive as `arrival` says; the same for the same arguments.
 
-        scaled: their mean length is the distribution's own, as nearly as its lengths allow, and their rate exactly that of
-        `arrival`. A draw of a few hundred is apart from either by several percent.
+        scaled: their mean length is the distribution's own, as nearly as its lengths allow, and
+        their rate exactly that of `arrival`. A draw of a few hundred is apart from either by
+        several percent.
         """
         rng = np.random.default_rng(self.seed)
         tokens = self._draw_lengths(rng, n)
@@ -112,7 +127,9 @@ class PromptData:
         ]  # fmt: skip
 
     def _to_mean(self, tokens: np.ndarray) -> None:
-        """Draw lengths anew, here and there, as long as that brings their mean nearer to the distribution's."""
+        """Draw lengths anew, here and there, as long as that brings their mean nearer to the
+        distribution's.
+        """
         rng = np.random.default_rng([self.seed, 2])
         left = round(self.mean_num_tokens * len(tokens)) - int(tokens.sum())
         tries = 100 * len(tokens)
@@ -127,11 +144,17 @@ class PromptData:
 
 def count(words: int) -> str:
     """The first `words` counting words: "one two three"."""
-    return " ".join(COUNTING[i - 1] if i < 20 else TENS[i // 10 - 2] + ("-" + COUNTING[i % 10 - 1] if i % 10 else "")
-                    for i in range(1, words + 1))  # fmt: skip
+    return " ".join(
+        COUNTING[i - 1]
+        if i < 20
+        else TENS[i // 10 - 2] + ("-" + COUNTING[i % 10 - 1] if i % 10 else "")
+        for i in range(1, words + 1)
+    )
 
 
-def _folded_normal(rng: np.random.Generator, n: int, mean: float, std: float, most: int) -> np.ndarray:
+def _folded_normal(
+    rng: np.random.Generator, n: int, mean: float, std: float, most: int
+) -> np.ndarray:
     return np.clip(np.abs(np.ceil(rng.normal(mean, std, n))), 1, most).astype(int)
 
 
@@ -155,7 +178,11 @@ def _lengths(spec: str) -> Callable[[np.random.Generator, int], np.ndarray]:
                 mean, [cap] = _number(arguments[0]), _positive(arguments[1:])
                 return lambda rng, n: _whole(rng.exponential(mean, n), cap)
             case "lognormal", [_, _, _]:
-                median, sigma, [cap] = _number(arguments[0]), _number(arguments[1]), _positive(arguments[2:])
+                median, sigma, [cap] = (
+                    _number(arguments[0]),
+                    _number(arguments[1]),
+                    _positive(arguments[2:]),
+                )
                 return lambda rng, n: _whole(rng.lognormal(np.log(median), sigma, n), cap)
     except ValueError:
         pass
@@ -180,7 +207,9 @@ def _whole(lengths: np.ndarray, cap: int) -> np.ndarray:
 
 
 class Arrivals(NamedTuple):
-    """When requests are sent, in seconds, the first at 0; in a closed loop, how many users send them instead."""
+    """When requests are sent, in seconds, the first at 0; in a closed loop, how many users send
+    them instead.
+    """
 
     at: list[float]
     users: int | None = None
@@ -189,11 +218,12 @@ class Arrivals(NamedTuple):
 def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
     """Return the arrivals of n requests. Raises WorkloadError for a process that it does not know.
 
-    `wait:S`: gaps uniform in 0 … S seconds, as the original's client; `poisson:R`: R a second on average; `gamma:R:CV`:
-    the same with gaps of this coefficient of variation, bursty above 1; `constant:R`: equal gaps; `burst`: all at 0;
-    `closed:N`: N users, each of whom sends the next request when its last is answered. Drawn apart from the lengths,
-    so that the same requests can arrive in another way, and at another rate in the same pattern. scaled: the gaps of
-    this draw are stretched to their mean, so that the rate is R exactly.
+    `wait:S`: gaps uniform in 0 … S seconds, as the original's client; `poisson:R`: R a second on
+    average; `gamma:R:CV`: the same with gaps of this coefficient of variation, bursty above 1;
+    `constant:R`: equal gaps; `burst`: all at 0; `closed:N`: N users, each of whom sends the next
+    request when its last is answered. Drawn apart from the lengths, so that the same requests can
+    arrive in another way, and at another rate in the same pattern. scaled: the gaps of this draw
+    are stretched to their mean, so that the rate is R exactly.
     """
     rng = np.random.default_rng([seed, 1])
     name, *arguments = spec.split(":")
@@ -226,11 +256,15 @@ def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
 def rescheduled(requests: Sequence[Request], arrival: str, seed: int) -> list[Request]:
     """The same requests, sent as `arrival` says."""
     at, users = arrivals(arrival, len(requests), seed)
-    return [request.model_copy(update={"at": t, "users": users}) for request, t in zip(requests, at)]
+    return [
+        request.model_copy(update={"at": t, "users": users}) for request, t in zip(requests, at)
+    ]
 
 
 def at_rate(arrival: str, rate: float) -> str:
-    """The arrival process at another rate: `gamma:3:2` and 5 give `gamma:5:2`; what has no rate becomes Poisson."""
+    """The arrival process at another rate: `gamma:3:2` and 5 give `gamma:5:2`; what has no rate
+    becomes Poisson.
+    """
     name, *arguments = arrival.split(":")
     if name in ("gamma", "constant"):
         return ":".join([name, f"{rate:g}", *arguments[1:]])
@@ -238,7 +272,9 @@ def at_rate(arrival: str, rate: float) -> str:
 
 
 def save_trace(path: Path, requests: Sequence[Request]) -> None:
-    path.write_text("".join(request.model_dump_json(exclude_none=True) + "\n" for request in requests))
+    path.write_text(
+        "".join(request.model_dump_json(exclude_none=True) + "\n" for request in requests)
+    )
 
 
 def load_trace(path: Path) -> list[Request]:
@@ -265,7 +301,9 @@ def load_trace(path: Path) -> list[Request]:
     if len({request.id for request in requests}) < len(requests):
         raise WorkloadError(f"{path} holds an id twice; number the requests anew")
     if len({request.users for request in requests}) > 1:
-        raise WorkloadError(f"{path} names different numbers of users; a trace is one closed loop or none")
+        raise WorkloadError(
+            f"{path} names different numbers of users; a trace is one closed loop or none"
+        )
     return requests
 
 
@@ -293,11 +331,16 @@ def described(load: Mapping[str, Any]) -> str:
         when = f"{load['requested_rate']:.4g} requests a second"
         if load["index_of_dispersion"] is not None:
             when += f" with index of dispersion {load['index_of_dispersion']:.2f}"
-    return f"{load['requests']} requests, {load['mean_num_tokens']:.1f} completion tokens on average, {when}"
+    return (
+        f"{load['requests']} requests, {load['mean_num_tokens']:.1f} completion tokens on "
+        f"average, {when}"
+    )
 
 
 def _index_of_dispersion(at: Sequence[float]) -> float | None:
-    """Variance / mean of arrivals counted in windows of ten mean gaps: 1 for Poisson, more for bursts; None below 5 windows."""
+    """Variance / mean of arrivals counted in windows of ten mean gaps: 1 for Poisson, more for
+    bursts; None below 5 windows.
+    """
     windows = len(at) // 10
     if windows < 5 or at[0] == at[-1]:
         return None

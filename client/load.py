@@ -1,8 +1,8 @@
 """Replay of a trace against a server.
 
-The loop is open: what is sent when is fixed beforehand, whatever the server does, so a slow server cannot slow its own
-load (coordinated omission). A trace with `users` closes it. Latencies are of answers alone: whatever fails is
-counted, with its reason, and never timed.
+The loop is open: what is sent when is fixed beforehand, whatever the server does, so a slow server
+cannot slow its own load (coordinated omission). A trace with `users` closes it. Latencies are of
+answers alone: whatever fails is counted, with its reason, and never timed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from client.data import Request
 from client.wire import Plain, Reply, Unreadable, Wire, refusal
 from stats import Answer
 
-# connections that idle longer are not used again: some servers close theirs after 2 s, and a request sent just then is lost
+# connections that idle longer are not used again: some servers close theirs after 2 s, and a
+# request sent just then is lost
 KEEPALIVE_S = 1.0
 TICK_S = 0.05
 HEAD_START_S = 0.05  # between the first line of the trace and its sending
@@ -60,15 +61,21 @@ class Watch:
     def ended(self, outcome: Outcome) -> None: ...
 
     def tick(self) -> None:
-        """Twenty times a second on average from the first send to the last ending, at random instants, also when nothing
-        else happens."""
+        """Twenty times a second on average from the first send to the last ending, at random
+        instants, also when nothing else happens.
+        """
 
 
 def replay(
-    url: str, requests: Sequence[Request], wire: Wire | None = None, timeout_s: float = 3600.0, watch: Watch | None = None,
+    url: str,
+    requests: Sequence[Request],
+    wire: Wire | None = None,
+    timeout_s: float = 3600.0,
+    watch: Watch | None = None,
     key: str | None = None,
-) -> list[Outcome]:  # fmt: skip
-    """Send every request at its instant; return the outcomes in the order of the requests. Raises Interrupted on Ctrl-C.
+) -> list[Outcome]:
+    """Send every request at its instant; return the outcomes in the order of the requests. Raises
+    Interrupted on Ctrl-C.
 
     `key`: the server's API key, here and below.
     """
@@ -76,20 +83,29 @@ def replay(
     outcomes: dict[int, Outcome] = {}
     try:
         with _no_pauses():
-            asyncio.run(_replay(url, requests, wire or Plain(), timeout_s, watch or Watch(), outcomes, key))
+            asyncio.run(
+                _replay(url, requests, wire or Plain(), timeout_s, watch or Watch(), outcomes, key)
+            )
     except KeyboardInterrupt:
         raise Interrupted([outcomes[r.id] for r in requests if r.id in outcomes]) from None
     return [outcomes[request.id] for request in requests]
 
 
 async def _replay(
-    url: str, requests: Sequence[Request], wire: Wire, timeout_s: float, watch: Watch, outcomes: dict[int, Outcome],
+    url: str,
+    requests: Sequence[Request],
+    wire: Wire,
+    timeout_s: float,
+    watch: Watch,
+    outcomes: dict[int, Outcome],
     key: str | None,
-) -> None:  # fmt: skip
+) -> None:
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
     bodies = {request.id: json.dumps(wire.body(request)).encode() for request in requests}
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers(key)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers=headers(key)
+    ) as session:
         start = time.perf_counter() + HEAD_START_S
 
         async def send(request: Request, scheduled_at: float) -> None:
@@ -101,7 +117,9 @@ async def _replay(
                 async with session.post(url + wire.path, data=bodies.pop(request.id)) as response:
                     async for data in response.content.iter_any():
                         pieces.append((time.perf_counter() - start, data))
-                reply = Reply(request, scheduled_at, sent_at, pieces or [(time.perf_counter() - start, b"")])
+                reply = Reply(
+                    request, scheduled_at, sent_at, pieces or [(time.perf_counter() - start, b"")]
+                )
                 if response.status != 200:
                     raise Unreadable(refusal(response.status, reply.body))
                 answer, text = wire.read(reply)
@@ -110,7 +128,9 @@ async def _replay(
             except (TimeoutError, aiohttp.ClientError, OSError) as failure:
                 error = f"{type(failure).__name__}: {failure}".rstrip(": ")
             ended_at = answer.answered_at if answer else time.perf_counter() - start
-            outcomes[request.id] = outcome = Outcome(request, scheduled_at, sent_at, ended_at, answer, text, error)
+            outcomes[request.id] = outcome = Outcome(
+                request, scheduled_at, sent_at, ended_at, answer, text, error
+            )
             watch.ended(outcome)
 
         first_at = 0.0 if requests[0].users else min(request.at for request in requests)
@@ -134,7 +154,9 @@ async def _replay(
 
 
 async def _tick(start: float, watch: Watch) -> None:
-    """Tick once in each TICK_S from `start` on, anywhere in it: equal intervals would beat with equal gaps of a load."""
+    """Tick once in each TICK_S from `start` on, anywhere in it: equal intervals would beat with
+    equal gaps of a load.
+    """
     rng = random.Random(0)
     for k in itertools.count():
         await asyncio.sleep(start + (k + rng.random()) * TICK_S - time.perf_counter())
@@ -143,7 +165,9 @@ async def _tick(start: float, watch: Watch) -> None:
 
 @contextlib.contextmanager
 def _no_pauses() -> Iterator[None]:
-    """Python's collector goes through all objects, for milliseconds: while instants are measured, through new ones alone."""
+    """Python's collector goes through all objects, for milliseconds: while instants are measured,
+    through new ones alone.
+    """
     gc.collect()
     gc.freeze()
     try:

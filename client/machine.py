@@ -19,20 +19,27 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def cache() -> Path:
     """The user's folder for what is made once a machine."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "effective-batching"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+        / "effective-batching"
+    )
 
 
 def cpu() -> str:
     """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
 
 def gpu() -> str | None:
-    """The first GPU's name, memory and driver, as its driver's own tool says them; None without one."""
+    """The first GPU's name, memory and driver, as its driver's own tool says them; None without
+    one.
+    """
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout
@@ -45,7 +52,11 @@ def processor(hardware: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """What computed: the GPU, or the CPU and how many of its threads."""
     if config.get("device") == "cuda" and hardware.get("gpu"):
         return str(hardware["gpu"]).split(",")[0]
-    return f"{hardware['cpu']}, {config['threads']} threads" if "threads" in config else str(hardware["cpu"])
+    return (
+        f"{hardware['cpu']}, {config['threads']} threads"
+        if "threads" in config
+        else str(hardware["cpu"])
+    )
 
 
 def hardware() -> dict[str, Any]:
@@ -75,7 +86,11 @@ def command_line(program: str, arguments: Sequence[str]) -> str:
 
 def stamp() -> dict[str, Any]:
     """Machine, code and date: what every saved number carries."""
-    return {"hardware": hardware(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    return {
+        "hardware": hardware(),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def _version(package: str) -> str:
@@ -93,7 +108,10 @@ def commit() -> str:
             [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
         dirty = subprocess.run(
-            [*git, "status", "--porcelain", "-uno", "--", ":!results"], capture_output=True, text=True, check=True
+            [*git, "status", "--porcelain", "-uno", "--", ":!results"],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -1,4 +1,6 @@
-"""Measuring one server: warm it up, replay a trace, and put together what its client and its own statistics say."""
+"""Measuring one server: warm it up, replay a trace, and put together what its client and its own
+statistics say.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,55 @@ from scheduling.policies import MODES, chosen
 from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time, summarise
 
 POINT = (
-    "completed", "failed", "requested_rate", "achieved_rate", "mean_num_tokens", "offered_throughput", "busy_throughput",
-    "busy_s", "wall_clock_s", "request_throughput", "output_throughput",
-    "goodput", "attainment", "p50_normalized_latency_ms", "mean_normalized_latency_ms", "p50_e2el_ms", "mean_e2el_ms",
-    "p99_e2el_ms", "p50_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_queue_time_ms", "mean_in_flight", "growth",
-    "growth_in_flight", "useful_fraction", "occupancy", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "client_limited",
+    "completed",
+    "failed",
+    "requested_rate",
+    "achieved_rate",
+    "mean_num_tokens",
+    "offered_throughput",
+    "busy_throughput",
+    "busy_s",
+    "wall_clock_s",
+    "request_throughput",
+    "output_throughput",
+    "goodput",
+    "attainment",
+    "p50_normalized_latency_ms",
+    "mean_normalized_latency_ms",
+    "p50_e2el_ms",
+    "mean_e2el_ms",
+    "p99_e2el_ms",
+    "p50_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "mean_queue_time_ms",
+    "mean_in_flight",
+    "growth",
+    "growth_in_flight",
+    "useful_fraction",
+    "occupancy",
+    "p50_schedule_lag_ms",
+    "p99_schedule_lag_ms",
+    "client_limited",
     "errors",
-)  # fmt: skip
+)
 HEADLINES = (
-    *POINT, "total_token_throughput", "mean_ttft_ms", "mean_held_time_ms", "largest_batch", "live_rows", "idle_rows",
-    "padding_rows", "expected_useful_fraction", "littles_law", "fairness", "partial", "p50_ttft_from_schedule_ms",
-    "p99_e2el_from_schedule_ms", "other_length",
-)  # fmt: skip
+    *POINT,
+    "total_token_throughput",
+    "mean_ttft_ms",
+    "mean_held_time_ms",
+    "largest_batch",
+    "live_rows",
+    "idle_rows",
+    "padding_rows",
+    "expected_useful_fraction",
+    "littles_law",
+    "fairness",
+    "partial",
+    "p50_ttft_from_schedule_ms",
+    "p99_e2el_from_schedule_ms",
+    "other_length",
+)
 LEAST_BURST = 16
 # of our own servers' /stats
 ENGINE = ("useful_fraction", "occupancy", "largest_batch", *(f"{kind}_rows" for kind in ROW_KINDS))
@@ -46,7 +85,9 @@ ENGINE = ("useful_fraction", "occupancy", "largest_batch", *(f"{kind}_rows" for 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure: one of ours in a mode, or any other (`ours` false), of which only the client's side is known."""
+    """A server to measure: one of ours in a mode, or any other (`ours` false), of which only the
+    client's side is known.
+    """
 
     name: str
     url: str
@@ -70,7 +111,9 @@ def warm_up(target: Target) -> None:
         request = Request(id=seed, at=0, prompt="warm up", num_tokens=8, seed=seed)
         [outcome] = replay(target.url, [request], target.wire, key=target.key)
         if outcome.error:
-            raise ServerError(f"{target.name} at {target.url} failed its first request: {outcome.error}")
+            raise ServerError(
+                f"{target.name} at {target.url} failed its first request: {outcome.error}"
+            )
 
 
 class _Counting(Watch):
@@ -95,9 +138,15 @@ class _Counting(Watch):
 
 
 def measure(
-    target: Target, requests: Sequence[Request], goodput: dict[str, float], timeout_s: float, watch: Watch
+    target: Target,
+    requests: Sequence[Request],
+    goodput: dict[str, float],
+    timeout_s: float,
+    watch: Watch,
 ) -> tuple[dict[str, Any], list[Outcome]]:
-    """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is `partial`, and has what ended."""
+    """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is
+    `partial`, and has what ended.
+    """
     if target.ours:
         post(f"{target.url}/stats/reset", key=target.key)
     partial, counting = False, _Counting(watch)
@@ -105,11 +154,15 @@ def measure(
         outcomes = replay(target.url, requests, target.wire, timeout_s, counting, target.key)
     except Interrupted as interrupted:
         partial, outcomes = True, interrupted.outcomes
-    result: dict[str, Any] = {"variant": target.name, "partial": partial} | judged(requests, outcomes, goodput)
+    result: dict[str, Any] = {"variant": target.name, "partial": partial} | judged(
+        requests, outcomes, goodput
+    )
     result["mean_in_flight"] = float(np.mean(counting.counts)) if counting.counts else None
     if target.ours:
         try:
-            result |= _engine(target, requests, [outcome.answer for outcome in outcomes if outcome.answer])
+            result |= _engine(
+                target, requests, [outcome.answer for outcome in outcomes if outcome.answer]
+            )
         except ServerError as error:  # what this client measured is told all the same
             result["errors"][f"the server's /stats are missing: {error}"] = 1
         except KeyboardInterrupt:
@@ -118,24 +171,43 @@ def measure(
     return result, outcomes
 
 
-def judged(requests: Sequence[Request], outcomes: Sequence[Outcome], goodput: Mapping[str, float]) -> dict[str, Any]:
+def judged(
+    requests: Sequence[Request], outcomes: Sequence[Outcome], goodput: Mapping[str, float]
+) -> dict[str, Any]:
     """What the outcomes of a trace say by themselves, whoever served it."""
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], goodput)
+    result = summarise(
+        answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], goodput
+    )
     asked = describe(requests)
     rate, mean = asked["requested_rate"], asked["mean_num_tokens"]
-    result |= {"requested_rate": rate, "mean_num_tokens": mean, "offered_throughput": rate and rate * mean}
+    result |= {
+        "requested_rate": rate,
+        "mean_num_tokens": mean,
+        "offered_throughput": rate and rate * mean,
+    }
     result["growth"] = growth(answers)
     result["slowest_row_s"] = fill_s = slowest_row_s(answers)
-    result["growth_in_flight"] = growth_in_flight([o.sent_at for o in outcomes], [o.ended_at for o in outcomes], fill_s)
+    result["growth_in_flight"] = growth_in_flight(
+        [o.sent_at for o in outcomes], [o.ended_at for o in outcomes], fill_s
+    )
     busy = always_waiting(answers)
-    result |= {"busy_s": busy.seconds, "busy_throughput": busy.tokens / busy.seconds if busy.seconds else None}
-    result["other_length"] = sum(o.answer.completion_tokens != o.request.num_tokens for o in outcomes if o.answer)
-    result["errors"] = dict(Counter(outcome.error for outcome in outcomes if outcome.error).most_common())
+    result |= {
+        "busy_s": busy.seconds,
+        "busy_throughput": busy.tokens / busy.seconds if busy.seconds else None,
+    }
+    result["other_length"] = sum(
+        o.answer.completion_tokens != o.request.num_tokens for o in outcomes if o.answer
+    )
+    result["errors"] = dict(
+        Counter(outcome.error for outcome in outcomes if outcome.error).most_common()
+    )
     return result
 
 
-def _engine(target: Target, requests: Sequence[Request], answers: Sequence[Answer]) -> dict[str, Any]:
+def _engine(
+    target: Target, requests: Sequence[Request], answers: Sequence[Answer]
+) -> dict[str, Any]:
     """What a server of ours says of the run itself. Raises ServerError."""
     engine = get(f"{target.url}/stats?iterations=1", 120, target.key)
     iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
@@ -143,7 +215,10 @@ def _engine(target: Target, requests: Sequence[Request], answers: Sequence[Answe
         page = get(f"{target.url}/stats?iterations=1&since={following}", 120, target.key)
         iterations, following = iterations + page["iterations"], page["next_iteration"]
     engine.pop("definitions")
-    found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": get(target.url, key=target.key)["config"]}
+    found = {key: engine[key] for key in ENGINE} | {
+        "server": engine,
+        "config": get(target.url, key=target.key)["config"],
+    }
     found["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)
     config = found["config"]
     if MODES[config["mode"]].request_level and not config["compact_batches"]:
@@ -159,36 +234,57 @@ def part(result: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 def whole(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """NAME.json: a measurement with every request."""
-    return result | {"definitions": DEFINITIONS, "requests": [_record(outcome) for outcome in outcomes]}
+    return result | {
+        "definitions": DEFINITIONS,
+        "requests": [_record(outcome) for outcome in outcomes],
+    }
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
     """One request of NAME.json; the gaps between tokens stay out, they are summarised above."""
     record: dict[str, Any] = {"id": outcome.request.id, "num_tokens": outcome.request.num_tokens}
-    record |= {"scheduled_at": outcome.scheduled_at, "sent_at": outcome.sent_at, "ended_at": outcome.ended_at}
+    record |= {
+        "scheduled_at": outcome.scheduled_at,
+        "sent_at": outcome.sent_at,
+        "ended_at": outcome.ended_at,
+    }
     if outcome.answer is None:
         return record | {"error": outcome.error}
     record |= asdict(outcome.answer) | {"text": outcome.text}
     del record["itl_s"]
     if record["timings"]:
-        record["timings"] = {name: value for name, value in record["timings"].items() if name != "itl_s"}
+        record["timings"] = {
+            name: value for name, value in record["timings"].items() if name != "itl_s"
+        }
     return record
 
 
 def burst_size(config: Config) -> int:
-    """Requests of the burst that measures capacity: three a row and a few at least, if the server holds as many."""
+    """Requests of the burst that measures capacity: three a row and a few at least, if the server
+    holds as many.
+    """
     rows = chosen(MODES, config.mode, config).most_rows(config.max_batch_size)
     return min(max(3 * rows, LEAST_BURST), config.max_in_flight)
 
 
-def measure_capacity(target: Target, burst: Sequence[Request], timeout_s: float, watch: Watch) -> dict[str, Any]:
-    """Tokens per second of a server of ours while every row is busy. Raises ServerError, and KeyboardInterrupt."""
+def measure_capacity(
+    target: Target, burst: Sequence[Request], timeout_s: float, watch: Watch
+) -> dict[str, Any]:
+    """Tokens per second of a server of ours while every row is busy. Raises ServerError, and
+    KeyboardInterrupt.
+    """
     result, _ = measure(target, burst, {}, timeout_s, watch)
     if result["partial"]:
         raise KeyboardInterrupt
     if result["failed"]:
         error = next(iter(result["errors"]))
-        raise ServerError(f"the burst that measures capacity failed ({error}); name a rate with --arrival poisson:RATE")
+        raise ServerError(
+            f"the burst that measures capacity failed ({error}); name a rate with --arrival "
+            f"poisson:RATE"
+        )
     if not result["busy_throughput"]:
-        raise ServerError("the burst that measures capacity fits into one batch; name a rate with --arrival poisson:RATE")
+        raise ServerError(
+            "the burst that measures capacity fits into one batch; name a rate with --arrival "
+            "poisson:RATE"
+        )
     return {"output_throughput": result["busy_throughput"], "requests": len(burst)}

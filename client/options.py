@@ -14,7 +14,18 @@ from typing import Any
 from client.data import ARRIVALS, LENGTHS, SELECTIONS
 from client.quoting import NAME
 from client.servers import ROOT
-from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, from_environment, meaningful, refuse_unknown
+from config import (
+    MODES,
+    Config,
+    ConfigError,
+    Parser,
+    add_settings,
+    build,
+    flag,
+    from_environment,
+    meaningful,
+    refuse_unknown,
+)
 
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
@@ -23,7 +34,9 @@ MOST = 12  # that are told apart in a figure
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A mode with settings of its own: what a comparison compares, under a name. A bare mode is its own variant."""
+    """A mode with settings of its own: what a comparison compares, under a name. A bare mode is its
+    own variant.
+    """
 
     mode: str
     flags: dict[str, Any]
@@ -62,14 +75,30 @@ class Options:
 
     @property
     def reference(self) -> str:
-        """The variant whose capacity `auto` arrivals go by: a plain `dynamic` if there is one, else the baseline."""
-        plain = [name for name, variant in self.variants.items() if variant == Variant("dynamic", {})]
-        return next(iter([*plain, *([self.baseline] if self.baseline in self.variants else []), *self.variants]))
+        """The variant whose capacity `auto` arrivals go by: a plain `dynamic` if there is one, else
+        the baseline.
+        """
+        plain = [
+            name for name, variant in self.variants.items() if variant == Variant("dynamic", {})
+        ]
+        return next(
+            iter(
+                [
+                    *plain,
+                    *([self.baseline] if self.baseline in self.variants else []),
+                    *self.variants,
+                ]
+            )
+        )
 
     def settings(self, name: str) -> dict[str, Any]:
-        """What a variant's server is started with: its own settings, and those of all that have a meaning in its mode."""
+        """What a variant's server is started with: its own settings, and those of all that have a
+        meaning in its mode.
+        """
         variant = self.variants[name]
-        return {key: value for key, value in self.flags.items() if meaningful(key, variant.mode)} | variant.flags
+        return {
+            key: value for key, value in self.flags.items() if meaningful(key, variant.mode)
+        } | variant.flags
 
     def config(self, name: str) -> Config:
         """All settings of a variant. Raises ConfigError."""
@@ -79,39 +108,98 @@ class Options:
 def parse(argv: Sequence[str]) -> Options:
     """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
     parser = Parser(
-        prog="./compare.sh", description="Replay one trace against every batching mode.", allow_abbrev=False,
+        prog="./compare.sh",
+        description="Replay one trace against every batching mode.",
+        allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
-    )  # fmt: skip
+    )
     add = parser.add_argument
     add("--modes", help="modes to compare, separated by commas (default: all)")
-    add("--variant", action="append", default=[], metavar="NAME='MODE --setting …'",
-        help="compare a mode with settings of its own, instead of --modes; again for each")  # fmt: skip
-    add("--also", action="append", default=[], metavar="NAME=URL",
-        help="compare with this server too: one that runs already and speaks OpenAI's API; implies --stream")  # fmt: skip
-    add("--baseline", metavar="NAME", help="what the others are compared with in pairs (default: the first)")
+    add(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME='MODE --setting …'",
+        help="compare a mode with settings of its own, instead of --modes; again for each",
+    )
+    add(
+        "--also",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="compare with this server too: one that runs already and speaks OpenAI's API; implies "
+        "--stream",
+    )
+    add(
+        "--baseline",
+        metavar="NAME",
+        help="what the others are compared with in pairs (default: the first)",
+    )
     add("--numsamples", type=int, help="requests (default: 300)")
     add("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
-    add("--arrival", default="auto", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity of dynamic, or of the "
+    add("--arrival", default="auto", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity "
+                                          f"of dynamic, or of the "
         "baseline where no plain dynamic is compared (default: auto)")  # fmt: skip
-    add("--selection", choices=SELECTIONS, help="of lengths: random, or descend (longest first; default: random)")
-    add("--trace", type=Path, help="replay this trace.jsonl, at its own times unless --arrival says others")
-    add("--sweep", action="store_true", help="then run every variant at rates from light to beyond its capacity")
-    add("--seconds", type=float, help="of sending at each rate of a sweep (default: as long as 200 requests need, "
+    add(
+        "--selection",
+        choices=SELECTIONS,
+        help="of lengths: random, or descend (longest first; default: random)",
+    )
+    add(
+        "--trace",
+        type=Path,
+        help="replay this trace.jsonl, at its own times unless --arrival says others",
+    )
+    add(
+        "--sweep",
+        action="store_true",
+        help="then run every variant at rates from light to beyond its capacity",
+    )
+    add("--seconds", type=float, help="of sending at each rate of a sweep (default: as long as 200 "
+                                      "requests need, "
         "and slow rows to fill twice, from 10 to 300)")  # fmt: skip
-    add("--repeats", type=int, default=1, metavar="R", help="run R seeds, and give intervals over them (default: 1)")
-    add("--goodput", nargs="+", metavar="NAME:MS",
-        help=f"limits on ttft, tpot, e2el (default: none; of a sweep {' '.join(SWEEP_GOODPUT)})")  # fmt: skip
-    add("--stream", action="store_true", help="ask for streams; plain answers come when their batch is done")
-    add("--timeout", type=float, default=3600, help="seconds that an answer may take (default: 3600)")
-    add("--skip-calibration", action="store_true", help="do not measure first, once a machine, how fast this client can send")
+    add(
+        "--repeats",
+        type=int,
+        default=1,
+        metavar="R",
+        help="run R seeds, and give intervals over them (default: 1)",
+    )
+    add(
+        "--goodput",
+        nargs="+",
+        metavar="NAME:MS",
+        help=f"limits on ttft, tpot, e2el (default: none; of a sweep {' '.join(SWEEP_GOODPUT)})",
+    )
+    add(
+        "--stream",
+        action="store_true",
+        help="ask for streams; plain answers come when their batch is done",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=3600,
+        help="seconds that an answer may take (default: 3600)",
+    )
+    add(
+        "--skip-calibration",
+        action="store_true",
+        help="do not measure first, once a machine, how fast this client can send",
+    )
     add("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
     add_settings(parser)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     if known.modes and known.variant:
-        raise ConfigError("--modes and --variant both say what is compared; name the modes as variants, --variant base=dynamic")
+        raise ConfigError(
+            "--modes and --variant both say what is compared; name the modes as variants, "
+            "--variant base=dynamic"
+        )
     if known.trace and (known.numsamples or known.lengths or known.selection):
-        raise ConfigError("--trace holds the requests; leave out --numsamples, --lengths and --selection")
+        raise ConfigError(
+            "--trace holds the requests; leave out --numsamples, --lengths and --selection"
+        )
     if known.trace and (known.sweep or known.repeats > 1):
         raise ConfigError("--sweep and --repeats draw traces of their own; leave out --trace")
     if known.seconds is not None and not known.sweep:
@@ -146,26 +234,41 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _settings(known: argparse.Namespace) -> dict[str, Any]:
     """The server settings of a command line. Raises ConfigError."""
-    flags = {name: value for name, value in vars(known).items() if name in Config.model_fields and name != "mode"}
+    flags = {
+        name: value
+        for name, value in vars(known).items()
+        if name in Config.model_fields and name != "mode"
+    }
     for name in ("host", "port"):
         if name in flags:
-            raise ConfigError(f"{flag(name)} has no meaning here: every variant gets a free port on this machine")
+            raise ConfigError(
+                f"{flag(name)} has no meaning here: every variant gets a free port on this machine"
+            )
     return flags
 
 
 def _check(options: Options) -> None:
     for name, variant in options.variants.items():
         if "seed" in variant.flags:
-            raise ConfigError(f"--variant {name}: --seed is the trace's too, and all variants replay one; give it outside")
+            raise ConfigError(
+                f"--variant {name}: --seed is the trace's too, and all variants replay one; give "
+                f"it outside"
+            )
         options.config(name)
     modes = dict.fromkeys(variant.mode for variant in options.variants.values())
     for name in options.flags:
         if not any(meaningful(name, mode) for mode in modes):
             raise ConfigError(f"{flag(name)} has no meaning in any of the modes {', '.join(modes)}")
     if len(options.names) > MOST:
-        raise ConfigError(f"{len(options.names)} are compared, and at most {MOST} can be told apart in a figure; name fewer")
+        raise ConfigError(
+            f"{len(options.names)} are compared, and at most {MOST} can be told apart in a figure; "
+            f"name fewer"
+        )
     if options.baseline not in options.names:
-        raise ConfigError(f"--baseline {options.baseline!r} is not compared; name one of {', '.join(options.names)}")
+        raise ConfigError(
+            f"--baseline {options.baseline!r} is not compared; name one of "
+            f"{', '.join(options.names)}"
+        )
     for name, value in (("numsamples", options.numsamples), ("repeats", options.repeats)):
         if value < 1:
             raise ConfigError(f"{flag(name)} must be at least 1")
@@ -183,7 +286,9 @@ def parse_modes(text: str | None) -> dict[str, Variant]:
 
 
 def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
-    """{"small": Variant("dynamic", {"token_budget": "32"})} from ["small=dynamic --token-budget 32"]. Raises ConfigError."""
+    """{"small": Variant("dynamic", {"token_budget": "32"})} from ["small=dynamic --token-budget
+    32"]. Raises ConfigError.
+    """
     found: dict[str, Variant] = {}
     for text in texts:
         name, _, words = text.partition("=")
@@ -193,7 +298,9 @@ def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
         try:
             known, unknown = parser.parse_known_args(shlex.split(words))
             if not NAME.fullmatch(name) or known.mode is None:
-                raise ConfigError("give NAME='MODE --setting …', such as small='dynamic --token-budget 32'")
+                raise ConfigError(
+                    "give NAME='MODE --setting …', such as small='dynamic --token-budget 32'"
+                )
             refuse_unknown(parser, unknown)
             if name in found or name == "summary" or (name in MODES and name != known.mode):
                 raise ConfigError(f"{name} is taken; choose another name")

@@ -1,4 +1,6 @@
-"""What long work shows: a line that moves in a terminal, a plain line every few seconds elsewhere."""
+"""What long work shows: a line that moves in a terminal, a plain line every few seconds
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,30 @@ BAR = 24
 
 
 class Progress:
-    """Shows replays one after another, and above them a table if there is one. A context manager."""
+    """Shows replays one after another, and above them a table if there is one. A
+    context manager.
+    """
 
     def __init__(self, console: Console):
         self.console = console
         self._line: RenderableType = Text("")
         self._table: Table | None = None
         # twice a second: drawing takes time from the replay that it shows
-        self._live = Live(console=console, refresh_per_second=2, get_renderable=self._render, transient=True)
+        self._live = Live(
+            console=console, refresh_per_second=2, get_renderable=self._render, transient=True
+        )
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._live.stop()
 
     def _render(self) -> RenderableType:
@@ -60,7 +71,9 @@ class Progress:
 
 
 class Replayed(Watch):
-    """One replay: answered of all, answers a second, in flight, failed, and the time that is left; `say` it now and then."""
+    """One replay: answered of all, answers a second, in flight, failed, and the time that is left;
+    `say` it now and then.
+    """
 
     def __init__(self, name: str, requests: Sequence[Request], say: Callable[[str], None] | None):
         self._name = name
@@ -93,12 +106,19 @@ class Replayed(Watch):
     def __str__(self) -> str:
         elapsed = time.monotonic() - self._started
         rate = self._ended / elapsed if elapsed else 0.0
-        text = f"{self._name}: {self._ended}/{self._total} ended, {rate:.1f} a second, {self._in_flight} in flight"
+        text = (
+            f"{self._name}: {self._ended}/{self._total} ended, {rate:.1f} a second, "
+            f"{self._in_flight} in flight"
+        )
         text += f", {self._failed} failed"
         if self._ended:
-            text += f", {max(self._last_at - elapsed, (self._total - self._ended) / rate):.0f} s left"
+            text += (
+                f", {max(self._last_at - elapsed, (self._total - self._ended) / rate):.0f} s left"
+            )
         return text
 
     def __rich__(self) -> Text:
         done = round(BAR * self._ended / self._total)
-        return Text.assemble(("━" * done, "green"), ("━" * (BAR - done), "bright_black"), f" {self}")
+        return Text.assemble(
+            ("━" * done, "green"), ("━" * (BAR - done), "bright_black"), f" {self}"
+        )

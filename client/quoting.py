@@ -1,4 +1,5 @@
-"""Words of others in our Markdown: what a server, its settings or a command line say must not become markup of a report.
+"""Words of others in our Markdown: what a server, its settings or a command line say must not
+become markup of a report.
 
 A server's name needs none of this: it holds letters, digits and -_. alone (`named`).
 """
@@ -11,7 +12,9 @@ NAME = re.compile(r"[\w.-]+")
 
 
 def named(text: str) -> str:
-    """A name for a server, made from what it calls itself or its model: also a file name, and a label in figures."""
+    """A name for a server, made from what it calls itself or its model: also a file name, and a
+    label in figures.
+    """
     name = "-".join(NAME.findall(text))
     return name if name not in ("", "summary") else f"{name}-model".lstrip("-")
 

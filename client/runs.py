@@ -1,4 +1,6 @@
-"""Runs on disk: a folder with the trace, NAME.json of each server, and summary.json; of several seeds, a folder each."""
+"""Runs on disk: a folder with the trace, NAME.json of each server, and summary.json; of several
+seeds, a folder each.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,15 @@ FIGURES = {  # file name without its ending: what stands beside it
     "goodput": "Goodput against the rate of requests",
     "occupancy": "Rows over time: live, idle, padding, empty",
     "rows": "Where computed rows went",
-    "distributions": "Distributions of time to first token, time per output token and end-to-end latency",
+    "distributions": "Distributions of time to first token, time per output token and end-to-end "
+    "latency",
 }
-NOT_TOLD = ("mode", "port", "host", "log_level")  # settings that differ between the servers of any comparison, or mean nothing
+NOT_TOLD = (
+    "mode",
+    "port",
+    "host",
+    "log_level",
+)  # settings that differ between the servers of any comparison, or mean nothing
 REPORT = ("report.md", "report.html", *(f"{name}.png" for name in FIGURES))
 
 
@@ -72,36 +80,67 @@ class Run:
     @property
     def modes(self) -> dict[str, list[dict[str, Any]]]:
         """Each server's headlines, one a seed."""
-        return {name: [s["modes"][name] for s in self.summaries if name in s["modes"]] for name in self.names}
+        return {
+            name: [s["modes"][name] for s in self.summaries if name in s["modes"]]
+            for name in self.names
+        }
 
     @property
     def points(self) -> dict[str, list[list[dict[str, Any]]]]:
         """Each server's points of a sweep, a list a seed; empty without a sweep."""
         sweeps = [summary["sweep"] for summary in self.summaries if summary.get("sweep")]
-        return {name: [s[name] for s in sweeps if name in s] for name in self.names if any(name in s for s in sweeps)}
+        return {
+            name: [s[name] for s in sweeps if name in s]
+            for name in self.names
+            if any(name in s for s in sweeps)
+        }
 
     def answered(self, name: str) -> list[dict[str, Any]]:
         """The answered requests of a server, of all seeds."""
-        return [r for result in self.results if name in result for r in result[name]["requests"] if "text" in r]
+        return [
+            r
+            for result in self.results
+            if name in result
+            for r in result[name]["requests"]
+            if "text" in r
+        ]
 
 
 def load(folder: Path) -> Run:
     """Read a run from its folder, or from the folders of its seeds. Raises RunError.
 
-    Of several seeds one that was interrupted is left out: what it has would weigh as much as a whole one.
+    Of several seeds one that was interrupted is left out: what it has would weigh as much as a
+    whole one.
     """
     try:
-        summaries = {path.parent: json.loads(path.read_text()) for path in folder.glob("seed-*/summary.json")}
-        if (own := folder / "summary.json").exists() and "workload" in (summary := json.loads(own.read_text())):
+        summaries = {
+            path.parent: json.loads(path.read_text()) for path in folder.glob("seed-*/summary.json")
+        }
+        if (own := folder / "summary.json").exists() and "workload" in (
+            summary := json.loads(own.read_text())
+        ):
             summaries = {folder: summary}  # a run of one seed, whatever lies beside it
         if not summaries:
-            raise RunError(f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote")
+            raise RunError(
+                f"{folder} holds no run (no summary.json of one); give the folder that compare.sh "
+                f"wrote"
+            )
         summaries = dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
         for summary in summaries.values():
             _forget_other_capacities(summary)
-        whole = {path: summary for path, summary in summaries.items() if not summary["partial"]} or summaries
-        if odd := [name for summary in whole.values() for name in summary["modes"] if not NAME.fullmatch(name)]:
-            raise RunError(f"{folder} has a server named {odd[0][:100]!r}; rename it to letters, digits and -_. alone")
+        whole = {
+            path: summary for path, summary in summaries.items() if not summary["partial"]
+        } or summaries
+        if odd := [
+            name
+            for summary in whole.values()
+            for name in summary["modes"]
+            if not NAME.fullmatch(name)
+        ]:
+            raise RunError(
+                f"{folder} has a server named {odd[0][:100]!r}; rename it to letters, digits and "
+                f"-_. alone"
+            )
         results = [
             {name: json.loads((path / f"{name}.json").read_text()) for name in summary["modes"]}
             for path, summary in whole.items()
@@ -109,12 +148,16 @@ def load(folder: Path) -> Run:
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read the run in {folder}: {error}") from None
     except (KeyError, TypeError, AttributeError):
-        raise RunError(f"{folder} was written by another version of compare.sh; measure it again") from None
+        raise RunError(
+            f"{folder} was written by another version of compare.sh; measure it again"
+        ) from None
     return Run(folder, list(whole.values()), results, list(whole))
 
 
 def _forget_other_capacities(summary: Mapping[str, Any]) -> None:
-    """An earlier version took for a mode's capacity the highest rate that seemed sustained: no number to set beside ours."""
+    """An earlier version took for a mode's capacity the highest rate that seemed sustained: no
+    number to set beside ours.
+    """
     for name, points in (summary.get("sweep") or {}).items():
         if any("busy_s" not in point for point in points):
             summary["modes"][name]["capacity"] = None
@@ -126,13 +169,18 @@ def facts() -> dict[str, Any]:
 
 
 def save(
-    folder: Path, requests: Sequence[Request], results: Mapping[str, Mapping[str, Any]], workload: Mapping[str, Any],
-    facts: Mapping[str, Any], points: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, swept: Sequence[str] = (),
-) -> None:  # fmt: skip
+    folder: Path,
+    requests: Sequence[Request],
+    results: Mapping[str, Mapping[str, Any]],
+    workload: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    points: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    swept: Sequence[str] = (),
+) -> None:
     """Write what one seed measured, summary.json and each NAME.json, beside its trace.
 
-    facts: seed, asked, stopped, and what else every seed's summary says alike. points: of a sweep, by rate; swept: the
-    servers whose sweep came to its end.
+    facts: seed, asked, stopped, and what else every seed's summary says alike. points: of a sweep,
+    by rate; swept: the servers whose sweep came to its end.
     """
     for name, result in results.items():
         (folder / f"{name}.json").write_text(dumps(result))
@@ -142,7 +190,9 @@ def save(
         modes[name] |= {"capacity": found["capacity"], "goodput_rate": found["goodput_rate"]}
     summary = {
         "modes": modes,
-        "identical_outputs": identical_outputs({name: result for name, result in results.items() if name not in facts["also"]}),
+        "identical_outputs": identical_outputs(
+            {name: result for name, result in results.items() if name not in facts["also"]}
+        ),
         "config": _config(results),
         "workload": describe(requests) | dict(workload),
         "partial": facts["stopped"] is not None,
@@ -156,7 +206,9 @@ def save(
 
 
 def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of the variants; of one that belongs to some modes alone, or differs, the first's that has it."""
+    """The settings of the variants; of one that belongs to some modes alone, or differs, the
+    first's that has it.
+    """
     configs = [result["config"] for result in results.values() if result.get("config")]
     config = {}
     for name in configs[0] if configs else ():
@@ -167,14 +219,19 @@ def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each variant its mode, and the settings in which variants differ, as far as they mean something in its mode."""
+    """Of each variant its mode, and the settings in which variants differ, as far as they mean
+    something in its mode.
+    """
     configs = {name: result["config"] for name, result in results.items() if result.get("config")}
     keys = [
-        key for key in dict.fromkeys(key for config in configs.values() for key in config)
-        if key not in NOT_TOLD and len({str(c.get(key)) for c in configs.values() if meaningful(key, c["mode"])}) > 1
-    ]  # fmt: skip
+        key
+        for key in dict.fromkeys(key for config in configs.values() for key in config)
+        if key not in NOT_TOLD
+        and len({str(c.get(key)) for c in configs.values() if meaningful(key, c["mode"])}) > 1
+    ]
     return {
-        name: {"mode": config["mode"]} | {key: config[key] for key in keys if meaningful(key, config["mode"])}
+        name: {"mode": config["mode"]}
+        | {key: config[key] for key in keys if meaningful(key, config["mode"])}
         for name, config in configs.items()
     }
 

@@ -1,4 +1,6 @@
-"""A server for as long as a comparison needs it: started on a free port, known to be ours, stopped whatever happens."""
+"""A server for as long as a comparison needs it: started on a free port, known to be ours, stopped
+whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -28,33 +30,49 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(mode: str, flags: Mapping[str, Any], patience_s: float = STARTUP_S, key: str | None = None) -> Iterator[str]:
-    """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it whatever happens.
+def server(
+    mode: str, flags: Mapping[str, Any], patience_s: float = STARTUP_S, key: str | None = None
+) -> Iterator[str]:
+    """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it
+    whatever happens.
 
     `key`: its API key, told by the environment, since everyone on this machine sees a command line.
     Raises ServerError with the end of the server's own output if it does not come up.
     """
     port = free_port()
-    command = [sys.executable, str(ROOT / "app.py"), mode, "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        str(ROOT / "app.py"),
+        mode,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     for name, value in flags.items():
         if meaningful(name, mode) and name != "api_key":
             command += as_flag(name, value)
     environment = os.environ | {"EB_API_KEY": key or "none"}
     with tempfile.TemporaryFile() as output:
         # a session of its own: Ctrl-C reaches us alone, and we stop it
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=environment)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True, env=environment
+        )
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until_ready(process, url, patience_s)
             if process.pid not in (pids := get(url, key=key)["pids"]):
                 raise ServerError(
-                    f"{url} is another server (processes {pids}, ours is {process.pid}); run the comparison again"
+                    f"{url} is another server (processes {pids}, ours is {process.pid}); run the "
+                    f"comparison again"
                 )
             yield url
         except ServerError as error:
             output.seek(0)
             said = output.read().decode(errors="replace").strip()[-2000:]
-            raise ServerError(f"{mode}: {error}" + (f"\nThe server said:\n{said}" if said else "")) from None
+            raise ServerError(
+                f"{mode}: {error}" + (f"\nThe server said:\n{said}" if said else "")
+            ) from None
         finally:
             _stop(process)
 
@@ -65,11 +83,15 @@ def as_flag(name: str, value: Any) -> list[str]:
     return [switch] if isinstance(value, bool) else [switch, str(value)]
 
 
-def wait_until_ready(process: subprocess.Popen[Any], url: str, patience_s: float = STARTUP_S) -> None:
+def wait_until_ready(
+    process: subprocess.Popen[Any], url: str, patience_s: float = STARTUP_S
+) -> None:
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise ServerError(f"the server ended with exit code {process.returncode} before it was ready")
+            raise ServerError(
+                f"the server ended with exit code {process.returncode} before it was ready"
+            )
         try:
             get(f"{url}/ready", timeout_s=5)
             return

@@ -1,8 +1,8 @@
 """A sweep: one server at rates from light to beyond its capacity.
 
-A burst tells roughly where the capacity is, rates around it tell where the queue begins to grow, and what the server did
-while requests were always waiting, at all rates beyond, is its capacity. All rates lie on one lattice, 2^(k/8) requests a
-second, so that modes meet at the same rates.
+A burst tells roughly where the capacity is, rates around it tell where the queue begins to grow,
+and what the server did while requests were always waiting, at all rates beyond, is its capacity.
+All rates lie on one lattice, 2^(k/8) requests a second, so that modes meet at the same rates.
 """
 
 from __future__ import annotations
@@ -36,18 +36,26 @@ def requests_at(rate: float, seconds: float) -> int:
 
 
 def enough_requests(rate: float, slowest_row_s: float) -> int:
-    """Requests that say what a server does at a rate, as long as sending them does not take too long."""
+    """Requests that say what a server does at a rate, as long as sending them does not take too
+    long.
+    """
     enough = max(LEAST_REQUESTS, requests_at(rate, max(LEAST_SECONDS, FILLS * slowest_row_s)))
     return min(enough, requests_at(rate, MOST_SECONDS))
 
 
 def sweep(
-    replay: Replay, data: PromptData, arrival: str, burst: int, seconds: float | None, tell: Callable[[Point], None]
+    replay: Replay,
+    data: PromptData,
+    arrival: str,
+    burst: int,
+    seconds: float | None,
+    tell: Callable[[Point], None],
 ) -> None:
     """Measure one server at the rates of a sweep, and `tell` each point.
 
-    replay: measures a trace; it gets a word for it, and gives what `client.measure.judged` does. burst: requests that come at
-    once, and more than the server has rows for. seconds: of sending at a rate, if not as long as its numbers need.
+    replay: measures a trace; it gets a word for it, and gives what `client.measure.judged` does.
+    burst: requests that come at once, and more than the server has rows for. seconds: of sending at
+    a rate, if not as long as its numbers need.
     """
     first = replay("all at once", data.requests(burst, "burst", scaled=True))
     if not first["completed"]:
@@ -67,7 +75,8 @@ def sweep(
 
 
 def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether a rate was beyond the server's capacity, for its queue only grew or requests failed; or beyond this client's.
+    """Whether a rate was beyond the server's capacity, for its queue only grew or requests failed;
+    or beyond this client's.
 
     A client that is behind at most sends, and not at one in a hundred, says nothing of the server.
     """
@@ -78,11 +87,13 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def search(measure: Callable[[float], Point], about: float) -> None:
-    """Call `measure` (rate → point with "saturated", "client_behind", "attainment") at the rates that a sweep needs.
+    """Call `measure` (rate → point with "saturated", "client_behind", "attainment") at the rates
+    that a sweep needs.
 
-    about: the capacity, roughly. Above it the rate doubles until the queue only grows, or this client is the limit; then
-    bisection finds where that begins, and the highest rate that meets the goodput, each within a step of the lattice. A rate
-    an octave or two below shows the server at ease. No rate is measured twice.
+    about: the capacity, roughly. Above it the rate doubles until the queue only grows, or this
+    client is the limit; then bisection finds where that begins, and the highest rate that meets the
+    goodput, each within a step of the lattice. A rate an octave or two below shows the server at
+    ease. No rate is measured twice.
     """
     points: dict[int, Point] = {}
 
@@ -110,7 +121,9 @@ def search(measure: Callable[[float], Point], about: float) -> None:
         k -= OCTAVE
         at(k)
     meeting = [k for k, point in points.items() if meets(point)]
-    missing = [k for k, point in points.items() if not meets(point) and meeting and k > max(meeting)]
+    missing = [
+        k for k, point in points.items() if not meets(point) and meeting and k > max(meeting)
+    ]
     if missing:
         bisect(max(meeting), min(missing), meets)
 
@@ -120,8 +133,14 @@ def sustained(point: Mapping[str, Any]) -> bool:
 
 
 def meets(point: Mapping[str, Any]) -> bool:
-    """Whether a rate's goodput meets the limits, and would go on to: nine in ten of its requests do, and no queue grows."""
-    return not point["saturated"] and point["attainment"] is not None and point["attainment"] >= ATTAINMENT
+    """Whether a rate's goodput meets the limits, and would go on to: nine in ten of its requests
+    do, and no queue grows.
+    """
+    return (
+        not point["saturated"]
+        and point["attainment"] is not None
+        and point["attainment"] >= ATTAINMENT
+    )
 
 
 def misses(point: Mapping[str, Any]) -> bool:
@@ -129,19 +148,28 @@ def misses(point: Mapping[str, Any]) -> bool:
 
 
 def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
-    """Requests a second that a server completes while requests are always waiting, over all stretches of these points.
+    """Requests a second that a server completes while requests are always waiting, over all
+    stretches of these points.
 
-    A request counts by its tokens: so many of them are the distribution's mean request. None where nothing waited.
+    A request counts by its tokens: so many of them are the distribution's mean request. None where
+    nothing waited.
     """
     busy_s = sum(point["busy_s"] for point in points)
     if not busy_s:
         return None
-    return sum(point["busy_throughput"] * point["busy_s"] / point["nominal_num_tokens"] for point in points) / busy_s
+    return (
+        sum(
+            point["busy_throughput"] * point["busy_s"] / point["nominal_num_tokens"]
+            for point in points
+        )
+        / busy_s
+    )
 
 
 def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a sweep found: what the server completes at most (`capacity`), between which rates its queue begins to grow
-    (`sustained_rate`, with its point, and `saturated_rate`), and the same of the limits (`goodput_rate`, `missed_rate`).
+    """What a sweep found: what the server completes at most (`capacity`), between which rates its
+    queue begins to grow (`sustained_rate`, with its point, and `saturated_rate`), and the same of
+    the limits (`goodput_rate`, `missed_rate`).
 
     `capacity` is None where no rate was beyond it: interrupted, or this client was the limit.
     """
@@ -153,6 +181,9 @@ def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     bad = min((p["rate"] for p in points if misses(p) and p["rate"] > good), default=None)
     return {
         "capacity": capacity_of([p for p in beyond if p.get("busy_throughput")]),
-        "sustained_rate": best and best["rate"], "saturated_rate": lowest if beyond else None, "point": best,
-        "goodput_rate": good or None, "missed_rate": bad,
-    }  # fmt: skip
+        "sustained_rate": best and best["rate"],
+        "saturated_rate": lowest if beyond else None,
+        "point": best,
+        "goodput_rate": good or None,
+        "missed_rate": bad,
+    }

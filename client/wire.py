@@ -1,8 +1,9 @@
-"""How to ask a server for a completion, and how to read what it answers: /inference, or OpenAI's /v1/completions.
+"""How to ask a server for a completion, and how to read what it answers: /inference, or OpenAI's
+/v1/completions.
 
-A wire turns a request into a body, and the pieces of an answer, each with the instant at which it came, into an `Answer`.
-Reading is left until the answer is whole, so that it does not delay the sending of others. Token counts come
-from the server's `usage`, never from counting chunks.
+A wire turns a request into a body, and the pieces of an answer, each with the instant at which it
+came, into an `Answer`. Reading is left until the answer is whole, so that it does not delay the
+sending of others. Token counts come from the server's `usage`, never from counting chunks.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ APIS = ("inference", "openai")
 
 
 class Unreadable(ValueError):
-    """An answer that is an error, or in another form than asked for; the message is one sentence."""
+    """An answer that is an error, or in another form than asked for; the message is one
+    sentence.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for one request. Instants are seconds since the run's start; `pieces`: (instant, bytes read)."""
+    """What came back for one request. Instants are seconds since the run's start; `pieces`:
+    (instant, bytes read).
+    """
 
     request: Request
     scheduled_at: float
@@ -51,7 +56,9 @@ class Wire(Protocol):
 
 
 class Plain:
-    """POST /inference, answered as a whole: when tokens came is known from the server's `timings`."""
+    """POST /inference, answered as a whole: when tokens came is known from the server's
+    `timings`.
+    """
 
     path = "/inference"
 
@@ -63,10 +70,14 @@ class Plain:
             body = json.loads(reply.body)
             usage, timings = body["usage"], body["timings"]
             first = reply.answered_at - (timings["e2e_s"] - timings["ttft_s"])
-            answer = _answer(reply, usage, first, first + timings["decode_s"], timings["itl_s"], timings)
+            answer = _answer(
+                reply, usage, first, first + timings["decode_s"], timings["itl_s"], timings
+            )
             return answer, str(body["completion"])
         except (ValueError, KeyError, TypeError):
-            raise Unreadable("an answer in another form than /inference gives; is --api openai meant?") from None
+            raise Unreadable(
+                "an answer in another form than /inference gives; is --api openai meant?"
+            ) from None
 
 
 class Streaming(Plain):
@@ -82,11 +93,15 @@ class Streaming(Plain):
             answer = _answer(reply, end["usage"], times[0], times[-1], _gaps(times), end["timings"])
             return answer, "".join(event["text"] for _, event in pieces)
         except (KeyError, TypeError, IndexError):
-            raise Unreadable("events in another form than /inference gives; is --api openai meant?") from None
+            raise Unreadable(
+                "events in another form than /inference gives; is --api openai meant?"
+            ) from None
 
 
 class OpenAI:
-    """POST /v1/completions as a stream, asking to go on beyond an end-of-text, so that every server computes as much."""
+    """POST /v1/completions as a stream, asking to go on beyond an end-of-text, so that every server
+    computes as much.
+    """
 
     path = "/v1/completions"
 
@@ -97,9 +112,14 @@ class OpenAI:
         body = request.body()
         prompt = body.pop("prompt") if "prompt" in body else body.pop("prompt_ids")
         return {
-            "model": self._model, "prompt": prompt, "max_tokens": body.pop("num_tokens"), **body, "ignore_eos": True,
-            "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": body.pop("num_tokens"),
+            **body,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
 
     def read(self, reply: Reply) -> tuple[Answer, str]:
         times, texts, usage = [], [], None
@@ -107,17 +127,25 @@ class OpenAI:
             for at, event in (told := events(reply)):
                 usage = event.get("usage") or usage
                 for choice in event["choices"]:
-                    if choice["text"] or choice.get("finish_reason") is None:  # an empty last chunk brings no token
+                    if (
+                        choice["text"] or choice.get("finish_reason") is None
+                    ):  # an empty last chunk brings no token
                         times.append(at)
                         texts.append(choice["text"] or "")
             if usage is None:
-                raise Unreadable("a stream without usage; stream_options.include_usage must be honoured")
+                raise Unreadable(
+                    "a stream without usage; stream_options.include_usage must be honoured"
+                )
             if not usage["completion_tokens"]:
                 raise Unreadable("an answer without a token")
-            times = times or [told[0][0]]  # its tokens decode to nothing; they are tokens all the same
+            times = times or [
+                told[0][0]
+            ]  # its tokens decode to nothing; they are tokens all the same
             return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
         except (KeyError, TypeError, AttributeError):
-            raise Unreadable("chunks in another form than OpenAI's completions; is --api inference meant?") from None
+            raise Unreadable(
+                "chunks in another form than OpenAI's completions; is --api inference meant?"
+            ) from None
 
 
 def wire(api: str, model: str = "", stream: bool = False) -> Wire:
@@ -128,7 +156,9 @@ def wire(api: str, model: str = "", stream: bool = False) -> Wire:
 
 
 def events(reply: Reply) -> list[tuple[float, Any]]:
-    """(instant, JSON) of each server-sent event up to [DONE], which must come. Raises Unreadable, also for an error event."""
+    """(instant, JSON) of each server-sent event up to [DONE], which must come. Raises Unreadable,
+    also for an error event.
+    """
     found: list[tuple[float, Any]] = []
     rest = b""
     for at, data in reply.pieces:
@@ -165,7 +195,9 @@ def refusal(status: int, body: bytes) -> str:
         return f"{status} {body[:200].decode(errors='replace')}".strip()
 
 
-def _answer(reply: Reply, usage: Any, first: float, last: float, gaps: Sequence[float], timings: Any) -> Answer:
+def _answer(
+    reply: Reply, usage: Any, first: float, last: float, gaps: Sequence[float], timings: Any
+) -> Answer:
     return Answer(
         reply.request.id, reply.scheduled_at, reply.sent_at, first, last, reply.answered_at,
         int(usage["prompt_tokens"]), int(usage["completion_tokens"]), gaps, timings,

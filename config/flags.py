@@ -1,7 +1,9 @@
-"""From flags, EB_* in the environment and .env to a Config, in this order; the launcher does it once.
+"""From flags, EB_* in the environment and .env to a Config, in this order; the launcher does it
+once.
 
-`build` resolves `auto` and what was left out. Flags are strict: one that has no meaning in the chosen mode is refused. The
-environment and a .env file may be shared between modes, so there only unknown names are.
+`build` resolves `auto` and what was left out. Flags are strict: one that has no meaning in the
+chosen mode is refused. The environment and a .env file may be shared between modes, so there only
+unknown names are.
 """
 
 from __future__ import annotations
@@ -29,24 +31,36 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_settings(parser: argparse.ArgumentParser, unused: Collection[str] = ()) -> None:
-    """Add a flag for every setting but the mode and those `unused`. Values stay strings: Config checks them."""
+    """Add a flag for every setting but the mode and those `unused`. Values stay strings: Config
+    checks them.
+    """
     group = parser.add_argument_group("settings (flag, or EB_NAME in the environment or in .env)")
     for name, field in Config.model_fields.items():
         if name == "mode" or name in unused:
             continue
         assert isinstance(field.json_schema_extra, dict)
         text = f"{field.description} (default: {field.json_schema_extra['shown']})"
-        kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if field.annotation is bool else {"metavar": "X"}
-        group.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **kind)
+        kind: dict[str, Any] = (
+            {"action": argparse.BooleanOptionalAction}
+            if field.annotation is bool
+            else {"metavar": "X"}
+        )
+        group.add_argument(
+            flag(name), dest=name, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **kind
+        )
 
 
 def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -> dict[str, str]:
-    """Return the settings of .env, overridden by EB_* variables. Raises ConfigError for an unknown EB_* name."""
+    """Return the settings of .env, overridden by EB_* variables. Raises ConfigError for an unknown
+    EB_* name.
+    """
     values: dict[str, str] = {}
     try:
         in_file = dotenv_values(dotenv) if dotenv and dotenv.is_file() else {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{dotenv} cannot be read ({error}); it must be a text file of NAME=value lines") from None
+        raise ConfigError(
+            f"{dotenv} cannot be read ({error}); it must be a text file of NAME=value lines"
+        ) from None
     for source in (in_file, environ):
         for key, value in source.items():
             if not key.startswith("EB_") or value is None:
@@ -54,7 +68,10 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
             name = key[3:].lower()
             if name not in Config.model_fields or key != key.upper():
                 known = [f"EB_{field.upper()}" for field in Config.model_fields]
-                raise ConfigError(f"unknown variable {key}{_suggest(key, known)}; valid ones are {', '.join(known)}")
+                raise ConfigError(
+                    f"unknown variable {key}{_suggest(key, known)}; valid ones are "
+                    f"{', '.join(known)}"
+                )
             values[name] = value
     return values
 
@@ -67,17 +84,28 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
         raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}")
     for name in flags:
         if not meaningful(name, mode):
-            raise ConfigError(f"{flag(name)} has no meaning in mode {mode}; it belongs to {' and '.join(ONLY_IN[name])}")
+            raise ConfigError(
+                f"{flag(name)} has no meaning in mode {mode}; it belongs to "
+                f"{' and '.join(ONLY_IN[name])}"
+            )
     if flags.get("api_key", values.get("api_key")) == "":  # left out it would be open to everyone
         raise ConfigError("--api-key is empty; give a key, or none")
     try:
         config = Config(**resolve({**values, **flags, "mode": mode}))
         if config.device == "cpu" and (unused := [name for name in flags if name in ONLY_ON_GPU]):
             raise ConfigError(f"{flag(unused[0])} has no meaning on a CPU; leave it out")
-        if flags.get("enforce_eager") and (config.attention != "triton" or config.generator != "cached"):
-            raise ConfigError("--enforce-eager has no meaning without attention triton, which alone is captured; leave it out")
+        if flags.get("enforce_eager") and (
+            config.attention != "triton" or config.generator != "cached"
+        ):
+            raise ConfigError(
+                "--enforce-eager has no meaning without attention triton, which alone is captured; "
+                "leave it out"
+            )
         if {"kv_cache_gb", "gpu_memory_utilization"} <= flags.keys():
-            raise ConfigError("--kv-cache-gb and --gpu-memory-utilization both size the KV cache; leave one of them out")
+            raise ConfigError(
+                "--kv-cache-gb and --gpu-memory-utilization both size the KV cache; leave one of "
+                "them out"
+            )
         return config
     except ValidationError as error:
         first = error.errors()[0]
@@ -91,13 +119,17 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
         raise ConfigError(str(error)) from None
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ, dotenv: Path | None = DOTENV) -> Config:
+def parse(
+    argv: Sequence[str], environ: Mapping[str, str] = os.environ, dotenv: Path | None = DOTENV
+) -> Config:
     """Parse a server's command line. Raises ConfigError; exits 0 after --help."""
     parser = Parser(
         prog="./server.sh", description="Serve GPT-2 in one batching mode.", allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )  # fmt: skip
-    parser.add_argument("mode", nargs="?", metavar="MODE", help=Config.model_fields["mode"].description)
+    parser.add_argument(
+        "mode", nargs="?", metavar="MODE", help=Config.model_fields["mode"].description
+    )
     add_settings(parser)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
@@ -111,7 +143,9 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
         valid = [option for option in parser._option_string_actions if option.startswith("--")]
         name = unknown[0].split("=")[0]
         kind = "flag" if name.startswith("-") else "argument"
-        raise ConfigError(f"unknown {kind} {name}{_suggest(name, valid)}; valid flags are {', '.join(valid)}")
+        raise ConfigError(
+            f"unknown {kind} {name}{_suggest(name, valid)}; valid flags are {', '.join(valid)}"
+        )
 
 
 def _suggest(word: str | None, valid: Iterable[str]) -> str:
@@ -124,6 +158,10 @@ def table() -> str:
     rows = ["| flag | default | |", "|---|---|---|"]
     for name, field in Config.model_fields.items():
         assert isinstance(field.json_schema_extra, dict) or name == "mode"
-        shown = field.json_schema_extra["shown"] if isinstance(field.json_schema_extra, dict) else ""
-        rows.append(f"| `{'MODE' if name == 'mode' else flag(name)}` | {shown} | {field.description} |")
+        shown = (
+            field.json_schema_extra["shown"] if isinstance(field.json_schema_extra, dict) else ""
+        )
+        rows.append(
+            f"| `{'MODE' if name == 'mode' else flag(name)}` | {shown} | {field.description} |"
+        )
     return "\n".join(rows)

@@ -1,4 +1,6 @@
-"""What `auto` means, and what is left out: settings that depend on the machine and on each other."""
+"""What `auto` means, and what is left out: settings that depend on the machine and on
+each other.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,28 @@ import psutil
 import kernels
 from shapes import SHAPES, shape_of
 
-AUTO = ("model", "tokenizer", "device", "dtype", "threads", "attention", "linear")  # settings of which `auto` is a value
+AUTO = (
+    "model",
+    "tokenizer",
+    "device",
+    "dtype",
+    "threads",
+    "attention",
+    "linear",
+)  # settings of which `auto` is a value
 VOCABULARIES = {"r50k_base": 50257, "bytes": 257}
 DECODER_BATCH_SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # on a GPU, as far as max_batch_size goes
 
 
 def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what is `auto` or left out. Values that are wrong are left to Config; raises ValueError with a sentence."""
-    given = {name: value for name, value in values.items() if not (value in ("", None) or (value == "auto" and name in AUTO))}
+    """Fill in what is `auto` or left out. Values that are wrong are left to Config; raises
+    ValueError with a sentence.
+    """
+    given = {
+        name: value
+        for name, value in values.items()
+        if not (value in ("", None) or (value == "auto" and name in AUTO))
+    }
     usable = given.get("device") != "cpu" and gpu_is_usable()
     device = given.get("device") or ("cuda" if usable else "cpu")
     if device == "cuda" and not usable:
@@ -33,10 +49,12 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     shape = shape_of(model)
     defaults = {
         "device": device,
-        "dtype": "bfloat16" if gpu or (model not in ("demo", "fake") and native_bfloat16()) else "float32",
+        "dtype": "bfloat16"
+        if gpu or (model not in ("demo", "fake") and native_bfloat16())
+        else "float32",
         "weights": "random" if model == "fake" else "pretrained",
-        # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and the
-        # client of a comparison on the same two cores sends late
+        # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and
+        # the client of a comparison on the same two cores sends late
         "threads": 1 if model in ("demo", "fake") else physical_cores(),
         "max_batch_size": 256 if gpu else 32,
         "max_model_len": min(1024, shape.n_ctx),
@@ -51,20 +69,32 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         reason = kernels.why_unavailable()
         for name in ("attention", "linear"):
             if reason and resolved.get(name) == "kernel":
-                raise ValueError(f"{name} kernel cannot be used here: {reason}; or leave --{name} out")
+                raise ValueError(
+                    f"{name} kernel cannot be used here: {reason}; or leave --{name} out"
+                )
         compiled = reason is None
         onednn = not compiled or (resolved["dtype"] == "bfloat16" and native_bfloat16())
-        resolved.setdefault("attention", "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain")
+        resolved.setdefault(
+            "attention",
+            "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain",
+        )
         resolved.setdefault("linear", "onednn" if onednn else "kernel")
     if gpu:
         reason = kernels.why_no_triton(shape.head_size)
         if resolved.get("attention") == "triton" and reason:
-            raise ValueError(f"attention triton cannot be used here: {reason}; or leave --attention out")
+            raise ValueError(
+                f"attention triton cannot be used here: {reason}; or leave --attention out"
+            )
         resolved.setdefault("attention", "plain" if reason else "triton")
         if resolved.get("generator") != "naive" and model != "fake":
-            with contextlib.suppress(ValueError, TypeError):  # a max_batch_size that is no number is Config's to refuse
+            with contextlib.suppress(
+                ValueError, TypeError
+            ):  # a max_batch_size that is no number is Config's to refuse
                 most = int(resolved["max_batch_size"])
-                resolved.setdefault("decoder_batch_sizes", tuple(size for size in DECODER_BATCH_SIZES if size <= most))
+                resolved.setdefault(
+                    "decoder_batch_sizes",
+                    tuple(size for size in DECODER_BATCH_SIZES if size <= most),
+                )
     else:
         resolved.setdefault("kv_cache_gb", 4.0)
     return resolved
@@ -75,22 +105,31 @@ def _tokenizer_of(model: str, vocab_size: int) -> str:
         if vocab_size == size:
             return name
     known = " or ".join(f"--tokenizer {name} ({size:,} ids)" for name, size in VOCABULARIES.items())
-    raise ValueError(f"{model} has a vocabulary of {vocab_size:,} ids, which is no tokenizer's own; name one: {known}")
+    raise ValueError(
+        f"{model} has a vocabulary of {vocab_size:,} ids, which is no tokenizer's own; name one: "
+        f"{known}"
+    )
 
 
 def physical_cores() -> int:
     """Physical cores that this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min(psutil.cpu_count(logical=False) or usable, usable))
 
 
 def native_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 natively (AMX, AVX512-BF16, Arm's BF16); elsewhere float32 is faster."""
+    """Whether the processor multiplies bfloat16 natively (AMX, AVX512-BF16, Arm's BF16); elsewhere
+    float32 is faster.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return False
-    flags = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
+    flags = {
+        flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()
+    }
     return not flags.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
 
 

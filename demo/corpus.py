@@ -1,11 +1,12 @@
 """The text that `demo` learns from: what every machine with CPython has on its disk.
 
-Two sources, both under CPython's licence: the language reference as `help()` shows it (`pydoc_data.topics`), and
-the docstrings of the standard library, read with `ast`, so that nothing is imported or run. A document is a
-topic, or all docstrings of a top-level module or package in the order of its files.
+Two sources, both under CPython's licence: the language reference as `help()` shows it
+(`pydoc_data.topics`), and the docstrings of the standard library, read with `ast`, so that nothing
+is imported or run. A document is a topic, or all docstrings of a top-level module or package in the
+order of its files.
 
-The text depends on the version of Python and on what its distributor left out; `Corpus.digest` tells whether two
-machines have the same.
+The text depends on the version of Python and on what its distributor left out; `Corpus.digest`
+tells whether two machines have the same.
 """
 
 from __future__ import annotations
@@ -23,14 +24,21 @@ from pydoc_data.topics import topics
 
 HELD_OUT_IN = 16  # one document of so many is held out, drawn by a hash of its name
 LONG = 60  # characters; shorter paragraphs ("For example:") may occur again
-TESTS = {"test", "tests", "idle_test"}  # their docstrings are about test cases, and not every installation has them
-COPIED = 48  # characters other than white space, about ten words: so long a run in both parts is a copy
+TESTS = {
+    "test",
+    "tests",
+    "idle_test",
+}  # their docstrings are about test cases, and not every installation has them
+COPIED = (
+    48  # characters other than white space, about ten words: so long a run in both parts is a copy
+)
 BETWEEN = "\n\n\n"  # between docstrings and between documents
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """`train` and `held_out` are UTF-8 text; no paragraph of one is in the other, not even with other spacing.
+    """`train` and `held_out` are UTF-8 text; no paragraph of one is in the other, not even with
+    other spacing.
 
     Paragraphs that are copies but for a few words remain: `copied_bytes` finds them.
     """
@@ -43,7 +51,9 @@ class Corpus:
         return hashlib.sha256(self.train + b"\0" + self.held_out).hexdigest()
 
     def copied_bytes(self) -> list[bool]:
-        """For each held-out byte, whether it stands in a run of COPIED characters that is in the training text too."""
+        """For each held-out byte, whether it stands in a run of COPIED characters that is in the
+        training text too.
+        """
         train = b"".join(self.train.split())
         runs = {train[i : i + COPIED] for i in range(len(train) - COPIED + 1)}
         where = [i for i, byte in enumerate(self.held_out) if not chr(byte).isspace()]
@@ -62,7 +72,11 @@ def load_corpus() -> Corpus:
     held_out = [texts for name, texts in documents if _is_held_out(name)]
     paragraphs = {_plain(p) for texts in held_out for text in texts for p in _paragraphs(text)}
     seen: set[str] = set()
-    train = [[_unseen(text, paragraphs, seen) for text in texts] for name, texts in documents if not _is_held_out(name)]
+    train = [
+        [_unseen(text, paragraphs, seen) for text in texts]
+        for name, texts in documents
+        if not _is_held_out(name)
+    ]
     return Corpus(_joined(train), _joined(held_out))
 
 
@@ -75,7 +89,11 @@ def _modules(stdlib: Path) -> Iterator[tuple[str, list[str]]]:
     documents: dict[str, list[str]] = {}
     for path in sorted(stdlib.rglob("*.py")):
         parts = path.relative_to(stdlib).parts
-        if TESTS.isdisjoint(parts) and "site-packages" not in parts and "dist-packages" not in parts:
+        if (
+            TESTS.isdisjoint(parts)
+            and "site-packages" not in parts
+            and "dist-packages" not in parts
+        ):
             documents.setdefault(parts[0].removesuffix(".py"), []).extend(_docstrings(path))
     for name, texts in documents.items():
         yield f"module {name}", texts
@@ -83,7 +101,9 @@ def _modules(stdlib: Path) -> Iterator[tuple[str, list[str]]]:
 
 def _docstrings(path: Path) -> Iterator[str]:
     try:
-        with warnings.catch_warnings(action="ignore"):  # of doubtful escapes: the text must not depend on filters
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # of doubtful escapes: the text must not depend on filters
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # lib2to3 keeps files that are wrong on purpose
         return
@@ -107,7 +127,9 @@ def _plain(paragraph: str) -> str:
 
 
 def _unseen(text: str, held_out: set[str], seen: set[str]) -> str:
-    """Return `text` without the paragraphs in `held_out` and the long ones in `seen`, which then has them all."""
+    """Return `text` without the paragraphs in `held_out` and the long ones in `seen`, which then
+    has them all.
+    """
     kept = []
     for paragraph in _paragraphs(text):
         plain = _plain(paragraph)

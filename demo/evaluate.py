@@ -1,7 +1,7 @@
 """Measure `demo`:  .venv/bin/python -m demo.evaluate
 
-Bits per byte on demo/held_out.txt beside what xz and gzip make of the same text, which part of what it writes are
-words, and completions to read. Everything is seeded; it takes a minute or two.
+Bits per byte on demo/held_out.txt beside what xz and gzip make of the same text, which part of what
+it writes are words, and completions to read. Everything is seeded; it takes a minute or two.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ PROMPTS = [
 
 
 def causal_logits(model: GPT2, ids: Tensor, positions: Tensor) -> Tensor:
-    """Return the logits after every token of equally long sequences. ids, positions: int64 [B, T] -> [B × T, V]."""
+    """Return the logits after every token of equally long sequences. ids, positions: int64 [B, T]
+    -> [B × T, V].
+    """
     b, t = ids.shape
 
     def attend(layer: int, qkv: Tensor) -> Tensor:
@@ -61,9 +63,11 @@ def causal_logits(model: GPT2, ids: Tensor, positions: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def bits_of_bytes(model: GPT2, text: bytes, context: int, stride: int) -> tuple[Tensor, Tensor]:
-    """Return −log₂ of the probability of each byte after the first, and how many bytes it was predicted from: 2 × [N − 1].
+    """Return −log₂ of the probability of each byte after the first, and how many bytes it was
+    predicted from: 2 × [N − 1].
 
-    Windows of `context` bytes start every `stride` bytes, and a byte counts in the first that has it.
+    Windows of `context` bytes start every `stride` bytes, and a byte counts in the first that has
+    it.
     """
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     bits, before, counted = [], [], 1
@@ -79,7 +83,9 @@ def bits_of_bytes(model: GPT2, text: bytes, context: int, stride: int) -> tuple[
 
 
 def bits_per_byte(model: GPT2, text: bytes, context: int) -> float:
-    """Bits per byte where all bytes but the first half window are predicted from at least half a window."""
+    """Bits per byte where all bytes but the first half window are predicted from at least half a
+    window.
+    """
     return bits_of_bytes(model, text, context, stride=context // 2)[0].mean().item()
 
 
@@ -91,19 +97,28 @@ def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: 
         for seed, prompt in enumerate(prompts)
     ]
     rows, n = len(prompts), model.shape.n_ctx  # a block for each row
-    scheduler = Scheduler(Dynamic(), limits=Limits(rows, token_budget=n, block_size=n), n_blocks=rows, max_in_flight=rows)
+    scheduler = Scheduler(
+        Dynamic(),
+        limits=Limits(rows, token_budget=n, block_size=n),
+        n_blocks=rows,
+        max_in_flight=rows,
+    )
     cache = KVCache(model.shape, rows, n, torch.float32, "cpu")
-    generator = CachedGenerator(model, tokenizer.n_vocab, PlainAttention(cache), sample, max_tokens=rows + n)
+    generator = CachedGenerator(
+        model, tokenizer.n_vocab, PlainAttention(cache), sample, max_tokens=rows + n
+    )
     drive(scheduler, [(0.0, inferences)], lambda _: 0.0, generator.generate)
     return [tokenizer.decode(inference.tokens) for inference in inferences]
 
 
 def share_of_words(texts: Sequence[str]) -> tuple[float, int]:
-    """Return which part of the words in `texts` are English words or Python names, and how many words there are.
+    """Return which part of the words in `texts` are English words or Python names, and how many
+    words there are.
 
-    A word is three letters or more: most pairs of letters are somebody's name. Known are those of Python's reference,
-    its keywords and its builtins, so it is the vocabulary of the training text rather than a dictionary. The first
-    and the last word of a completion may be halves, and do not count.
+    A word is three letters or more: most pairs of letters are somebody's name. Known are those of
+    Python's reference, its keywords and its builtins, so it is the vocabulary of the training text
+    rather than a dictionary. The first and the last word of a completion may be halves, and do not
+    count.
     """
     known = set(_words(" ".join([*topics.values(), *keyword.kwlist, *dir(builtins)])))
     written = [word for text in texts for word in _words(text)[1:-1]]
@@ -115,7 +130,9 @@ def _words(text: str) -> list[str]:
 
 
 def report(folder: Path) -> Iterator[str]:
-    """The lines of demo/README.md that are measured. Raises ConfigError, WeightsUnavailable or OSError."""
+    """The lines of demo/README.md that are measured. Raises ConfigError, WeightsUnavailable or
+    OSError.
+    """
     config = build("dynamic", {"model": str(folder)}, {})
     model = load_model(config.shape, locate(config), 0, torch.float32, "cpu")
     text = (folder / "held_out.txt").read_bytes()
@@ -126,10 +143,16 @@ def report(folder: Path) -> Iterator[str]:
     corpus = load_corpus()
     if corpus.held_out == text:
         copied = torch.tensor(corpus.copied_bytes()[1:])
-        yield f"| … without the {copied.float().mean():.0%} that are copied in the training text | {bits[~copied].mean():.3f} |"
+        yield (
+            f"| … without the {copied.float().mean():.0%} that are copied in the training text | "
+            f"{bits[~copied].mean():.3f} |"
+        )
     bits, before = bits_of_bytes(model, text, n, stride=n)
     for low, high in ((0, n // 8), (n // 8, n // 2), (n // 2, n)):
-        yield f"| … predicted from {low + 1:,} to {high:,} bytes | {bits[(before > low) & (before <= high)].mean():.3f} |"
+        yield (
+            f"| … predicted from {low + 1:,} to {high:,} bytes | "
+            f"{bits[(before > low) & (before <= high)].mean():.3f} |"
+        )
     for name, packed in (
         ("xz -9e", lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
         ("gzip -9", gzip.compress(text, 9, mtime=0)),
@@ -138,13 +161,18 @@ def report(folder: Path) -> Iterator[str]:
 
     sampled = complete(model, PROMPTS, 200, temperature=0.8)
     known, n_words = share_of_words(sampled)
-    yield f"\nOf {n_words} words in {len(sampled)} completions of 200 bytes at temperature 0.8, {known:.0%} are known ones."
+    yield (
+        f"\nOf {n_words} words in {len(sampled)} completions of 200 bytes at temperature 0.8, "
+        f"{known:.0%} are known ones."
+    )
     for prompt, completion in zip(PROMPTS, sampled):
         yield f"\n```\n{prompt}▸{completion}\n```"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m demo.evaluate", description="Measure the demo model.")
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.evaluate", description="Measure the demo model."
+    )
     parser.add_argument(
         "folder",
         type=Path,

@@ -1,8 +1,8 @@
 """Train `demo`:  .venv/bin/python -m demo.train
 
-Writes model.safetensors (16-bit) and config.json, Hugging Face's form of a GPT-2, and held_out.txt, the text
-that its bits per byte are measured on. Stop it with Ctrl-C and run it again: it goes on from its last
-checkpoint and, on the same machine, arrives at the same weights.
+Writes model.safetensors (16-bit) and config.json, Hugging Face's form of a GPT-2, and held_out.txt,
+the text that its bits per byte are measured on. Stop it with Ctrl-C and run it again: it goes on
+from its last checkpoint and, on the same machine, arrives at the same weights.
 
 The choices worth varying stand in `Recipe`.
 """
@@ -38,16 +38,22 @@ from weights import DEMO
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained and how. A batch is `bytes_per_step` bytes, cut into sequences of the phase's context.
+    """What is trained and how. A batch is `bytes_per_step` bytes, cut into sequences of the phase's
+    context.
 
-    Short contexts come first: with 128 bytes of context the model leaves bigrams behind after 200 steps, with
-    1,024 it has not after 400. Their first position is drawn anew for each, so that all of wpe learns from the start.
+    Short contexts come first: with 128 bytes of context the model leaves bigrams behind after 200
+    steps, with 1,024 it has not after 400. Their first position is drawn anew for each, so that all
+    of wpe learns from the start.
     """
 
     shape: Shape = SHAPES["demo"]
     steps: int = 6000
     bytes_per_step: int = 4096
-    phases: tuple[tuple[float, int], ...] = ((0.4, 128), (0.7, 512), (1.0, 1024))  # (until this part of the steps, context)
+    phases: tuple[tuple[float, int], ...] = (
+        (0.4, 128),
+        (0.7, 512),
+        (1.0, 1024),
+    )  # (until this part of the steps, context)
     muon_rate: float = 0.02  # matrices of the blocks (Muon; Jordan et al., 2024)
     adam_rate: float = 3e-3  # embeddings, biases, layer norms
     weight_decay: float = 0.1  # of the matrices
@@ -62,21 +68,28 @@ class CheckpointUnusable(Exception):
     """A checkpoint that is damaged, or of another recipe or text; the message names the way on."""
 
 
-def train(recipe: Recipe, corpus: Corpus, checkpoint: Path, say: Callable[[str], None] = print) -> GPT2:
-    """Train to the last step of `recipe`, going on from `checkpoint` if it is there; return the model in float32.
+def train(
+    recipe: Recipe, corpus: Corpus, checkpoint: Path, say: Callable[[str], None] = print
+) -> GPT2:
+    """Train to the last step of `recipe`, going on from `checkpoint` if it is there; return the
+    model in float32.
 
-    A batch depends on the seed and the number of its step alone, so a run that was interrupted arrives at the
-    weights of one that was not, on the same machine. Raises CheckpointUnusable.
+    A batch depends on the seed and the number of its step alone, so a run that was interrupted
+    arrives at the weights of one that was not, on the same machine. Raises CheckpointUnusable.
     """
     model, optimizers = _start(recipe)
     text = torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
     step, before_s = _resume(checkpoint, recipe, corpus, model, optimizers)
     began, losses = time.monotonic() - before_s, []
     cpu = torch.cpu.get_capabilities()
-    bf16 = any(cpu.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))  # elsewhere it is emulated, and slow
+    bf16 = any(
+        cpu.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")
+    )  # elsewhere it is emulated, and slow
     say(
-        f"{recipe.shape.parameters / 1e6:.2f}M parameters, {len(text):,} bytes of text (SHA-256 {corpus.digest}), "
-        f"{recipe.steps:,} steps of {recipe.bytes_per_step:,} bytes in {'bfloat16' if bf16 else 'float32'}, from step {step:,}"
+        f"{recipe.shape.parameters / 1e6:.2f}M parameters, {len(text):,} bytes of text (SHA-256 "
+        f"{corpus.digest}), "
+        f"{recipe.steps:,} steps of {recipe.bytes_per_step:,} bytes in "
+        f"{'bfloat16' if bf16 else 'float32'}, from step {step:,}"
     )
     while step < recipe.steps:
         context = next(context for until, context in recipe.phases if step < until * recipe.steps)
@@ -98,15 +111,19 @@ def train(recipe: Recipe, corpus: Corpus, checkpoint: Path, say: Callable[[str],
             spent_s = time.monotonic() - began
             _save(checkpoint, recipe, corpus, model, optimizers, step, spent_s)
             say(
-                f"step {step:>5,} of {recipe.steps:,}  context {context:>5,}  bits per byte: train {np.mean(losses):.3f}, "
-                f"held out {held_out:.3f}  {spent_s / 60:.1f} min, {spent_s / 60 * (recipe.steps / step - 1):.0f} left"
+                f"step {step:>5,} of {recipe.steps:,}  context {context:>5,}  bits per byte: train "
+                f"{np.mean(losses):.3f}, "
+                f"held out {held_out:.3f}  {spent_s / 60:.1f} min, "
+                f"{spent_s / 60 * (recipe.steps / step - 1):.0f} left"
             )
             losses.clear()
     return model.eval().requires_grad_(False)
 
 
 def _start(recipe: Recipe) -> tuple[GPT2, list[Optimizer]]:
-    """The model with GPT-2's initial weights, N(0, 0.02), those that end a residual branch / √(2 layers)."""
+    """The model with GPT-2's initial weights, N(0, 0.02), those that end a residual branch / √(2
+    layers).
+    """
     model = GPT2(recipe.shape).requires_grad_(True)
     generator = torch.Generator().manual_seed(recipe.seed)
     matrices: list[nn.Parameter] = []
@@ -118,8 +135,11 @@ def _start(recipe: Recipe) -> tuple[GPT2, list[Optimizer]]:
             else:
                 std = 0.02 / math.sqrt(2 * recipe.shape.n_layer) if "c_proj" in name else 0.02
                 parameter.normal_(0, std, generator=generator)
-            (matrices if name.startswith("h.") and parameter.ndim == 2 else others).append(parameter)
-    # Muon scales its step for [out, in]; our matrices are [in, out], so the MLP's second learns faster than its first
+            (matrices if name.startswith("h.") and parameter.ndim == 2 else others).append(
+                parameter
+            )
+    # Muon scales its step for [out, in]; our matrices are [in, out], so the MLP's second learns
+    # faster than its first
     muon = Muon(matrices, lr=recipe.muon_rate, weight_decay=recipe.weight_decay)
     adam = AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
     for optimizer in (muon, adam):
@@ -129,34 +149,54 @@ def _start(recipe: Recipe) -> tuple[GPT2, list[Optimizer]]:
 
 
 def _rate(step: int, recipe: Recipe) -> float:
-    """The learning rate of a step as a part of its peak: linear warm-up times a cosine down to `last_rate`."""
+    """The learning rate of a step as a part of its peak: linear warm-up times a cosine down to
+    `last_rate`.
+    """
     cosine = (1 + math.cos(math.pi * step / recipe.steps)) / 2
-    return min(1.0, (step + 1) / recipe.warm_up) * (recipe.last_rate + (1 - recipe.last_rate) * cosine)
+    return min(1.0, (step + 1) / recipe.warm_up) * (
+        recipe.last_rate + (1 - recipe.last_rate) * cosine
+    )
 
 
 def _batch(text: Tensor, recipe: Recipe, step: int, context: int) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, positions and targets of a step: 3 × int64 [B, T]."""
     rng = np.random.default_rng([recipe.seed, step])
     n = recipe.bytes_per_step // context
-    windows = torch.stack([text[start : start + context + 1] for start in rng.integers(0, len(text) - context, n)]).long()
+    windows = torch.stack(
+        [text[start : start + context + 1] for start in rng.integers(0, len(text) - context, n)]
+    ).long()
     first = torch.from_numpy(rng.integers(0, recipe.shape.n_ctx - context + 1, n))
     return windows[:, :-1], first[:, None] + torch.arange(context), windows[:, 1:]
 
 
 def _save(
-    path: Path, recipe: Recipe, corpus: Corpus, model: GPT2, optimizers: list[Optimizer], step: int, spent_s: float
+    path: Path,
+    recipe: Recipe,
+    corpus: Corpus,
+    model: GPT2,
+    optimizers: list[Optimizer],
+    step: int,
+    spent_s: float,
 ) -> None:
     state: dict[str, Any] = {
-        "recipe": asdict(recipe), "corpus": corpus.digest, "step": step, "spent_s": spent_s,
-        "model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-    }  # fmt: skip
+        "recipe": asdict(recipe),
+        "corpus": corpus.digest,
+        "step": step,
+        "spent_s": spent_s,
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+    }
     half_written = path.with_suffix(".part")
     torch.save(state, half_written)
     half_written.replace(path)
 
 
-def _resume(path: Path, recipe: Recipe, corpus: Corpus, model: GPT2, optimizers: list[Optimizer]) -> tuple[int, float]:
-    """Load a checkpoint if there is one; return its step and the seconds that it took to get there."""
+def _resume(
+    path: Path, recipe: Recipe, corpus: Corpus, model: GPT2, optimizers: list[Optimizer]
+) -> tuple[int, float]:
+    """Load a checkpoint if there is one; return its step and the seconds that it took
+    to get there.
+    """
     if not path.exists():
         return 0, 0.0
     try:
@@ -166,7 +206,9 @@ def _resume(path: Path, recipe: Recipe, corpus: Corpus, model: GPT2, optimizers:
         raise CheckpointUnusable(f"{path} is damaged; delete it to train from the start") from None
     for what, ours in (("recipe", asdict(recipe)), ("corpus", corpus.digest)):
         if state[what] != ours:
-            raise CheckpointUnusable(f"{path} was made with another {what}; delete it to train from the start")
+            raise CheckpointUnusable(
+                f"{path} was made with another {what}; delete it to train from the start"
+            )
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(saved)
@@ -174,23 +216,40 @@ def _resume(path: Path, recipe: Recipe, corpus: Corpus, model: GPT2, optimizers:
 
 
 def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
-    """Write the model in 16 bits and its config.json in Hugging Face's form, and the held-out text."""
-    tensors = {f"transformer.{name}": parameter.half().contiguous() for name, parameter in model.named_parameters()}
+    """Write the model in 16 bits and its config.json in Hugging Face's form, and the
+    held-out text.
+    """
+    tensors = {
+        f"transformer.{name}": parameter.half().contiguous()
+        for name, parameter in model.named_parameters()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     shape = model.shape
     config = {
-        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "torch_dtype": "float16",
-        "n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd, "n_ctx": shape.n_ctx,
-        "n_positions": shape.n_ctx, "vocab_size": shape.vocab_size, "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "bos_token_id": 256, "eos_token_id": 256,
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "torch_dtype": "float16",
+        "n_layer": shape.n_layer,
+        "n_head": shape.n_head,
+        "n_embd": shape.n_embd,
+        "n_ctx": shape.n_ctx,
+        "n_positions": shape.n_ctx,
+        "vocab_size": shape.vocab_size,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "bos_token_id": 256,
+        "eos_token_id": 256,
         "trained_on": {"text": f"CPython {platform.python_version()}", "sha256": corpus.digest},
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "held_out.txt").write_bytes(corpus.held_out)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m demo.train", description="Train the demo model.")
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.train", description="Train the demo model."
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -203,12 +262,22 @@ def main() -> int:
     torch.set_num_threads(physical_cores())
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "held_out.txt").touch()  # a folder that cannot be written is an error now, not minutes later
+        (
+            folder / "held_out.txt"
+        ).touch()  # a folder that cannot be written is an error now, not minutes later
         corpus = load_corpus()
         shipped = json.loads((DEMO / "config.json").read_text())["trained_on"]
         if corpus.digest != shipped["sha256"]:
-            print(f"note: the shipped model learnt from {shipped['text']}; the text of this Python is another", file=sys.stderr)
-        export(train(Recipe(), corpus, checkpoint, lambda line: print(line, flush=True)), corpus, folder)
+            print(
+                f"note: the shipped model learnt from {shipped['text']}; the text of this Python "
+                f"is another",
+                file=sys.stderr,
+            )
+        export(
+            train(Recipe(), corpus, checkpoint, lambda line: print(line, flush=True)),
+            corpus,
+            folder,
+        )
         checkpoint.unlink()
     except CheckpointUnusable as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Bytes in, whole HTTP/1.1 requests out: knows no socket, no thread and no clock.
 
-gunicorn's parser reads the head, the one judge of how long a body is; the body is collected here. A byte is looked at a
-bounded number of times, however small the pieces are in which it comes.
+gunicorn's parser reads the head, the one judge of how long a body is; the body is collected here. A
+byte is looked at a bounded number of times, however small the pieces are in which it comes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from gunicorn.http.unreader import IterUnreader
 MAX_HEAD_BYTES = 32_768  # of a request line and its headers
 MAX_LINE_BYTES = 1_024  # of a chunk's size and extensions; of all trailers
 
-# the end of a head, or a line that ends with LF alone, after which no end may come and which the parser refuses
+# the end of a head, or a line that ends with LF alone, after which no end may come and which the
+# parser refuses
 HEAD_ENDS = re.compile(rb"\r\n\r\n|(?<!\r)\n")
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(?:;[^\r\n]*)?")
 STATUS: dict[type[Exception], int] = {
@@ -53,7 +54,8 @@ class Refusal(Exception):
         body = json.dumps({"error": error}, separators=(",", ":")).encode()
         head = (
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: "
+            f"close\r\n\r\n"
         )
         return head.encode() + body
 
@@ -61,7 +63,8 @@ class Refusal(Exception):
 class Reader:
     """The requests of one connection, one after another.
 
-    `settings`: gunicorn's. `client`: its address. `max_body_bytes`: of a body, its chunks put together.
+    `settings`: gunicorn's. `client`: its address. `max_body_bytes`: of a body, its chunks put
+    together.
     """
 
     def __init__(self, settings: Any, client: Any, max_body_bytes: int):
@@ -86,7 +89,9 @@ class Reader:
 
     @property
     def held_bytes(self) -> int:
-        """At most MAX_HEAD_BYTES + max_body_bytes + what the last `feed` brought, unless requests are pipelined."""
+        """At most MAX_HEAD_BYTES + max_body_bytes + what the last `feed` brought, unless requests
+        are pipelined.
+        """
         return len(self._buffer) + len(self._body)
 
     def feed(self, data: bytes) -> None:
@@ -97,7 +102,9 @@ class Reader:
         self._buffer, self._body = bytearray(), bytearray()
 
     def next_request(self) -> Request | None:
-        """The next request, its whole body in `body`, or None while a part of it is missing. Raises Refusal."""
+        """The next request, its whole body in `body`, or None while a part of it is missing. Raises
+        Refusal.
+        """
         if self._request is None and not self._take_head():
             return None
         if not self._take_body():
@@ -109,19 +116,27 @@ class Reader:
         return request
 
     def wants_continue(self) -> bool:
-        """Whether the client waits for "100 Continue" before it sends the body; True once a request."""
+        """Whether the client waits for "100 Continue" before it sends the body; True once a
+        request.
+        """
         if self._request is None or not self._request._expected_100_continue:
             return False
         self._request._expected_100_continue = False  # else gunicorn would say it again
         return not self._buffer and not self._body
 
     def _take_head(self) -> bool:
-        if self._buffer.startswith(b"\r\n"):  # some clients end a body with one (RFC 9112, section 2.2)
+        if self._buffer.startswith(
+            b"\r\n"
+        ):  # some clients end a body with one (RFC 9112, section 2.2)
             del self._buffer[:2]
         found = HEAD_ENDS.search(self._buffer, max(0, self._searched - 3))
         end = found.end() if found else len(self._buffer)
         if end > MAX_HEAD_BYTES:
-            raise Refusal(431, "headers_too_large", f"The headers are larger than {MAX_HEAD_BYTES:,} bytes; send fewer.")
+            raise Refusal(
+                431,
+                "headers_too_large",
+                f"The headers are larger than {MAX_HEAD_BYTES:,} bytes; send fewer.",
+            )
         if found is None:
             self._searched = end
             return False
@@ -132,7 +147,11 @@ class Reader:
             request = Request(self._settings, IterUnreader([head]), self._client)
         except (ParseException, NoMoreData, StopIteration) as error:
             status = STATUS.get(type(error), 400)
-            raise Refusal(status, "invalid_http", f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}") from None
+            raise Refusal(
+                status,
+                "invalid_http",
+                f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}",
+            ) from None
         self._chunked = isinstance(request.body.reader, ChunkedReader)
         self._separator, self._in_trailers = b"", False
         self._left = 0
@@ -143,7 +162,11 @@ class Reader:
 
     def _expect(self, n: int) -> None:
         if len(self._body) + n > self._max_body_bytes:
-            raise Refusal(413, "request_entity_too_large", f"The body is larger than {self._max_body_bytes:,} bytes.")
+            raise Refusal(
+                413,
+                "request_entity_too_large",
+                f"The body is larger than {self._max_body_bytes:,} bytes.",
+            )
         self._left = n
 
     def _take_body(self) -> bool:
@@ -198,4 +221,8 @@ class Reader:
 
     @staticmethod
     def _wrong_chunk() -> Refusal:
-        return Refusal(400, "invalid_http", "The chunks of the body are malformed; send it with a Content-Length.")
+        return Refusal(
+            400,
+            "invalid_http",
+            "The chunks of the body are malformed; send it with a Content-Length.",
+        )

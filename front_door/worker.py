@@ -1,25 +1,30 @@
-"""gunicorn's worker: one loop reads every connection, and a thread gets a request when all of it is there.
+"""gunicorn's worker: one loop reads every connection, and a thread gets a request when all of it is
+there.
 
-gunicorn's own threaded worker gives a thread to a connection, which a slow client then holds, and closes connections on its
-only loop, waiting up to 2 s for each (27.0.1). Here nothing that a client does or leaves undone makes the loop or a
-thread wait, but a reader that stands still, and that for STILL_S.
+gunicorn's own threaded worker gives a thread to a connection, which a slow client then holds, and
+closes connections on its only loop, waiting up to 2 s for each (27.0.1). Here nothing that a client
+does or leaves undone makes the loop or a thread wait, but a reader that stands still, and that for
+STILL_S.
 
-A connection waits in one of four ways, each for a limited time in all, and then is in a thread until it is answered:
+A connection waits in one of four ways, each for a limited time in all, and then is in a thread
+until it is answered:
 
-    HEAD       for the first byte, or the rest, of a request line and headers: header_timeout_s, then 408
+    HEAD       for the first byte, or the rest, of line and headers: header_timeout_s, then 408
     BODY       for the rest of a body: body_timeout_s, then 408
     IDLE       for another request: KEEPALIVE_S
-    LINGERING  answered and closed by us, for the client to close too, so that it can read what it was sent: LINGER_S
+    LINGERING  answered and closed by us, for the client to read that and close too: LINGER_S
 
-At most `worker_connections` are open. A further one takes the place of the one that has waited longest in the first of
-LINGERING, HEAD, IDLE and BODY that has any; one that is being answered is never closed for another. Bodies that are not
-whole hold at most MAX_UNFINISHED_BYTES in all; beyond it the one that has waited longest is refused.
+At most `worker_connections` are open. A further one takes the place of the one that has waited
+longest in the first of LINGERING, HEAD, IDLE and BODY that has any; one that is being answered is
+never closed for another. Bodies that are not whole hold at most MAX_UNFINISHED_BYTES in all; beyond
+it the one that has waited longest is refused.
 
-SIGTERM: no new connections; requests in flight are finished, new ones on connections that are still open get 503. After
-drain_timeout_s those still in flight get an error. A second SIGTERM changes nothing. SIGINT and SIGQUIT (Ctrl-C, which
-reaches the worker from the terminal and from gunicorn's master) give those in flight that error at once. The handlers
-only tell the loop: gunicorn's own take the thread pool's lock, and deadlock when the second signal interrupts the first or
-the main thread holds that lock.
+SIGTERM: no new connections; requests in flight are finished, new ones on connections that are still
+open get 503. After drain_timeout_s those still in flight get an error. A second SIGTERM changes
+nothing. SIGINT and SIGQUIT (Ctrl-C, which reaches the worker from the terminal and from gunicorn's
+master) give those in flight that error at once. The handlers only tell the loop: gunicorn's own
+take the thread pool's lock, and deadlock when the second signal interrupts the first or the main
+thread holds that lock.
 """
 
 from __future__ import annotations
@@ -53,7 +58,8 @@ from front_door.http_reader import Reader, Refusal
 KEEPALIVE_S = 75.0  # longer than clients keep their pools, who else would be reset under load
 LINGER_S = 2.0
 STILL_S = 30  # how long a client may take nothing of its answer
-DRAINING_S = 2.0  # how long a connection may wait for anything once SIGTERM came: its request may be on the way
+# how long a connection may wait for anything once SIGTERM came: its request may be on the way
+DRAINING_S = 2.0
 ENDING_S = 0.5  # the same after Ctrl-C
 READ_BYTES = 65_536
 MAX_UNFINISHED_BYTES = 256_000_000
@@ -69,10 +75,13 @@ class Worker(base.Worker):
         self.config = Config.model_validate_json(os.environ[HANDOFF])
         self._pool = ThreadPoolExecutor(self.cfg.threads)
         self._poller = selectors.DefaultSelector()
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # what others want the loop to do
+        self._calls: SimpleQueue[Callable[[], None]] = (
+            SimpleQueue()
+        )  # what others want the loop to do
         self._open = 0  # connections, in threads too
         self._accepted = 0
-        # given up, and not closed yet: when thousands come at once, closing as many would make all others wait
+        # given up, and not closed yet: when thousands come at once, closing as many would make all
+        # others wait
         self._doomed: deque[socket.socket] = deque()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_doomed = max(0, files - SPARE_FILES - self.cfg.worker_connections)
@@ -81,7 +90,8 @@ class Worker(base.Worker):
         self._accept_from = 0.0
         self._drain_until: float | None = None
         self._ending = False
-        # deadlines by connection; the oldest is first in each, for its time limit is the same for all
+        # deadlines by connection; the oldest is first in each, for its time limit is the same for
+        # all
         self._waiting: dict[Wait, dict[Connection, float]] = {wait: {} for wait in Wait}
         self._limits = {
             Wait.LINGERING: LINGER_S,
@@ -120,7 +130,9 @@ class Worker(base.Worker):
         self._drain_until = time.monotonic() + self.config.drain_timeout_s
         self.wsgi.extensions["server"].manager.drain()
         for listener in self.sockets:
-            self._accept(listener, listener.getsockname())  # who was let in by the system already gets an answer
+            self._accept(
+                listener, listener.getsockname()
+            )  # who was let in by the system already gets an answer
         self._accept_while(False)
         for listener in self.sockets:
             listener.close()
@@ -157,7 +169,9 @@ class Worker(base.Worker):
     def run(self) -> None:
         self._poller.register(self.PIPE[0], selectors.EVENT_READ, self._run_calls)
         for listener in self.sockets:  # connections inherit it
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STILL_S, 0))
+            listener.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STILL_S, 0)
+            )
         while self.alive or self._open:
             self.notify()
             if self.alive:
@@ -187,8 +201,15 @@ class Worker(base.Worker):
         """Seconds until there is something to do beside reading; one at most."""
         if self._doomed:
             return 0.0
-        firsts = [next(iter(connections.values())) for connections in self._waiting.values() if connections]
-        times = [*firsts, self._accept_from if self._accept_from > time.monotonic() else float("inf")]
+        firsts = [
+            next(iter(connections.values()))
+            for connections in self._waiting.values()
+            if connections
+        ]
+        times = [
+            *firsts,
+            self._accept_from if self._accept_from > time.monotonic() else float("inf"),
+        ]
         return min(1.0, max(0.0, min(times) - time.monotonic()))
 
     def _give_up(self) -> None:
@@ -202,7 +223,10 @@ class Worker(base.Worker):
                     self._close(connection)
                 elif self.alive:
                     setting = "--header-timeout-s" if wait is Wait.HEAD else "--body-timeout-s"
-                    message = f"The request came too slowly; send it within the server's {setting} of {self._limits[wait]:g} s."
+                    message = (
+                        f"The request came too slowly; send it within the server's {setting} "
+                        f"of {self._limits[wait]:g} s."
+                    )
                     self._refuse(connection, Refusal(408, "request_timeout", message))
                 else:
                     message = "The server is shutting down; send the request to another one."
@@ -231,7 +255,9 @@ class Worker(base.Worker):
                 return
             except OSError as error:
                 if error.errno in NO_FILES and not self._make_room():
-                    self.log.warning("no connection can be accepted: %s; raise `ulimit -n`", error.strerror)
+                    self.log.warning(
+                        "no connection can be accepted: %s; raise `ulimit -n`", error.strerror
+                    )
                     self._accept_from = time.monotonic() + PAUSE_S
                 return
             self._open += 1
@@ -297,7 +323,10 @@ class Worker(base.Worker):
         elif connection.reader.awaits == "nothing":
             self._close(connection)
         else:
-            self._refuse(connection, Refusal(400, "invalid_http", "The request ended in its middle; send all of it."))
+            self._refuse(
+                connection,
+                Refusal(400, "invalid_http", "The request ended in its middle; send all of it."),
+            )
 
     def _advance(self, connection: Connection) -> None:
         """Give the next request to a thread if it is whole, else wait for the rest of it."""
@@ -319,7 +348,10 @@ class Worker(base.Worker):
         if connection.reader.wants_continue():
             self._say(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
         awaited = AWAITED[connection.reader.awaits]
-        if awaited is not connection.waits and (awaited, connection.waits) != (Wait.IDLE, Wait.HEAD):
+        if awaited is not connection.waits and (awaited, connection.waits) != (
+            Wait.IDLE,
+            Wait.HEAD,
+        ):
             self._wait(connection, awaited)
         self._held_bytes += connection.reader.held_bytes - connection.held_bytes
         connection.held_bytes = connection.reader.held_bytes
@@ -336,7 +368,9 @@ class Worker(base.Worker):
         self._linger(connection)
 
     def _linger(self, connection: Connection) -> None:
-        """Close our direction, and wait for the other: else unread bytes would reset the connection (RFC 9112, 9.6)."""
+        """Close our direction, and wait for the other: else unread bytes would reset the connection
+        (RFC 9112, 9.6).
+        """
         self._take(connection)
         connection.reader.forget()
         try:
@@ -359,15 +393,21 @@ class Worker(base.Worker):
         try:
             keep = self._answer(connection, request)
         except BlockingIOError:
-            self.log.warning("a client took nothing for %d s of its answer; its connection is closed", STILL_S)
+            self.log.warning(
+                "a client took nothing for %d s of its answer; its connection is closed", STILL_S
+            )
         except OSError as error:
             self.log.debug("a client is gone: %s", error)
         finally:
             self._call(partial(self._served, connection, keep))
 
     def _answer(self, connection: Connection, request: Request) -> bool:
-        """Whether the connection can be used again. Raises OSError if the client is gone, BlockingIOError if it stood still."""
-        response, environ = wsgi.create(request, connection.sock, connection.client, connection.server, self.cfg)
+        """Whether the connection can be used again. Raises OSError if the client is gone,
+        BlockingIOError if it stood still.
+        """
+        response, environ = wsgi.create(
+            request, connection.sock, connection.client, connection.server, self.cfg
+        )
         environ["wsgi.multithread"] = True
         if not self.alive:
             response.force_close()

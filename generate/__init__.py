@@ -1,4 +1,6 @@
-"""The engines behind one seam, `inference.Generator`: generate(iteration) -> one id per row that samples."""
+"""The engines behind one seam, `inference.Generator`: generate(iteration) -> one id per row that
+samples.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class OutOfMemory(Exception):
-    """A GPU's memory does not hold what was asked of it; the message names the settings to lower."""
+    """A GPU's memory does not hold what was asked of it; the message names the settings
+    to lower.
+    """
 
 
 @contextlib.contextmanager
@@ -30,7 +34,8 @@ def memory_for(what: str) -> Iterator[None]:
         if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):
             raise
         raise OutOfMemory(
-            f"this GPU's memory does not hold {what}; lower --token-budget, --max-batch-size, --kv-cache-gb or "
+            f"this GPU's memory does not hold {what}; lower --token-budget, --max-batch-size, "
+            f"--kv-cache-gb or "
             "--gpu-memory-utilization, or end what else runs on the GPU"
         ) from None
 
@@ -38,8 +43,9 @@ def memory_for(what: str) -> Iterator[None]:
 def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator:
     """Build, load and warm up the generator that `config` asks for.
 
-    `path`: the checkpoint, as `weights.locate` returned it. `n_vocab`: ids that the tokenizer can decode.
-    torch is imported here, in the thread that will use it, and not at all for the fake. Raises OutOfMemory.
+    `path`: the checkpoint, as `weights.locate` returned it. `n_vocab`: ids that the tokenizer can
+    decode. torch is imported here, in the thread that will use it, and not at all for the fake.
+    Raises OutOfMemory.
     """
     if config.model == "fake":
         from generate.fake import FakeGenerator
@@ -51,7 +57,9 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
 
     torch.set_num_threads(config.threads)
     with memory_for(f"{config.model} and an iteration of {config.max_batch_size} rows"):
-        model = load_model(config.shape, path, config.seed, getattr(torch, config.dtype), config.device)
+        model = load_model(
+            config.shape, path, config.seed, getattr(torch, config.dtype), config.device
+        )
         if config.generator == "naive":
             from generate.naive import NaiveGenerator
 
@@ -68,7 +76,12 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
             return _cached(config, model, n_vocab, config.n_blocks)
         from generate.memory import fitting_blocks
 
-        return _cached(config, model, n_vocab, fitting_blocks(config, lambda n: _cached(config, model, n_vocab, n)))
+        return _cached(
+            config,
+            model,
+            n_vocab,
+            fitting_blocks(config, lambda n: _cached(config, model, n_vocab, n)),
+        )
 
 
 def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedGenerator:
@@ -78,7 +91,9 @@ def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedG
     from generate.sampling import sample, sample_on_cpu
     from model import KVCache
 
-    cache = KVCache(config.shape, n_blocks, config.block_size, model.wte.weight.dtype, config.device)
+    cache = KVCache(
+        config.shape, n_blocks, config.block_size, model.wte.weight.dtype, config.device
+    )
     max_tokens = config.max_batch_size + config.token_budget
     attention: Attention = PlainAttention(cache)
     if config.attention == "kernel":
@@ -91,5 +106,7 @@ def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedG
         from generate.graphs import Capture
 
         generator.capture(config.decoder_batch_sizes, Capture())
-    generator.warm_up(config.max_batch_size, config.token_budget, config.max_model_len - 1, config.block_size)
+    generator.warm_up(
+        config.max_batch_size, config.token_budget, config.max_model_len - 1, config.block_size
+    )
     return generator

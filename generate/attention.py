@@ -1,10 +1,12 @@
-"""Attention of an iteration's rows, each over its own blocks of the KV cache. Three ways, one result but for rounding.
+"""Attention of an iteration's rows, each over its own blocks of the KV cache. Three ways, one
+result but for rounding.
 
     PlainAttention     PyTorch's scaled_dot_product_attention, called once a row; any device
     KernelAttention    kernels/attention.cpp, called once for all rows; CPU
     TritonAttention    kernels/paged_attention.py, called once for all rows; GPU
 
-`prepare(rows)` is called once an iteration and returns the `attend` that the model calls once a layer.
+`prepare(rows)` is called once an iteration and returns the `attend` that the model calls once a
+layer.
 """
 
 from __future__ import annotations
@@ -33,8 +35,12 @@ class _Span:
 
     first: int
     end: int
-    live: slice | Tensor | None  # slots of all tokens up to the last query; None: the row has no blocks any more
-    mask: Tensor | None  # which live tokens each query sees, for a chunk that is not the first; bool [T, L]
+    live: (
+        slice | Tensor | None
+    )  # slots of all tokens up to the last query; None: the row has no blocks any more
+    mask: (
+        Tensor | None
+    )  # which live tokens each query sees, for a chunk that is not the first; bool [T, L]
 
 
 class PlainAttention:
@@ -67,12 +73,18 @@ class PlainAttention:
             answers = []
             for span in spans:
                 queries = q[:, :, span.first : span.end]
-                if span.live is None:  # an idle row whose cache was given back attends to itself alone
+                if (
+                    span.live is None
+                ):  # an idle row whose cache was given back attends to itself alone
                     answers.append(v[:, :, span.first : span.end])
                     continue
                 keys, values = self._cache.read(layer, span.live)
                 causal = span.mask is None and span.end - span.first > 1
-                answers.append(F.scaled_dot_product_attention(queries, keys, values, span.mask, is_causal=causal))
+                answers.append(
+                    F.scaled_dot_product_attention(
+                        queries, keys, values, span.mask, is_causal=causal
+                    )
+                )
             return torch.cat(answers, 2)[0].transpose(0, 1)  # [T, H, D]
 
         return attend
@@ -123,18 +135,29 @@ class KernelAttention:
             y = qkv.new_empty(qkv[:, 0].shape)  # [T, H, D]
             keys, values = self._addresses[layer]
             self._kernel(
-                qkv.data_ptr(), y.data_ptr(), keys, values,
-                positions.buffer_info()[0], tables.buffer_info()[0], blocks.buffer_info()[0],
-                len(positions), self._n_head, self._n_slots, self._cache.block_size, self._head_size, n_threads,
-            )  # fmt: skip
+                qkv.data_ptr(),
+                y.data_ptr(),
+                keys,
+                values,
+                positions.buffer_info()[0],
+                tables.buffer_info()[0],
+                blocks.buffer_info()[0],
+                len(positions),
+                self._n_head,
+                self._n_slots,
+                self._cache.block_size,
+                self._head_size,
+                n_threads,
+            )
             return y
 
         return attend
 
 
 class TritonAttention:
-    """What an iteration's rows are lies in one buffer, so that an `attend` which was captured for as many tokens, in rows of
-    one token each, computes whatever rows were prepared last."""
+    """What an iteration's rows are lies in one buffer, so that an `attend` which was captured for
+    as many tokens, in rows of one token each, computes whatever rows were prepared last.
+    """
 
     def __init__(self, cache: KVCache, max_tokens: int):
         from kernels import paged_attention  # the package triton is there on a GPU
@@ -142,7 +165,11 @@ class TritonAttention:
         self._kernel = paged_attention
         self._cache = cache
         layer = cache.layers[0]
-        self._buffer = Buffer(paged_attention.TILE * max_tokens + layer.shape[3] // cache.block_size, "i", layer.device)
+        self._buffer = Buffer(
+            paged_attention.TILE * max_tokens + layer.shape[3] // cache.block_size,
+            "i",
+            layer.device,
+        )
 
     def prepare(self, rows: list[Row]) -> Attend:
         most, size = self._kernel.QUERIES, self._kernel.TILE
@@ -162,6 +189,8 @@ class TritonAttention:
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             cache = self._cache.layers[layer]
-            return self._kernel.paged_attention(qkv, cache, tiles_at, tables_at, n_tiles, self._cache.block_size)
+            return self._kernel.paged_attention(
+                qkv, cache, tiles_at, tables_at, n_tiles, self._cache.block_size
+            )
 
         return attend

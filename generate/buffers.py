@@ -1,4 +1,6 @@
-"""Integers and floats of the host, on their way to the device, without making the host wait for it."""
+"""Integers and floats of the host, on their way to the device, without making the host
+wait for it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32, "d": torch.float64}  # by array's type code
+DTYPES = {
+    "i": torch.int32,
+    "q": torch.int64,
+    "f": torch.float32,
+    "d": torch.float64,
+}  # by array's type code
 
 
 def to_device(values: array[Any], device: torch.device) -> Tensor:
@@ -17,19 +24,25 @@ def to_device(values: array[Any], device: torch.device) -> Tensor:
 
 
 class Buffer:
-    """A tensor that stays where it is, for values that change: a captured graph reads this memory again and again."""
+    """A tensor that stays where it is, for values that change: a captured graph reads this memory
+    again and again.
+    """
 
     def __init__(self, size: int, typecode: str, device: torch.device):
         self._tensor = torch.zeros(size, dtype=DTYPES[typecode], device=device)
 
     def load(self, values: array[Any]) -> Tensor:
         """Overwrite the first len(values) elements; return the whole buffer."""
-        assert len(values) <= len(self._tensor), f"{len(values)} values for a buffer of {len(self._tensor)}"
+        assert len(values) <= len(self._tensor), (
+            f"{len(values)} values for a buffer of {len(self._tensor)}"
+        )
         self._tensor[: len(values)].copy_(_on_host(values, self._tensor.device), non_blocking=True)
         return self._tensor
 
 
 def _on_host(values: array[Any], device: torch.device) -> Tensor:
-    """Page-locked for a GPU, whose copy then runs beside the host; PyTorch keeps such memory until the copy is over."""
+    """Page-locked for a GPU, whose copy then runs beside the host; PyTorch keeps such memory until
+    the copy is over.
+    """
     tensor = torch.frombuffer(values, dtype=DTYPES[values.typecode])
     return tensor.pin_memory() if device.type == "cuda" else tensor

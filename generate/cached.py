@@ -1,10 +1,12 @@
-"""The engine: one forward pass over the tokens of all rows, attention per row against its own KV cache.
+"""The engine: one forward pass over the tokens of all rows, attention per row against its own KV
+cache.
 
-Knows tensors; knows neither the policy nor the clock. An `Iteration` comes in as integers, becomes a flat
-list of tokens with a position each, and one id per sampled row goes out.
+Knows tensors; knows neither the policy nor the clock. An `Iteration` comes in as integers, becomes
+a flat list of tokens with a position each, and one id per sampled row goes out.
 
-On a GPU a forward pass is captured once for each decoder batch size (generate/graphs.py): it reads its input from
-buffers that stay where they are, so that what changes from iteration to iteration is their content alone.
+On a GPU a forward pass is captured once for each decoder batch size (generate/graphs.py): it reads
+its input from buffers that stay where they are, so that what changes from iteration to iteration is
+their content alone.
 """
 
 from __future__ import annotations
@@ -24,14 +26,22 @@ from model import GPT2
 from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
 
 Forward = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
-PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)  # a row of nobody: it has no blocks and sees itself alone
+PADDING = Row(
+    Inference([0], 1), 0, 1, [], samples=False, idle=True
+)  # a row of nobody: it has no blocks and sees itself alone
 
 
 class CachedGenerator(Generator):
     """`max_tokens`: of an iteration at most. `n_blocks`: see inference.Generator."""
 
     def __init__(
-        self, model: GPT2, n_vocab: int, attention: Attention, sample: Sample, max_tokens: int, n_blocks: int | None = None
+        self,
+        model: GPT2,
+        n_vocab: int,
+        attention: Attention,
+        sample: Sample,
+        max_tokens: int,
+        n_blocks: int | None = None,
     ):
         self.model = model
         self._n_vocab = n_vocab
@@ -47,13 +57,15 @@ class CachedGenerator(Generator):
         rows = [row for row in iteration.rows if row.samples]
         with memory_for(f"an iteration of {len(iteration.rows)} rows"):
             logits = self.logits(iteration.rows, iteration.padding)
-            # a GPU computes them while this thread goes on, and waits for it once: when the ids are read
+            # a GPU computes them while this thread goes on, and waits for it once: when the ids are
+            # read
             draws = [(row.inference.sampling, len(row.inference.tokens)) for row in rows]
             return self.sample(logits, draws, self._n_vocab) if rows else []
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], padding: int = 0) -> Tensor:
-        """Compute the rows' tokens into the cache; return the logits after each row that samples: [N, V].
+        """Compute the rows' tokens into the cache; return the logits after each row that samples:
+        [N, V].
 
         padding: rows of nobody to compute besides.
         """
@@ -61,7 +73,8 @@ class CachedGenerator(Generator):
         i = bisect.bisect_left(self._sizes, n_tokens)
         size = self._sizes[i] if i < len(self._sizes) else n_tokens
         forward = self._prepare([*rows, *[PADDING] * (padding + size - n_tokens)])
-        # with prompts in it, too, as far as it fits: that a few more tokens cost less than launches is for a GPU to show
+        # with prompts in it, too, as far as it fits: that a few more tokens cost less than launches
+        # is for a GPU to show
         return self._captured.get(size, forward)()[: sum(row.samples for row in rows)]
 
     def _prepare(self, rows: list[Row]) -> Forward:
@@ -78,7 +91,9 @@ class CachedGenerator(Generator):
             if row.samples:
                 samples.append(len(ids) - 1)
         n, n_samples = len(ids), len(samples)
-        samples.frombytes(bytes(samples.itemsize * (n - n_samples)))  # a captured pass samples every token
+        samples.frombytes(
+            bytes(samples.itemsize * (n - n_samples))
+        )  # a captured pass samples every token
         inputs = self._inputs.load(ids + positions + samples)
         attend = self.attention.prepare(rows)
         tokens, places, sampled = inputs[:n], inputs[n : 2 * n], inputs[2 * n : 2 * n + n_samples]
@@ -86,25 +101,43 @@ class CachedGenerator(Generator):
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], capture: Callable[[Forward], Forward]) -> None:
-        """Replace the forward pass over each of `sizes` tokens by what `capture` makes of it; the largest first."""
+        """Replace the forward pass over each of `sizes` tokens by what `capture` makes of it; the
+        largest first.
+        """
         for size in sorted(sizes, reverse=True):
             self._captured[size] = capture(self._prepare([PADDING._replace(samples=True)] * size))
         self._sizes = sorted(self._captured)
 
-    def warm_up(self, max_batch_size: int, token_budget: int, prompt_tokens: int, block_size: int) -> None:
-        """Run what serving will run once, so that the first request does not pay for it, and memory has held the largest.
+    def warm_up(
+        self, max_batch_size: int, token_budget: int, prompt_tokens: int, block_size: int
+    ) -> None:
+        """Run what serving will run once, so that the first request does not pay for it, and memory
+        has held the largest.
 
-        prompt_tokens: of a prompt at most. Most rows have no blocks and so leave the cache alone; a prompt and a token after it
-        use the first blocks, which nobody owns yet.
+        prompt_tokens: of a prompt at most. Most rows have no blocks and so leave the cache alone; a
+        prompt and a token after it use the first blocks, which nobody owns yet.
         """
         prompt_tokens = min(prompt_tokens, token_budget)
         blocks = list(range(-(-(prompt_tokens + 1) // block_size)))
-        prompt = Inference([0] * prompt_tokens, 1, Sampling(temperature=1.0, top_k=50, top_p=0.9), tokens=[0])
+        prompt = Inference(
+            [0] * prompt_tokens, 1, Sampling(temperature=1.0, top_k=50, top_p=0.9), tokens=[0]
+        )
         prefill = [
-            Row(prompt, 0, min(prompt_tokens, token_budget - at), [] if at else blocks, samples=True, idle=False)
+            Row(
+                prompt,
+                0,
+                min(prompt_tokens, token_budget - at),
+                [] if at else blocks,
+                samples=True,
+                idle=False,
+            )
             for at in range(0, token_budget, prompt_tokens)
-        ][:max_batch_size]  # fmt: skip
+        ][:max_batch_size]
         decode = Row(prompt, prompt_tokens, 1, blocks, samples=True, idle=False)
         idle = Row(prompt, 0, 1, [], samples=True, idle=True)
-        for rows in ([*prefill, *[idle] * (max_batch_size - len(prefill))], [decode], [idle] * max_batch_size):
+        for rows in (
+            [*prefill, *[idle] * (max_batch_size - len(prefill))],
+            [decode],
+            [idle] * max_batch_size,
+        ):
             self.generate(Iteration(rows, running=len(rows), waiting=0, blocks_used=0))

@@ -1,8 +1,9 @@
 """A generator without a model: deterministic ids at a stated cost. Needs no torch.
 
-It serves tests, virtual time and `--model fake`, where everything but the engine is real. Its cost is a
-straight line fitted by eye to `demo` on two CPU cores: an iteration costs something, and so does each row
-and each prompt token. `FaultyGenerator` breaks it, or any other, in stated ways (benchmarks/faulty.py).
+It serves tests, virtual time and `--model fake`, where everything but the engine is real. Its cost
+is a straight line fitted by eye to `demo` on two CPU cores: an iteration costs something, and so
+does each row and each prompt token. `FaultyGenerator` breaks it, or any other, in stated ways
+(benchmarks/faulty.py).
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ LETTERS = b"etaoin shrdlu"
 def cost_s(iteration: Iteration) -> float:
     """Seconds that an iteration takes."""
     prefill = sum(row.n_tokens for row in iteration.rows if not row.decodes)
-    return ITERATION_S + ROW_S * (len(iteration.rows) + iteration.padding) + PREFILL_TOKEN_S * prefill
+    return (
+        ITERATION_S + ROW_S * (len(iteration.rows) + iteration.padding) + PREFILL_TOKEN_S * prefill
+    )
 
 
 def token(prompt_ids: list[int], seed: int, index: int) -> int:
-    """The completion id at `index`: a letter that depends on the prompt, the seed and the index alone."""
+    """The completion id at `index`: a letter that depends on the prompt, the seed and the index
+    alone.
+    """
     key = array("q", [*prompt_ids, seed, index]).tobytes()
     return LETTERS[zlib.crc32(key) % len(LETTERS)]
 

@@ -1,6 +1,8 @@
-"""What a GPU has instead of the plain model's parts: an addition and its norm in one launch, an LM head of even width.
+"""What a GPU has instead of the plain model's parts: an addition and its norm in one launch, an LM
+head of even width.
 
-Between the products of a decode step lie launches that take longer to begin than to run, so fewer of them are what helps.
+Between the products of a decode step lie launches that take longer to begin than to run, so fewer
+of them are what helps.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class TritonAddNorm(nn.Module):
 
 
 class PaddedHead(nn.Module):
-    """The LM head as a copy of wte with rows of zeros up to a multiple of 64: 50,257 logits a row are no aligned output.
+    """The LM head as a copy of wte with rows of zeros up to a multiple of 64: 50,257 logits a row
+    are no aligned output.
 
     Returns [N, V up to a multiple of 64]; whoever samples looks at the tokenizer's ids alone.
     """

@@ -1,6 +1,7 @@
 """CUDA graphs: the launches of a forward pass, recorded once and sent to the GPU as one.
 
-A decode step of GPT-2-medium is some 200 launches; sent one by one from Python they take longer than the GPU needs for them.
+A decode step of GPT-2-medium is some 200 launches; sent one by one from Python they take longer
+than the GPU needs for them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from torch import Tensor
 
 @functools.cache
 def _beside() -> torch.cuda.Stream:
-    """The stream on which everything is captured: libraries keep memory for each stream that they have seen."""
+    """The stream on which everything is captured: libraries keep memory for each stream that they
+    have seen.
+    """
     return torch.cuda.Stream()
 
 
 class Capture:
-    """Turns a forward pass into one that replays it. All share memory: one must be read before the next is replayed."""
+    """Turns a forward pass into one that replays it. All share memory: one must be read before the
+    next is replayed.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()

@@ -1,10 +1,11 @@
 """Linear layers whose weights are packed once, in the order that a matrix product reads them. CPU.
 
-    kernel    kernels/linear.cpp: fetches the next weights while it multiplies; float32, and bfloat16 on any processor
+    kernel    kernels/linear.cpp: fetches the next weights while it multiplies; on any processor
     onednn    PyTorch's own library: bfloat16 where the processor multiplies it natively (AMX)
 
-The plain layers (model.Linear) hand their weights over in PyTorch's order, which is put into such an order again at
-every call: at 8 to 64 tokens that takes as long as the product (benchmarks/README.md).
+The plain layers (model.Linear) hand their weights over in PyTorch's order, which is put into such
+an order again at every call: at 8 to 64 tokens that takes as long as the product
+(benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -19,16 +20,22 @@ from model import GPT2, Block, Linear
 
 
 class KernelLinear(nn.Module):
-    """gelu(x W + b) or x W + b. weight: [in, out]. Raises kernels.KernelUnavailable where the kernel cannot be loaded."""
+    """gelu(x W + b) or x W + b. weight: [in, out]. Raises kernels.KernelUnavailable where the
+    kernel cannot be loaded.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
         super().__init__()
         library = kernels.load()
-        self._kernel = library.linear_float32 if weight.dtype == torch.float32 else library.linear_bfloat16
+        self._kernel = (
+            library.linear_float32 if weight.dtype == torch.float32 else library.linear_bfloat16
+        )
         self._n_in, self._n_out = weight.shape
         self._gelu = gelu
         panel = library.panel_size()
-        panels = F.pad(weight, (0, -self._n_out % panel)).unflatten(1, (-1, panel))  # [in, panels, panel]
+        panels = F.pad(weight, (0, -self._n_out % panel)).unflatten(
+            1, (-1, panel)
+        )  # [in, panels, panel]
         self._packed = panels.transpose(0, 1).contiguous()
         self._bias = bias
         self._addresses = self._packed.data_ptr(), None if bias is None else bias.data_ptr()
@@ -38,7 +45,15 @@ class KernelLinear(nn.Module):
         y = x.new_empty(x.shape[0], self._n_out)
         packed, bias = self._addresses
         self._kernel(
-            x.data_ptr(), packed, bias, y.data_ptr(), x.shape[0], self._n_in, self._n_out, self._gelu, torch.get_num_threads()
+            x.data_ptr(),
+            packed,
+            bias,
+            y.data_ptr(),
+            x.shape[0],
+            self._n_in,
+            self._n_out,
+            self._gelu,
+            torch.get_num_threads(),
         )
         return y
 
@@ -50,7 +65,9 @@ class OneDNNLinear(nn.Module):
         super().__init__()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.T.contiguous())
         self._bias = bias
-        self._after: tuple[str, list[float], str] = ("gelu", [], "tanh") if gelu else ("none", [], "")
+        self._after: tuple[str, list[float], str] = (
+            ("gelu", [], "tanh") if gelu else ("none", [], "")
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, *self._after)
@@ -70,5 +87,9 @@ def pack(model: GPT2, kind: type[KernelLinear] | type[OneDNNLinear]) -> None:
         assert isinstance(block, Block)
         attention, mlp = block.attn, block.mlp
         attention.c_attn, attention.c_proj = packed(attention.c_attn), packed(attention.c_proj)
-        mlp.c_fc, mlp.c_proj, mlp.gelu = packed(mlp.c_fc, gelu=True), packed(mlp.c_proj), nn.Identity()
+        mlp.c_fc, mlp.c_proj, mlp.gelu = (
+            packed(mlp.c_fc, gelu=True),
+            packed(mlp.c_proj),
+            nn.Identity(),
+        )
     model.lm_head = kind(model.wte.weight.detach().T, None)

@@ -1,10 +1,12 @@
-"""From logits to ids. A draw depends on (request seed, token index) and on the row's own logits, never on neighbours.
+"""From logits to ids. A draw depends on (request seed, token index) and on the row's own logits,
+never on neighbours.
 
     sample            PyTorch's operations; any device
-    sample_on_cpu     kernels/sampling.cpp: the same without sorting the vocabulary for top-p; 10 to 30 times faster
+    sample_on_cpu     kernels/sampling.cpp: without sorting for top-p; 10 to 30 times faster
 
-Every step works on each row alone. Where sums could depend on the batch's shape they are kept in blocks
-with float64 partials: a float32 running sum over 50,257 entries flips about one draw in a thousand.
+Every step works on each row alone. Where sums could depend on the batch's shape they are kept in
+blocks with float64 partials: a float32 running sum over 50,257 entries flips about one draw in a
+thousand.
 """
 
 from __future__ import annotations
@@ -22,18 +24,22 @@ import kernels
 from generate.buffers import to_device
 from scheduling.inference import Sampling
 
-Draws = Sequence[tuple[Sampling, int]]  # for each row how to sample, and the index of the token in its completion
+Draws = Sequence[
+    tuple[Sampling, int]
+]  # for each row how to sample, and the index of the token in its completion
 Sample = Callable[[Tensor, Draws, int], list[int]]
 BLOCK = 256
 ALL = 2.0  # a top_p that no sum of probabilities reaches
-MIN_TEMPERATURE = 1e-6  # below it float32 cannot tell the quotients apart: greedy but for exact ties
+MIN_TEMPERATURE = (
+    1e-6  # below it float32 cannot tell the quotients apart: greedy but for exact ties
+)
 
 
 def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
     """Return an id below `n_vocab` for each row.
 
-    logits: [N, V], V ≥ n_vocab: ids that the tokenizer could not decode are left out. temperature 0 takes the
-    largest logit, the lowest id of equals.
+    logits: [N, V], V ≥ n_vocab: ids that the tokenizer could not decode are left out. temperature 0
+    takes the largest logit, the lowest id of equals.
     """
     logits, device = logits[:, :n_vocab], logits.device
     ids = logits.argmax(-1)
@@ -41,13 +47,19 @@ def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
     if rows:
         chosen = [draws[i] for i in rows]
         at = to_device(array("q", rows), device)
-        temperature = to_device(array("f", [max(s.temperature, MIN_TEMPERATURE) for s, _ in chosen]), device)
+        temperature = to_device(
+            array("f", [max(s.temperature, MIN_TEMPERATURE) for s, _ in chosen]), device
+        )
         # largest first at 0, so that no temperature, however small, overflows
         scaled = logits[at].float()
         scaled = (scaled - scaled.amax(-1, keepdim=True)) / temperature[:, None]  # [R, V]
-        if cut := [i for i, (s, _) in enumerate(chosen) if s.top_k is not None or s.top_p is not None]:
+        if cut := [
+            i for i, (s, _) in enumerate(chosen) if s.top_k is not None or s.top_p is not None
+        ]:
             top_k = array("q", [min(chosen[i][0].top_k or n_vocab, n_vocab) for i in cut])
-            top_p = array("d", [ALL if (p := chosen[i][0].top_p) is None or p == 1 else p for i in cut])
+            top_p = array(
+                "d", [ALL if (p := chosen[i][0].top_p) is None or p == 1 else p for i in cut]
+            )
             which = to_device(array("q", cut), device)
             kept = scaled[which]
             if min(top_k) < n_vocab:
@@ -61,19 +73,24 @@ def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
 
 
 def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
-    """`sample` in C++; a draw that lands within rounding of an id's edge may differ. logits: [N, V] on the CPU.
+    """`sample` in C++; a draw that lands within rounding of an id's edge may differ. logits: [N, V]
+    on the CPU.
 
     Raises kernels.KernelUnavailable where the kernel cannot be loaded.
     """
     library = kernels.load()
     kernel = library.sample_float32 if logits.dtype == torch.float32 else library.sample_bfloat16
-    temperatures = array("f", [max(s.temperature, MIN_TEMPERATURE) if s.temperature else 0.0 for s, _ in draws])
+    temperatures = array(
+        "f", [max(s.temperature, MIN_TEMPERATURE) if s.temperature else 0.0 for s, _ in draws]
+    )
     top_ks = array("q", [s.top_k or n_vocab for s, _ in draws])
     top_ps = array("d", [s.top_p or 1.0 for s, _ in draws])
     us = array("d", [uniform(s.seed, index) if s.temperature else 0.0 for s, index in draws])
     ids = array("q", bytes(8 * len(draws)))
     arrays = (values.buffer_info()[0] for values in (temperatures, top_ks, top_ps, us, ids))
-    kernel(logits.data_ptr(), logits.stride(0), len(draws), n_vocab, *arrays, torch.get_num_threads())
+    kernel(
+        logits.data_ptr(), logits.stride(0), len(draws), n_vocab, *arrays, torch.get_num_threads()
+    )
     return ids.tolist()
 
 
@@ -86,27 +103,35 @@ def uniform(seed: int, index: int) -> float:
 def _largest(logits: Tensor, top_k: Tensor, most: int) -> Tensor:
     """Mask each row of [R, V] to its top_k largest: int64 [R], from 1 to `most`, at most V.
 
-    Here and below equals of the last one kept are kept too, so that the result does not depend on the order of a sort.
+    Here and below equals of the last one kept are kept too, so that the result does not depend on
+    the order of a sort.
     """
     values = logits.topk(most).values
     return logits.masked_fill(logits < values.gather(-1, top_k[:, None] - 1), -torch.inf)
 
 
 def _nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
-    """Mask each row of [R, V] to the fewest that hold top_p of the probability (Holtzman et al. 2020, section 3.1).
+    """Mask each row of [R, V] to the fewest that hold top_p of the probability (Holtzman et al.
+    2020, section 3.1).
 
     top_p: float64 [R].
     """
     largest = logits.sort(-1, descending=True).values
     below = largest.double().softmax(-1).cumsum(-1) < top_p[:, None]
-    last = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)  # rounding may keep the sum below a top_p of almost 1
+    last = below.sum(-1, keepdim=True).clamp(
+        max=logits.shape[-1] - 1
+    )  # rounding may keep the sum below a top_p of almost 1
     return logits.masked_fill(logits < largest.gather(-1, last), -torch.inf)
 
 
 def _invert(probabilities: Tensor, u: Tensor) -> Tensor:
-    """The id at which the cumulative distribution of each row passes u: [R, V], [R] -> int64 [R]."""
+    """The id at which the cumulative distribution of each row passes u: [R, V], [R] ->
+    int64 [R].
+    """
     n_rows, n_vocab = probabilities.shape
-    blocks = F.pad(probabilities, (0, -n_vocab % BLOCK)).view(n_rows, -1, BLOCK).double()  # [R, V / 256, 256]
+    blocks = (
+        F.pad(probabilities, (0, -n_vocab % BLOCK)).view(n_rows, -1, BLOCK).double()
+    )  # [R, V / 256, 256]
     ends = blocks.sum(-1).cumsum(-1)  # [R, V / 256]
     target = u * ends[:, -1]  # float32 probabilities need not add up to 1
     block = torch.searchsorted(ends, target[:, None], right=True)[:, 0].clamp(max=ends.shape[1] - 1)
@@ -116,4 +141,6 @@ def _invert(probabilities: Tensor, u: Tensor) -> Tensor:
     offset = torch.searchsorted(inside, (target - before)[:, None], right=True)[:, 0]
     # rounding may carry the target past the last id that has any probability: step back to it
     last = BLOCK - 1 - (blocks[row, block].flip(-1) > 0).int().argmax(-1)
-    return (block * BLOCK + torch.minimum(offset, last)).clamp(max=n_vocab - 1)  # also where the logits are no numbers
+    return (block * BLOCK + torch.minimum(offset, last)).clamp(
+        max=n_vocab - 1
+    )  # also where the logits are no numbers

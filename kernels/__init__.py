@@ -1,8 +1,10 @@
-"""What PyTorch does not do well enough: in C++ for CPUs, and in Triton for GPUs (paged_attention.py, add_norm.py).
+"""What PyTorch does not do well enough: in C++ for CPUs, and in Triton for GPUs
+(paged_attention.py, add_norm.py).
 
-The C++ is built by one compiler call, kept in the user's cache folder, called by ctypes. Knows the compiler; knows nothing
-of models and imports no torch. The sources include no header of torch's either, so that a build takes a second or two, and
-a call passes addresses and lets other threads run meanwhile.
+The C++ is built by one compiler call, kept in the user's cache folder, called by ctypes. Knows the
+compiler; knows nothing of models and imports no torch. The sources include no header of torch's
+either, so that a build takes a second or two, and a call passes addresses and lets other threads
+run meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ FOLDER = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC"]
 TIMEOUT_S = 120
 LARGEST_HEAD = 256  # as in attention.cpp
-LARGEST_TRITON_HEAD = 64  # GPT-2's; in float32 a program with wider ones needs more shared memory than small GPUs have
+# GPT-2's; in float32 a program with wider ones needs more shared memory than small GPUs have
+LARGEST_TRITON_HEAD = 64
 
 
 class KernelUnavailable(Exception):
@@ -36,14 +39,19 @@ class KernelUnavailable(Exception):
 
 @functools.cache
 def build() -> Path:
-    """Compile the kernels if that was not done on such a processor yet; return the library. Raises KernelUnavailable."""
+    """Compile the kernels if that was not done on such a processor yet; return the library. Raises
+    KernelUnavailable.
+    """
     if sys.platform != "linux":
         raise KernelUnavailable("the C++ kernels are built on Linux only")
     compiler = _compiler(os.environ.get("CXX") or "c++")
     sources = sorted(FOLDER.glob("*.cpp"))
     texts = [path.read_text() for path in (*sources, *sorted(FOLDER.glob("*.h")))]
     key = "\0".join([*compiler, *FLAGS, *texts, _processor()])
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "effective-batching"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+        / "effective-batching"
+    )
     library = cache / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if library.is_file():
         return library
@@ -54,10 +62,14 @@ def build() -> Path:
             for source in sources:
                 objects.append(f"{folder}/{source.stem}.o")
                 _run([*compiler, *FLAGS, "-c", str(source), "-o", objects[-1]])
-            _run([*compiler, "-shared", *objects, "-o", str(made)])  # not with an OpenMP runtime: see `load`
+            _run(
+                [*compiler, "-shared", *objects, "-o", str(made)]
+            )  # not with an OpenMP runtime: see `load`
             made.replace(library)  # whole or not at all, whoever else is building it
     except FileNotFoundError:
-        raise KernelUnavailable(f"no C++ compiler {compiler[0]!r}; install g++, or name one in CXX") from None
+        raise KernelUnavailable(
+            f"no C++ compiler {compiler[0]!r}; install g++, or name one in CXX"
+        ) from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines()
         raise KernelUnavailable(f"{compiler[0]} failed: {said[-1] if said else error}") from None
@@ -71,7 +83,9 @@ def _compiler(named: str) -> list[str]:
     try:
         return [named] if shutil.which(named) else shlex.split(named)
     except ValueError as error:
-        raise KernelUnavailable(f"CXX is {named!r}, which is no command ({error}); correct or unset it") from None
+        raise KernelUnavailable(
+            f"CXX is {named!r}, which is no command ({error}); correct or unset it"
+        ) from None
 
 
 def _run(command: list[str]) -> None:
@@ -79,7 +93,9 @@ def _run(command: list[str]) -> None:
 
 
 def why_unavailable() -> str | None:
-    """Why the kernels cannot be used here, or None if they can: it builds and loads them, as serving will."""
+    """Why the kernels cannot be used here, or None if they can: it builds and loads them, as
+    serving will.
+    """
     try:
         load()
     except KernelUnavailable as error:
@@ -88,7 +104,9 @@ def why_unavailable() -> str | None:
 
 
 def why_no_triton(head_size: int) -> str | None:
-    """Why kernels in Triton cannot be used here, or None if they can. Triton builds its launcher with a C compiler."""
+    """Why kernels in Triton cannot be used here, or None if they can. Triton builds its launcher
+    with a C compiler.
+    """
     if head_size > LARGEST_TRITON_HEAD:
         return f"the model's heads of {head_size} are larger than {LARGEST_TRITON_HEAD}"
     if importlib.util.find_spec("triton") is None:
@@ -102,10 +120,12 @@ def why_no_triton(head_size: int) -> str | None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Return the library, its functions declared as their sources document them. Raises KernelUnavailable.
+    """Return the library, its functions declared as their sources document them. Raises
+    KernelUnavailable.
 
-    The threads are torch's: a second OpenMP runtime in the process would bring threads of its own, which wait for work by
-    spinning and take the cores from torch's. torch itself need not be imported yet.
+    The threads are torch's: a second OpenMP runtime in the process would bring threads of its own,
+    which wait for work by spinning and take the cores from torch's. torch itself need not be
+    imported yet.
     """
     path = build()
     try:
@@ -113,7 +133,9 @@ def load() -> ctypes.CDLL:
             ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise KernelUnavailable(f"the C++ kernels cannot be loaded beside torch's OpenMP ({error}); reinstall torch") from None
+        raise KernelUnavailable(
+            f"the C++ kernels cannot be loaded beside torch's OpenMP ({error}); reinstall torch"
+        ) from None
     for function in (library.paged_attention_float32, library.paged_attention_bfloat16):
         function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 2
         function.restype = None
@@ -121,7 +143,9 @@ def load() -> ctypes.CDLL:
         function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
         function.restype = None
     for function in (library.sample_float32, library.sample_bfloat16):
-        function.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5 + [ctypes.c_int]
+        function.argtypes = (
+            [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5 + [ctypes.c_int]
+        )
         function.restype = None
     library.read_int64.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.read_int64.restype = ctypes.c_int64
@@ -129,10 +153,16 @@ def load() -> ctypes.CDLL:
 
 
 def _openmp() -> list[str]:
-    """torch's OpenMP runtime: the one that its package brings, else what this process has, else the system's."""
+    """torch's OpenMP runtime: the one that its package brings, else what this process has, else the
+    system's.
+    """
     spec = importlib.util.find_spec("torch")
     torch = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
-    brought = [str(file) for root in torch for file in (*root.glob("lib/lib*omp*"), *root.parent.glob("torch.libs/lib*omp*"))]
+    brought = [
+        str(file)
+        for root in torch
+        for file in (*root.glob("lib/lib*omp*"), *root.parent.glob("torch.libs/lib*omp*"))
+    ]
     # the sixth field of a line is a path, which may hold spaces
     fields = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     mapped = {line[5] for line in fields if len(line) == 6}
@@ -149,4 +179,12 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
-    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))}))
+    return "\n".join(
+        sorted(
+            {
+                line
+                for line in lines
+                if line.startswith(("flags", "Features", "model name", "CPU part"))
+            }
+        )
+    )

@@ -1,9 +1,11 @@
-"""Attention over the blocks of the KV cache on a GPU: one launch a layer for all rows, decoding or in their prompt.
+"""Attention over the blocks of the KV cache on a GPU: one launch a layer for all rows, decoding or
+in their prompt.
 
-A program takes a *tile*, up to QUERIES tokens of one row, and one head. What the row had before this iteration it reads
-from the row's blocks; what is new it reads from qkv, and it stores its own tokens' keys and values in their blocks, so that
-no program waits for another. The softmax runs along with its maximum and sum (FlashAttention, Dao et al. 2022, section 3.1);
-blocks are found through a table (vLLM's PagedAttention, Kwon et al. 2023, section 4.1).
+A program takes a *tile*, up to QUERIES tokens of one row, and one head. What the row had before
+this iteration it reads from the row's blocks; what is new it reads from qkv, and it stores its own
+tokens' keys and values in their blocks, so that no program waits for another. The softmax runs
+along with its maximum and sum (FlashAttention, Dao et al. 2022, section 3.1); blocks are found
+through a table (vLLM's PagedAttention, Kwon et al. 2023, section 4.1).
 
 Written in Triton, whose interpreter (TRITON_INTERPRET=1) runs it on a CPU: the tests do.
 """
@@ -17,7 +19,9 @@ from torch import Tensor
 
 QUERIES = 16  # in a tile at most; the least that tensor cores multiply
 KEYS = 64  # that a program reads at once
-TILE = 8  # integers that describe a tile; three of them are spare, so that what follows stays aligned to 16 bytes
+# integers that describe a tile; three of them are spare, so that what follows stays aligned to 16
+# bytes
+TILE = 8
 
 
 @triton.jit
@@ -25,7 +29,9 @@ def _accumulate(q, k, v, visible, best, total, y, SCALE: tl.constexpr, PRECISION
     """Take KEYS more keys and values into the running softmax of each query."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
     scores = tl.where(visible, scores, float("-inf"))
-    larger = tl.maximum(best, tl.max(scores, 1))  # finite: the first keys of a tile are visible to all its queries
+    larger = tl.maximum(
+        best, tl.max(scores, 1)
+    )  # finite: the first keys of a tile are visible to all its queries
     fade = tl.exp(best - larger)
     weights = tl.exp(scores - larger[:, None])
     y = y * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
@@ -54,11 +60,17 @@ def attention_kernel(
     # keep what is new for the next iterations
     keys = cache + head.to(tl.int64) * n_slots * HEAD
     values = keys + N_HEAD * HEAD * n_slots.to(tl.int64)
-    home = tl.load(tables + table + (position + at) // BLOCK_SIZE, mask=(at < n) & (table >= 0), other=0)
-    kept_at = (home.to(tl.int64) * BLOCK_SIZE + (position + at) % BLOCK_SIZE)[:, None] * HEAD + feature[None, :]
+    home = tl.load(
+        tables + table + (position + at) // BLOCK_SIZE, mask=(at < n) & (table >= 0), other=0
+    )
+    kept_at = (home.to(tl.int64) * BLOCK_SIZE + (position + at) % BLOCK_SIZE)[
+        :, None
+    ] * HEAD + feature[None, :]
     kept = mine & (table >= 0)
     tl.store(keys + kept_at, tl.load(qkv + own + N_HEAD * HEAD, mask=mine, other=0.0), mask=kept)
-    tl.store(values + kept_at, tl.load(qkv + own + 2 * N_HEAD * HEAD, mask=mine, other=0.0), mask=kept)
+    tl.store(
+        values + kept_at, tl.load(qkv + own + 2 * N_HEAD * HEAD, mask=mine, other=0.0), mask=kept
+    )
 
     best = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -68,7 +80,10 @@ def attention_kernel(
         there = start + step < cached
         block = tl.load(tables + table + (start + step) // BLOCK_SIZE, mask=there, other=0)
         slot = block.to(tl.int64) * BLOCK_SIZE + (start + step) % BLOCK_SIZE
-        place, known = slot[:, None] * HEAD + feature[None, :], there[:, None] & (feature < HEAD)[None, :]
+        place, known = (
+            slot[:, None] * HEAD + feature[None, :],
+            there[:, None] & (feature < HEAD)[None, :],
+        )
         k = tl.load(keys + place, mask=known, other=0.0).to(DTYPE)
         v = tl.load(values + place, mask=known, other=0.0).to(DTYPE)
         best, total, y = _accumulate(q, k, v, there[None, :], best, total, y, SCALE, PRECISION)
@@ -86,23 +101,39 @@ def attention_kernel(
     tl.store(out + answer_at, (y / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
-def paged_attention(qkv: Tensor, cache: Tensor, tiles: Tensor, tables: Tensor, n_tiles: int, block_size: int) -> Tensor:
-    """Return y: [T, H, D] of qkv: [T, 3, H, D], and store the new keys and values in `cache`: [2, 1, H, S, D].
+def paged_attention(
+    qkv: Tensor, cache: Tensor, tiles: Tensor, tables: Tensor, n_tiles: int, block_size: int
+) -> Tensor:
+    """Return y: [T, H, D] of qkv: [T, 3, H, D], and store the new keys and values in `cache`: [2,
+    1, H, S, D].
 
-    tiles: int32, TILE for each tile: its first token in T, its tokens (0: nothing to do), the tokens that its row has in the
-    cache, the position of its first token, and where its row's blocks begin in `tables`: int32 (-1: it has none, and
-    nothing is stored). The tiles must cover T.
+    tiles: int32, TILE for each tile: its first token in T, its tokens (0: nothing to do), the
+    tokens that its row has in the cache, the position of its first token, and where its row's
+    blocks begin in `tables`: int32 (-1: it has none, and nothing is stored). The tiles must cover
+    T.
     """
     n_tokens, _, n_head, head_size = qkv.shape
     qkv = qkv.contiguous()  # the kernel is told an address and no strides
     out = qkv.new_empty(n_tokens, n_head, head_size)
     dtype = tl.float32 if qkv.dtype == torch.float32 or INTERPRETED else tl.bfloat16
     attention_kernel[(n_tiles, n_head)](
-        qkv, out, cache, tiles, tables, cache.shape[3],
-        SCALE=head_size**-0.5, N_HEAD=n_head, HEAD=head_size, WIDTH=max(16, triton.next_power_of_2(head_size)),
-        BLOCK_SIZE=block_size, QUERIES=QUERIES, KEYS=KEYS, TILE=TILE,
-        DTYPE=dtype, PRECISION="ieee",
-    )  # fmt: skip
+        qkv,
+        out,
+        cache,
+        tiles,
+        tables,
+        cache.shape[3],
+        SCALE=head_size**-0.5,
+        N_HEAD=n_head,
+        HEAD=head_size,
+        WIDTH=max(16, triton.next_power_of_2(head_size)),
+        BLOCK_SIZE=block_size,
+        QUERIES=QUERIES,
+        KEYS=KEYS,
+        TILE=TILE,
+        DTYPE=dtype,
+        PRECISION="ieee",
+    )
     return out
 
 

@@ -1,4 +1,6 @@
-"""What a server does, for Prometheus, under vLLM's names where it has one, so that its dashboards work."""
+"""What a server does, for Prometheus, under vLLM's names where it has one, so that its dashboards
+work.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from scheduling.inference import Inference, IterationRecord, State
 from stats import ROW_KINDS, times_of, tpot_s
@@ -20,19 +27,52 @@ if TYPE_CHECKING:
 
 # finer below 10 ms than vLLM's: a whole iteration of a small model lies there
 SECONDS = (
-    0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25,
-    0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
-)  # fmt: skip
+    0.0005,
+    0.001,
+    0.0015,
+    0.002,
+    0.003,
+    0.004,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)
 TOKENS = tuple(2**i for i in range(13))
-REASONS = {State.CANCELLED: "abort", State.EXPIRED: "timeout", State.FAILED: "error"}  # FINISHED has its own finish_reason
+REASONS = {
+    State.CANCELLED: "abort",
+    State.EXPIRED: "timeout",
+    State.FAILED: "error",
+}  # FINISHED has its own finish_reason
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class Metrics:
-    """An observer of the manager, and a collector in a registry of its own: two apps in one process share nothing.
+    """An observer of the manager, and a collector in a registry of its own: two apps in one process
+    share nothing.
 
-    The handler thread tells it of every iteration and token, so what it counts it counts in plain numbers, and they
-    become metrics when Prometheus asks; only what is observed once a request goes through the library's histograms.
+    The handler thread tells it of every iteration and token, so what it counts it counts in plain
+    numbers, and they become metrics when Prometheus asks; only what is observed once a request goes
+    through the library's histograms.
     """
 
     def __init__(self, config: Config, manager: BatchingManager):
@@ -42,16 +82,24 @@ class Metrics:
         self._labels = {"model_name": config.model_name, "mode": config.mode}
 
         def histogram(name: str, meaning: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-            return Histogram(name, meaning, self._labels, buckets=buckets, registry=self.registry).labels(**self._labels)
+            return Histogram(
+                name, meaning, self._labels, buckets=buckets, registry=self.registry
+            ).labels(**self._labels)
 
         self._ttft = histogram("vllm:time_to_first_token_seconds", "first token - arrival")
-        self._tpot = histogram("vllm:request_time_per_output_token_seconds", "(last token - first token) / (n - 1)")
+        self._tpot = histogram(
+            "vllm:request_time_per_output_token_seconds", "(last token - first token) / (n - 1)"
+        )
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "answered - arrival")
         self._queue = histogram("vllm:request_queue_time_seconds", "admitted - arrival")
         self._prefill = histogram("vllm:request_prefill_time_seconds", "first token - admitted")
         self._decode = histogram("vllm:request_decode_time_seconds", "last token - first token")
-        self._held = histogram("request_held_time_seconds", "answered - last token: waiting for batch mates")
-        self._tokens = histogram("vllm:iteration_tokens_total", "tokens of an iteration's live rows", TOKENS)
+        self._held = histogram(
+            "request_held_time_seconds", "answered - last token: waiting for batch mates"
+        )
+        self._tokens = histogram(
+            "vllm:iteration_tokens_total", "tokens of an iteration's live rows", TOKENS
+        )
 
         self._lock = threading.Lock()  # of all that follows
         self._ended = Counter(dict.fromkeys(("stop", "length", *REASONS.values()), 0))
@@ -95,7 +143,12 @@ class Metrics:
         names, values = tuple(self._labels), tuple(self._labels.values())
         now = self._manager.snapshot()
         with self._lock:
-            ended, flushes, rows, computed = dict(self._ended), dict(self._flushes), self._rows, self._computed
+            ended, flushes, rows, computed = (
+                dict(self._ended),
+                dict(self._flushes),
+                self._rows,
+                self._computed,
+            )
             gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
 
         def one(kind: type[Family], name: str, meaning: str, value: float) -> Metric:
@@ -103,25 +156,70 @@ class Metrics:
             family.add_metric(values, value)
             return family
 
-        def by(label: str, kind: type[Family], name: str, meaning: str, counts: dict[str, int]) -> Metric:
+        def by(
+            label: str, kind: type[Family], name: str, meaning: str, counts: dict[str, int]
+        ) -> Metric:
             family = kind(name, meaning, labels=(*names, label))
             for what, n in counts.items():
                 family.add_metric((*values, what), n)
             return family
 
-        yield one(GaugeMetricFamily, "vllm:num_requests_running", "requests admitted and not answered", now.running)
-        yield one(GaugeMetricFamily, "vllm:num_requests_waiting", "requests waiting to be admitted", now.waiting)
-        yield one(GaugeMetricFamily, "vllm:kv_cache_usage_perc", "KV blocks reserved / all", now.blocks_used / now.n_blocks)
-        yield one(CounterMetricFamily, "vllm:prompt_tokens", "prompt tokens computed", now.prompt_tokens)
-        yield one(CounterMetricFamily, "vllm:generation_tokens", "completion tokens computed", now.completion_tokens)
-        yield by("finished_reason", CounterMetricFamily, "vllm:request_success", "requests that ended", ended)
-        yield by("reason", CounterMetricFamily, "batching_flush", "times that requests were admitted", flushes)
-        yield by("kind", GaugeMetricFamily, "batching_rows", "rows of the latest iteration", rows)
-        yield by("kind", CounterMetricFamily, "batching_computed_rows", "rows of all iterations", computed)
         yield one(
-            GaugeMetricFamily, "batching_occupancy", "live rows of the latest iteration / max_batch_size",
+            GaugeMetricFamily,
+            "vllm:num_requests_running",
+            "requests admitted and not answered",
+            now.running,
+        )
+        yield one(
+            GaugeMetricFamily,
+            "vllm:num_requests_waiting",
+            "requests waiting to be admitted",
+            now.waiting,
+        )
+        yield one(
+            GaugeMetricFamily,
+            "vllm:kv_cache_usage_perc",
+            "KV blocks reserved / all",
+            now.blocks_used / now.n_blocks,
+        )
+        yield one(
+            CounterMetricFamily, "vllm:prompt_tokens", "prompt tokens computed", now.prompt_tokens
+        )
+        yield one(
+            CounterMetricFamily,
+            "vllm:generation_tokens",
+            "completion tokens computed",
+            now.completion_tokens,
+        )
+        yield by(
+            "finished_reason",
+            CounterMetricFamily,
+            "vllm:request_success",
+            "requests that ended",
+            ended,
+        )
+        yield by(
+            "reason",
+            CounterMetricFamily,
+            "batching_flush",
+            "times that requests were admitted",
+            flushes,
+        )
+        yield by("kind", GaugeMetricFamily, "batching_rows", "rows of the latest iteration", rows)
+        yield by(
+            "kind",
+            CounterMetricFamily,
+            "batching_computed_rows",
+            "rows of all iterations",
+            computed,
+        )
+        yield one(
+            GaugeMetricFamily, "batching_occupancy", "live rows of the latest iteration / "
+                                                     "max_batch_size",
             rows["live"] / self._max_batch_size,
         )  # fmt: skip
-        family = HistogramMetricFamily("vllm:inter_token_latency_seconds", "gaps between consecutive tokens", labels=names)
+        family = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "gaps between consecutive tokens", labels=names
+        )
         family.add_metric(values, [*zip([*map(str, SECONDS), "+Inf"], gaps)], sum_value=gaps_s)
         yield family

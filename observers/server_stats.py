@@ -1,4 +1,6 @@
-"""What a server measures of itself, for /stats: an observer that keeps counts for ever and the last values in rings."""
+"""What a server measures of itself, for /stats: an observer that keeps counts for ever and the last
+values in rings.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,17 @@ from scheduling.inference import Inference, IterationRecord
 from stats import DEFINITIONS, ROW_KINDS, distribution, throughputs, times_of, tpot_s
 
 DISTRIBUTIONS = ("ttft", "itl", "e2el", "normalized_latency", "queue_time", "held_time", "tpot")
-ITERATION = np.dtype([("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROW_KINDS)])
-PAGE = 10_000  # iterations told at once: while they are written as JSON no other thread runs, for 20 to 50 ms
+ITERATION = np.dtype(
+    [("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROW_KINDS)]
+)
+# iterations told at once: while they are written as JSON no other thread runs, for 20 to 50 ms
+PAGE = 10_000
 
 
 class Ring:
-    """The last `size` values, in memory that is taken, and touched, at once: a process that serves does not grow by it."""
+    """The last `size` values, in memory that is taken, and touched, at once: a process that serves
+    does not grow by it.
+    """
 
     def __init__(self, size: int, kind: np.dtype):
         self._values = np.full(size, np.zeros((), kind))
@@ -44,7 +51,9 @@ class Ring:
         self.seen += len(values)
 
     def between(self, first: int, end: int) -> np.ndarray:
-        """A copy of the values from number `first` to before number `end`, as far as they are kept."""
+        """A copy of the values from number `first` to before number `end`, as far as
+        they are kept.
+        """
         first, end = max(first, self.lost), min(end, self.seen)
         if first >= end:
             return self._values[:0].copy()
@@ -55,11 +64,12 @@ class Ring:
 
 
 class ServerStats:
-    """What /stats answers: an observer of the manager. Counts are exact; distributions cover the last `window` values, and
-    iterations are kept for four times as many.
+    """What /stats answers: an observer of the manager. Counts are exact; distributions cover the
+    last `window` values, and iterations are kept for four times as many.
 
-    A run begins with the first request that arrives after `reset`; those in flight at the reset are left out.
-    Thread-safe: the handler thread observes, HTTP threads read. Its memory, 17 MB, is taken at the start and does not grow.
+    A run begins with the first request that arrives after `reset`; those in flight at the reset are
+    left out. Thread-safe: the handler thread observes, HTTP threads read. Its memory, 17 MB, is
+    taken at the start and does not grow.
     """
 
     def __init__(self, max_batch_size: int, window: int = 100_000):
@@ -77,7 +87,9 @@ class ServerStats:
             self._last_ending = float("-inf")
             self._counts: Counter[str] = Counter()
             self._reasons: Counter[str] = Counter()
-            self._by_tokens: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])  # tokens: [requests, Σ latency]
+            self._by_tokens: dict[int, list[float]] = defaultdict(
+                lambda: [0, 0.0]
+            )  # tokens: [requests, Σ latency]
             self._normalized_sum = 0.0
             for ring in (*self._samples.values(), self._iterations):
                 ring.clear()
@@ -137,8 +149,9 @@ class ServerStats:
     def iterations(self, since: int = 0) -> dict[str, Any]:
         """A page of the run's iterations from number `since` on, at most PAGE of them.
 
-        {"iterations": [(started_at, seconds, live, idle, padding rows)], "iterations_lost": how many from `since` on are no
-        longer kept, "next_iteration": the number to go on from, None where this page is the last}
+        {"iterations": [(started_at, seconds, live, idle, padding rows)], "iterations_lost": how
+        many from `since` on are no longer kept, "next_iteration": the number to go on from, None
+        where this page is the last}
         """
         with self._lock:
             ring = self._iterations
@@ -155,7 +168,9 @@ class ServerStats:
         """The run so far; changes nothing."""
         with self._lock:
             counts, n = self._counts, self._counts["finished"]
-            wall = max(0.0, self._last_ending - self._first_arrival)  # -inf as long as nothing has ended
+            wall = max(
+                0.0, self._last_ending - self._first_arrival
+            )  # -inf as long as nothing has ended
             rates = throughputs(n, counts["prompt_tokens"], counts["completion_tokens"], wall)
             rows, busy = self._rows, self._busy_s
             result: dict[str, Any] = {
@@ -164,7 +179,10 @@ class ServerStats:
                 "total-tokens-handled": counts["completion_tokens"],
                 "total-elapsed-time": wall,
                 "completed": n,
-                **{what: counts[what] for what in ("failed", "cancelled", "expired", "refused", "invalid")},
+                **{
+                    what: counts[what]
+                    for what in ("failed", "cancelled", "expired", "refused", "invalid")
+                },
                 "total_input_tokens": counts["prompt_tokens"],
                 "total_output_tokens": counts["completion_tokens"],
                 **rates,

@@ -1,4 +1,6 @@
-"""What the routes answer, as /openapi.json describes it. Routes write plain dictionaries; tests hold answers against these."""
+"""What the routes answer, as /openapi.json describes it. Routes write plain dictionaries; tests
+hold answers against these.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Timings(_Answer):
 
 
 class InferenceEnd(_Answer):
-    """The last event of a stream of /inference, and what else a plain answer holds; lists of a group."""
+    """The last event of a stream of /inference, and what else a plain answer holds; lists of a
+    group.
+    """
 
     usage: Usage
     timings: Timings | list[Timings]
@@ -154,11 +158,15 @@ class OfLength(_Answer):
 
 
 class Stats(_Answer):
-    """Measures of the run since the last reset, as `definitions` says; distributions are there once they have values."""
+    """Measures of the run since the last reset, as `definitions` says; distributions are there once
+    they have values.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
-            "patternProperties": {"^(mean|std|min|max|p50|p90|p95|p99)_[a-z0-9_]+_ms$": {"type": "number"}},
+            "patternProperties": {
+                "^(mean|std|min|max|p50|p90|p95|p99)_[a-z0-9_]+_ms$": {"type": "number"}
+            },
         }
     )
 
@@ -191,10 +199,15 @@ class Stats(_Answer):
     latency_by_requested_tokens: dict[str, OfLength] = Field(alias="latency-by-requested-tokens")
     definitions: dict[str, str]
     iterations: list[tuple[float, float, int, int, int]] = Field(
-        [], description="with ?iterations=1: started_at, seconds, live, idle and padding rows of each"
+        [],
+        description="with ?iterations=1: started_at, seconds, live, idle and padding rows of each",
     )
-    iterations_lost: int = Field(0, description="with ?iterations=1: iterations from `since` on that are no longer kept")
-    next_iteration: int | None = Field(None, description="with ?iterations=1: the `since` of the next page; null on the last")
+    iterations_lost: int = Field(
+        0, description="with ?iterations=1: iterations from `since` on that are no longer kept"
+    )
+    next_iteration: int | None = Field(
+        None, description="with ?iterations=1: the `since` of the next page; null on the last"
+    )
 
 
 class Reset(_Answer):

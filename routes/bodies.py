@@ -1,7 +1,9 @@
-"""What the completion routes take: the bodies, as the routes validate them and /openapi.json describes them.
+"""What the completion routes take: the bodies, as the routes validate them and /openapi.json
+describes them.
 
-Types are strict: no "10", no true, no NaN. On OpenAI's routes a field that is null means its default, and unknown fields
-are ignored, as clients send many; one whose value would change the answer in a way not offered is refused by name.
+Types are strict: no "10", no true, no NaN. On OpenAI's routes a field that is null means its
+default, and unknown fields are ignored, as clients send many; one whose value would change the
+answer in a way not offered is refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from pydantic_core import CoreSchema, core_schema
 
 MOST_STOPS, LONGEST_STOP = 16, 256
 
-# fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each is described
+# fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each
+# is described
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Integers = Annotated[list[int], Field(fail_fast=True)]
 Lists = Annotated[list[Integers], Field(fail_fast=True)]
@@ -34,7 +37,10 @@ Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or 
 
 ONE_PROMPT: dict[str, Any] = {  # exactly one of the two
     "oneOf": [
-        {"required": [name], "properties": {name: {"type": ["string", "array"]}, other: {"type": "null"}}}
+        {
+            "required": [name],
+            "properties": {name: {"type": ["string", "array"]}, other: {"type": "null"}},
+        }
         for name, other in (("prompt", "prompt_ids"), ("prompt_ids", "prompt"))
     ]
 }
@@ -44,7 +50,9 @@ class InferenceRequest(BaseModel):
     """The body of POST /inference; unknown fields are refused."""
 
     # the route refuses the first unknown field: pydantic would describe all of them
-    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"additionalProperties": False, **ONE_PROMPT})
+    model_config = ConfigDict(
+        strict=True, extra="allow", json_schema_extra={"additionalProperties": False, **ONE_PROMPT}
+    )
 
     prompt: Text | Strings | None = None
     prompt_ids: Integers | Lists | None = None
@@ -72,23 +80,31 @@ class _Only:
     def __init__(self, *offered: Any):
         self._offered = offered
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._check)
 
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         return {"enum": [*self._offered]}
 
     def _check(self, value: Any) -> Any:
         for offered in self._offered:
             if value == offered and isinstance(value, bool) == isinstance(offered, bool):
                 return value
-        raise ValueError(f"only {' or '.join(map(json.dumps, self._offered))} is offered here; leave it out")
+        raise ValueError(
+            f"only {' or '.join(map(json.dumps, self._offered))} is offered here; leave it out"
+        )
 
 
 def _check_stops(stop: str | list[str]) -> str | list[str]:
     strings = [stop] if isinstance(stop, str) else stop
     if len(strings) > MOST_STOPS:
-        raise ValueError(f"{len(strings)} strings, and at most {MOST_STOPS} are looked for; send fewer")
+        raise ValueError(
+            f"{len(strings)} strings, and at most {MOST_STOPS} are looked for; send fewer"
+        )
     if not all(strings):
         raise ValueError("every text holds an empty string; leave it out")
     if max(map(len, strings), default=0) > LONGEST_STOP:
@@ -100,7 +116,9 @@ _A_STOP = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
 Stop = Annotated[
     str | Strings,
     AfterValidator(_check_stops),
-    WithJsonSchema({"anyOf": [_A_STOP, {"type": "array", "items": _A_STOP, "maxItems": MOST_STOPS}]}),
+    WithJsonSchema(
+        {"anyOf": [_A_STOP, {"type": "array", "items": _A_STOP, "maxItems": MOST_STOPS}]}
+    ),
 ]
 
 
@@ -112,10 +130,16 @@ class _Lenient(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_default(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+        return (
+            {name: value for name, value in body.items() if value is not None}
+            if isinstance(body, dict)
+            else body
+        )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
         required = schema.get("required", ())
         for name, field in schema["properties"].items():
@@ -206,14 +230,19 @@ class _Message(_Lenient):
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and part.get("type") != "text":
                 raise ValueError(
-                    f"this model reads text alone, and a part has type {json.dumps(part.get('type'))[:100]}; "
+                    f"this model reads text alone, and a part has type "
+                    f"{json.dumps(part.get('type'))[:100]}; "
                     'send {"type": "text", "text": …}'
                 )
         return content
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or [])
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content or [])
+        )
 
 
 class ChatRequest(_OpenAIRequest):
@@ -240,4 +269,6 @@ class ChatRequest(_OpenAIRequest):
     @property
     def prompt(self) -> str:
         """GPT-2 has no chat format: a line a message, and the beginning of the answer's."""
-        return "".join(f"{message.role}: {message.text}\n" for message in self.messages) + "assistant:"
+        return (
+            "".join(f"{message.role}: {message.text}\n" for message in self.messages) + "assistant:"
+        )

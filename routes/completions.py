@@ -1,4 +1,6 @@
-"""What the completion routes share: a body is read, its group of inferences is waited for or streamed."""
+"""What the completion routes share: a body is read, its group of inferences is waited for or
+streamed.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def read(kind: type[Body]) -> Body:
-    """The current HTTP request's body, validated. Raises InvalidRequest, naming the first field that is wrong."""
+    """The current HTTP request's body, validated. Raises InvalidRequest, naming the first field
+    that is wrong.
+    """
     try:
         raw = request.get_data()
     except HTTPException:  # Flask's own refusals
         raise
     except Exception as error:  # the HTTP server's: cut short, too slow, or wrongly chunked
-        raise InvalidRequest(f"The body could not be read to its end ({type(error).__name__}).") from None
+        raise InvalidRequest(
+            f"The body could not be read to its end ({type(error).__name__})."
+        ) from None
     if len(raw) > MAX_BODY_BYTES:
         raise RequestEntityTooLarge
     try:
@@ -46,8 +52,15 @@ def read(kind: type[Body]) -> Body:
 
 def usage_of(group: Sequence[Inference]) -> dict[str, int]:
     """The tokens of an answered group."""
-    prompt, completion = sum(len(member.prompt_ids) for member in group), sum(len(member.tokens) for member in group)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    prompt, completion = (
+        sum(len(member.prompt_ids) for member in group),
+        sum(len(member.tokens) for member in group),
+    )
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 class Completions:
@@ -59,7 +72,9 @@ class Completions:
         self._streamer = Streamer()
 
     def wait(self, group: Sequence[Inference]) -> None:
-        """Queue the group, and wait until all of it is answered. Raises what enqueue does, and the first error of a member."""
+        """Queue the group, and wait until all of it is answered. Raises what enqueue does, and the
+        first error of a member.
+        """
         self.server.manager.enqueue(group)
         try:
             with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
@@ -72,9 +87,13 @@ class Completions:
             raise
 
     def _wait(self, event: threading.Event, deadline: float | None) -> None:
-        """Wait; when the deadline passes see to it that the manager knows, whose thread may be in a long iteration."""
+        """Wait; when the deadline passes see to it that the manager knows, whose thread may be in a
+        long iteration.
+        """
         while not event.wait(
-            None if deadline is None else min(max(0.01, deadline - self.server.manager.clock()), LONGEST_WAIT_S)
+            None
+            if deadline is None
+            else min(max(0.01, deadline - self.server.manager.clock()), LONGEST_WAIT_S)
         ):
             self.server.manager.expire()
 
@@ -89,26 +108,34 @@ class Completions:
     ) -> Response:
         """Queue the group, and answer with server-sent events as its tokens are computed.
 
-        `piece(i, text, n, last)`: the event for the next n tokens of the group's i-th inference; those that pile up while
-        the reader is slow come as one. `end()`: an event after all of them, or None. Waits for the first text, so that
-        what goes wrong before it is raised and has a status of its own; what goes wrong later is an event.
+        `piece(i, text, n, last)`: the event for the next n tokens of the group's i-th inference;
+        those that pile up while the reader is slow come as one. `end()`: an event after all of
+        them, or None. Waits for the first text, so that what goes wrong before it is raised and has
+        a status of its own; what goes wrong later is an event.
         """
         prompts = [member.prompt_ids if echo else [] for member in group]
         parts = {
-            id(m): Part(i, Detokenizer(self.server.tokenizer, rule), ids) for i, (m, ids) in enumerate(zip(group, prompts))
+            id(m): Part(i, Detokenizer(self.server.tokenizer, rule), ids)
+            for i, (m, ids) in enumerate(zip(group, prompts))
         }
         connection = request.environ.get("gunicorn.socket")
-        chunked = type(connection) is socket.socket and request.environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
+        chunked = (
+            type(connection) is socket.socket
+            and request.environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
+        )
         stream = Stream(parts, piece, end, connection if chunked else None)
         self._streamer.follow(stream, group)
         self.server.manager.enqueue(group)
         with ExitStack() as stack:
-            stack.callback(self.server.manager.cancel, group)  # does nothing unless the reader has gone before the end
+            stack.callback(
+                self.server.manager.cancel, group
+            )  # does nothing unless the reader has gone before the end
             stack.enter_context(self._watcher.watching(connection, group))
             body = stream.body(lambda turn: self._wait(turn, group[0].deadline))
             response = Response(
                 chain([next(body)], body), mimetype="text/event-stream",
-                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},  # proxies: pass it on at once
+                # proxies: pass it on at once
+                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
             )  # fmt: skip
             response.call_on_close(stack.pop_all().close)
         return response

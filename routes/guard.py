@@ -1,7 +1,9 @@
-"""What is asked before any route: the server's key, and a content type that no web page can send unasked.
+"""What is asked before any route: the server's key, and a content type that no web page can send
+unasked.
 
-A page of any site may make a browser POST text or a form to a server on localhost, but not JSON: for that the browser
-first asks this server whether it may, and no answer here says so (there are no Access-Control headers).
+A page of any site may make a browser POST text or a form to a server on localhost, but not JSON:
+for that the browser first asks this server whether it may, and no answer here says so (there are no
+Access-Control headers).
 """
 
 from __future__ import annotations
@@ -24,13 +26,23 @@ def guard(app: Flask, key: SecretStr | None) -> None:
     def check() -> None:
         if key is not None and request.endpoint not in OPEN:
             _check_key(key.get_secret_value())
-        if request.method == "POST" and request.routing_exception is None and request.mimetype != "application/json":
-            raise UnsupportedMediaType("A POST must say Content-Type: application/json; with curl, use --json instead of -d.")
+        if (
+            request.method == "POST"
+            and request.routing_exception is None
+            and request.mimetype != "application/json"
+        ):
+            raise UnsupportedMediaType(
+                "A POST must say Content-Type: application/json; with curl, use --json instead of "
+                "-d."
+            )
 
 
 def _check_key(key: str) -> None:
     kind, _, given = request.headers.get("Authorization", "").partition(" ")
     if kind.lower() != "bearer":
-        raise Unauthorized("This server has an API key; send Authorization: Bearer KEY (client.py: --api-key or EB_API_KEY).")
+        raise Unauthorized(
+            "This server has an API key; send Authorization: Bearer KEY (client.py: --api-key or "
+            "EB_API_KEY)."
+        )
     if not hmac.compare_digest(given.strip().encode(), key.encode()):
         raise Unauthorized("The API key is wrong; send the one that the server was started with.")

@@ -1,4 +1,6 @@
-"""POST /inference: this server's own form of a completion. It runs to `num_tokens`, whatever tokens come."""
+"""POST /inference: this server's own form of a completion. It runs to `num_tokens`, whatever tokens
+come.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ def blueprint(completions: Completions) -> Blueprint:
         body = read(InferenceRequest)
         for field in body.model_extra or ():
             valid = ", ".join(InferenceRequest.model_fields)
-            raise InvalidRequest(f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100])
-        field, prompt = ("prompt", body.prompt) if body.prompt is not None else ("prompt_ids", body.prompt_ids)
+            raise InvalidRequest(
+                f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100]
+            )
+        field, prompt = (
+            ("prompt", body.prompt) if body.prompt is not None else ("prompt_ids", body.prompt_ids)
+        )
         assert prompt is not None
         prompts = server.encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
         sampling = Sampling(body.temperature, body.top_k, body.top_p)
@@ -42,7 +48,10 @@ def blueprint(completions: Completions) -> Blueprint:
 
         if body.stream:
             return completions.stream(
-                group, lambda i, text, n, last: {"index": i, "text": text, "tokens": n}, measures, echo=body.echo
+                group,
+                lambda i, text, n, last: {"index": i, "text": text, "tokens": n},
+                measures,
+                echo=body.echo,
             )
         completions.wait(group)
         texts = [server.text(member, body.echo) for member in group]
@@ -53,7 +62,12 @@ def blueprint(completions: Completions) -> Blueprint:
 
 def _timings(member: Inference, epoch_offset: float) -> dict[str, Any]:
     times = times_of(member)
-    seconds = {name: round(getattr(times, name), 6) for name in ("queue_s", "ttft_s", "decode_s", "held_s", "e2e_s")}
+    seconds = {
+        name: round(getattr(times, name), 6)
+        for name in ("queue_s", "ttft_s", "decode_s", "held_s", "e2e_s")
+    }
     return {
-        "arrived_at": times.arrived_at + epoch_offset, **seconds, "itl_s": [round(gap, 6) for gap in times.itl_s],
-    }  # fmt: skip
+        "arrived_at": times.arrived_at + epoch_offset,
+        **seconds,
+        "itl_s": [round(gap, 6) for gap in times.itl_s],
+    }

@@ -11,7 +11,8 @@ def blueprint(registry: CollectorRegistry) -> Blueprint:
 
     @routes.get("/metrics")
     def metrics() -> Response:
-        # whatever is accepted: in OpenMetrics the library may turn the colons of vLLM's names into underscores
+        # whatever is accepted: in OpenMetrics the library may turn the colons of vLLM's names into
+        # underscores
         return Response(generate_latest(registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return routes

@@ -48,7 +48,9 @@ def blueprint(shared: Completions) -> Blueprint:
     def completions() -> Response:
         body = read(CompletionRequest)
         _check_model(body.model)
-        prompts = server.encode(body.prompt, body.max_tokens, field="prompt", length_field="max_tokens")
+        prompts = server.encode(
+            body.prompt, body.max_tokens, field="prompt", length_field="max_tokens"
+        )
         return _respond(body, prompts, body.max_tokens, COMPLETION, body.echo)
 
     @routes.post("/chat/completions")
@@ -57,7 +59,9 @@ def blueprint(shared: Completions) -> Blueprint:
         _check_model(body.model)
         max_tokens = body.max_completion_tokens or body.max_tokens
         length_field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-        prompts = server.encode(body.prompt, max_tokens or 1, field="messages", length_field=length_field)
+        prompts = server.encode(
+            body.prompt, max_tokens or 1, field="messages", length_field=length_field
+        )
         return _respond(body, prompts, max_tokens or config.max_model_len - len(prompts[0]), CHAT)
 
     @routes.get("/models")
@@ -70,17 +74,33 @@ def blueprint(shared: Completions) -> Blueprint:
         return jsonify(_model())
 
     def _model() -> dict[str, Any]:
-        served = {"id": config.model_name, "object": "model", "created": started, "owned_by": "effective-batching"}
+        served = {
+            "id": config.model_name,
+            "object": "model",
+            "created": started,
+            "owned_by": "effective-batching",
+        }
         return served | {"root": config.model, "max_model_len": config.max_model_len}
 
     def _check_model(name: str | None) -> None:
         if name not in (None, config.model_name):
-            raise ModelNotFound(f"There is no model {name[:100]!r} here; this server has {config.model_name!r}.", param="model")
+            raise ModelNotFound(
+                f"There is no model {name[:100]!r} here; this server has {config.model_name!r}.",
+                param="model",
+            )
 
     def _respond(
-        body: CompletionRequest | ChatRequest, prompts: list[list[int]], max_tokens: int, wire: _Wire, echo: bool = False
+        body: CompletionRequest | ChatRequest,
+        prompts: list[list[int]],
+        max_tokens: int,
+        wire: _Wire,
+        echo: bool = False,
     ) -> Response:
-        rule = StopRule(server.tokenizer, [body.stop] if isinstance(body.stop, str) else body.stop, not body.ignore_eos)
+        rule = StopRule(
+            server.tokenizer,
+            [body.stop] if isinstance(body.stop, str) else body.stop,
+            not body.ignore_eos,
+        )
         sampling = Sampling(
             body.temperature if body.top_p else 0.0,
             body.top_k if body.top_k > 0 else None,
@@ -91,16 +111,28 @@ def blueprint(shared: Completions) -> Blueprint:
         created = int(time.time())
 
         def answer(kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-            head = {"id": f"{wire.prefix}-{group[0].id}", "object": kind, "created": created, "model": config.model_name}
+            head = {
+                "id": f"{wire.prefix}-{group[0].id}",
+                "object": kind,
+                "created": created,
+                "model": config.model_name,
+            }
             return head | {"choices": choices} | more
 
         def choice(i: int, text: str, finish_reason: str | None, **part: bool) -> dict[str, Any]:
-            return {"index": i} | wire.part(text, **part) | {"logprobs": None, "finish_reason": finish_reason}
+            return (
+                {"index": i}
+                | wire.part(text, **part)
+                | {"logprobs": None, "finish_reason": finish_reason}
+            )
 
         if not body.stream:
             shared.wait(group)
             texts = [server.text(member, echo, rule) for member in group]
-            choices = [choice(i, text, group[i].finish_reason, chunk=False, first=True) for i, text in enumerate(texts)]
+            choices = [
+                choice(i, text, group[i].finish_reason, chunk=False, first=True)
+                for i, text in enumerate(texts)
+            ]
             return jsonify(answer(wire.answer, choices, usage=usage_of(group)))
 
         include_usage = body.stream_options.include_usage
@@ -111,7 +143,13 @@ def blueprint(shared: Completions) -> Blueprint:
             first = i not in begun
             begun.add(i)
             return answer(
-                wire.chunk, [choice(i, text, group[i].finish_reason if last else None, chunk=True, first=first)], **no_usage
+                wire.chunk,
+                [
+                    choice(
+                        i, text, group[i].finish_reason if last else None, chunk=True, first=first
+                    )
+                ],
+                **no_usage,
             )
 
         def end() -> dict[str, Any] | None:

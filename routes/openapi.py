@@ -1,6 +1,7 @@
 """GET /openapi.json: every route, what it takes and what it answers, errors too, as OpenAPI 3.1.
 
-Bodies are the models that the routes validate with (routes/bodies.py), answers those of routes/answers.py.
+Bodies are the models that the routes validate with (routes/bodies.py), answers those of
+routes/answers.py.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ HEADERS = {401: "WWW-Authenticate", 429: "Retry-After"}
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`answer`: a model, or the media type of a text. `events`: of its stream. `problems`: beside 401."""
+    """`answer`: a model, or the media type of a text. `events`: of its stream. `problems`: beside
+    401.
+    """
 
     summary: str
     answer: type[BaseModel] | str
@@ -48,28 +51,52 @@ class Route:
 SERVING = (400, 413, 415, 429, 500, 503, 504)
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 PAGE = (
-    {"name": "iterations", "in": "query", "schema": {"enum": ["1"]}, "description": "add an entry for each iteration"},
-    {"name": "since", "in": "query", "schema": NUMBER, "description": "from this iteration on; needs iterations=1"},
+    {
+        "name": "iterations",
+        "in": "query",
+        "schema": {"enum": ["1"]},
+        "description": "add an entry for each iteration",
+    },
+    {
+        "name": "since",
+        "in": "query",
+        "schema": NUMBER,
+        "description": "from this iteration on; needs iterations=1",
+    },
 )
 NAME = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)
 ROUTES = {
     "POST /inference": Route(
-        "complete a prompt, or a group of prompts", answers.InferenceAnswer, InferenceRequest,
-        (answers.InferencePiece, answers.InferenceEnd), SERVING,
+        "complete a prompt, or a group of prompts",
+        answers.InferenceAnswer,
+        InferenceRequest,
+        (answers.InferencePiece, answers.InferenceEnd),
+        SERVING,
     ),
     "POST /v1/completions": Route(
-        "the same, as OpenAI's clients ask it", answers.Completion, CompletionRequest, (answers.CompletionChunk,),
+        "the same, as OpenAI's clients ask it",
+        answers.Completion,
+        CompletionRequest,
+        (answers.CompletionChunk,),
         (*SERVING, 404),
     ),
     "POST /v1/chat/completions": Route(
-        "a conversation, in OpenAI's form", answers.ChatCompletion, ChatRequest, (answers.ChatCompletionChunk,),
+        "a conversation, in OpenAI's form",
+        answers.ChatCompletion,
+        ChatRequest,
+        (answers.ChatCompletionChunk,),
         (*SERVING, 404),
     ),
     "GET /v1/models": Route("the model, in OpenAI's form", answers.Models),
-    "GET /v1/models/{name}": Route("the same of one name", answers.Model, problems=(404,), parameters=NAME),
+    "GET /v1/models/{name}": Route(
+        "the same of one name", answers.Model, problems=(404,), parameters=NAME
+    ),
     "GET /stats": Route(
-        "measures of the current run; ?iterations=1&since=N adds an entry for each iteration from number N on", answers.Stats,
-        problems=(400,), parameters=PAGE,
+        "measures of the current run; ?iterations=1&since=N adds an entry for each iteration from "
+        "number N on",
+        answers.Stats,
+        problems=(400,),
+        parameters=PAGE,
     ),
     "POST /stats/reset": Route("start a new run", answers.Reset, problems=(415,)),
     "GET /metrics": Route("for Prometheus", "text/plain"),
@@ -77,7 +104,7 @@ ROUTES = {
     "GET /ready": Route("the model is loaded and the handler thread works", answers.Ready),
     "GET /openapi.json": Route("this interface, as OpenAPI 3.1 describes it", JSON),
     "GET /": Route("what this server is", answers.Description),
-}  # fmt: skip
+}
 OPEN = ("GET /health", "GET /ready")  # need no key
 
 
@@ -108,7 +135,11 @@ def document(has_key: bool) -> dict[str, Any]:
 
 
 def _operation(name: str, route: Route, has_key: bool) -> dict[str, Any]:
-    content = {route.answer: {"schema": {"type": "string"}}} if isinstance(route.answer, str) else _json(route.answer)
+    content = (
+        {route.answer: {"schema": {"type": "string"}}}
+        if isinstance(route.answer, str)
+        else _json(route.answer)
+    )
     if route.answer == JSON:
         content = {JSON: {"schema": {"type": "object"}}}
     if route.events:
@@ -117,9 +148,14 @@ def _operation(name: str, route: Route, has_key: bool) -> dict[str, Any]:
     for status in sorted({*route.problems, *([401] if has_key and name not in OPEN else [])}):
         responses[str(status)] = {"description": PROBLEMS[status], "content": _json(answers.Error)}
         if status in HEADERS:
-            responses[str(status)]["headers"] = {HEADERS[status]: {"required": True, "schema": {"type": "string"}}}
+            responses[str(status)]["headers"] = {
+                HEADERS[status]: {"required": True, "schema": {"type": "string"}}
+            }
     if name == "GET /ready":
-        responses["503"] = {"description": "not yet, or no more", "content": _json(answers.NotReady)}
+        responses["503"] = {
+            "description": "not yet, or no more",
+            "content": _json(answers.NotReady),
+        }
     operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
     if route.body:
         operation["requestBody"] = {"required": True, "content": _json(route.body)}

@@ -1,9 +1,10 @@
 """Server-sent events, written as tokens are computed: by one thread for all streams.
 
-If each stream's HTTP thread wrote its own, every token would wake a thread that waits for the GIL to do 30 µs of work:
-with 64 streams that cost twice the CPU and slowed the engine's thread down (benchmarks/README.md). So a stream's HTTP
-thread writes the first piece, with the headers, and what is left at the end; what comes between is written by the
-Streamer, which never waits for a reader: while a socket takes no more, that stream's tokens pile up and then go as one.
+If each stream's HTTP thread wrote its own, every token would wake a thread that waits for the GIL
+to do 30 µs of work: with 64 streams that cost twice the CPU and slowed the engine's thread down
+(benchmarks/README.md). So a stream's HTTP thread writes the first piece, with the headers, and what
+is left at the end; what comes between is written by the Streamer, which never waits for a reader:
+while a socket takes no more, that stream's tokens pile up and then go as one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Streamer:
         self._thread: threading.Thread | None = None
 
     def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
-        """Have the progress of `group`, which is not queued yet, told to `stream`. Raises Overloaded."""
+        """Have the progress of `group`, which is not queued yet, told to `stream`. Raises
+        Overloaded.
+        """
         with self._lock:
             self._thread = self._thread or started("streamer", self._run)
         for member in group:
@@ -66,8 +69,12 @@ class Part:
         self._read = self._shown = 0
 
     def read(self, told: News) -> tuple[str, int]:
-        """The text that is new and the number of its tokens; nothing of either while the text is held back."""
-        self._text += self._detokenizer.completion(told.inference.tokens[self._read : told.n_tokens], told.is_over)
+        """The text that is new and the number of its tokens; nothing of either while the text is
+        held back.
+        """
+        self._text += self._detokenizer.completion(
+            told.inference.tokens[self._read : told.n_tokens], told.is_over
+        )
         self._read = told.n_tokens
         if not self._text and not told.is_over:
             return "", 0
@@ -79,9 +86,10 @@ class Part:
 class Stream:
     """One answer that is streamed: `body` is what WSGI iterates over.
 
-    `parts`: by the id() of each inference. `piece(i, text, n, last)`: the event for the next n tokens of the i-th.
-    `end()`: an event after all of them, or None. `connection`: where the Streamer may write, in HTTP/1.1's chunks, between
-    two pieces of the body; without one every piece is the body's.
+    `parts`: by the id() of each inference. `piece(i, text, n, last)`: the event for the next n
+    tokens of the i-th. `end()`: an event after all of them, or None. `connection`: where the
+    Streamer may write, in HTTP/1.1's chunks, between two pieces of the body; without one every
+    piece is the body's.
     """
 
     def __init__(
@@ -108,11 +116,17 @@ class Stream:
         with self._lock:
             self._told |= told
             over = {key for key, news in self._told.items() if news.is_over}
-            if self._direct and over < self._parts.keys() and not any(self._told[key].inference.error for key in over):
+            if (
+                self._direct
+                and over < self._parts.keys()
+                and not any(self._told[key].inference.error for key in over)
+            ):
                 try:
                     self._write()
                     return
-                except Exception as error:  # the client is gone, or a defect: the other streams go on
+                except (
+                    Exception
+                ) as error:  # the client is gone, or a defect: the other streams go on
                     self._failed = error
             self._direct = False
             self._turn.set()
@@ -123,7 +137,9 @@ class Stream:
             if not self._unsent and (data := self._render()):
                 self._unsent = b"%X\r\n%b\r\n" % (len(data), data)
             while self._unsent:
-                self._unsent = self._unsent[self._connection.send(self._unsent, socket.MSG_DONTWAIT) :]
+                self._unsent = self._unsent[
+                    self._connection.send(self._unsent, socket.MSG_DONTWAIT) :
+                ]
         except BlockingIOError:
             pass  # the reader is slow
 

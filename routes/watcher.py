@@ -1,7 +1,9 @@
-"""Notices clients that have gone while their request waits, runs or is streamed, and gives the request up.
+"""Notices clients that have gone while their request waits, runs or is streamed, and gives the
+request up.
 
-The kernel knows that the other side has closed, and tells whoever polls, also behind bytes that nobody has read yet.
-Writing would not tell: the first write after a close succeeds. A client that only closes its own direction counts as gone.
+The kernel knows that the other side has closed, and tells whoever polls, also behind bytes that
+nobody has read yet. Writing would not tell: the first write after a close succeeds. A client that
+only closes its own direction counts as gone.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "PO
 
 
 class Watcher:
-    """One thread for all connections, started with the first; it looks every `interval_s` seconds."""
+    """One thread for all connections, started with the first; it looks every
+    `interval_s` seconds.
+    """
 
     def __init__(self, manager: BatchingManager, interval_s: float = 0.25):
         self._manager = manager
@@ -32,8 +36,11 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
-    def watching(self, connection: socket.socket | None, group: Sequence[Inference]) -> Iterator[None]:
-        """Cancel `group` if its connection closes in this block. Without a connection (a test client) do nothing.
+    def watching(
+        self, connection: socket.socket | None, group: Sequence[Inference]
+    ) -> Iterator[None]:
+        """Cancel `group` if its connection closes in this block. Without a connection (a test
+        client) do nothing.
 
         Raises Overloaded.
         """

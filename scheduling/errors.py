@@ -18,7 +18,9 @@ from typing import Any
 
 
 class ServingError(Exception):
-    """Base of every error a request can end with. `type` is OpenAI's word for the kind of error, `code` ours for which."""
+    """Base of every error a request can end with. `type` is OpenAI's word for the kind of error,
+    `code` ours for which.
+    """
 
     status = 500
     type = "server_error"
@@ -31,7 +33,14 @@ class ServingError(Exception):
 
     def body(self) -> dict[str, Any]:
         """What the error looks like, in an answer and in a stream; OpenAI's clients know it."""
-        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
 
 class InvalidRequest(ServingError):

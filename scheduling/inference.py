@@ -1,7 +1,8 @@
-"""The nouns: an inference, a row of it in an iteration, and the engine's seam. Plain data, stdlib only.
+"""The nouns: an inference, a row of it in an iteration, and the engine's seam. Plain data, stdlib
+only.
 
-States: WAITING → RUNNING → FINISHED, with the exits FAILED, CANCELLED and EXPIRED from either.
-In a request-level batch a row that has all its tokens stays RUNNING (it is *held*) until its batch ends;
+States: WAITING → RUNNING → FINISHED, with the exits FAILED, CANCELLED and EXPIRED from either. In a
+request-level batch a row that has all its tokens stays RUNNING (it is *held*) until its batch ends;
 one that is streamed is FINISHED with its own last token.
 """
 
@@ -27,7 +28,9 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose a token. temperature 0 is greedy; `seed` and the token's index decide the draw."""
+    """How to choose a token. temperature 0 is greedy; `seed` and the token's index
+    decide the draw.
+    """
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -36,8 +39,9 @@ class Sampling:
 
 
 class News(NamedTuple):
-    """What a stream learns: so many tokens are there, and whether more will come. Consistent, unlike the fields themselves,
-    which the handler thread may be changing."""
+    """What a stream learns: so many tokens are there, and whether more will come. Consistent,
+    unlike the fields themselves, which the handler thread may be changing.
+    """
 
     inference: Inference
     n_tokens: int
@@ -52,9 +56,12 @@ class Inference:
     num_tokens: int
     sampling: Sampling = Sampling()
     deadline: float | None = None
-    stop: Callable[[int], bool] | None = None  # told each token once; True ends the inference with it
+    stop: Callable[[int], bool] | None = (
+        None  # told each token once; True ends the inference with it
+    )
     listener: Callable[[News], None] | None = None  # called for each token and at the end
-    streamed: bool = False  # its caller reads each token at once: in a request-level batch it ends with its own last one
+    # its caller reads each token at once: in a request-level batch it ends with its own last one
+    streamed: bool = False
 
     user: str | None = None  # on whose behalf it comes
     priority: int = 0  # smaller goes first, where an order asks for it
@@ -85,17 +92,23 @@ class Inference:
 
     @property
     def predicted_tokens(self) -> int:
-        """Completion tokens that an order may reckon with. How many there will really be nobody who decides may know."""
+        """Completion tokens that an order may reckon with. How many there will really be nobody who
+        decides may know.
+        """
         return self.num_tokens
 
     @property
     def uncomputed(self) -> int:
-        """Tokens known whose keys and values are not in the cache: of the prompt, and those generated."""
+        """Tokens known whose keys and values are not in the cache: of the prompt, and those
+        generated.
+        """
         return len(self.prompt_ids) + len(self.tokens) - self.computed
 
     @property
     def decodes(self) -> bool:
-        """What is left to compute is the token generated last; else there is a prompt, or what preemption took, to compute."""
+        """What is left to compute is the token generated last; else there is a prompt, or what
+        preemption took, to compute.
+        """
         return self.uncomputed == 1 and bool(self.tokens)
 
     @property
@@ -126,9 +139,9 @@ class Inference:
 class Row(NamedTuple):
     """One inference in an iteration: compute tokens start … start + n_tokens − 1.
 
-    `samples`: the engine returns an id for it. `idle`: computed for an inference that is over; the id
-    is thrown away. `blocks` is the row's own reference, so that a request cancelled in the middle of
-    an iteration cannot pull them from under the engine.
+    `samples`: the engine returns an id for it. `idle`: computed for an inference that is over; the
+    id is thrown away. `blocks` is the row's own reference, so that a request cancelled in the
+    middle of an iteration cannot pull them from under the engine.
     """
 
     inference: Inference
@@ -140,8 +153,12 @@ class Row(NamedTuple):
 
     @property
     def decodes(self) -> bool:
-        """It computes the token generated last, or is idle; else a part of a prompt, be it a prompt of one token."""
-        return self.idle or (self.samples and self.n_tokens == 1 and self.start >= len(self.inference.prompt_ids))
+        """It computes the token generated last, or is idle; else a part of a prompt, be it a prompt
+        of one token.
+        """
+        return self.idle or (
+            self.samples and self.n_tokens == 1 and self.start >= len(self.inference.prompt_ids)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +197,9 @@ class IterationRecord:
 class Generator(Protocol):
     """The engine's seam."""
 
-    n_blocks: int | None = None  # KV blocks that it has, by which the scheduler then goes; None: as many as that has
+    n_blocks: int | None = (
+        None  # KV blocks that it has, by which the scheduler then goes; None: as many as that has
+    )
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Compute the iteration; return one id per row with `samples`, in row order."""

@@ -21,7 +21,10 @@ from scheduling.inference import Inference, Iteration, Row, State
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Plan, Policy, View, chosen
 
 SPARE_DEADLINES = 64  # of answered requests, which may be kept beside as many as are in flight
-_EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
+_EXITS: dict[type[ServingError], State] = {
+    Cancelled: State.CANCELLED,
+    DeadlinePassed: State.EXPIRED,
+}
 
 
 class Snapshot(NamedTuple):
@@ -39,8 +42,8 @@ class Scheduler:
     """Carries out a policy's plans: rows, KV blocks, states, time stamps.
 
     A state machine without thread, lock or clock; every method that needs the time is told it.
-    `decoder_batch_sizes`: an iteration of decode rows alone is filled up with padding rows to the smallest of them
-    that holds it; none: it is as large as its rows.
+    `decoder_batch_sizes`: an iteration of decode rows alone is filled up with padding rows to the
+    smallest of them that holds it; none: it is as large as its rows.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class Scheduler:
         self.max_in_flight = max_in_flight
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
         self.pool = BlockPool(n_blocks)
-        self.waiting: OrderedDict[int, Inference] = OrderedDict()  # by arrival; O(1) to leave from the middle
+        self.waiting: OrderedDict[int, Inference] = (
+            OrderedDict()
+        )  # by arrival; O(1) to leave from the middle
         self.running: dict[int, Inference] = {}
         self._queue: SortedDict[tuple[Any, ...], Inference] = SortedDict()  # who waits, by key
         self._deadlines: list[tuple[float, int, Inference]] = []
@@ -72,17 +77,22 @@ class Scheduler:
 
         Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
         """
-        together, most = self.policy.request_level, self.policy.most_rows(self.limits.max_batch_size)
+        together, most = (
+            self.policy.request_level,
+            self.policy.most_rows(self.limits.max_batch_size),
+        )
         if together and len(inferences) > most:
             raise InvalidRequest(
-                f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most {most} in this mode."
+                f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most "
+                f"{most} in this mode."
             )
         needed = [self.limits.blocks(inference.whole_life) for inference in inferences]
         if (blocks := sum(needed) if together else max(needed)) > self.pool.n_blocks:
             raise self._beyond_pool(blocks)
         if len(self.waiting) + len(self.running) + len(inferences) > self.max_in_flight:
             raise Overloaded(
-                f"{len(self.waiting)} requests are waiting and {len(self.running)} running; try again later, "
+                f"{len(self.waiting)} requests are waiting and {len(self.running)} running; try "
+                f"again later, "
                 "or start the server with a larger --max-waiting."
             )
         group = self._next_id
@@ -104,13 +114,16 @@ class Scheduler:
 
     def _beyond_pool(self, needed: int) -> InvalidRequest:
         return InvalidRequest(
-            f"The request needs {needed} KV blocks of {self.limits.block_size} tokens and the whole pool has "
-            f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger --kv-cache-gb (on a GPU: "
+            f"The request needs {needed} KV blocks of {self.limits.block_size} tokens and the "
+            f"whole pool has "
+            f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger "
+            f"--kv-cache-gb (on a GPU: "
             "--gpu-memory-utilization)."
         )
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
-        """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to run) and `wake_at`.
+        """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to
+        run) and `wake_at`.
 
         Raises ValueError, before anything has moved, if the plan is impossible.
         """
@@ -137,10 +150,14 @@ class Scheduler:
         rows = [self._row(inference, n) for inference, n in plan.run]
         used = self.pool.n_blocks - self.pool.free_blocks
         padding = self._padding(rows)
-        return Iteration(rows, len(self.running), len(self.waiting), used, plan.reason, padding), plan.wake_at
+        return Iteration(
+            rows, len(self.running), len(self.waiting), used, plan.reason, padding
+        ), plan.wake_at
 
     def _check(self, plan: Plan) -> None:
-        """Raise ValueError, naming the policy and the rule, for a plan that cannot be carried out."""
+        """Raise ValueError, naming the policy and the rule, for a plan that cannot be
+        carried out.
+        """
         limits, free, running = self.limits, self.pool.free_blocks, dict.fromkeys(self.running)
         for inference in plan.preempt:
             if self.policy.request_level:
@@ -158,7 +175,9 @@ class Scheduler:
         if (blocks := sum(reserved.values())) > free:
             raise self._impossible(f"it reserves {blocks} KV blocks, and {free} are free")
         if len(running) > limits.max_batch_size:
-            raise self._impossible(f"{len(running)} rows are more than max_batch_size {limits.max_batch_size}")
+            raise self._impossible(
+                f"{len(running)} rows are more than max_batch_size {limits.max_batch_size}"
+            )
         prefill, rows = 0, set()
         for inference, n in plan.run:
             if inference.id not in running:
@@ -168,7 +187,9 @@ class Scheduler:
                 continue
             uncomputed = inference.uncomputed
             if not 1 <= n <= uncomputed:
-                raise self._impossible(f"{n} tokens of {uncomputed} uncomputed ones cannot be computed")
+                raise self._impossible(
+                    f"{n} tokens of {uncomputed} uncomputed ones cannot be computed"
+                )
             held = (reserved.get(inference.id) or len(inference.blocks)) * limits.block_size
             if (tokens := inference.computed + n) > held:
                 raise self._impossible(f"{tokens} tokens do not fit into blocks for {held}")
@@ -177,13 +198,17 @@ class Scheduler:
         if len(rows) < len(plan.run):
             raise self._impossible("no inference has two rows")
         if prefill > limits.token_budget:
-            raise self._impossible(f"{prefill} prefill tokens are more than token_budget {limits.token_budget}")
+            raise self._impossible(
+                f"{prefill} prefill tokens are more than token_budget {limits.token_budget}"
+            )
 
     def _impossible(self, rule: str) -> ValueError:
         return ValueError(f"the plan of {self.policy} is impossible: {rule}")
 
     def _preempt(self, inference: Inference) -> None:
-        """Running → waiting: its blocks are free, and all of its KV is computed again when it comes back."""
+        """Running → waiting: its blocks are free, and all of its KV is computed again when it comes
+        back.
+        """
         del self.running[inference.id]
         self.pool.free(inference.blocks)
         inference.blocks, inference.computed = [], 0
@@ -210,7 +235,9 @@ class Scheduler:
         for row in iteration.rows:
             token = next(sampled) if row.samples else None
             inference = row.inference
-            if row.idle or inference.state is not State.RUNNING:  # cancelled meanwhile: its id is dropped
+            if (
+                row.idle or inference.state is not State.RUNNING
+            ):  # cancelled meanwhile: its id is dropped
                 continue
             if not row.decodes:
                 self._prompt_tokens += row.n_tokens
@@ -223,9 +250,11 @@ class Scheduler:
         return self._release(now)
 
     def _release(self, now: float) -> list[Inference]:
-        """Answer what is done: each on its own, or in a request-level batch all of them once nobody is left.
+        """Answer what is done: each on its own, or in a request-level batch all of them once nobody
+        is left.
 
-        There a stream is answered with its own last token all the same; its row stays, idle, until the batch ends.
+        There a stream is answered with its own last token all the same; its row stays, idle, until
+        the batch ends.
         """
         over = [inference for inference in self.running.values() if inference.is_over]
         leave = not self.policy.request_level or len(over) == len(self.running)
@@ -236,11 +265,15 @@ class Scheduler:
             self._end(inference, State.FINISHED, now)
         return answered
 
-    def fail(self, inferences: Iterable[Inference], error: ServingError, now: float) -> list[Inference]:
-        """End the given inferences with an error, wherever they are; return all that are now to be answered.
+    def fail(
+        self, inferences: Iterable[Inference], error: ServingError, now: float
+    ) -> list[Inference]:
+        """End the given inferences with an error, wherever they are; return all that are now to be
+        answered.
 
-        Those already over are left alone. Blocks are free at once. In a request-level batch the row of a
-        cancelled or expired inference stays, idle, until the batch ends; one that failed takes its row along.
+        Those already over are left alone. Blocks are free at once. In a request-level batch the row
+        of a cancelled or expired inference stays, idle, until the batch ends; one that failed takes
+        its row along.
         """
         ended = []
         state = _EXITS.get(type(error), State.FAILED)
@@ -260,22 +293,34 @@ class Scheduler:
     def expire(self, now: float) -> list[Inference]:
         """End every inference whose deadline has passed."""
         late = []
-        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].answered_at is not None):
-            late.append(heapq.heappop(self._deadlines)[2])  # those answered in time are dropped here too
+        while self._deadlines and (
+            self._deadlines[0][0] <= now or self._deadlines[0][2].answered_at is not None
+        ):
+            late.append(
+                heapq.heappop(self._deadlines)[2]
+            )  # those answered in time are dropped here too
         if len(self._deadlines) > 2 * (len(self.waiting) + len(self.running)) + SPARE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if entry[2].answered_at is None]
             heapq.heapify(self._deadlines)
-        return self.fail(late, DeadlinePassed("The request's deadline passed before its answer."), now)
+        return self.fail(
+            late, DeadlinePassed("The request's deadline passed before its answer."), now
+        )
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
-        """Make the pool as large as the engine's, before anything has run; return the requests that it can never hold."""
+        """Make the pool as large as the engine's, before anything has run; return the requests that
+        it can never hold.
+        """
         self.pool = BlockPool(n_blocks)
         groups: dict[int, list[Inference]] = {}
         for inference in self.waiting.values():
-            groups.setdefault(inference.group if self.policy.request_level else inference.id, []).append(inference)
+            groups.setdefault(
+                inference.group if self.policy.request_level else inference.id, []
+            ).append(inference)
         ended = []
         for group in groups.values():
-            if (needed := sum(self.limits.blocks(inference.whole_life) for inference in group)) > n_blocks:
+            if (
+                needed := sum(self.limits.blocks(inference.whole_life) for inference in group)
+            ) > n_blocks:
                 ended += self.fail(group, self._beyond_pool(needed), now)
         return ended
 

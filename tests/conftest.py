@@ -1,4 +1,6 @@
-"""Leaks are found here: after every test no handler thread may live on. So is room: a test marked `alone` has the machine."""
+"""Leaks are found here: after every test no handler thread may live on. So is room: a test marked
+`alone` has the machine.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ from tests.servers import Serve, server, wait_until_free
 REAPED = pytest.StashKey[subprocess.Popen[bytes]]()
 for name in [name for name in os.environ if name.startswith("EB_")]:
     del os.environ[name]  # a developer's own settings have no business in the tests
-# the same tests everywhere: a GPU has benchmarks/gpu.sh, and its attention kernel runs in Triton's interpreter here
+# the same tests everywhere: a GPU has benchmarks/gpu.sh, and its attention kernel runs in Triton's
+# interpreter here
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
-# torch's threads otherwise wait by spinning, and take the cores from the other workers and their servers: twice the CPU
+# torch's threads otherwise wait by spinning, and take the cores from the other workers and their
+# servers: twice the CPU
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-if os.environ.get("NATIVE_BFLOAT16"):  # a processor that computes bfloat16 natively, or one that does not: `yes` or `no`
+if os.environ.get(
+    "NATIVE_BFLOAT16"
+):  # a processor that computes bfloat16 natively, or one that does not: `yes` or `no`
     processor = Path(__file__).parent / "processor"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(processor), os.environ.get("PYTHONPATH", "")])
     runpy.run_path(str(processor / "sitecustomize.py"))
@@ -47,10 +53,14 @@ for process in psutil.process_iter(["environ"]):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Servers live in sessions of their own: those of tests that were killed are ended by a process that outlives the tests."""
+    """Servers live in sessions of their own: those of tests that were killed are ended by a process
+    that outlives the tests.
+    """
     if "STARTED_BY_TESTS" not in os.environ:  # not in a worker of xdist
         command = [sys.executable, "-c", REAPER, str(os.getpid())]
-        config.stash[REAPED] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        config.stash[REAPED] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, start_new_session=True
+        )
         os.environ["STARTED_BY_TESTS"] = str(os.getpid())
 
 
@@ -60,15 +70,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests that are `alone` come last: a worker that waits with one has nothing else to do."""
+    """Files with tests that are `alone` come last: a worker that waits with one has nothing else to
+    do.
+    """
     alone = [item for item in items if item.get_closest_marker("alone")]
     files = {item.path for item in alone}
     items.sort(key=lambda item: (item.path in files, item in alone))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the time limit: waiting for room is no part of a test
+@pytest.hookimpl(
+    wrapper=True, tryfirst=True
+)  # around the time limit: waiting for room is no part of a test
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """The workers of a run share the room; a test marked `alone` waits until nobody else has a test to run, and has it."""
+    """The workers of a run share the room; a test marked `alone` waits until nobody else has a test
+    to run, and has it.
+    """
     with Path(__file__).open() as room:
         fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         return (yield)
@@ -80,15 +96,21 @@ def no_handler_thread_lives_on() -> Iterator[None]:
     left = [thread for thread in threading.enumerate() if thread.name == "handler"]
     for thread in left:
         thread.join(timeout=5)
-    assert not [thread for thread in left if thread.is_alive()], "a test did not close its BatchingManager"
+    assert not [thread for thread in left if thread.is_alive()], (
+        "a test did not close its BatchingManager"
+    )
 
 
 @pytest.fixture
 def client_of() -> Iterator[Callable[..., FlaskClient]]:
-    """Clients of apps in this process, on the fake model unless another is named, by mode and settings."""
+    """Clients of apps in this process, on the fake model unless another is named, by mode and
+    settings.
+    """
     managers: list[BatchingManager] = []
 
-    def make(mode: str = "dynamic", engine: Callable[[], Any] | None = None, **settings: Any) -> FlaskClient:
+    def make(
+        mode: str = "dynamic", engine: Callable[[], Any] | None = None, **settings: Any
+    ) -> FlaskClient:
         config = build(mode, {"model": "fake", **settings}, {})
         server = Server(config, load_generator if engine is None else lambda *_: engine())
         managers.append(server.manager)
@@ -98,18 +120,24 @@ def client_of() -> Iterator[Callable[..., FlaskClient]]:
     for manager in managers:
         manager.close()
         left = manager.snapshot()
-        assert (left.waiting, left.running, left.blocks_used) == (0, 0, 0), "requests or blocks were lost"
+        assert (left.waiting, left.running, left.blocks_used) == (0, 0, 0), (
+            "requests or blocks were lost"
+        )
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports have empty figures: drawing takes longer than all else, and tests of figures draw them."""
+    """Reports have empty figures: drawing takes longer than all else, and tests of figures draw
+    them.
+    """
     monkeypatch.setattr(figures, "save", lambda figure, *paths: [path.touch() for path in paths])
 
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[Serve]:
-    """As `server`, but each mode with its settings is started once; it is idle again before the next test has it."""
+    """As `server`, but each mode with its settings is started once; it is idle again before the
+    next test has it.
+    """
     urls: dict[str, str] = {}
     with contextlib.ExitStack() as running:
 

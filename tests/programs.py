@@ -1,4 +1,6 @@
-"""The project's programs in the tests' own process, which has imported what takes a new one seconds."""
+"""The project's programs in the tests' own process, which has imported what takes a new one
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.servers import ROOT
 
 
 def ran(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m module arguments` from the root, to its end: the exit code, and what it printed. Its exceptions are raised."""
+    """`python -m module arguments` from the root, to its end: the exit code, and what it printed.
+    Its exceptions are raised.
+    """
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         contextlib.redirect_stdout(out),

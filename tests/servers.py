@@ -20,16 +20,31 @@ from client.servers import free_port, server
 ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = [
-    "PATIENCE_S", "ROOT", "Serve", "asks", "assert_all_answered", "client_command", "free_port", "launched", "metric", "scrape",
-    "server", "wait_until", "wait_until_free",
-]  # fmt: skip
+    "PATIENCE_S",
+    "ROOT",
+    "Serve",
+    "asks",
+    "assert_all_answered",
+    "client_command",
+    "free_port",
+    "launched",
+    "metric",
+    "scrape",
+    "server",
+    "wait_until",
+    "wait_until_free",
+]
 
 PATIENCE_S = 60
-Serve = Callable[[str, Mapping[str, Any]], contextlib.AbstractContextManager[str]]  # server, and the fixture shared_server
+Serve = Callable[
+    [str, Mapping[str, Any]], contextlib.AbstractContextManager[str]
+]  # server, and the fixture shared_server
 
 
 def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request]:
-    return [Request(id=i, at=0, prompt=f"{prompt} {i}", num_tokens=num_tokens, seed=i) for i in range(n)]
+    return [
+        Request(id=i, at=0, prompt=f"{prompt} {i}", num_tokens=num_tokens, seed=i) for i in range(n)
+    ]
 
 
 def assert_all_answered(outcomes: list[Outcome]) -> None:
@@ -46,7 +61,9 @@ def scrape(url: str) -> str:
         return str(response.read(), "utf-8")
 
 
-def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S, every_s: float = 0.002) -> None:
+def wait_until(
+    true: Callable[[], bool], patience_s: float = PATIENCE_S, every_s: float = 0.002
+) -> None:
     end = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < end, "it never came to that"
@@ -54,24 +71,35 @@ def wait_until(true: Callable[[], bool], patience_s: float = PATIENCE_S, every_s
 
 
 def metric(url: str, name: str) -> float:
-    return next(float(line.split()[-1]) for line in scrape(url).splitlines() if line.startswith(name))
+    return next(
+        float(line.split()[-1]) for line in scrape(url).splitlines() if line.startswith(name)
+    )
 
 
 def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
     """Wait until no row and no block is left."""
     end = time.monotonic() + patience_s
-    while any(metric(url, f"vllm:{name}") for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")):
+    while any(
+        metric(url, f"vllm:{name}")
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    ):
         assert time.monotonic() < end, "rows or blocks are left"
         time.sleep(0.05)
 
 
 @contextlib.contextmanager
 def launched(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A program in a session of its own, with its output; what is left of it at the end is killed."""
+    """A program in a session of its own, with its output; what is left of it at the end
+    is killed.
+    """
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         yield process
     finally:

@@ -1,4 +1,6 @@
-"""A strict reader of server-sent events, as the pickiest client would be: anything but the stated form is an error."""
+"""A strict reader of server-sent events, as the pickiest client would be: anything but the stated
+form is an error.
+"""
 
 from __future__ import annotations
 

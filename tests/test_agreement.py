@@ -1,4 +1,6 @@
-"""Four witnesses of one run agree: the client, /stats, /metrics and the request log; and Little's law holds."""
+"""Four witnesses of one run agree: the client, /stats, /metrics and the request log; and Little's
+law holds.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,36 @@ def round_trip_ms(url: str) -> float:
     return 1e3 * sorted(times)[len(times) // 2]
 
 
-def witnesses(mode: str, log: Path, stream: bool) -> tuple[dict[str, dict[str, float]], dict[str, Any], float]:
-    """One run, as each of the four tells it; the client's whole result; and the milliseconds in which they may differ."""
-    requests = PromptData("uniform:150:350", seed=3).requests(20, "poisson:8")  # long, so that HTTP's milliseconds are few
+def witnesses(
+    mode: str, log: Path, stream: bool
+) -> tuple[dict[str, dict[str, float]], dict[str, Any], float]:
+    """One run, as each of the four tells it; the client's whole result; and the milliseconds in
+    which they may differ.
+    """
+    requests = PromptData("uniform:150:350", seed=3).requests(
+        20, "poisson:8"
+    )  # long, so that HTTP's milliseconds are few
     with server(mode, {"model": "fake", "max_batch_size": 8, "request_log": str(log)}) as url:
-        result, outcomes = measure(Target(mode, url, wire("inference", stream=stream)), requests, {}, 60, Watch())
-        allowed_ms = max(10.0, 4 * round_trip_ms(url))  # 10 ms, but on a machine several times slower than usual
+        result, outcomes = measure(
+            Target(mode, url, wire("inference", stream=stream)), requests, {}, 60, Watch()
+        )
+        allowed_ms = max(
+            10.0, 4 * round_trip_ms(url)
+        )  # 10 ms, but on a machine several times slower than usual
         time.sleep(0.3)  # the log's thread writes after the answer
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         metrics = scrape(url)
     assert [outcome.error for outcome in outcomes if outcome.error] == []
 
     def of(told: dict[str, Any]) -> dict[str, float]:
-        names = {"requests": "completed", "prompt": "total_input_tokens", "completion": "total_output_tokens",
-                 "queue": "mean_queue_time_ms", "ttft": "mean_ttft_ms", "e2el": "mean_e2el_ms"}  # fmt: skip
+        names = {
+            "requests": "completed",
+            "prompt": "total_input_tokens",
+            "completion": "total_output_tokens",
+            "queue": "mean_queue_time_ms",
+            "ttft": "mean_ttft_ms",
+            "e2el": "mean_e2el_ms",
+        }
         return {name: told[key] for name, key in names.items()}
 
     def mean(first: str, second: str) -> float:
@@ -63,7 +81,12 @@ def witnesses(mode: str, log: Path, stream: bool) -> tuple[dict[str, dict[str, f
         "client": of(result),
         "/stats": of(result["server"]),
         "/metrics": {
-            "requests": sum(float(n) for n in re.findall(r"^vllm:request_success_total{.*} (\S+)$", metrics, re.MULTILINE)),
+            "requests": sum(
+                float(n)
+                for n in re.findall(
+                    r"^vllm:request_success_total{.*} (\S+)$", metrics, re.MULTILINE
+                )
+            ),
             "prompt": gauge(metrics, "vllm:prompt_tokens_total"),
             "completion": gauge(metrics, "vllm:generation_tokens_total"),
             "queue": histogram("vllm:request_queue_time_seconds"),
@@ -82,8 +105,12 @@ def witnesses(mode: str, log: Path, stream: bool) -> tuple[dict[str, dict[str, f
     return told, result, allowed_ms
 
 
-@pytest.mark.parametrize(("mode", "stream"), [*((mode, False) for mode in MODES), ("dynamic", True)])
-def test_client_stats_metrics_and_log_agree_and_littles_law_holds(mode: str, stream: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "stream"), [*((mode, False) for mode in MODES), ("dynamic", True)]
+)
+def test_client_stats_metrics_and_log_agree_and_littles_law_holds(
+    mode: str, stream: bool, tmp_path: Path
+) -> None:
     for attempt in range(3):  # the machine may stand still between the server and its client
         told, result, allowed_ms = witnesses(mode, tmp_path / f"{attempt}.jsonl", stream)
         client = told["client"]

@@ -26,14 +26,20 @@ def manager_of() -> Iterator[Callable[..., BatchingManager]]:
 
     def make(policy: Policy, generator: Generator | None = None, **extra: Any) -> BatchingManager:
         scheduler = make_scheduler(policy, max_batch_size=4, n_blocks=1000)
-        managers.append(BatchingManager(scheduler, lambda: generator or FakeGenerator(lambda seconds: None), **extra))
+        managers.append(
+            BatchingManager(
+                scheduler, lambda: generator or FakeGenerator(lambda seconds: None), **extra
+            )
+        )
         return managers[-1]
 
     yield make
     for manager in managers:
         manager.close()
         pool = manager._scheduler.pool
-        assert not manager._scheduler.has_work and pool.free_blocks == pool.n_blocks, "blocks or requests were lost"
+        assert not manager._scheduler.has_work and pool.free_blocks == pool.n_blocks, (
+            "blocks or requests were lost"
+        )
 
 
 class Gate(Generator):
@@ -66,14 +72,18 @@ def test_requests_from_many_threads_each_get_their_own_tokens(
 ) -> None:
     manager = manager_of(policy)
     inferences = [Inference([i, 1, 2], 1 + i % 7) for i in range(60)]
-    threads = [threading.Thread(target=manager.enqueue, args=([inference],)) for inference in inferences]
+    threads = [
+        threading.Thread(target=manager.enqueue, args=([inference],)) for inference in inferences
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     wait(*inferences)
     for inference in inferences:
-        assert inference.tokens == [token(inference.prompt_ids, 0, index) for index in range(inference.num_tokens)]
+        assert inference.tokens == [
+            token(inference.prompt_ids, 0, index) for index in range(inference.num_tokens)
+        ]
 
 
 def test_a_failing_iteration_answers_all_of_its_requests_and_the_loop_goes_on(
@@ -88,7 +98,9 @@ def test_a_failing_iteration_answers_all_of_its_requests_and_the_loop_goes_on(
     gate.go.release()
     wait(*doomed)
     for inference in doomed:
-        assert isinstance(inference.error, GenerationFailed) and "out of memory" in str(inference.error)
+        assert isinstance(inference.error, GenerationFailed) and "out of memory" in str(
+            inference.error
+        )
     gate.error = None
     later = Inference([0], 1)
     manager.enqueue([later])
@@ -131,7 +143,9 @@ class Recorder:
             raise self.error
 
 
-def test_an_observer_that_raises_disturbs_nobody(manager_of: Callable[..., BatchingManager]) -> None:
+def test_an_observer_that_raises_disturbs_nobody(
+    manager_of: Callable[..., BatchingManager],
+) -> None:
     broken, whole = Recorder(OSError("disk full")), Recorder()
     manager = manager_of(Dynamic())
     for observer in (broken, whole):
@@ -143,7 +157,9 @@ def test_an_observer_that_raises_disturbs_nobody(manager_of: Callable[..., Batch
     assert broken.states == whole.states == [State.FINISHED]
 
 
-def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: Callable[..., BatchingManager]) -> None:
+def test_observers_hear_of_requests_that_end_without_an_iteration(
+    manager_of: Callable[..., BatchingManager],
+) -> None:
     recorder = Recorder()
     manager = manager_of(Windowed(max_batch_delay_ms=3.6e06, batch_size_target=9))
     manager.observe(recorder)
@@ -154,7 +170,9 @@ def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: Ca
     assert recorder.states == [State.EXPIRED, State.CANCELLED] and recorder.live_rows == []
 
 
-def test_a_cancelled_request_is_answered_at_once_and_its_neighbour_goes_on(manager_of: Callable[..., BatchingManager]) -> None:
+def test_a_cancelled_request_is_answered_at_once_and_its_neighbour_goes_on(
+    manager_of: Callable[..., BatchingManager],
+) -> None:
     gate = Gate()
     manager = manager_of(Dynamic(), gate)
     gone, stays = Inference([0], 100), Inference([0], 2)
@@ -168,7 +186,9 @@ def test_a_cancelled_request_is_answered_at_once_and_its_neighbour_goes_on(manag
     assert stays.tokens == [1, 1]
 
 
-def test_a_deadline_wakes_the_handler_even_while_a_window_is_open(manager_of: Callable[..., BatchingManager]) -> None:
+def test_a_deadline_wakes_the_handler_even_while_a_window_is_open(
+    manager_of: Callable[..., BatchingManager],
+) -> None:
     manager = manager_of(Windowed(max_batch_delay_ms=3.6e06, batch_size_target=9))
     inference = Inference([0], 1, deadline=manager.clock() + 0.05)
     manager.enqueue([inference])
@@ -177,7 +197,9 @@ def test_a_deadline_wakes_the_handler_even_while_a_window_is_open(manager_of: Ca
     assert inference.answered_at is not None and inference.answered_at >= inference.deadline  # type: ignore[operator]
 
 
-def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(manager_of: Callable[..., BatchingManager]) -> None:
+def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(
+    manager_of: Callable[..., BatchingManager],
+) -> None:
     gate = Gate()
     manager = manager_of(Dynamic(), gate)
     inference = Inference([0], 3)
@@ -216,7 +238,9 @@ def test_requests_that_come_while_the_model_loads_wait_for_it() -> None:
     manager = BatchingManager(make_scheduler(Dynamic()), load)
     inference = Inference([0], 1)
     manager.enqueue([inference])
-    assert manager.not_ready_because() == "the model is still loading" and not inference.done.is_set()
+    assert (
+        manager.not_ready_because() == "the model is still loading" and not inference.done.is_set()
+    )
     loading.set()
     wait(inference)
     assert inference.error is None
@@ -258,22 +282,30 @@ def test_a_model_that_cannot_be_loaded_is_reported() -> None:
     manager = BatchingManager(make_scheduler(Dynamic()), load)
     manager.on_failure(report)
     assert told.wait(PATIENCE_S) and not manager.wait_until_loaded(PATIENCE_S)
-    assert manager.not_ready_because() == "loading failed: no such file" and isinstance(reported[0], OSError)
+    assert manager.not_ready_because() == "loading failed: no such file" and isinstance(
+        reported[0], OSError
+    )
     manager.close()
 
 
-def test_an_iteration_that_never_ends_makes_the_server_unready(manager_of: Callable[..., BatchingManager]) -> None:
+def test_an_iteration_that_never_ends_makes_the_server_unready(
+    manager_of: Callable[..., BatchingManager],
+) -> None:
     gate = Gate()
     manager = manager_of(Dynamic(), gate)
     manager.enqueue([Inference([0], 1)])
     gate.wait_until_started()
     assert manager.not_ready_because() is None
     time.sleep(0.02)
-    assert "an iteration has been running" in (manager.not_ready_because(stalled_after_s=0.01) or "")
+    assert "an iteration has been running" in (
+        manager.not_ready_because(stalled_after_s=0.01) or ""
+    )
     gate.go.release()
 
 
-def test_the_loop_interval_makes_the_handler_sleep_between_iterations(manager_of: Callable[..., BatchingManager]) -> None:
+def test_the_loop_interval_makes_the_handler_sleep_between_iterations(
+    manager_of: Callable[..., BatchingManager],
+) -> None:
     manager = manager_of(Dynamic(), loop_interval_s=0.02)
     inference = Inference([0], 5)
     manager.enqueue([inference])
@@ -282,8 +314,8 @@ def test_the_loop_interval_makes_the_handler_sleep_between_iterations(manager_of
 
 
 def test_a_stream_learns_of_its_end_last(manager_of: Callable[..., BatchingManager]) -> None:
-    # A cancellation that came while the handler thread told a stream of its token overtook it, and the stream, told
-    # that more would come, waited for good.
+    # A cancellation that came while the handler thread told a stream of its token overtook it, and
+    # the stream, told that more would come, waited for good.
     manager = manager_of(Dynamic())
     told: list[bool] = []
     cancelling: list[threading.Thread] = []
@@ -302,8 +334,12 @@ def test_a_stream_learns_of_its_end_last(manager_of: Callable[..., BatchingManag
     assert told[-1] and not told[0]
 
 
-def test_a_window_without_end_is_flushed_by_its_target(manager_of: Callable[..., BatchingManager]) -> None:
-    manager = manager_of(Windowed(max_batch_delay_ms=1e13, batch_size_target=2))  # longer than a thread can wait
+def test_a_window_without_end_is_flushed_by_its_target(
+    manager_of: Callable[..., BatchingManager],
+) -> None:
+    manager = manager_of(
+        Windowed(max_batch_delay_ms=1e13, batch_size_target=2)
+    )  # longer than a thread can wait
     first, second = Inference([1], 2), Inference([1], 2)
     manager.enqueue([first])
     assert not first.done.wait(0.1)

@@ -1,4 +1,6 @@
-"""Nothing that a benchmark records is without effect on it, and what would have none is not offered."""
+"""Nothing that a benchmark records is without effect on it, and what would have none is not
+offered.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ from config import ONLY_OVER_HTTP, Config
 def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Settings of a tiny model with GPT-2's vocabulary and context."""
     folder = tmp_path_factory.mktemp("small")
-    folder.joinpath("config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16}))
+    folder.joinpath("config.json").write_text(
+        json.dumps({"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16})
+    )
     return ["--model", str(folder), "--weights", "random", "--dtype", "float32", "--threads", "1"]
 
 
-def last_line(main: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> dict[str, Any]:
+def last_line(
+    main: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> dict[str, Any]:
     monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
     main()
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -34,14 +40,22 @@ def test_the_loop_interval_that_a_burst_records_is_slept(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """It was recorded, and the engine's loop never heard of it."""
-    found = last_line(burst.main, [*small, "--n", "2", "--loop-interval-ms", "5"], monkeypatch, capsys)
+    found = last_line(
+        burst.main, [*small, "--n", "2", "--loop-interval-ms", "5"], monkeypatch, capsys
+    )
     mode = found["modes"]["dynamic"]
-    assert found["config"]["loop_interval_ms"] == 5 and mode["wall_clock_s"] >= 0.005 * (mode["iterations"] - 1)
+    assert found["config"]["loop_interval_ms"] == 5 and mode["wall_clock_s"] >= 0.005 * (
+        mode["iterations"] - 1
+    )
 
 
-def test_only_settings_with_an_effect_are_recorded(small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_only_settings_with_an_effect_are_recorded(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setenv("EB_PORT", "9")  # the environment may be shared
-    two = last_line(burst.main, [*small, "--n", "1", "--modes", "dynamic,windowed"], monkeypatch, capsys)["config"]
+    two = last_line(
+        burst.main, [*small, "--n", "1", "--modes", "dynamic,windowed"], monkeypatch, capsys
+    )["config"]
     one = last_line(burst.main, [*small, "--n", "1"], monkeypatch, capsys)["config"]
     assert not {"mode", *NO_HTTP} & set(two) and set(two) - set(one) == {
         "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches"
@@ -53,29 +67,53 @@ def test_only_settings_with_an_effect_are_recorded(small: list[str], monkeypatch
 @pytest.mark.parametrize(
     ("main", "arguments", "said"),
     [
-        *[(main, ["--port", "1"], "unknown flag --port") for main in (burst.main, engine.main, long_prompt.main, gpu.main)],
+        *[
+            (main, ["--port", "1"], "unknown flag --port")
+            for main in (burst.main, engine.main, long_prompt.main, gpu.main)
+        ],
         (agreement.main, ["--request-timeout-s", "3"], "unknown flag --request-timeout-s"),
         (agreement.main, ["--loop-interval-ms", "3"], "unknown flag --loop-interval-ms"),
         (engine.main, ["--max-waiting", "3"], "unknown flag --max-waiting"),
         (burst.main, ["--tokenizer", "bytes"], "unknown flag --tokenizer"),
         (huggingface.main, ["--token-budget", "9"], "unknown flag --token-budget"),
-        (burst.main, ["--batch-size-target", "3"], "--batch-size-target has no meaning in mode dynamic"),
+        (
+            burst.main,
+            ["--batch-size-target", "3"],
+            "--batch-size-target has no meaning in mode dynamic",
+        ),
     ],
 )
 def test_what_would_have_no_effect_is_refused(
-    main: Callable[[], None], arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    main: Callable[[], None],
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmark", "--model", "demo", "--device", "cpu", *arguments])
+    monkeypatch.setattr(
+        sys, "argv", ["benchmark", "--model", "demo", "--device", "cpu", *arguments]
+    )
     with pytest.raises(SystemExit) as caught:
         run(main)
     assert caught.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_every_part_of_the_gpus_command_gets_the_settings_that_it_knows() -> None:
-    settings = {"model": "gpt2", "tokenizer": "bytes", "max_batch_size": "16", "loop_interval_ms": "1"}
-    options = type("Options", (), {"rows": "1", "context": "9", "prompts": "9", "n": 3, "numsamples": 5})
+    settings = {
+        "model": "gpt2",
+        "tokenizer": "bytes",
+        "max_batch_size": "16",
+        "loop_interval_ms": "1",
+    }
+    options = type(
+        "Options", (), {"rows": "1", "context": "9", "prompts": "9", "n": 3, "numsamples": 5}
+    )
     flags = {
-        name: [word for word in command if word in ("--tokenizer", "--max-batch-size", "--loop-interval-ms")]
+        name: [
+            word
+            for word in command
+            if word in ("--tokenizer", "--max-batch-size", "--loop-interval-ms")
+        ]
         for name, command in gpu.commands(options, settings, True, Path("out")).items()
     }
     assert flags == {

@@ -1,4 +1,6 @@
-"""Every benchmark at a small size: what it serves, what its last line holds, and what it says to bad settings."""
+"""Every benchmark at a small size: what it serves, what its last line holds, and what it says to
+bad settings.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ import pytest
 import torch
 
 import kernels
-from benchmarks import agreement, burst, engine, gpu, huggingface, long_prompt, pairs, scheduler, theory
+from benchmarks import (
+    agreement,
+    burst,
+    engine,
+    gpu,
+    huggingface,
+    long_prompt,
+    pairs,
+    scheduler,
+    theory,
+)
 from benchmarks.common import run
 from client.data import load_trace
 from config import ConfigError, build
@@ -26,11 +38,15 @@ from generate import load_generator
 def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Settings of a tiny model with GPT-2's vocabulary and context."""
     folder = tmp_path_factory.mktemp("small")
-    folder.joinpath("config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32}))
+    folder.joinpath("config.json").write_text(
+        json.dumps({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32})
+    )
     return ["--model", str(folder), "--weights", "random", "--dtype", "float32", "--threads", "1"]
 
 
-def last_line(main: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> dict[str, Any]:
+def last_line(
+    main: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> dict[str, Any]:
     monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
     main()
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -48,12 +64,16 @@ def test_the_burst_is_the_peers_burst() -> None:
 def test_the_burst_reports_every_mode_and_where_the_time_went(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    found = last_line(burst.main, [*small, "--n", "6", "--modes", "dynamic,static"], monkeypatch, capsys)
+    found = last_line(
+        burst.main, [*small, "--n", "6", "--modes", "dynamic,static"], monkeypatch, capsys
+    )
     assert found["config"]["model"] == Path(small[1]).name and small[1] not in found["command"]
     assert list(found["modes"]) == ["dynamic", "static"] and found["config"]["max_batch_size"] == 6
     for mode in found["modes"].values():
         assert mode["completion_tokens"] == sum(tokens for _, tokens in burst.draw(6))
-        assert mode["output_throughput"] == pytest.approx(mode["completion_tokens"] / mode["wall_clock_s"])
+        assert mode["output_throughput"] == pytest.approx(
+            mode["completion_tokens"] / mode["wall_clock_s"]
+        )
         assert all(seconds >= 0 for seconds in mode["phases_s"].values())
         assert sum(mode["phases_s"].values()) <= mode["timed_wall_clock_s"]
 
@@ -61,27 +81,51 @@ def test_the_burst_reports_every_mode_and_where_the_time_went(
 def test_the_bursts_requests_can_be_saved_for_a_comparison(
     small: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["burst", *small, "--n", "5", "--save-trace", str(tmp_path / "trace.jsonl")])
+    monkeypatch.setattr(
+        sys, "argv", ["burst", *small, "--n", "5", "--save-trace", str(tmp_path / "trace.jsonl")]
+    )
     burst.main()
-    assert [(r.prompt_ids, r.num_tokens) for r in load_trace(tmp_path / "trace.jsonl")] == burst.draw(5)
+    assert [
+        (r.prompt_ids, r.num_tokens) for r in load_trace(tmp_path / "trace.jsonl")
+    ] == burst.draw(5)
 
 
 def test_a_step_is_compared_with_what_the_machine_allows(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
-    arguments = ["--rows", "1,3", "--contexts", "20,70", "--prompts", "5,33", "--repeats", "2", "--out", str(tmp_path)]
+    arguments = [
+        "--rows",
+        "1,3",
+        "--contexts",
+        "20,70",
+        "--prompts",
+        "5,33",
+        "--repeats",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     arguments += [*small, "--max-batch-size", "9"]
     found = last_line(engine.main, arguments, monkeypatch, capsys)
-    assert [(step["rows"], step["context"]) for step in found["steps"]] == [(1, 20), (3, 20), (1, 70), (3, 70)]
+    assert [(step["rows"], step["context"]) for step in found["steps"]] == [
+        (1, 20),
+        (3, 20),
+        (1, 70),
+        (3, 70),
+    ]
     one, more = found["steps"][0], found["steps"][3]
     assert 0 < one["memory_s"] < more["memory_s"] and 0 < one["arithmetic_s"] < more["arithmetic_s"]
     assert [step["prompt_tokens"] for step in found["with_a_prompt"]] == [5, 33]
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
 
 
-def test_no_step_beats_its_bound(small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
-    """Reading is measured over as many bytes as a step reads: of a large array it is slower than of one that caches hold."""
+def test_no_step_beats_its_bound(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """Reading is measured over as many bytes as a step reads: of a large array it is slower than of
+    one that caches hold.
+    """
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     arguments = ["--rows", "1,8", "--contexts", "64", "--out", str(tmp_path), *small]
     found = last_line(engine.main, arguments, monkeypatch, capsys)
@@ -90,12 +134,19 @@ def test_no_step_beats_its_bound(small: list[str], monkeypatch: pytest.MonkeyPat
     assert found["steps"][1]["bytes"] > found["steps"][0]["bytes"] > 6_000_000
 
 
-def test_the_best_of_all_probes_of_a_step_or_of_more_counts(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_all_probes_of_a_step_or_of_more_counts(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
-    config = build("dynamic", {"model": small[1], "weights": "random", "dtype": "float32", "threads": 1}, {})
+    config = build(
+        "dynamic", {"model": small[1], "weights": "random", "dtype": "float32", "threads": 1}, {}
+    )
     machine = engine.Machine(config, 1 << 20, 2)
     machine._rates = {1 << 12: 9e9, 1 << 16: 3e9, 1 << 20: 5e9}
-    assert machine.bytes_per_s(1 << 12) == 9e9 and machine.bytes_per_s(1 << 13) == machine.bytes_per_s(1 << 16) == 5e9
+    assert (
+        machine.bytes_per_s(1 << 12) == 9e9
+        and machine.bytes_per_s(1 << 13) == machine.bytes_per_s(1 << 16) == 5e9
+    )
     machine.probe(1 << 16)
     assert machine._rates[1 << 16] >= 3e9 and machine.flops_per_s > 0
 
@@ -109,16 +160,31 @@ def test_the_reader_reads_all_of_an_array() -> None:
 def test_a_long_prompt_is_measured_over_budgets(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
-    found = last_line(long_prompt.main, [*small, "--budgets", "300,900", "--out", str(tmp_path)], monkeypatch, capsys)
+    found = last_line(
+        long_prompt.main,
+        [*small, "--budgets", "300,900", "--out", str(tmp_path)],
+        monkeypatch,
+        capsys,
+    )
     assert [point["token_budget"] for point in found["points"]] == [300, 900]
-    assert all(point["longest_itl_s"] >= point["median_itl_s"] > 0 < point["ttft_s"] for point in found["points"])
+    assert all(
+        point["longest_itl_s"] >= point["median_itl_s"] > 0 < point["ttft_s"]
+        for point in found["points"]
+    )
     assert (tmp_path / "long_prompt.png").stat().st_size > 10_000
 
 
-def test_the_engine_is_held_against_the_oracle(small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_engine_is_held_against_the_oracle(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     arguments = [*small, "--n", "4", "--tokens", "5", "--decoder-batch-sizes", "32,3"]
     found = last_line(agreement.main, arguments, monkeypatch, capsys)
-    assert found["agrees"] and found["float32"] == {"requests": 12, "equal": 12, "undecided": 0, "different": 0}
+    assert found["agrees"] and found["float32"] == {
+        "requests": 12,
+        "equal": 12,
+        "undecided": 0,
+        "different": 0,
+    }
     assert 0 < found["bfloat16"]["largest_difference"] < found["bfloat16"]["tolerance"]
     monkeypatch.setattr(agreement, "load_generator", spoilt(load_generator))
     with pytest.raises(SystemExit) as caught:
@@ -128,7 +194,9 @@ def test_the_engine_is_held_against_the_oracle(small: list[str], monkeypatch: py
 
 def spoilt(load: Callable[..., Any]) -> Callable[..., Any]:
     def wrong(config: Any, *rest: Any) -> Any:
-        return load(config if config.generator == "naive" else config.model_copy(update={"seed": 1}), *rest)
+        return load(
+            config if config.generator == "naive" else config.model_copy(update={"seed": 1}), *rest
+        )
 
     return wrong
 
@@ -136,12 +204,18 @@ def spoilt(load: Callable[..., Any]) -> Callable[..., Any]:
 def test_all_that_is_claimed_of_a_gpu_is_reported_or_said_to_be_missing(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
-    mains = {"benchmarks.agreement": agreement.main, "benchmarks.engine": engine.main, "benchmarks.burst": burst.main,
-             "benchmarks.huggingface": huggingface.main}  # fmt: skip
+    mains = {
+        "benchmarks.agreement": agreement.main,
+        "benchmarks.engine": engine.main,
+        "benchmarks.burst": burst.main,
+        "benchmarks.huggingface": huggingface.main,
+    }
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
 
     def here(command: list[str], log: Path, seconds: float) -> tuple[str | None, list[str]]:
-        """The part in this process; the comparison, which other tests run, ends as if time had run out."""
+        """The part in this process; the comparison, which other tests run, ends as if time had run
+        out.
+        """
         assert 0 < seconds <= 9 * 60
         if command[0] not in mains:
             return "no time was left to finish it", []
@@ -152,19 +226,39 @@ def test_all_that_is_claimed_of_a_gpu_is_reported_or_said_to_be_missing(
     monkeypatch.setattr(gpu, "call", here)
     monkeypatch.setattr(gpu, "startup_s", lambda settings, seconds: 4.25)
     out = tmp_path / "out"
-    sizes = ["--max-batch-size", "16", "--rows", "1,3", "--context", "20", "--prompts", "16", "--n", "3"]
+    sizes = [
+        "--max-batch-size",
+        "16",
+        "--rows",
+        "1,3",
+        "--context",
+        "20",
+        "--prompts",
+        "16",
+        "--n",
+        "3",
+    ]
     monkeypatch.setattr(sys, "argv", ["gpu", *small, "--device", "cpu", *sizes, "--out", str(out)])
     with pytest.raises(SystemExit) as caught:
         gpu.main()
     assert caught.value.code == 1
     text = (out / "gpu.md").read_text()
-    for said in ("in float32 10 of 10 requests have its ids", "\n| 3 | ", "| 16 | ", "The burst of 3 requests, without HTTP: ",
-                 " of Hugging Face's generate()", "ready 4.2 s after", "**Missing: comparison** (no time was"):  # fmt: skip
+    for said in (
+        "in float32 10 of 10 requests have its ids",
+        "\n| 3 | ",
+        "| 16 | ",
+        "The burst of 3 requests, without HTTP: ",
+        " of Hugging Face's generate()",
+        "ready 4.2 s after",
+        "**Missing: comparison** (no time was",
+    ):
         assert said in text
     assert json.loads((out / "gpu.json").read_text())["commit"] and (out / "step_time.png").exists()
 
 
-def test_a_part_that_fails_is_told_from_one_that_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_part_that_fails_is_told_from_one_that_ran(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert gpu.call(["benchmarks.engine", "--rows", "x"], tmp_path / "log", 100)[0] == (
         "exit code 2: error: 'x' is no list of positive numbers such as 1,8,64"
     )
@@ -176,24 +270,52 @@ def test_a_part_that_fails_is_told_from_one_that_ran(monkeypatch: pytest.MonkeyP
         gpu.main()
 
 
-def test_a_comparison_that_runs_out_of_time_leaves_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["client.compare", "--model", "fake", "--modes", "nobatch", "--arrival", "poisson:1", "--skip-calibration"]
+def test_a_comparison_that_runs_out_of_time_leaves_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [
+        "client.compare",
+        "--model",
+        "fake",
+        "--modes",
+        "nobatch",
+        "--arrival",
+        "poisson:1",
+        "--skip-calibration",
+    ]
     monkeypatch.setenv("STARTED_BY", str(tmp_path))  # whoever else serves on this machine
     started = time.monotonic()
     problem, _ = gpu.call([*command, "--out", str(tmp_path / "out")], tmp_path / "log", 8.0)
-    assert problem == "no time was left to finish it" and time.monotonic() - started < 8 + gpu.STOP_S
-    assert [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("STARTED_BY") == str(tmp_path)] == []
+    assert (
+        problem == "no time was left to finish it" and time.monotonic() - started < 8 + gpu.STOP_S
+    )
+    assert [
+        p
+        for p in psutil.process_iter(["environ"])
+        if (p.info["environ"] or {}).get("STARTED_BY") == str(tmp_path)
+    ] == []
 
 
-def test_planning_is_measured_with_and_without_a_queue(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_planning_is_measured_with_and_without_a_queue(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     found = last_line(scheduler.main, ["--rows", "8", "--waiting", "50"], monkeypatch, capsys)
-    assert found["modes"]["dynamic"]["50 waiting"]["rows"] == 8 and found["modes"]["nobatch"]["0 waiting"]["rows"] == 1
+    assert (
+        found["modes"]["dynamic"]["50 waiting"]["rows"] == 8
+        and found["modes"]["nobatch"]["0 waiting"]["rows"] == 1
+    )
 
 
 def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    found = last_line(theory.main, ["--seeds", "2", "--requests", "20", "--rows", "2"], monkeypatch, capsys)
-    assert len(found["queueing"]) == 2 and all(run["queue_s"] > 0 < run["expected_s"] for run in found["queueing"])
-    assert found["useful_rows"]["useful_fraction"] == pytest.approx(found["useful_rows"]["expected"], rel=0.15)  # 30 batches
+    found = last_line(
+        theory.main, ["--seeds", "2", "--requests", "20", "--rows", "2"], monkeypatch, capsys
+    )
+    assert len(found["queueing"]) == 2 and all(
+        run["queue_s"] > 0 < run["expected_s"] for run in found["queueing"]
+    )
+    assert found["useful_rows"]["useful_fraction"] == pytest.approx(
+        found["useful_rows"]["expected"], rel=0.15
+    )  # 30 batches
     assert set(found["littles_law"]) == {"nobatch", "static", "windowed", "dynamic"}
 
 
@@ -206,17 +328,37 @@ def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, ca
         (burst.main, ["--model", "fake"], "leave out --model fake"),
         (engine.main, ["--model", "demo", "--rows", "1,x"], "no list of positive numbers"),
         (engine.main, ["--model", "demo", "--contexts", "2000"], "at most 1024 tokens"),
-        (engine.main, ["--model", "demo", "--rows", "64", "--kv-cache-gb", "0.02"], "raise --kv-cache-gb"),
+        (
+            engine.main,
+            ["--model", "demo", "--rows", "64", "--kv-cache-gb", "0.02"],
+            "raise --kv-cache-gb",
+        ),
         (long_prompt.main, ["--model", "demo", "--max-batch-size", "16"], "raise --max-batch-size"),
-        (long_prompt.main, ["--model", "demo", "--token-budget", "16"], "built for --token-budget 16 at most"),
-        (engine.main, ["--model", "demo", "--prompts", "999", "--token-budget", "64"], "a --token-budget of its largest"),
-        (agreement.main, ["--model", "demo", "--n", "33", "--max-batch-size", "32"], "from 1 to 64 and --max-batch-size"),
+        (
+            long_prompt.main,
+            ["--model", "demo", "--token-budget", "16"],
+            "built for --token-budget 16 at most",
+        ),
+        (
+            engine.main,
+            ["--model", "demo", "--prompts", "999", "--token-budget", "64"],
+            "a --token-budget of its largest",
+        ),
+        (
+            agreement.main,
+            ["--model", "demo", "--n", "33", "--max-batch-size", "32"],
+            "from 1 to 64 and --max-batch-size",
+        ),
         (huggingface.main, ["--model", "demo"], "name another --model"),
         (gpu.main, [], "device cuda: no GPU is usable here; use --device cpu"),
     ],
 )
 def test_bad_settings_end_with_a_sentence(
-    main: Callable[[], None], arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    main: Callable[[], None],
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
     with pytest.raises(SystemExit) as caught:
@@ -224,10 +366,14 @@ def test_bad_settings_end_with_a_sentence(
     assert caught.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_pairs_alternate_and_compare_what_both_commands_say(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_pairs_alternate_and_compare_what_both_commands_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     ours, peer = ("echo 3 requests in 1.0 s, 1,200.5 tok/s", "echo 600 tok/s")
     found = last_line(pairs.main, ["--pairs", "2", ours, peer], monkeypatch, capsys)
-    assert found["pairs"] == [[1200.5, 600.0]] * 2 and found["median_ratio"] == pytest.approx(2.0008, abs=1e-3)
+    assert found["pairs"] == [[1200.5, 600.0]] * 2 and found["median_ratio"] == pytest.approx(
+        2.0008, abs=1e-3
+    )
     monkeypatch.setattr(sys, "argv", ["pairs", "echo nothing", peer])
     with pytest.raises(SystemExit):
         pairs.main()

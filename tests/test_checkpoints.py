@@ -1,4 +1,6 @@
-"""Fields of config.json that change what a model computes: served as Hugging Face computes them, or refused by name."""
+"""Fields of config.json that change what a model computes: served as Hugging Face computes them, or
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from scheduling.inference import Inference, Row
 from shapes import shape_of
 from weights import WeightsUnavailable, locate
 
-SIZES: dict[str, Any] = {"n_layer": 3, "n_head": 3, "n_embd": 48, "n_positions": 64, "vocab_size": 257}
+SIZES: dict[str, Any] = {
+    "n_layer": 3,
+    "n_head": 3,
+    "n_embd": 48,
+    "n_positions": 64,
+    "vocab_size": 257,
+}
 
 
 def saved(folder: Path, **fields: Any) -> GPT2LMHeadModel:
@@ -43,13 +51,23 @@ def config_of(folder: Path, **settings: Any) -> Config:
     [
         {"scale_attn_by_inverse_layer_idx": True},
         {"scale_attn_weights": False},
-        {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "layer_norm_epsilon": 0.3},
+        {
+            "scale_attn_weights": False,
+            "scale_attn_by_inverse_layer_idx": True,
+            "layer_norm_epsilon": 0.3,
+        },
         {"layer_norm_epsilon": 0.2},
-        {"activation_function": "gelu_pytorch_tanh", "n_inner": 192, "reorder_and_upcast_attn": True},
+        {
+            "activation_function": "gelu_pytorch_tanh",
+            "n_inner": 192,
+            "reorder_and_upcast_attn": True,
+        },
     ],
     ids=lambda fields: "-".join(fields),
 )
-def test_a_field_that_changes_the_function_is_computed_as_hugging_face_does(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_a_field_that_changes_the_function_is_computed_as_hugging_face_does(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
     """They were read by nobody: such a checkpoint was served with other logits than its own."""
     saved(tmp_path, **fields)
     reference = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
@@ -82,15 +100,26 @@ def test_a_field_that_changes_the_function_is_computed_as_hugging_face_does(fiel
         ("scale_attn_weights", "no"),
     ],
 )
-def test_a_field_that_cannot_be_served_is_refused_by_name(field: str, value: Any, tmp_path: Path) -> None:
+def test_a_field_that_cannot_be_served_is_refused_by_name(
+    field: str, value: Any, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **SIZES, field: value}))
-    with pytest.raises(ConfigError, match=f"config.json says {field} .* can be served; choose another --model"):
+    with pytest.raises(
+        ConfigError, match=f"config.json says {field} .* can be served; choose another --model"
+    ):
         config_of(tmp_path)
 
 
 def test_sizes_are_read_by_either_of_hugging_faces_names(tmp_path: Path) -> None:
-    sizes = {"num_hidden_layers": 5, "num_attention_heads": 2, "hidden_size": 32, "max_position_embeddings": 99}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 257, **sizes}))
+    sizes = {
+        "num_hidden_layers": 5,
+        "num_attention_heads": 2,
+        "hidden_size": 32,
+        "max_position_embeddings": 99,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "vocab_size": 257, **sizes})
+    )
     shape = shape_of(str(tmp_path))
     assert (shape.n_layer, shape.n_head, shape.n_embd, shape.n_ctx) == (5, 2, 32, 99)
 
@@ -104,7 +133,9 @@ def test_a_head_of_its_own_is_refused_and_a_copy_of_the_embedding_is_not(tmp_pat
     assert locate(config_of(tmp_path)) == path
     head[200, 3] += 1
     save_file(tensors | {"lm_head.weight": head}, path)
-    with pytest.raises(WeightsUnavailable, match=r"lm_head\.weight differs from transformer\.wte\.weight"):
+    with pytest.raises(
+        WeightsUnavailable, match=r"lm_head\.weight differs from transformer\.wte\.weight"
+    ):
         locate(config_of(tmp_path))
 
 
@@ -112,18 +143,27 @@ def test_weights_that_are_integers_are_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     path = tmp_path / "model.safetensors"
     save_file({name: tensor.to(torch.int8) for name, tensor in load_file(path).items()}, path)
-    with pytest.raises(WeightsUnavailable, match=r"wte\.weight holds I8; save it as floating-point numbers"):
+    with pytest.raises(
+        WeightsUnavailable, match=r"wte\.weight holds I8; save it as floating-point numbers"
+    ):
         locate(config_of(tmp_path))
 
 
 @pytest.mark.parametrize("vocab_size", [300, 50304])
-def test_a_vocabulary_that_is_no_tokenizers_own_needs_one_named(vocab_size: int, tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_no_tokenizers_own_needs_one_named(
+    vocab_size: int, tmp_path: Path
+) -> None:
     """Anything from 50,257 on was taken for GPT-2's, and anything smaller for bytes."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **SIZES, "vocab_size": vocab_size}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", **SIZES, "vocab_size": vocab_size})
+    )
     with pytest.raises(ConfigError) as caught:
         config_of(tmp_path)
     said = str(caught.value)
-    assert f"{vocab_size:,} ids" in said and "--tokenizer r50k_base (50,257 ids) or --tokenizer bytes (257 ids)" in said
+    assert (
+        f"{vocab_size:,} ids" in said
+        and "--tokenizer r50k_base (50,257 ids) or --tokenizer bytes (257 ids)" in said
+    )
     assert config_of(tmp_path, tokenizer="bytes").tokenizer == "bytes"
     if vocab_size > 50257:
         assert config_of(tmp_path, tokenizer="r50k_base").tokenizer == "r50k_base"

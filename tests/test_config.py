@@ -30,29 +30,80 @@ def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["contnuous"], "unknown mode 'contnuous'; valid modes are nobatch, static, windowed, dynamic"),
+        (
+            ["contnuous"],
+            "unknown mode 'contnuous'; valid modes are nobatch, static, windowed, dynamic",
+        ),
         (["dynmic"], r"unknown mode 'dynmic' \(did you mean dynamic\?\)"),
         ([], "no mode given; valid modes are nobatch, static"),
-        (["dynamic", "--prot", "1"], r"unknown flag --prot \(did you mean --port\?\); valid flags are --help, --order"),
-        (["static", "--batch-size-target", "4"], "--batch-size-target has no meaning in mode static; it belongs to windowed"),
-        (["dynamic", "--compact-batches"], "no meaning in mode dynamic; it belongs to static and windowed"),
-        (["dynamic", "--max-batch-size", "0"], "--max-batch-size '0': input should be greater than or equal to 1"),
-        (["dynamic", "--max-batch-size", "many"], "--max-batch-size 'many': input should be a valid integer"),
-        (["windowed", "--max-batch-delay-ms", "0"], "--max-batch-delay-ms '0': input should be greater than 0"),
-        (["windowed", "--batch-size-limit", "0"], "--batch-size-limit '0': input should be greater than or equal to 1"),
-        (["dynamic", "--kv-cache-gb", "nan"], "--kv-cache-gb 'nan': input should be a finite number"),
+        (
+            ["dynamic", "--prot", "1"],
+            r"unknown flag --prot \(did you mean --port\?\); valid flags are --help, --order",
+        ),
+        (
+            ["static", "--batch-size-target", "4"],
+            "--batch-size-target has no meaning in mode static; it belongs to windowed",
+        ),
+        (
+            ["dynamic", "--compact-batches"],
+            "no meaning in mode dynamic; it belongs to static and windowed",
+        ),
+        (
+            ["dynamic", "--max-batch-size", "0"],
+            "--max-batch-size '0': input should be greater than or equal to 1",
+        ),
+        (
+            ["dynamic", "--max-batch-size", "many"],
+            "--max-batch-size 'many': input should be a valid integer",
+        ),
+        (
+            ["windowed", "--max-batch-delay-ms", "0"],
+            "--max-batch-delay-ms '0': input should be greater than 0",
+        ),
+        (
+            ["windowed", "--batch-size-limit", "0"],
+            "--batch-size-limit '0': input should be greater than or equal to 1",
+        ),
+        (
+            ["dynamic", "--kv-cache-gb", "nan"],
+            "--kv-cache-gb 'nan': input should be a finite number",
+        ),
         (["dynamic", "--dtype", "int8"], "--dtype 'int8': input should be 'float32' or 'bfloat16'"),
         (["dynamic", "--device", "cuda"], "no GPU is usable here; use --device cpu"),
         (["dynamic", "--model", "gpt5"], "'gpt5' is neither a folder nor one of demo, fake, gpt2"),
-        (["dynamic", "--max-model-len", "2048"], "max_model_len 2048 is beyond the 1024 positions of demo"),
-        (["dynamic", "--tokenizer", "r50k_base"], "tokenizer r50k_base has 50257 ids and demo only 257"),
-        (["dynamic", "--decoder-batch-sizes", "64,8"], "'64,8': 64 is beyond max_batch_size 32; leave it out, or raise --max-"),
-        (["dynamic", "--decoder-batch-sizes", "8,0"], "--decoder-batch-sizes '8,0': 0 is no batch size"),
-        (["dynamic", "--decoder-batch-sizes", "8;4"], "must be numbers separated by commas, such as 32,8,4,1, or none"),
-        (["dynamic", "--decoder-batch-sizes", "8", "--generator", "naive"], "decoder_batch_sizes are the cached engine's"),
+        (
+            ["dynamic", "--max-model-len", "2048"],
+            "max_model_len 2048 is beyond the 1024 positions of demo",
+        ),
+        (
+            ["dynamic", "--tokenizer", "r50k_base"],
+            "tokenizer r50k_base has 50257 ids and demo only 257",
+        ),
+        (
+            ["dynamic", "--decoder-batch-sizes", "64,8"],
+            "'64,8': 64 is beyond max_batch_size 32; leave it out, or raise --max-",
+        ),
+        (
+            ["dynamic", "--decoder-batch-sizes", "8,0"],
+            "--decoder-batch-sizes '8,0': 0 is no batch size",
+        ),
+        (
+            ["dynamic", "--decoder-batch-sizes", "8;4"],
+            "must be numbers separated by commas, such as 32,8,4,1, or none",
+        ),
+        (
+            ["dynamic", "--decoder-batch-sizes", "8", "--generator", "naive"],
+            "decoder_batch_sizes are the cached engine's",
+        ),
         (["dynamic", "--enforce-eager"], "--enforce-eager has no meaning on a CPU; leave it out"),
-        (["dynamic", "--gpu-memory-utilization", "0.5"], "--gpu-memory-utilization has no meaning on a CPU"),
-        (["dynamic", "--attention", "triton"], "attention triton runs on a GPU alone; leave --attention out"),
+        (
+            ["dynamic", "--gpu-memory-utilization", "0.5"],
+            "--gpu-memory-utilization has no meaning on a CPU",
+        ),
+        (
+            ["dynamic", "--attention", "triton"],
+            "attention triton runs on a GPU alone; leave --attention out",
+        ),
         (["dynamic", "--port"], "--port: expected one argument"),
         (["dynamic", "--port", "auto"], "--port 'auto': input should be a valid integer"),
     ],
@@ -66,7 +117,11 @@ def test_a_bad_command_line_is_answered_in_one_sentence(argv: list[str], said: s
 
 @pytest.mark.parametrize(
     ("native", "model", "dtype", "linear"),
-    [(True, "gpt2", "bfloat16", "onednn"), (False, "gpt2", "float32", "kernel"), (True, "demo", "float32", "kernel")],
+    [
+        (True, "gpt2", "bfloat16", "onednn"),
+        (False, "gpt2", "float32", "kernel"),
+        (True, "demo", "float32", "kernel"),
+    ],
 )
 def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_demo(
     native: bool, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
@@ -77,10 +132,14 @@ def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_de
     assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
 
 
-def test_what_a_processor_computes_natively_is_read_from_its_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_processor_computes_natively_is_read_from_its_flags(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = tmp_path / "cpuinfo"
     real = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path: real(file if str(path) == "/proc/cpuinfo" else path))
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: real(file if str(path) == "/proc/cpuinfo" else path)
+    )
     for line, native in (
         ("flags\t\t: fpu avx512f amx_bf16 amx_tile", True),
         ("flags\t\t: fpu avx512_bf16", True),
@@ -94,14 +153,24 @@ def test_what_a_processor_computes_natively_is_read_from_its_flags(monkeypatch: 
 
 @pytest.mark.parametrize("native", ["yes", "no"])
 def test_the_tests_and_their_servers_can_run_as_on_another_processor(native: str) -> None:
-    environment = os.environ | {"NATIVE_BFLOAT16": native, "PYTHONPATH": str(ROOT / "tests" / "processor")}
-    program = "import config; print(config.build('dynamic', {'model': 'gpt2-medium', 'device': 'cpu'}, {}).dtype)"
-    said = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, env=environment, text=True)
+    environment = os.environ | {
+        "NATIVE_BFLOAT16": native,
+        "PYTHONPATH": str(ROOT / "tests" / "processor"),
+    }
+    program = (
+        "import config; print(config.build('dynamic', {'model': 'gpt2-medium', 'device': "
+        "'cpu'}, {}).dtype)"
+    )
+    said = subprocess.check_output(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, text=True
+    )
     assert said == {"yes": "bfloat16\n", "no": "float32\n"}[native]
 
 
 @pytest.mark.parametrize("setting", ["attention", "linear"])
-def test_the_cpus_kernels_are_refused_on_a_gpu(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpus_kernels_are_refused_on_a_gpu(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     assert refused("dynamic", f"--{setting}", "kernel") == (
         f"{setting} kernel runs on a CPU alone; leave --{setting} out, or use --device cpu"
@@ -121,13 +190,19 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
     if triton:
         assert config.attention == "triton" and config.captures
         assert config.decoder_batch_sizes == (256, 128, 64, 32, 16, 8, 4, 2, 1)
-        assert parse(["dynamic", "--max-batch-size", "48"], {}, dotenv=None).decoder_batch_sizes == (48, 32, 16, 8, 4, 2, 1)
+        assert parse(
+            ["dynamic", "--max-batch-size", "48"], {}, dotenv=None
+        ).decoder_batch_sizes == (48, 32, 16, 8, 4, 2, 1)
         eager = parse(["dynamic", "--enforce-eager"], {}, dotenv=None)
         assert eager.decoder_batch_sizes == config.decoder_batch_sizes and not eager.captures
         none = parse(["dynamic", "--decoder-batch-sizes", "none"], {}, dotenv=None)
         assert none.decoder_batch_sizes == () and not none.captures
-        assert "has no meaning without attention triton" in refused("dynamic", "--enforce-eager", "--attention", "plain")
-        assert "leave one of them out" in refused("dynamic", "--kv-cache-gb", "1", "--gpu-memory-utilization", "0.5")
+        assert "has no meaning without attention triton" in refused(
+            "dynamic", "--enforce-eager", "--attention", "plain"
+        )
+        assert "leave one of them out" in refused(
+            "dynamic", "--kv-cache-gb", "1", "--gpu-memory-utilization", "0.5"
+        )
         assert not parse(["dynamic", "--attention", "plain"], {}, dotenv=None).captures
     else:
         assert config.attention == "plain" and "pip install triton" in config.warnings()[0]
@@ -138,7 +213,9 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
 
 def test_decoder_batch_sizes_are_sorted_and_hold_max_batch_size() -> None:
     def sizes(text: str, *more: str) -> tuple[int, ...]:
-        return parse(["dynamic", "--decoder-batch-sizes", text, *more], {}, dotenv=None).decoder_batch_sizes
+        return parse(
+            ["dynamic", "--decoder-batch-sizes", text, *more], {}, dotenv=None
+        ).decoder_batch_sizes
 
     assert sizes("1,8,4", "--max-batch-size", "8") == (8, 4, 1)
     assert sizes("4,1,4") == (32, 4, 1), "RBLN adds the maximum when it is missing"
@@ -147,30 +224,46 @@ def test_decoder_batch_sizes_are_sorted_and_hold_max_batch_size() -> None:
 
 
 def test_what_cannot_fit_is_refused_with_the_arithmetic() -> None:
-    message = refused("dynamic", "--model", "gpt2-medium", "--dtype", "float32", "--kv-cache-gb", "0.1")
-    # 2 (keys, values) × 24 layers × 1024 × 4 bytes = 196,608 bytes a token; 16 tokens a block; 0.1 GB = 31 blocks
-    assert "0.1 holds 31 blocks of 16 tokens × 196,608 bytes" in message and "needs 64 (0.201 GB)" in message
-    assert "GB of weights" in refused("dynamic", "--model", "gpt2-xl", "--kv-cache-gb", "1e6", "--max-batch-size", "9999999")
+    message = refused(
+        "dynamic", "--model", "gpt2-medium", "--dtype", "float32", "--kv-cache-gb", "0.1"
+    )
+    # 2 (keys, values) × 24 layers × 1024 × 4 bytes = 196,608 bytes a token; 16 tokens a block; 0.1
+    # GB = 31 blocks
+    assert (
+        "0.1 holds 31 blocks of 16 tokens × 196,608 bytes" in message
+        and "needs 64 (0.201 GB)" in message
+    )
+    assert "GB of weights" in refused(
+        "dynamic", "--model", "gpt2-xl", "--kv-cache-gb", "1e6", "--max-batch-size", "9999999"
+    )
 
 
 def test_the_pool_is_never_larger_than_its_rows_can_use() -> None:
     config = build("dynamic", {"model": "demo", "max_batch_size": 2}, {})
     assert config.n_blocks == 2 * 64
-    assert build("dynamic", {"model": "gpt2-medium", "dtype": "float32"}, {}).n_blocks == int(4e9 / (16 * 196_608))
+    assert build("dynamic", {"model": "gpt2-medium", "dtype": "float32"}, {}).n_blocks == int(
+        4e9 / (16 * 196_608)
+    )
 
 
 def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path) -> None:
     dotenv = tmp_path / ".env"
     dotenv.write_text("EB_PORT=1001\nEB_SEED=1\nEB_THREADS=7\nIP=10.0.0.1\nSOMETHING_ELSE=x\n")
-    config = parse(["dynamic", "--port", "1003"], {"EB_PORT": "1002", "EB_SEED": "2", "HOME": "/"}, dotenv)
+    config = parse(
+        ["dynamic", "--port", "1003"], {"EB_PORT": "1002", "EB_SEED": "2", "HOME": "/"}, dotenv
+    )
     assert (config.port, config.seed, config.threads) == (1003, 2, 7)
 
 
-def test_a_shared_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(tmp_path: Path) -> None:
+def test_a_shared_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(
+    tmp_path: Path,
+) -> None:
     dotenv = tmp_path / ".env"
     dotenv.write_text("EB_MODE=static\nEB_BATCH_SIZE_TARGET=9\n")
     assert parse([], {}, dotenv).mode == "static"
-    with pytest.raises(ConfigError, match=r"unknown variable EB_BATCHSIZE .*valid ones are EB_MODE, EB_ORDER"):
+    with pytest.raises(
+        ConfigError, match=r"unknown variable EB_BATCHSIZE .*valid ones are EB_MODE, EB_ORDER"
+    ):
         from_environment({"EB_BATCHSIZE": "1"}, dotenv)
 
 
@@ -182,7 +275,10 @@ def test_a_dotenv_that_is_no_text_is_a_sentence(tmp_path: Path) -> None:
 
 def test_the_smallest_of_target_limit_and_rows_flushes_a_window_and_a_warning_says_so() -> None:
     assert build("windowed", {"model": "fake"}, {}).warnings() == []
-    assert "text is noise" in build("dynamic", {"model": "demo", "weights": "random"}, {}).warnings()[0]
+    assert (
+        "text is noise"
+        in build("dynamic", {"model": "demo", "weights": "random"}, {}).warnings()[0]
+    )
     assert build("dynamic", {"model": "demo"}, {}).warnings() == []
     config = build("windowed", {"model": "fake", "batch_size_target": 9, "batch_size_limit": 3}, {})
     assert "batches form at 3" in config.warnings()[0]
@@ -192,19 +288,41 @@ def test_the_smallest_of_target_limit_and_rows_flushes_a_window_and_a_warning_sa
 
 def test_auto_means_demo_on_a_cpu_and_gpt2_medium_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = build("dynamic", {"model": "auto", "device": "auto", "threads": "auto"}, {})
-    assert (cpu.model, cpu.device, cpu.dtype, cpu.max_batch_size, cpu.token_budget) == ("demo", "cpu", "float32", 32, 256)
+    assert (cpu.model, cpu.device, cpu.dtype, cpu.max_batch_size, cpu.token_budget) == (
+        "demo",
+        "cpu",
+        "float32",
+        32,
+        256,
+    )
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     gpu = build("dynamic", {}, {})
-    assert (gpu.model, gpu.device, gpu.dtype, gpu.max_batch_size) == ("gpt2-medium", "cuda", "bfloat16", 256)
+    assert (gpu.model, gpu.device, gpu.dtype, gpu.max_batch_size) == (
+        "gpt2-medium",
+        "cuda",
+        "bfloat16",
+        256,
+    )
     assert gpu.tokenizer == "r50k_base" and gpu.token_budget == 2048
-    assert gpu.kv_cache_gb is None and gpu.gpu_memory_utilization == 0.9 and gpu.n_blocks == 256 * 64
+    assert (
+        gpu.kv_cache_gb is None and gpu.gpu_memory_utilization == 0.9 and gpu.n_blocks == 256 * 64
+    )
     assert build("dynamic", {"kv_cache_gb": "1"}, {}).n_blocks == int(1e9 / (16 * 98_304))
 
 
 def test_a_config_survives_the_way_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"model": "demo", "batch_size_limit": "8", "request_timeout_s": "2.5", "decoder_batch_sizes": "8,1"}
+    settings = {
+        "model": "demo",
+        "batch_size_limit": "8",
+        "request_timeout_s": "2.5",
+        "decoder_batch_sizes": "8,1",
+    }
     config = build("windowed", settings, {})
-    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: pytest.fail("the worker must take the settings as they are"))
+    monkeypatch.setattr(
+        resolve,
+        "gpu_is_usable",
+        lambda: pytest.fail("the worker must take the settings as they are"),
+    )
     assert Config.model_validate_json(config.model_dump_json()) == config
 
 
@@ -215,7 +333,9 @@ def test_http_threads_cover_every_request_in_flight() -> None:
 
 
 def test_help_lists_every_setting_with_its_default() -> None:
-    shown = subprocess.run([sys.executable, "app.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "app.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in Config.model_fields:
         if name != "mode":
             assert flag(name) in shown
@@ -224,6 +344,8 @@ def test_help_lists_every_setting_with_its_default() -> None:
 
 def test_the_launcher_exits_with_2_and_no_traceback() -> None:
     for argv in (["contnuous"], ["static", "--batch-size-target", "4"], ["dynamic", "--nope"]):
-        ended = subprocess.run([sys.executable, "app.py", *argv], cwd=ROOT, capture_output=True, text=True)
+        ended = subprocess.run(
+            [sys.executable, "app.py", *argv], cwd=ROOT, capture_output=True, text=True
+        )
         assert ended.returncode == 2
         assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1

@@ -1,4 +1,6 @@
-"""The shipped demo model is what demo/README.md says, and the code that trained it can do it again."""
+"""The shipped demo model is what demo/README.md says, and the code that trained it can
+do it again.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from config import build
 from demo import evaluate
 from demo import train as training
 from demo.corpus import Corpus, load_corpus
-from demo.evaluate import PROMPTS, bits_of_bytes, bits_per_byte, causal_logits, complete, share_of_words
+from demo.evaluate import (
+    PROMPTS,
+    bits_of_bytes,
+    bits_per_byte,
+    causal_logits,
+    complete,
+    share_of_words,
+)
 from demo.train import CheckpointUnusable, Recipe, _batch, _rate, train
 from model import GPT2, causal_attention, load_model
 from shapes import SHAPES, Shape, shape_of
@@ -43,7 +52,9 @@ def model() -> GPT2:
 
 
 def stated_bits_per_byte() -> float:
-    found = re.search(r"\| demo, [\d.]+M parameters \| ([\d.]+) \|", (DEMO / "README.md").read_text())
+    found = re.search(
+        r"\| demo, [\d.]+M parameters \| ([\d.]+) \|", (DEMO / "README.md").read_text()
+    )
     assert found
     return float(found[1])
 
@@ -77,7 +88,9 @@ def test_the_completion_in_the_readme_is_what_it_writes(model: GPT2) -> None:
     text = (ROOT / "README.md").read_text()
     [body] = re.findall(r"curl localhost:8500/inference --json '(.*)'", text)
     asked = json.loads(body)
-    found = complete(model, [asked["prompt"]] * (asked["seed"] + 1), asked["num_tokens"], asked["temperature"])[-1]
+    found = complete(
+        model, [asked["prompt"]] * (asked["seed"] + 1), asked["num_tokens"], asked["temperature"]
+    )[-1]
     shown = "".join(re.findall(r"^> ?(.*\n)", text, re.MULTILINE))
     assert shown.split() == (asked["prompt"] + found).split()
 
@@ -87,7 +100,9 @@ def test_bits_per_byte_are_as_stated_and_every_position_is_trained(model: GPT2) 
     assert stated_bits_per_byte() <= 2.1
     assert abs(bits_per_byte(model, text, 1024) - stated_bits_per_byte()) <= 0.05
     bits, before = bits_of_bytes(model, text[: 30 * 1024], 1024, stride=1024)
-    by_position = [bits[(before > low) & (before <= low + 128)].mean() for low in range(0, 1024, 128)]
+    by_position = [
+        bits[(before > low) & (before <= low + 128)].mean() for low in range(0, 1024, 128)
+    ]
     assert max(by_position[1:]) < by_position[0]
 
 
@@ -98,7 +113,9 @@ def test_at_temperature_0_8_most_words_are_words(model: GPT2) -> None:
     assert share_of_words(complete(noise, PROMPTS, 200, temperature=0.8))[0] < 0.2
 
 
-def test_without_its_file_the_error_names_the_ways_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_its_file_the_error_names_the_ways_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(weights, "DEMO", tmp_path)
     with pytest.raises(WeightsUnavailable, match="git checkout, or use --weights random"):
         locate(build("dynamic", {"model": "demo"}, {}))
@@ -111,7 +128,9 @@ def test_no_paragraph_is_in_both_parts_and_nothing_is_imported() -> None:
     sysconfig.get_path("stdlib")  # imports a module of its own the first time
     before = set(sys.modules)
     corpus = load_corpus()
-    assert [name for name in set(sys.modules) - before if not name.startswith("encodings.")] == []  # codecs of sources
+    assert [
+        name for name in set(sys.modules) - before if not name.startswith("encodings.")
+    ] == []  # codecs of sources
     train_part, held_out = (
         {" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", part.decode())}
         for part in (corpus.train, corpus.held_out)
@@ -122,7 +141,9 @@ def test_no_paragraph_is_in_both_parts_and_nothing_is_imported() -> None:
 
 def test_copies_that_other_spacing_hides_are_found() -> None:
     copy = "a run of so many characters is surely no coincidence, whoever wrote it"
-    corpus = Corpus(f"Said once: {copy}.".encode(), ("new " + copy.replace(" ", "\n   ") + " and new").encode())
+    corpus = Corpus(
+        f"Said once: {copy}.".encode(), ("new " + copy.replace(" ", "\n   ") + " and new").encode()
+    )
     found = bytes(byte for byte, copied in zip(corpus.held_out, corpus.copied_bytes()) if copied)
     assert found.split() == copy.encode().split()
 
@@ -159,7 +180,9 @@ def test_every_byte_but_the_first_counts_once(stride: int, length: int) -> None:
 # ---- training
 
 TINY = Shape(n_layer=1, n_head=2, n_embd=16, n_ctx=288, vocab_size=257)
-SHORT = Recipe(shape=TINY, steps=12, bytes_per_step=576, phases=((0.5, 32), (1.0, 288)), warm_up=2, report=4)
+SHORT = Recipe(
+    shape=TINY, steps=12, bytes_per_step=576, phases=((0.5, 32), (1.0, 288)), warm_up=2, report=4
+)
 TEXT = b"A list is a sequence of objects. A tuple is a sequence that cannot be changed.\n" * 40
 CORPUS = Corpus(TEXT, TEXT[:400])
 
@@ -200,7 +223,9 @@ def test_batches_train_every_position_in_every_phase() -> None:
     text = torch.zeros(5000, dtype=torch.uint8)
     recipe = Recipe()
     for _, context in recipe.phases:
-        trained = {int(p) for step in range(300) for p in _batch(text, recipe, step, context)[1].unique()}
+        trained = {
+            int(p) for step in range(300) for p in _batch(text, recipe, step, context)[1].unique()
+        }
         assert trained == set(range(1024))
 
 
@@ -229,17 +254,25 @@ def test_what_training_writes_can_be_measured_and_served(
     folder = tmp_path / "new" / "folder"
     assert run(monkeypatch, training.main, Path("--out"), folder) == 0
     assert "the text of this Python is another" in capsys.readouterr().err
-    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json", "held_out.txt"}
+    assert {path.name for path in folder.iterdir()} == {
+        "model.safetensors",
+        "config.json",
+        "held_out.txt",
+    }
     assert json.loads((folder / "config.json").read_text())["trained_on"]["sha256"] == CORPUS.digest
     assert locate(build("dynamic", {"model": str(folder)}, {})) == folder / "model.safetensors"
     assert run(monkeypatch, evaluate.main, folder) == 0
     output = capsys.readouterr().out
     assert all(f"| {name} | " in output for name in ("demo, 0.01M parameters", "xz -9e", "gzip -9"))
-    assert "without the 100% that are copied" in output and "predicted from 145 to 288 bytes" in output
+    assert (
+        "without the 100% that are copied" in output and "predicted from 145 to 288 bytes" in output
+    )
 
     monkeypatch.setattr(training, "Recipe", lambda: SHORT)
     assert run(monkeypatch, training.main, Path("--out"), folder / "config.json") == 2
     assert run(monkeypatch, evaluate.main, tmp_path) == 2
     trained, measured = capsys.readouterr().err.splitlines()
-    assert trained.startswith("error: cannot write to ") and trained.endswith("choose another --out")
+    assert trained.startswith("error: cannot write to ") and trained.endswith(
+        "choose another --out"
+    )
     assert measured.startswith("error: folder ") and "no config.json" in measured

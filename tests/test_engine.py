@@ -1,6 +1,8 @@
-"""Fast equals plain: every mode, batch composition and cache layout gives the oracle's tokens, in float32.
+"""Fast equals plain: every mode, batch composition and cache layout gives the oracle's tokens, in
+float32.
 
-Rounding may decide a near-tie either way, so the oracle also checks that every decision here has a margin.
+Rounding may decide a near-tie either way, so the oracle also checks that every decision here has a
+margin.
 """
 
 from __future__ import annotations
@@ -90,8 +92,15 @@ def workload(n: int, sampling: Sampling, longest_prompt: int = 40) -> list[Infer
     ]
 
 
-def serve(policy: Policy, generator: Generator, inferences: Sequence[Inference], **limits: Any) -> list[list[int]]:
-    defaults: dict[str, Any] = {"max_batch_size": 5, "token_budget": 24, "n_blocks": 80, "block_size": 4}
+def serve(
+    policy: Policy, generator: Generator, inferences: Sequence[Inference], **limits: Any
+) -> list[list[int]]:
+    defaults: dict[str, Any] = {
+        "max_batch_size": 5,
+        "token_budget": 24,
+        "n_blocks": 80,
+        "block_size": 4,
+    }
     scheduler = make_scheduler(policy, **(defaults | limits))
     two_an_iteration = [(float(i // 2), [inference]) for i, inference in enumerate(inferences)]
     drive(scheduler, two_an_iteration, lambda _: 1.0, generator.generate)
@@ -109,9 +118,13 @@ class Oracle(NaiveGenerator):
                 sampling, index = row.inference.sampling, len(row.inference.tokens)
                 if sampling.temperature == 0:
                     best, second = logits.topk(2).values
-                    assert best - second > MARGIN, "choose another seed: this decision is a near-tie"
+                    assert best - second > MARGIN, (
+                        "choose another seed: this decision is a near-tie"
+                    )
                 else:
-                    scaled = restricted(logits / sampling.temperature, sampling.top_k, sampling.top_p)
+                    scaled = restricted(
+                        logits / sampling.temperature, sampling.top_k, sampling.top_p
+                    )
                     edges = scaled.double().softmax(-1).cumsum(-1)
                     distance = (edges - uniform(sampling.seed, index)).abs().min()
                     assert distance > 1e-7, "choose another seed: this draw is a near-tie"
@@ -121,7 +134,10 @@ class Oracle(NaiveGenerator):
 def restricted(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
     """One row through the batch's function."""
     n = logits.numel()
-    k, p = torch.tensor([min(top_k or n, n)]), torch.tensor([ALL if top_p in (None, 1.0) else top_p], dtype=torch.float64)
+    k, p = (
+        torch.tensor([min(top_k or n, n)]),
+        torch.tensor([ALL if top_p in (None, 1.0) else top_p], dtype=torch.float64),
+    )
     return _nucleus(_largest(logits[None], k, int(k)), p)[0]
 
 
@@ -135,9 +151,13 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_every_mode_and_both_generators_give_the_oracles_tokens(model: GPT2, sampling: Sampling, path: str) -> None:
+def test_every_mode_and_both_generators_give_the_oracles_tokens(
+    model: GPT2, sampling: Sampling, path: str
+) -> None:
     expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, sampling))
-    assert len({token for tokens in expected for token in tokens}) > 20, "a model that repeats itself proves little"
+    assert len({token for tokens in expected for token in tokens}) > 20, (
+        "a model that repeats itself proves little"
+    )
     assert max(token for tokens in expected for token in tokens) < N_VOCAB
     for policy in POLICIES:
         cached = engine(model, 80, 4, path)
@@ -148,9 +168,18 @@ def test_every_mode_and_both_generators_give_the_oracles_tokens(model: GPT2, sam
 @pytest.mark.parametrize(
     ("block_size", "n_blocks", "budget"),
     [(1, 400, 24), (4, 80, 1), (16, 20, 7), (64, 5, 1000), (1024, 5, 24), (4, 17, 24)],
-    ids=["1-token blocks", "1-token chunks", "chunks across blocks", "one block a row", "Orca's slots", "a tight pool"],
+    ids=[
+        "1-token blocks",
+        "1-token chunks",
+        "chunks across blocks",
+        "one block a row",
+        "Orca's slots",
+        "a tight pool",
+    ],
 )
-def test_neither_blocks_nor_chunks_change_a_token(model: GPT2, block_size: int, n_blocks: int, budget: int, path: str) -> None:
+def test_neither_blocks_nor_chunks_change_a_token(
+    model: GPT2, block_size: int, n_blocks: int, budget: int, path: str
+) -> None:
     expected = serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, Sampling()))
     cached = engine(model, n_blocks, block_size, path)
     limits = {"block_size": block_size, "n_blocks": n_blocks, "token_budget": budget}
@@ -163,7 +192,9 @@ def test_scattered_blocks_give_the_same_logits_as_consecutive_ones(model: GPT2, 
     apart = engine(model, 40, 4, path)
     for start, n in ((0, 17), (17, 22), (39, 1)):
         one = together.logits([Row(inference, start, n, list(range(10)), samples=True, idle=False)])
-        other = apart.logits([Row(inference, start, n, list(range(1, 31, 3)), samples=True, idle=False)])
+        other = apart.logits(
+            [Row(inference, start, n, list(range(1, 31, 3)), samples=True, idle=False)]
+        )
         assert torch.allclose(one, other, atol=1e-5)
 
 
@@ -182,9 +213,16 @@ def replace_(inference: Inference) -> Inference:
 def test_the_whole_context_of_1024_tokens_is_usable(model: GPT2, path: str) -> None:
     rng = random.Random(1)
     prompt = [rng.randrange(N_VOCAB) for _ in range(1020)]
-    expected = serve(NoBatching(), Oracle(model, N_VOCAB), [Inference(prompt, 4)], n_blocks=64, block_size=16)
+    expected = serve(
+        NoBatching(), Oracle(model, N_VOCAB), [Inference(prompt, 4)], n_blocks=64, block_size=16
+    )
     cached = engine(model, 64, 16, path)
-    assert serve(Dynamic(), cached, [Inference(prompt, 4)], n_blocks=64, block_size=16, token_budget=256) == expected
+    assert (
+        serve(
+            Dynamic(), cached, [Inference(prompt, 4)], n_blocks=64, block_size=16, token_budget=256
+        )
+        == expected
+    )
 
 
 def test_an_idle_row_without_blocks_is_computed_and_writes_nothing(model: GPT2, path: str) -> None:
@@ -192,8 +230,11 @@ def test_an_idle_row_without_blocks_is_computed_and_writes_nothing(model: GPT2, 
     generator = engine(model, 2, 4, path)
     alone = generator.logits([Row(live, 0, 3, [0], samples=True, idle=False)])
     beside = generator.logits(
-        [Row(gone, 0, 1, [], samples=True, idle=True), Row(live, 0, 3, [0], samples=True, idle=False)]
-    )  # fmt: skip
+        [
+            Row(gone, 0, 1, [], samples=True, idle=True),
+            Row(live, 0, 3, [0], samples=True, idle=False),
+        ]
+    )
     assert torch.allclose(alone[0], beside[1], atol=1e-5) and beside.isfinite().all()
 
 
@@ -222,7 +263,9 @@ def test_memory_of_a_kv_block_is_touched_when_it_is_used(model: GPT2, path: str)
     before = psutil.Process().memory_info().rss
     generator = engine(model, 500_000, 16, path)  # 4 GB of keys and values
     generator.warm_up(max_batch_size=8, token_budget=64, prompt_tokens=64, block_size=16)
-    assert generator.generate(Iteration([Row(Inference([1] * 40, 1), 0, 40, [0, 9, 499_999], True, False)], 1, 0, 3))
+    assert generator.generate(
+        Iteration([Row(Inference([1] * 40, 1), 0, 40, [0, 9, 499_999], True, False)], 1, 0, 3)
+    )
     assert psutil.Process().memory_info().rss - before < 200e6
 
 
@@ -250,7 +293,12 @@ def sampler(request: pytest.FixtureRequest) -> Sample:
 def test_both_samplers_draw_the_same_ids(dtype: torch.dtype, size: float) -> None:
     rng = random.Random(0)
     logits = (torch.randn(300, 5100, generator=torch.Generator().manual_seed(0)) * size).to(dtype)
-    choices = [(t, k, p) for t in (0.0, 0.3, 1.0, 2.5) for k in (None, 1, 7, 5000, 99999) for p in (None, 1e-9, 0.5, 0.95, 1.0)]
+    choices = [
+        (t, k, p)
+        for t in (0.0, 0.3, 1.0, 2.5)
+        for k in (None, 1, 7, 5000, 99999)
+        for p in (None, 1e-9, 0.5, 0.95, 1.0)
+    ]
     draws = [(Sampling(*rng.choice(choices), seed=i), i) for i in range(300)]
     assert sample_on_cpu(logits, draws, 5000) == sample(logits, draws, 5000)
 
@@ -291,8 +339,12 @@ def test_top_k_and_top_p_keep_the_fewest_that_suffice() -> None:
     assert kept(9, 1e-9) == [True, False, False, False]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=1e-46), Sampling(temperature=1e-6), Sampling(temperature=1e6)])
-def test_extreme_temperatures_draw_ids_and_tiny_ones_the_largest(sampler: Sample, sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=1e-46), Sampling(temperature=1e-6), Sampling(temperature=1e6)]
+)
+def test_extreme_temperatures_draw_ids_and_tiny_ones_the_largest(
+    sampler: Sample, sampling: Sampling
+) -> None:
     logits = torch.randn(50, 257, generator=torch.Generator().manual_seed(0)) * 30
     ids = sampler(logits, [(replace(sampling, seed=i), 0) for i in range(50)], 257)
     assert all(0 <= id_ < 257 for id_ in ids)
@@ -301,7 +353,11 @@ def test_extreme_temperatures_draw_ids_and_tiny_ones_the_largest(sampler: Sample
 
 def test_a_top_p_of_almost_one_keeps_every_row_valid(sampler: Sample) -> None:
     logits = torch.randn(200, 257, generator=torch.Generator().manual_seed(0))
-    ids = sampler(logits, [(Sampling(temperature=1.0, top_p=0.9999999999999999, seed=i), 0) for i in range(200)], 257)
+    ids = sampler(
+        logits,
+        [(Sampling(temperature=1.0, top_p=0.9999999999999999, seed=i), 0) for i in range(200)],
+        257,
+    )
     assert all(0 <= id_ < 257 for id_ in ids)
 
 
@@ -309,14 +365,20 @@ def test_only_ids_that_the_tokenizer_can_decode_are_drawn(sampler: Sample) -> No
     logits = torch.full((200, 300), -1e9)
     logits[:, 257:] = 50.0
     logits[:, 3] = 0.0
-    assert set(sampler(logits, [(Sampling(temperature=1.0, seed=i), 0) for i in range(200)], 257)) == {3}
+    assert set(
+        sampler(logits, [(Sampling(temperature=1.0, seed=i), 0) for i in range(200)], 257)
+    ) == {3}
 
 
 def test_logits_that_are_no_numbers_break_nothing(sampler: Sample) -> None:
     logits = torch.randn(6, 5100, generator=torch.Generator().manual_seed(0))
     logits[::2, 7:] = torch.nan
     logits[3] = torch.nan
-    draws = [(Sampling(temperature=1.0, top_k=k, top_p=p, seed=1), 0) for k in (None, 9) for p in (None, 0.5, 0.9)]
+    draws = [
+        (Sampling(temperature=1.0, top_k=k, top_p=p, seed=1), 0)
+        for k in (None, 9)
+        for p in (None, 0.5, 0.9)
+    ]
     assert all(0 <= id_ < 5000 for id_ in sampler(logits, draws, 5000))
 
 

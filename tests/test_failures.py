@@ -1,4 +1,6 @@
-"""An engine that is broken for good: everybody is answered, nobody new is taken, and the server ends."""
+"""An engine that is broken for good: everybody is answered, nobody new is taken, and the server
+ends.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tests.virtual import make_scheduler
 
 
 class Scripted(Generator):
-    """An engine whose iterations each do what comes next: None is an ordinary one, and the last goes on for ever."""
+    """An engine whose iterations each do what comes next: None is an ordinary one, and the last
+    goes on for ever.
+    """
 
     def __init__(self, *script: BaseException | None) -> None:
         self.script = list(script)
@@ -64,7 +68,11 @@ def ended(manager: BatchingManager) -> None:
     """Wait for the handler thread's end, and see that nobody and nothing is left."""
     manager._thread.join(PATIENCE_S)
     left = manager.snapshot()
-    assert not manager._thread.is_alive() and (left.waiting, left.running, left.blocks_used) == (0, 0, 0)
+    assert not manager._thread.is_alive() and (left.waiting, left.running, left.blocks_used) == (
+        0,
+        0,
+        0,
+    )
 
 
 def test_failures_with_a_success_between_them_end_nothing() -> None:
@@ -78,7 +86,9 @@ def test_failures_with_a_success_between_them_end_nothing() -> None:
 
 
 def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_taken() -> None:
-    """A GPU after an illegal memory access fails in every iteration from then on, and /ready stayed 200."""
+    """A GPU after an illegal memory access fails in every iteration from then on, and /ready stayed
+    200.
+    """
     engine = Scripted(RuntimeError("illegal memory access"))
     manager, told = started(engine)
     inferences = [Inference([0], 5) for _ in range(9)]  # of which two run at a time
@@ -123,7 +133,10 @@ def test_a_defect_of_the_loop_itself_is_no_silence() -> None:
         wait(inference)
         ended(manager)
     assert isinstance(inference.error, EngineFailed) and isinstance(told[0], ZeroDivisionError)
-    assert manager.not_ready_because() == "the handler thread ended with ZeroDivisionError: division by zero"
+    assert (
+        manager.not_ready_because()
+        == "the handler thread ended with ZeroDivisionError: division by zero"
+    )
     manager.close()
 
 
@@ -139,7 +152,9 @@ def test_who_waits_for_a_model_that_cannot_be_loaded_is_answered() -> None:
     manager.enqueue([inference])
     loading.set()
     wait(inference)
-    assert isinstance(inference.error, EngineFailed) and "loading failed: no such file" in str(inference.error)
+    assert isinstance(inference.error, EngineFailed) and "loading failed: no such file" in str(
+        inference.error
+    )
     ended(manager)
     manager.close()
 
@@ -152,29 +167,51 @@ def test_a_listener_that_raises_disturbs_nobody() -> None:
     heard, other = Inference([0], 3, listener=listener), Inference([0], 3)
     manager.enqueue([heard, other])
     wait(heard, other)
-    assert heard.error is None and len(heard.tokens) == 3 and not told and manager.not_ready_because() is None
+    assert (
+        heard.error is None
+        and len(heard.tokens) == 3
+        and not told
+        and manager.not_ready_because() is None
+    )
     manager.close()
 
 
-def test_over_http_a_broken_engine_is_503_and_ready_says_why(client_of: Callable[..., FlaskClient]) -> None:
+def test_over_http_a_broken_engine_is_503_and_ready_says_why(
+    client_of: Callable[..., FlaskClient],
+) -> None:
     engine = Scripted(RuntimeError("no luck"))
     engine.go.release(100)
     client = client_of(engine=lambda: engine)
     body: dict[str, Any] = {"prompt": "hi", "num_tokens": 3}
-    assert [client.post("/inference", json=body).status_code for _ in range(FAILURES)] == [500] * FAILURES
+    assert [client.post("/inference", json=body).status_code for _ in range(FAILURES)] == [
+        500
+    ] * FAILURES
     ended(client.application.extensions["server"].manager)
     ready, refused = client.get("/ready"), client.post("/inference", json=body)
-    assert ready.status_code == refused.status_code == 503 and "no luck" in ready.get_json()["reason"]
+    assert (
+        ready.status_code == refused.status_code == 503 and "no luck" in ready.get_json()["reason"]
+    )
     assert refused.get_json()["error"]["code"] == "engine_failed"
     assert client.get("/health").status_code == 200
 
 
-def test_a_real_server_whose_handler_thread_ends_answers_those_in_flight_and_ends_with_a_sentence() -> None:
+def test_a_server_whose_handler_thread_ends_answers_those_in_flight_and_says_why() -> None:
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.faulty", "dynamic", "--fault", "exit:400", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.faulty",
+        "dynamic",
+        "--fault",
+        "exit:400",
+        "--port",
+        str(port),
+    ]
     with launched(*command) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
-        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S) for _ in range(6)]
+        connections = [
+            http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S) for _ in range(6)
+        ]
         for i, connection in enumerate(connections):
             body = json.dumps({"prompt": "hi", "num_tokens": 900, "stream": i % 2 == 1})
             connection.request("POST", "/inference", body, {"Content-Type": "application/json"})
@@ -193,7 +230,9 @@ def test_a_real_server_whose_handler_thread_ends_answers_those_in_flight_and_end
 
 
 @pytest.mark.parametrize("fault", ["", "raise", "raise:0", "burn:3", "raise:2:3"])
-def test_a_fault_that_is_none_is_refused_with_those_that_are(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_is_none_is_refused_with_those_that_are(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["faulty", "dynamic", "--fault", fault])
     with pytest.raises(ConfigError, match="name one such as raise:20, of raise, oom, hang, exit"):
         faulty.main()

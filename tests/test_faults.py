@@ -19,18 +19,34 @@ def test_a_promise_is_kept(fault: Fault) -> None:
     assert seen.kept, seen.text
 
 
-def test_a_soak_ends_flat_and_the_report_shows_what_was_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["faults", "--only", "closes", "--short", "--soak", "0.1", "--out", str(tmp_path)])
+def test_a_soak_ends_flat_and_the_report_shows_what_was_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["faults", "--only", "closes", "--short", "--soak", "0.1", "--out", str(tmp_path)],
+    )
     faults.main()
     found = json.loads((tmp_path / "faults.json").read_text())
     assert [entry["kept"] for entry in found["faults"]] == [True, True] and found["commit"]
     assert found["soak"]["counts"]["invalid 400"] > 0 and found["soak"]["counts"]["cut 200"] > 0
     report = (tmp_path / "faults.md").read_text()
-    assert "2 of 2 promises kept" in report and found["faults"][1]["seen"] in report and (tmp_path / "soak.png").exists()
+    assert (
+        "2 of 2 promises kept" in report
+        and found["faults"][1]["seen"] in report
+        and (tmp_path / "soak.png").exists()
+    )
 
 
 def sampled(memory: list[float], **last: float) -> list[dict[str, float]]:
-    flat = {"threads": 40.0, "descriptors": 20.0, "blocks_used": 0.0, "in_flight": 0.0, "ended": 0.0}
+    flat = {
+        "threads": 40.0,
+        "descriptors": 20.0,
+        "blocks_used": 0.0,
+        "in_flight": 0.0,
+        "ended": 0.0,
+    }
     samples = [flat | {"seconds": 60.0 * i, "rss_mb": held} for i, held in enumerate(memory)]
     samples[-1] |= last
     return samples
@@ -64,4 +80,7 @@ def test_a_broken_promise_is_an_exit_code_and_a_bold_no(
     with pytest.raises(SystemExit) as ended:
         faults.main()
     assert ended.value.code == 1 and "BROKEN" in capsys.readouterr().out
-    assert "| a \\| fault | nothing breaks | ConnectionResetError: peer | **no** |" in (tmp_path / "faults.md").read_text()
+    assert (
+        "| a \\| fault | nothing breaks | ConnectionResetError: peer | **no** |"
+        in (tmp_path / "faults.md").read_text()
+    )

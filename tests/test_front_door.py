@@ -1,4 +1,6 @@
-"""A real server and clients as they should not be: slow, silent, many, half; and the same server's way to its end."""
+"""A real server and clients as they should not be: slow, silent, many, half; and the same server's
+way to its end.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,18 @@ from client.load import replay
 from client.servers import wait_until_ready
 from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, build
 from front_door.connection import Connection, in_turn
-from tests.servers import PATIENCE_S, asks, assert_all_answered, free_port, launched, server, wait_until
+from tests.servers import (
+    PATIENCE_S,
+    asks,
+    assert_all_answered,
+    free_port,
+    launched,
+    server,
+    wait_until,
+)
 
-# for /health beside any fault: what the system takes to repeat a packet that it dropped, and some; the faults took 6 s and more
+# for /health beside any fault: what the system takes to repeat a packet that it dropped, and some;
+# the faults took 6 s and more
 SOON_S = 1.5
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -94,7 +105,9 @@ def longest_health_s(url: str, seconds: float = 1.0) -> float:
 
 @contextlib.contextmanager
 def many(url: str, n: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
-    """`n` connections opened at once, or as many as this process may; each says so much and no more."""
+    """`n` connections opened at once, or as many as this process may; each says so much and no
+    more.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     n = n if hard == resource.RLIM_INFINITY else min(n, hard - 200)
@@ -133,7 +146,9 @@ def test_1100_half_sent_requests_hold_no_thread(url: str) -> None:
         assert post(f"{url}/inference", json.loads(BODY))["usage"]["completion_tokens"] == 3
 
 
-def test_5000_silent_connections_at_once_harm_nobody_in_flight_and_the_process_lives(url: str) -> None:
+def test_5000_silent_connections_at_once_harm_nobody_in_flight_and_the_process_lives(
+    url: str,
+) -> None:
     pids = get(url)["pids"]
     replayed: list[Any] = []
     asking = threading.Thread(target=lambda: replayed.extend(replay(url, asks(20, 500))))
@@ -150,7 +165,9 @@ def test_5000_silent_connections_at_once_harm_nobody_in_flight_and_the_process_l
 # ---- HTTP/1.1 as it should be
 
 
-def test_a_connection_serves_many_requests_and_several_in_one_packet_in_their_order(url: str) -> None:
+def test_a_connection_serves_many_requests_and_several_in_one_packet_in_their_order(
+    url: str,
+) -> None:
     with connect(url) as connection:
         for _ in range(3):
             connection.sendall(GET)
@@ -158,20 +175,33 @@ def test_a_connection_serves_many_requests_and_several_in_one_packet_in_their_or
         connection.sendall(POST + GET + POST + b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
         found = answers(connection, 4)
         assert [status for status, _, _ in found] == [200, 200, 200, 404]
-        assert found[0][2]["completion"] == found[2][2]["completion"] and found[1][2] == {"status": "ok"}
+        assert found[0][2]["completion"] == found[2][2]["completion"] and found[1][2] == {
+            "status": "ok"
+        }
 
 
 def test_a_request_may_come_in_single_bytes_or_in_chunks_and_be_old(url: str) -> None:
     [whole], status = [answer(url, POST)[2]["completion"]], 200
-    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
-    for pieces in ([bytes((byte,)) for byte in POST], [chunked], [chunked[:150], chunked[150:201], chunked[201:]]):
+    chunked = (
+        HEAD
+        + b"Transfer-Encoding: chunked\r\n\r\n"
+        + b"".join(b"1\r\n%c\r\n" % byte for byte in BODY)
+        + b"0\r\n\r\n"
+    )
+    for pieces in (
+        [bytes((byte,)) for byte in POST],
+        [chunked],
+        [chunked[:150], chunked[150:201], chunked[201:]],
+    ):
         found = answer(url, *pieces, pause_s=0.001)
         assert found[0] == status and found[2]["completion"] == whole
     old = answer(url, POST.replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert old[1]["connection"] == "close" and old[2]["completion"] == whole
 
 
-def test_a_client_that_expects_continue_is_told_once_and_one_whose_body_is_too_large_is_not(url: str) -> None:
+def test_a_client_that_expects_continue_is_told_once_and_one_whose_body_is_too_large_is_not(
+    url: str,
+) -> None:
     head = HEAD + b"Expect: 100-continue\r\nContent-Length: "
     with connect(url) as connection:
         connection.sendall(head + b"%d\r\n\r\n" % len(BODY))
@@ -202,14 +232,22 @@ def test_what_no_thread_needs_to_see_is_refused_in_our_form(url: str) -> None:
     largest = json.dumps({"prompt": "hi", "num_tokens": 3, "nothing": ""}).encode()
     largest = largest.replace(b'""', b'"%b"' % (b"x" * (MAX_BODY_BYTES - len(largest))))
     status, _, body = answer(url, HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES, largest)
-    assert (status, body["error"]["param"]) == (400, "nothing"), "it was read, and refused by the route"
+    assert (status, body["error"]["param"]) == (400, "nothing"), (
+        "it was read, and refused by the route"
+    )
 
 
 # ---- deadlines
 
 
 def test_senders_that_trickle_are_dropped_after_a_total_time_and_hold_nothing_meanwhile() -> None:
-    settings = {"model": "fake", "max_batch_size": 2, "max_waiting": 24, "header_timeout_s": 0.5, "body_timeout_s": 1}
+    settings = {
+        "model": "fake",
+        "max_batch_size": 2,
+        "max_waiting": 24,
+        "header_timeout_s": 0.5,
+        "body_timeout_s": 1,
+    }
     with server("dynamic", settings) as url:  # 42 threads
         assert get(url)["config"]["body_timeout_s"] == 1
         with connect(url) as kept, connect(url) as silent, many(url, 30, b"GET /") as heads, many(
@@ -229,7 +267,9 @@ def test_senders_that_trickle_are_dropped_after_a_total_time_and_hold_nothing_me
                             continue
                     with contextlib.suppress(OSError):
                         connection.send(b"x")
-            assert all(b" 408 " in raw and b'"code":"request_timeout"' in raw for raw in taken.values())
+            assert all(
+                b" 408 " in raw and b'"code":"request_timeout"' in raw for raw in taken.values()
+            )
             assert all(b"--header-timeout-s" in taken[one] for one in heads)
             assert all(b"--body-timeout-s" in taken[one] for one in bodies)
             assert ended(silent) == b""
@@ -243,7 +283,17 @@ def test_senders_that_trickle_are_dropped_after_a_total_time_and_hold_nothing_me
 def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_locked_out() -> None:
     port = free_port()
     url, limit = f"http://127.0.0.1:{port}", SPARE_FILES + 32
-    command = (sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port), "--max-waiting", "0")
+    command = (
+        sys.executable,
+        "app.py",
+        "dynamic",
+        "--model",
+        "fake",
+        "--port",
+        str(port),
+        "--max-waiting",
+        "0",
+    )
     with launched("bash", "-c", f'ulimit -n {limit} && exec "$@"', "bash", *command) as process:
         wait_until_ready(process, url)
         pids = get(url)["pids"]
@@ -251,13 +301,18 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_loc
             assert longest_health_s(url) < SOON_S
         # files that others took: even then it only closes connections that wait
         _, hard = resource.prlimit(pids[0], resource.RLIMIT_NOFILE)
-        resource.prlimit(pids[0], resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pids[0]}/fd")) + 5, hard))
+        resource.prlimit(
+            pids[0], resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pids[0]}/fd")) + 5, hard)
+        )
         with many(url, 300):
             assert longest_health_s(url) < SOON_S
         assert get(url)["pids"] == pids
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=PATIENCE_S)
-    assert "warning: this system allows 160 open files, so 32 connections" in output and "`ulimit -n`" in output
+    assert (
+        "warning: this system allows 160 open files, so 32 connections" in output
+        and "`ulimit -n`" in output
+    )
     assert "Traceback" not in output
 
 
@@ -266,7 +321,9 @@ def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
     """A server whose front door has other constants, which are no settings."""
     port = free_port()
     change = "; ".join(f"worker.{name} = {value}" for name, value in constants.items())
-    program = f"from front_door import worker; {change}; from gunicorn.app.wsgiapp import run; run()"
+    program = (
+        f"from front_door import worker; {change}; from gunicorn.app.wsgiapp import run; run()"
+    )
     config = build("dynamic", {"model": "fake", "port": port}, {})
     with launched(
         "env", f"{HANDOFF}={config.model_dump_json()}",
@@ -276,7 +333,9 @@ def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
         yield url, process
 
 
-def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_connections() -> None:
+def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_connections() -> (
+    None
+):
     with changed(STILL_S=1, MAX_UNFINISHED_BYTES=5_000_000) as (url, process):
         with connect(url, receive_buffer=65_536) as still:
             one = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -290,7 +349,9 @@ def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_c
                 refused = sum(b" 503 " in ended(connection) for connection in bodies[:14])
                 assert refused == 14, "six of 0.8 MB fit, and those that came last have a place"
                 assert longest_health_s(url, 0.2) < SOON_S
-            listening = threading.Thread(target=lambda: any("took nothing for 1 s" in line for line in process.stdout or ()))
+            listening = threading.Thread(
+                target=lambda: any("took nothing for 1 s" in line for line in process.stdout or ())
+            )
             listening.daemon = True
             listening.start()
             listening.join(PATIENCE_S)
@@ -307,7 +368,9 @@ def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_c
 @contextlib.contextmanager
 def ending(*flags: str) -> Iterator[tuple[str, Popen[str]]]:
     port = free_port()
-    with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port), *flags) as process:
+    with launched(
+        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port), *flags
+    ) as process:
         wait_until_ready(process, url := f"http://127.0.0.1:{port}")
         yield url, process
 
@@ -328,7 +391,7 @@ def refuses_connections(url: str) -> bool:
         return probe.connect_ex((host, int(port))) != 0
 
 
-def test_sigterm_waits_for_a_request_that_has_more_time_than_others_and_not_for_clients_that_wait() -> None:
+def test_sigterm_waits_for_a_request_with_more_time_and_not_for_clients_that_wait() -> None:
     with ending("--loop-interval-ms", "20", "--request-timeout-s", "0.5") as (url, process):
         with connect(url) as kept, connect(url) as half, connect(url) as silent:
             kept.sendall(GET)
@@ -339,7 +402,11 @@ def test_sigterm_waits_for_a_request_that_has_more_time_than_others_and_not_for_
                 wait_until(lambda: refuses_connections(url))
                 kept.sendall(POST)
                 [(status, headers, body)] = answers(kept)
-                assert (status, headers["connection"], body["error"]["code"]) == (503, "close", "draining")
+                assert (status, headers["connection"], body["error"]["code"]) == (
+                    503,
+                    "close",
+                    "draining",
+                )
                 assert b" 503 " in ended(half) and ended(silent) == b""
                 assert process.poll() is None
                 status, _, body = answers(long)[0]
@@ -347,11 +414,18 @@ def test_sigterm_waits_for_a_request_that_has_more_time_than_others_and_not_for_
         assert process.wait(PATIENCE_S) == 0
 
 
-def test_gunicorn_leaves_the_worker_time_for_the_longest_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gunicorn_leaves_the_worker_time_for_the_longest_drain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import importlib
 
-    for flags, least in (({"request_timeout_s": "1"}, 3600), ({"drain_timeout_s": "7200.5"}, 7200.5)):
-        monkeypatch.setenv(HANDOFF, build("dynamic", {"model": "fake", **flags}, {}).model_dump_json())
+    for flags, least in (
+        ({"request_timeout_s": "1"}, 3600),
+        ({"drain_timeout_s": "7200.5"}, 7200.5),
+    ):
+        monkeypatch.setenv(
+            HANDOFF, build("dynamic", {"model": "fake", **flags}, {}).model_dump_json()
+        )
         settings = importlib.reload(importlib.import_module("gunicorn_conf"))
         assert least < settings.graceful_timeout < least + 10
 

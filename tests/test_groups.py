@@ -1,4 +1,6 @@
-"""Several prompts in one request: each has a seed of its own, which the answer names, and a group too large is refused."""
+"""Several prompts in one request: each has a seed of its own, which the answer names, and a group
+too large is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ def answer(client: FlaskClient, body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_equal_prompts_of_one_request_are_drawn_apart_and_each_again_alone(demo: FlaskClient) -> None:
-    """Four times the same prompt at temperature 1 once gave four equal texts: the group's members shared a seed."""
+def test_equal_prompts_of_one_request_are_drawn_apart_and_each_again_alone(
+    demo: FlaskClient,
+) -> None:
+    """Four times the same prompt at temperature 1 once gave four equal texts: the group's members
+    shared a seed.
+    """
     unseeded, seeded, again = (answer(demo, FOUR | seed) for seed in ({}, {"seed": 7}, {"seed": 7}))
     for group in (unseeded, seeded):
         assert len(set(group["completion"])) > 1 and len(set(group["seed"])) == 4

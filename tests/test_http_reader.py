@@ -37,9 +37,21 @@ def read(raw: bytes, piece: int) -> tuple[list[tuple[str, bytes]], int | None, s
     [
         (GET + GET, [("GET", b"")] * 2, "nothing"),
         (POST + b"Content-Length: 3\r\n\r\nabc" + GET, [("POST", b"abc"), ("GET", b"")], "nothing"),
-        (POST + b"Content-Length: 3\r\n\r\nabc\r\n" + GET, [("POST", b"abc"), ("GET", b"")], "nothing"),
-        (CHUNKED + b"3;a=b\r\nabc\r\n01 \r\nd\r\n0\r\n\r\n" + GET, [("POST", b"abcd"), ("GET", b"")], "nothing"),
-        (CHUNKED + b"A\r\n0123456789\r\n0\r\nX: y\r\nZ: 0\r\n\r\n" + GET, [("POST", b"0123456789"), ("GET", b"")], "nothing"),
+        (
+            POST + b"Content-Length: 3\r\n\r\nabc\r\n" + GET,
+            [("POST", b"abc"), ("GET", b"")],
+            "nothing",
+        ),
+        (
+            CHUNKED + b"3;a=b\r\nabc\r\n01 \r\nd\r\n0\r\n\r\n" + GET,
+            [("POST", b"abcd"), ("GET", b"")],
+            "nothing",
+        ),
+        (
+            CHUNKED + b"A\r\n0123456789\r\n0\r\nX: y\r\nZ: 0\r\n\r\n" + GET,
+            [("POST", b"0123456789"), ("GET", b"")],
+            "nothing",
+        ),
         (b"GET /b HTTP/1.0\r\n\r\n", [("GET", b"")], "nothing"),
         (b"", [], "nothing"),
         (GET[:-1], [], "head"),
@@ -76,7 +88,9 @@ def test_requests_are_the_same_however_they_are_cut(
         (POST + b"Transfer-Encoding: morse\r\n\r\n", 501),
     ],
 )
-def test_what_is_wrong_is_refused_as_soon_as_it_is_seen(raw: bytes, status: int, piece: int) -> None:
+def test_what_is_wrong_is_refused_as_soon_as_it_is_seen(
+    raw: bytes, status: int, piece: int
+) -> None:
     assert read(raw, piece) == ([], status, "")
 
 

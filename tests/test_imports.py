@@ -1,4 +1,6 @@
-"""Imports point one way: the table below is the design, and a room that reaches for another one must be allowed to."""
+"""Imports point one way: the table below is the design, and a room that reaches for another one
+must be allowed to.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ ARROWS = {
     "app": "serving routes config observers scheduling stats generate kernels tokenizer weights",
     "client": "stats config scheduling simulate",
     "demo": "config generate model scheduling shapes simulate tokenizer weights",
-    "benchmarks": "app batching client config generate kernels model scheduling serving simulate stats weights",
+    "benchmarks": "app batching client config generate kernels model scheduling serving simulate "
+    "stats weights",
 }
 
 
@@ -42,14 +45,22 @@ def rooms() -> Iterator[tuple[str, list[Path]]]:
     for path in ROOT.glob("*.py"):
         yield path.stem, [path]
     for folder in ROOT.iterdir():
-        if folder.is_dir() and folder.name not in ("tests", ".venv") and (files := sorted(folder.rglob("*.py"))):
+        if (
+            folder.is_dir()
+            and folder.name not in ("tests", ".venv")
+            and (files := sorted(folder.rglob("*.py")))
+        ):
             yield folder.name, files
 
 
 def imported(node: ast.AST) -> Iterator[str]:
     """The first names of all modules that are imported in it, but for types alone."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+        if (
+            isinstance(child, ast.If)
+            and isinstance(child.test, ast.Name)
+            and child.test.id == "TYPE_CHECKING"
+        ):
             continue
         if isinstance(child, ast.Import):
             yield from (name.name.split(".")[0] for name in child.names)
@@ -59,7 +70,10 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 
 def test_every_room_imports_only_what_the_design_allows() -> None:
-    found = {room: {name for file in files for name in imported(ast.parse(file.read_text()))} for room, files in rooms()}
+    found = {
+        room: {name for file in files for name in imported(ast.parse(file.read_text()))}
+        for room, files in rooms()
+    }
     assert found.keys() == ARROWS.keys()
     for room, names in found.items():
         assert (names & found.keys()) - {room} <= set(ARROWS[room].split()), room
@@ -80,9 +94,15 @@ def test_few_files_lie_at_the_root() -> None:
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("scheduling.scheduler, scheduling.policies, simulate", {"torch", "flask", "pydantic", "numpy"}),
+        (
+            "scheduling.scheduler, scheduling.policies, simulate",
+            {"torch", "flask", "pydantic", "numpy"},
+        ),
         ("batching, stats, generate.fake", {"torch", "flask", "aiohttp", "matplotlib", "pydantic"}),
-        ("client.client, client.compare", {"torch", "flask", "gunicorn", "tiktoken", "safetensors", "app", "sortedcontainers"}),
+        (
+            "client.client, client.compare",
+            {"torch", "flask", "gunicorn", "tiktoken", "safetensors", "app", "sortedcontainers"},
+        ),
         ("serving", {"flask", "gunicorn"}),
         ("app", {"torch", "aiohttp", "matplotlib"}),
         ("model", {"pydantic"}),
@@ -90,5 +110,7 @@ def test_few_files_lie_at_the_root() -> None:
 )
 def test_a_module_loads_without_what_it_must_not_know(modules: str, absent: set[str]) -> None:
     program = f"import sys; import {modules}; print(*({absent!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == ""

@@ -1,4 +1,6 @@
-"""Where the C++ kernels find torch's threads, and that `auto` takes them only where serving can load them."""
+"""Where the C++ kernels find torch's threads, and that `auto` takes them only where serving can
+load them.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 MAPPED = """
 from pathlib import Path
 def mapped():
-    paths = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
-    return sorted(path for path in paths if Path(path).name.startswith(("libgomp", "libiomp", "libomp")))
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
+    names = ("libgomp", "libiomp", "libomp")
+    return sorted(path for path in paths if Path(path).name.startswith(names))
 """
 
 
@@ -43,24 +47,35 @@ def not_loaded() -> Iterator[None]:
 
 
 def run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", MAPPED + program], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MAPPED + program], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_torchs_openmp_is_found_in_a_folder_with_a_space_before_torch_is_imported(tmp_path: Path, runtime: Path) -> None:
-    """The paths in /proc/self/maps were split at spaces, and the kernels then lacked every symbol of OpenMP."""
+def test_torchs_openmp_is_found_in_a_folder_with_a_space_before_torch_is_imported(
+    tmp_path: Path, runtime: Path
+) -> None:
+    """The paths in /proc/self/maps were split at spaces, and the kernels then lacked every symbol
+    of OpenMP.
+    """
     copy = tmp_path / "an environment" / "torch" / "lib" / runtime.name
     copy.parent.mkdir(parents=True)
     shutil.copy(runtime, copy)
-    copy.parents[1].joinpath("__init__.py").write_text("raise AssertionError('the launcher must not import torch')")
+    copy.parents[1].joinpath("__init__.py").write_text(
+        "raise AssertionError('the launcher must not import torch')"
+    )
     said = run(
-        f"import sys, kernels; sys.path.insert(0, {str(copy.parents[2])!r}); print(kernels.why_unavailable(), *mapped())"
+        f"import sys, kernels; sys.path.insert(0, {str(copy.parents[2])!r}); "
+        f"print(kernels.why_unavailable(), *mapped())"
     )
     assert said == f"None {copy}"
 
 
-def test_an_openmp_that_is_already_mapped_is_found_in_a_folder_with_a_space(tmp_path: Path, runtime: Path) -> None:
+def test_an_openmp_that_is_already_mapped_is_found_in_a_folder_with_a_space(
+    tmp_path: Path, runtime: Path
+) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
     shutil.copy(runtime, folder / runtime.name)
@@ -73,8 +88,10 @@ def test_an_openmp_that_is_already_mapped_is_found_in_a_folder_with_a_space(tmp_
 
 def test_kernels_that_were_loaded_first_and_torch_share_one_openmp() -> None:
     said = run(
-        "import kernels; kernels.load(); import torch; from generate.linear import KernelLinear; torch.set_num_threads(2); "
-        "KernelLinear(torch.ones(256, 768), None)(torch.ones(64, 256) @ torch.ones(256, 256)); print(len(mapped()))"
+        "import kernels; kernels.load(); import torch; from generate.linear import KernelLinear; "
+        "torch.set_num_threads(2); "
+        "KernelLinear(torch.ones(256, 768), None)(torch.ones(64, 256) @ torch.ones(256, 256)); "
+        "print(len(mapped()))"
     )
     assert said == "1"
 
@@ -82,16 +99,25 @@ def test_kernels_that_were_loaded_first_and_torch_share_one_openmp() -> None:
 def test_kernels_that_cannot_be_loaded_are_not_chosen_and_a_warning_says_so(
     not_loaded: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto` took them wherever they could be compiled, and the server then ended when it loaded them."""
+    """`auto` took them wherever they could be compiled, and the server then ended when it loaded
+    them.
+    """
     monkeypatch.setattr(kernels, "_openmp", lambda: ["/nowhere/libgomp.so.1"])
     found = config.build("dynamic", {"model": "demo"}, {})
     assert (found.attention, found.linear) == ("plain", "onednn")
-    assert any("cannot be loaded beside torch's OpenMP (/nowhere/libgomp.so.1" in warning for warning in found.warnings())
-    with pytest.raises(config.ConfigError, match=r"linear kernel cannot be used here: .*reinstall torch"):
+    assert any(
+        "cannot be loaded beside torch's OpenMP (/nowhere/libgomp.so.1" in warning
+        for warning in found.warnings()
+    )
+    with pytest.raises(
+        config.ConfigError, match=r"linear kernel cannot be used here: .*reinstall torch"
+    ):
         config.build("dynamic", {"model": "demo", "linear": "kernel"}, {})
 
 
-def test_a_compiler_may_lie_in_a_folder_with_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_may_lie_in_a_folder_with_a_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "my tools" / "c++"
     compiler.parent.mkdir()
     compiler.write_text("#!/bin/sh\necho 'called' >&2\nexit 1\n")
@@ -101,7 +127,10 @@ def test_a_compiler_may_lie_in_a_folder_with_a_space(tmp_path: Path, monkeypatch
         monkeypatch.setenv("CXX", named)
         with pytest.raises(kernels.KernelUnavailable, match="failed: called"):
             kernels.build.__wrapped__()
-    for named, said in (("'c++", "is no command .* correct or unset it"), ("no-such c++", "install g\\+\\+")):
+    for named, said in (
+        ("'c++", "is no command .* correct or unset it"),
+        ("no-such c++", "install g\\+\\+"),
+    ):
         monkeypatch.setenv("CXX", named)
         with pytest.raises(kernels.KernelUnavailable, match=said):
             kernels.build.__wrapped__()
@@ -109,8 +138,15 @@ def test_a_compiler_may_lie_in_a_folder_with_a_space(tmp_path: Path, monkeypatch
 
 def test_a_packed_layer_reads_its_input_by_its_strides() -> None:
     layer, wide = KernelLinear(torch.randn(48, 64), torch.randn(64)), torch.randn(48, 30)
-    for x in (wide.T, torch.randn(30, 96)[:, ::2], torch.randn(60, 48)[::2], torch.randn(1, 48).expand(30, 48)):
-        assert not x.is_contiguous() and torch.equal(layer(x), layer(x.clone(memory_format=torch.contiguous_format)))
+    for x in (
+        wide.T,
+        torch.randn(30, 96)[:, ::2],
+        torch.randn(60, 48)[::2],
+        torch.randn(1, 48).expand(30, 48),
+    ):
+        assert not x.is_contiguous() and torch.equal(
+            layer(x), layer(x.clone(memory_format=torch.contiguous_format))
+        )
 
 
 @pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)])
@@ -119,13 +155,17 @@ def test_the_attention_kernel_reads_its_input_by_its_strides(order: tuple[int, .
     qkv = torch.randn(20, 3, 3, 16)
     strided = qkv.permute(order).contiguous().permute(*[order.index(i) for i in range(4)])
     rows = [Row(Inference([0] * 20, 1), 0, 20, [1, 0], True, False)]
-    found = [KernelAttention(KVCache(shape, 2, 16, torch.float32, "cpu")).prepare(rows)(0, x) for x in (qkv, strided)]
+    found = [
+        KernelAttention(KVCache(shape, 2, 16, torch.float32, "cpu")).prepare(rows)(0, x)
+        for x in (qkv, strided)
+    ]
     assert not strided.is_contiguous() and torch.equal(*found)
 
 
 def test_the_launcher_imports_no_torch_to_try_the_kernels() -> None:
     assert importlib.util.find_spec("torch") is not None
     said = run(
-        "import sys, config; c = config.build('dynamic', {'model': 'demo'}, {}); print(c.attention, 'torch' in sys.modules)"
+        "import sys, config; c = config.build('dynamic', {'model': 'demo'}, {}); "
+        "print(c.attention, 'torch' in sys.modules)"
     )
     assert said == "kernel False"

@@ -1,4 +1,6 @@
-"""The C++ kernels against PyTorch, on ragged batches and odd sizes; and what happens where they cannot be built."""
+"""The C++ kernels against PyTorch, on ragged batches and odd sizes; and what happens where they
+cannot be built.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,28 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02}  # of values around 1; b
 DTYPES = list(TOLERANCE)
 
 
-def rows_of(rng: random.Random, n_rows: int, block_size: int, n_blocks: int, most: int) -> list[Row]:
-    """A ragged batch: decode rows, first chunks and later ones, idle rows without blocks; blocks anywhere in the pool."""
+def rows_of(
+    rng: random.Random, n_rows: int, block_size: int, n_blocks: int, most: int
+) -> list[Row]:
+    """A ragged batch: decode rows, first chunks and later ones, idle rows without blocks; blocks
+    anywhere in the pool.
+    """
     free = rng.sample(range(n_blocks), n_blocks)
     rows = []
     for _ in range(n_rows):
         end = rng.choice([1, block_size, block_size + 1, rng.randint(1, most)])
         n_tokens = min(end, rng.choice([1, 1, 1, end, rng.randint(1, 40)]))
         blocks = [free.pop() for _ in range(-(-end // block_size))]
-        rows.append(Row(Inference([0] * end, 1), end - n_tokens, n_tokens, sorted(blocks), samples=True, idle=False))
+        rows.append(
+            Row(
+                Inference([0] * end, 1),
+                end - n_tokens,
+                n_tokens,
+                sorted(blocks),
+                samples=True,
+                idle=False,
+            )
+        )
     rows.insert(n_rows // 2, Row(Inference([0], 1), 0, 1, [], samples=True, idle=True))
     return rows
 
@@ -46,13 +61,22 @@ def filled_cache(shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtyp
 
 def random_qkv(rows: list[Row], shape: Shape, dtype: torch.dtype) -> Tensor:
     n = sum(row.n_tokens for row in rows)
-    return torch.randn(n, 3, shape.n_head, shape.head_size, generator=torch.Generator().manual_seed(2)).to(dtype)
+    return torch.randn(
+        n, 3, shape.n_head, shape.head_size, generator=torch.Generator().manual_seed(2)
+    ).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("n_rows", "block_size", "head_size", "most"),
-    [(1, 16, 64, 1024), (64, 16, 64, 300), (5, 1, 16, 50), (7, 4, 10, 90), (3, 64, 128, 200), (4, 1024, 64, 1024)],
+    [
+        (1, 16, 64, 1024),
+        (64, 16, 64, 300),
+        (5, 1, 16, 50),
+        (7, 4, 10, 90),
+        (3, 64, 128, 200),
+        (4, 1024, 64, 1024),
+    ],
 )
 def test_the_attention_kernel_equals_pytorchs(
     dtype: torch.dtype, n_rows: int, block_size: int, head_size: int, most: int
@@ -66,11 +90,15 @@ def test_the_attention_kernel_equals_pytorchs(
         found, expected = KernelAttention(ours).prepare(rows), PlainAttention(plain).prepare(rows)
         for layer in range(shape.n_layer):
             assert (found(layer, qkv) - expected(layer, qkv)).abs().max() < TOLERANCE[dtype]
-        assert all(torch.equal(a, b) for a, b in zip(ours.layers, plain.layers)), "other keys and values were stored"
+        assert all(torch.equal(a, b) for a, b in zip(ours.layers, plain.layers)), (
+            "other keys and values were stored"
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_attention_of_a_row_is_the_same_to_the_bit_alone_and_among_others(dtype: torch.dtype) -> None:
+def test_attention_of_a_row_is_the_same_to_the_bit_alone_and_among_others(
+    dtype: torch.dtype,
+) -> None:
     shape = Shape(n_layer=1, n_head=4, n_embd=256)
     rows = rows_of(random.Random(0), 20, 16, 200, 150)
     qkv = random_qkv(rows, shape, dtype)
@@ -78,7 +106,9 @@ def test_attention_of_a_row_is_the_same_to_the_bit_alone_and_among_others(dtype:
     first = 0
     for row in rows:
         mine = slice(first, first := first + row.n_tokens)
-        alone = KernelAttention(filled_cache(shape, 200, 16, dtype)).prepare([row])(0, qkv[mine].contiguous())
+        alone = KernelAttention(filled_cache(shape, 200, 16, dtype)).prepare([row])(
+            0, qkv[mine].contiguous()
+        )
         assert torch.equal(alone, together[mine])
 
 
@@ -86,8 +116,16 @@ def test_attention_reads_nothing_but_the_rows_own_live_tokens() -> None:
     shape = Shape(n_layer=1, n_head=2, n_embd=128)
     cache = KVCache(shape, 8, 16, torch.float32, "cpu")
     cache.layers[0].fill_(float("nan"))  # what a former owner left behind
-    rows = [Row(Inference([0] * 20, 1), 0, 20, [5, 2], True, False), Row(Inference([0], 1), 0, 1, [7], True, False)]
-    assert KernelAttention(cache).prepare(rows)(0, random_qkv(rows, shape, torch.float32)).isfinite().all()
+    rows = [
+        Row(Inference([0] * 20, 1), 0, 20, [5, 2], True, False),
+        Row(Inference([0], 1), 0, 1, [7], True, False),
+    ]
+    assert (
+        KernelAttention(cache)
+        .prepare(rows)(0, random_qkv(rows, shape, torch.float32))
+        .isfinite()
+        .all()
+    )
 
 
 @pytest.fixture(params=[1, 2])
@@ -106,21 +144,33 @@ def sizes() -> list[tuple[int, int]]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n_in", "n_out"), sizes())
 def test_a_packed_layer_equals_the_plain_one(
-    kind: type[KernelLinear] | type[OneDNNLinear], dtype: torch.dtype, n_in: int, n_out: int, threads: int
+    kind: type[KernelLinear] | type[OneDNNLinear],
+    dtype: torch.dtype,
+    n_in: int,
+    n_out: int,
+    threads: int,
 ) -> None:
     generator = torch.Generator().manual_seed(n_in)
     weight = (torch.randn(n_in, n_out, generator=generator) * n_in**-0.5).to(dtype)
     bias = torch.randn(n_out, generator=generator).to(dtype)
-    plain, with_gelu, no_bias = kind(weight, bias), kind(weight, bias, gelu=True), kind(weight, None)
+    plain, with_gelu, no_bias = (
+        kind(weight, bias),
+        kind(weight, bias, gelu=True),
+        kind(weight, None),
+    )
     for n_tokens in (0, 1, 2, 5, 6, 7, 12, 64, 300):
         x = torch.randn(n_tokens, n_in, generator=generator).to(dtype)
         exact = x.double() @ weight.double()
         for layer, expected in (
-            (plain, exact + bias), (with_gelu, F.gelu(exact + bias, approximate="tanh")), (no_bias, exact)
-        ):  # fmt: skip
+            (plain, exact + bias),
+            (with_gelu, F.gelu(exact + bias, approximate="tanh")),
+            (no_bias, exact),
+        ):
             found = layer(x)
             assert found.shape == expected.shape and found.dtype == dtype
-            assert torch.allclose(found.double(), expected, rtol=8e-3 if dtype == torch.bfloat16 else 0, atol=1e-5)
+            assert torch.allclose(
+                found.double(), expected, rtol=8e-3 if dtype == torch.bfloat16 else 0, atol=1e-5
+            )
 
 
 def test_gelu_stays_finite_for_values_of_any_size() -> None:
@@ -133,7 +183,11 @@ def test_a_tokens_result_does_not_depend_on_the_other_tokens() -> None:
     layer = KernelLinear(torch.randn(256, 768), torch.randn(768))
     x = torch.randn(70, 256)
     together = layer(x)
-    assert all(torch.equal(layer(x[i : i + n].contiguous()), together[i : i + n]) for i in range(0, 60, 7) for n in (1, 6, 9))
+    assert all(
+        torch.equal(layer(x[i : i + n].contiguous()), together[i : i + n])
+        for i in range(0, 60, 7)
+        for n in (1, 6, 9)
+    )
 
 
 # ---- building
@@ -164,14 +218,20 @@ def test_without_a_compiler_pytorchs_own_operations_serve_and_a_warning_says_so(
     monkeypatch.setenv("CXX", "no-such-compiler")
     found = config.build("dynamic", {"model": "demo"}, {})
     assert (found.attention, found.linear) == ("plain", "onednn")
-    assert any("no C++ compiler 'no-such-compiler'; install g++" in warning for warning in found.warnings())
+    assert any(
+        "no C++ compiler 'no-such-compiler'; install g++" in warning for warning in found.warnings()
+    )
     assert not config.build("dynamic", {"model": "fake"}, {}).warnings()
     for name in ("attention", "linear"):
-        with pytest.raises(config.ConfigError, match=f"{name} kernel cannot be used here: no C\\+\\+ compiler"):
+        with pytest.raises(
+            config.ConfigError, match=f"{name} kernel cannot be used here: no C\\+\\+ compiler"
+        ):
             config.build("dynamic", {"model": "demo", name: "kernel"}, {})
 
 
-def test_a_compiler_that_fails_is_quoted(empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_fails_is_quoted(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     compiler = tmp_path / "broken"
     compiler.write_text("#!/bin/sh\necho 'unknown flag' >&2\nexit 1\n")
     compiler.chmod(0o755)
@@ -201,7 +261,9 @@ def test_triton_is_missing_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("CC", "cc")
     assert "apt install python3-dev" in str(kernels.why_no_triton(64))
     (tmp_path / "Python.h").touch()
-    assert kernels.why_no_triton(64) is None and "heads of 80 are larger" in str(kernels.why_no_triton(80))
+    assert kernels.why_no_triton(64) is None and "heads of 80 are larger" in str(
+        kernels.why_no_triton(80)
+    )
     monkeypatch.delenv("CC")
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert "apt install build-essential" in str(kernels.why_no_triton(64))

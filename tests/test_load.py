@@ -1,4 +1,6 @@
-"""The replay itself: when requests are sent, whatever the server does, and what is measured of a server with known instants."""
+"""The replay itself: when requests are sent, whatever the server does, and what is measured of a
+server with known instants.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ STUB = wire("openai", "stub")
 
 
 def at(*instants: float, tokens: int = 4) -> list[Request]:
-    return [Request(id=i, at=instant, prompt="a", num_tokens=tokens) for i, instant in enumerate(instants)]
+    return [
+        Request(id=i, at=instant, prompt="a", num_tokens=tokens)
+        for i, instant in enumerate(instants)
+    ]
 
 
 @alone
@@ -35,7 +40,9 @@ def test_a_slow_server_does_not_slow_its_load() -> None:
     assert [outcome.request for outcome in outcomes] == requests
     assert server.most_in_flight == 5, "all were sent before the first was answered"
     for outcome in outcomes:
-        assert outcome.scheduled_at == outcome.request.at <= outcome.sent_at < outcome.request.at + 0.5
+        assert (
+            outcome.scheduled_at == outcome.request.at <= outcome.sent_at < outcome.request.at + 0.5
+        )
         assert outcome.answer and 1.0 <= outcome.answer.ttft_s < 2.0
 
 
@@ -45,8 +52,12 @@ def test_what_is_measured_of_a_stream_is_what_the_server_did() -> None:
         outcomes = replay(server.url, at(0.0, 0.05, tokens=8), STUB)
     for outcome in outcomes:
         answer = outcome.answer
-        assert answer and (answer.completion_tokens, outcome.text) == (8, "abababab"), "tokens from usage, not from chunks"
-        assert answer.ttft_s == pytest.approx(0.3, abs=0.15) and answer.tpot_s == pytest.approx(0.3 / 7, abs=0.02)
+        assert answer and (answer.completion_tokens, outcome.text) == (8, "abababab"), (
+            "tokens from usage, not from chunks"
+        )
+        assert answer.ttft_s == pytest.approx(0.3, abs=0.15) and answer.tpot_s == pytest.approx(
+            0.3 / 7, abs=0.02
+        )
         assert len(answer.itl_s) == 3 and np.mean(answer.itl_s) == pytest.approx(0.1, abs=0.05)
 
 
@@ -83,7 +94,9 @@ def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {})
     assert result["client_limited"] and result["max_schedule_lag_ms"] > 250
-    assert result["p99_e2el_from_schedule_ms"] > 250, "coordinated omission would hide the wait of the second and third"
+    assert result["p99_e2el_from_schedule_ms"] > 250, (
+        "coordinated omission would hide the wait of the second and third"
+    )
     assert answers[1].e2e_s < 0.3 < answers[1].e2e_s + answers[1].lag_s
 
 
@@ -109,11 +122,15 @@ def test_what_is_in_flight_is_counted_at_random_instants_also_when_nothing_happe
 
 @alone
 def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> None:
-    """Twenty requests a second and twenty counts a second: at equal intervals each count fell on the same instant of a gap."""
+    """Twenty requests a second and twenty counts a second: at equal intervals each count fell on
+    the same instant of a gap.
+    """
     requests = PromptData("fixed:2").requests(60, "constant:20")
     with stub(first_s=0.025) as server:
         result, _ = measure(Target("stub", server.url, STUB, ours=False), requests, {}, 10, Watch())
-    assert result["mean_in_flight"] == pytest.approx(result["achieved_rate"] * result["mean_e2el_ms"] / 1e3, abs=0.2)
+    assert result["mean_in_flight"] == pytest.approx(
+        result["achieved_rate"] * result["mean_e2el_ms"] / 1e3, abs=0.2
+    )
 
 
 @alone
@@ -151,9 +168,17 @@ def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
     with stub(gap_s=0.01) as server:
         assert openai_model(server.url) == "stub"
         target = Target("other", server.url, STUB, ours=False)
-        result, outcomes = measure(target, PromptData("uniform:2:9").requests(12, "poisson:200"), {"e2el": 1.0}, 10, Telling())
+        result, outcomes = measure(
+            target,
+            PromptData("uniform:2:9").requests(12, "poisson:200"),
+            {"e2el": 1.0},
+            10,
+            Telling(),
+        )
     assert (result["completed"], result["failed"], len(seen)) == (12, 0, 12)
-    assert result["goodput"] is not None and result["p50_ttft_ms"] > 0 and result["other_length"] == 0
+    assert (
+        result["goodput"] is not None and result["p50_ttft_ms"] > 0 and result["other_length"] == 0
+    )
     assert not {"occupancy", "useful_fraction", "server", "mean_queue_time_ms", "littles_law"} & {
         key for key, value in result.items() if value
     }
@@ -163,15 +188,41 @@ def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
 def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
     with stub() as server:
         done = ran(
-            "client.client", "--url", f"{server.url}/v1", "--api", "openai", "--numsamples", "8", "--arrival", "closed:2",
-            "--lengths", "fixed:5", "--quiet", "--goodput", "e2el:60000", "--out", str(tmp_path / "run"),
-            "--figure", str(tmp_path / "figure.png"),
-        )  # fmt: skip
+            "client.client",
+            "--url",
+            f"{server.url}/v1",
+            "--api",
+            "openai",
+            "--numsamples",
+            "8",
+            "--arrival",
+            "closed:2",
+            "--lengths",
+            "fixed:5",
+            "--quiet",
+            "--goodput",
+            "e2el:60000",
+            "--out",
+            str(tmp_path / "run"),
+            "--figure",
+            str(tmp_path / "figure.png"),
+        )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "8 answered, 0 failed" in done.stdout and "8 requests, 5.0 completion tokens on average, 2 users" in done.stdout
+        assert (
+            "8 answered, 0 failed" in done.stdout
+            and "8 requests, 5.0 completion tokens on average, 2 users" in done.stdout
+        )
         assert {body["model"] for body in server.bodies} == {"stub"} and server.most_in_flight <= 2
         ended = ran("client.client", "--url", server.url, "--numsamples", "1")
-        assert ended.returncode == 1 and "are asked with --api openai" in ended.stderr and "Traceback" not in ended.stderr
+        assert (
+            ended.returncode == 1
+            and "are asked with --api openai" in ended.stderr
+            and "Traceback" not in ended.stderr
+        )
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert saved["modes"]["stub"]["completed"] == 8 and saved["also"] == {"stub": server.url} and saved["config"] == {}
+    assert (
+        saved["modes"]["stub"]["completed"] == 8
+        and saved["also"] == {"stub": server.url}
+        and saved["config"] == {}
+    )
     assert "| stub |" in (tmp_path / "run" / "report.md").read_text()

@@ -1,4 +1,6 @@
-"""/metrics is what Prometheus can read, under the names of METRICS section 4, and tells the same as /stats and the client."""
+"""/metrics is what Prometheus can read, under the names of METRICS section 4, and tells the same as
+/stats and the client.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,29 @@ from scheduling.inference import Generator, Inference, Iteration
 from tests.servers import scrape, server, wait_until
 
 COUNTERS = {
-    "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total", "batching_flush_total",
-}  # fmt: skip
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:request_success_total",
+    "batching_flush_total",
+}
 GAUGES = {
-    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "batching_rows", "batching_occupancy",
-}  # fmt: skip
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "batching_rows",
+    "batching_occupancy",
+}
 HISTOGRAMS = {
-    "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds",
-    "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds",
-    "vllm:request_decode_time_seconds", "vllm:iteration_tokens_total", "request_held_time_seconds",
-}  # fmt: skip
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_decode_time_seconds",
+    "vllm:iteration_tokens_total",
+    "request_held_time_seconds",
+}
 
 
 def families(text: str) -> dict[str, Metric]:
@@ -38,7 +53,11 @@ def values(text: str) -> dict[str, float]:
     found = {}
     for family in families(text).values():
         for sample in family.samples:
-            labels = [sample.labels[name] for name in ("finished_reason", "reason", "kind", "le") if name in sample.labels]
+            labels = [
+                sample.labels[name]
+                for name in ("finished_reason", "reason", "kind", "le")
+                if name in sample.labels
+            ]
             found["/".join([sample.name, *labels])] = sample.value
     return found
 
@@ -48,24 +67,36 @@ def metrics(client: FlaskClient) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_name_is_there_with_its_kind_labels_and_unit(mode: str, client_of: Callable[..., FlaskClient]) -> None:
+def test_every_name_is_there_with_its_kind_labels_and_unit(
+    mode: str, client_of: Callable[..., FlaskClient]
+) -> None:
     client = client_of(mode)
     client.post("/inference", json={"prompt": "hi", "num_tokens": 3})
-    # as Prometheus 2 asks; the library's answer to it would turn the colons of vLLM's names into underscores
+    # as Prometheus 2 asks; the library's answer to it would turn the colons of vLLM's names into
+    # underscores
     response = client.get(
-        "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+        "/metrics",
+        headers={
+            "Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+        },
     )
     assert response.content_type == "text/plain; version=0.0.4; charset=utf-8"
     found = families(response.get_data(as_text=True))
     kinds = {sample.name: family.type for family in found.values() for sample in family.samples}
     assert {name: kinds.get(name) for name in COUNTERS} == dict.fromkeys(COUNTERS, "counter")
     assert {name: kinds.get(name) for name in GAUGES} == dict.fromkeys(GAUGES, "gauge")
-    assert {name: kinds.get(f"{name}_bucket") for name in HISTOGRAMS} == dict.fromkeys(HISTOGRAMS, "histogram")
+    assert {name: kinds.get(f"{name}_bucket") for name in HISTOGRAMS} == dict.fromkeys(
+        HISTOGRAMS, "histogram"
+    )
     for family in found.values():
         assert family.documentation
         for sample in family.samples:
             assert sample.labels["model_name"] == "fake" and sample.labels["mode"] == mode
-    buckets = [s.labels["le"] for s in found["vllm:inter_token_latency_seconds"].samples if s.name.endswith("_bucket")]
+    buckets = [
+        s.labels["le"]
+        for s in found["vllm:inter_token_latency_seconds"].samples
+        if s.name.endswith("_bucket")
+    ]
     assert sum(float(le) < 0.01 for le in buckets) >= 8 and buckets[-1] == "+Inf"
 
 
@@ -92,11 +123,17 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
     assert delta["vllm:request_success_total/length"] == stats["completed"] == 60
     assert delta["vllm:inter_token_latency_seconds_count"] == completion - 60
     assert delta["vllm:inter_token_latency_seconds_bucket/+Inf"] == completion - 60
-    assert delta["vllm:iteration_tokens_total_sum"] == completion + prompt - 60, "a first token needs no iteration of its own"
+    assert delta["vllm:iteration_tokens_total_sum"] == completion + prompt - 60, (
+        "a first token needs no iteration of its own"
+    )
     assert stats["padding_rows"] > 0 and stats["kv_blocks"] == 32 * 64
     for kind in ("live", "idle", "padding"):
         assert delta[f"batching_computed_rows_total/{kind}"] == stats[f"{kind}_rows"]
-    flushes = {name.split("/")[1]: n for name, n in delta.items() if name.startswith("batching_flush_total/")}
+    flushes = {
+        name.split("/")[1]: n
+        for name, n in delta.items()
+        if name.startswith("batching_flush_total/")
+    }
     assert {reason: n for reason, n in flushes.items() if n} == stats["batches_formed"]
     for name, key in (
         ("vllm:time_to_first_token_seconds", "mean_ttft_ms"),
@@ -109,7 +146,11 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
         assert mean_ms(name) == pytest.approx(stats[key], abs=0.002)
     clients = 1e3 * sum(a.timings["e2e_s"] for a in done if a.timings) / 60
     assert mean_ms("vllm:e2e_request_latency_seconds") == pytest.approx(clients, abs=0.002)
-    assert (after["vllm:num_requests_running"], after["vllm:num_requests_waiting"], after["vllm:kv_cache_usage_perc"]) == (
+    assert (
+        after["vllm:num_requests_running"],
+        after["vllm:num_requests_waiting"],
+        after["vllm:kv_cache_usage_perc"],
+    ) == (
         0,
         0,
         0,
@@ -145,7 +186,10 @@ def test_ends_are_counted_by_their_reason(client_of: Callable[..., FlaskClient])
     manager.cancel(gone)
     client.post("/inference", json={"prompt": "", "num_tokens": 2})
     now = metrics(client)
-    found = {reason: now[f"vllm:request_success_total/{reason}"] for reason in ("stop", "length", "abort", "timeout", "error")}
+    found = {
+        reason: now[f"vllm:request_success_total/{reason}"]
+        for reason in ("stop", "length", "abort", "timeout", "error")
+    }
     assert found == {"stop": 0, "length": 1, "abort": 1, "timeout": 1, "error": 0}
     broken = client_of(engine=Broken)
     broken.post("/inference", json={"prompt": "hi", "num_tokens": 2})
@@ -156,12 +200,23 @@ def test_ends_are_counted_by_their_reason(client_of: Callable[..., FlaskClient])
 def test_two_apps_in_one_process_count_apart(client_of: Callable[..., FlaskClient]) -> None:
     one, other = client_of(), client_of("static")
     one.post("/inference", json={"prompt": "hi", "num_tokens": 2})
-    assert metrics(one)["vllm:generation_tokens_total"] == 2 and metrics(other)["vllm:generation_tokens_total"] == 0
+    assert (
+        metrics(one)["vllm:generation_tokens_total"] == 2
+        and metrics(other)["vllm:generation_tokens_total"] == 0
+    )
 
 
-def test_rows_and_occupancy_are_those_of_the_latest_iteration(client_of: Callable[..., FlaskClient]) -> None:
+def test_rows_and_occupancy_are_those_of_the_latest_iteration(
+    client_of: Callable[..., FlaskClient],
+) -> None:
     client = client_of("static", max_batch_size=4)
-    client.post("/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"})
+    client.post(
+        "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"}
+    )
     rows: Mapping[str, float] = metrics(client)
-    assert rows["batching_rows/live"] == 2 and rows["batching_rows/idle"] == 0 and rows["batching_rows/padding"] == 0
+    assert (
+        rows["batching_rows/live"] == 2
+        and rows["batching_rows/idle"] == 0
+        and rows["batching_rows/padding"] == 0
+    )
     assert rows["batching_occupancy"] == 0.5

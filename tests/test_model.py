@@ -20,7 +20,9 @@ from scheduling.inference import Inference, Row
 from shapes import SHAPES, shape_of
 from weights import WeightsUnavailable, check, expected_tensors, locate
 
-SIZES = GPT2Config(n_layer=3, n_head=4, n_embd=48, n_positions=64, vocab_size=260, initializer_range=0.2)
+SIZES = GPT2Config(
+    n_layer=3, n_head=4, n_embd=48, n_positions=64, vocab_size=260, initializer_range=0.2
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +56,31 @@ def test_logits_equal_hugging_faces(checkpoints: dict[str, Path], name: str) -> 
         assert (found - expected).abs().max() < 1e-4
         row = Row(Inference(ids.tolist(), 1), 0, 50, list(range(4)), samples=True, idle=False)
         cache = KVCache(config.shape, 4, 16, torch.float32, "cpu")
-        cached = CachedGenerator(model, 257, KernelAttention(cache), sample_on_cpu, max_tokens=50).logits([row])
+        cached = CachedGenerator(
+            model, 257, KernelAttention(cache), sample_on_cpu, max_tokens=50
+        ).logits([row])
         assert (cached[0] - expected[-1]).abs().max() < 1e-4
 
 
 def test_the_shape_of_a_folder_is_read_from_its_config(checkpoints: dict[str, Path]) -> None:
     shape = shape_of(str(checkpoints["with_prefix"]))
-    assert (shape.n_layer, shape.n_head, shape.n_embd, shape.n_ctx, shape.vocab_size) == (3, 4, 48, 64, 260)
+    assert (shape.n_layer, shape.n_head, shape.n_embd, shape.n_ctx, shape.vocab_size) == (
+        3,
+        4,
+        48,
+        64,
+        260,
+    )
     model = GPT2LMHeadModel(SIZES)
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_named_sizes_have_the_parameters_they_are_known_by() -> None:
-    millions = {name: round(shape.parameters / 1e6) for name, shape in SHAPES.items() if name.startswith("gpt2")}
+    millions = {
+        name: round(shape.parameters / 1e6)
+        for name, shape in SHAPES.items()
+        if name.startswith("gpt2")
+    }
     assert millions == {"gpt2": 124, "gpt2-medium": 355, "gpt2-large": 774, "gpt2-xl": 1558}
     assert SHAPES["demo"].parameters <= 3.9e6
 
@@ -90,29 +104,44 @@ def test_a_tensor_of_the_wrong_size_is_named(checkpoints: dict[str, Path], tmp_p
         tensors["h.0.attn.c_attn.weight"] = tensors["h.0.attn.c_attn.weight"].T.contiguous()
 
     path = edited(checkpoints, tmp_path, transpose)
-    with pytest.raises(WeightsUnavailable, match=r"h\.0\.attn\.c_attn\.weight has shape \(144, 48\), .* wants \(48, 144\)"):
+    with pytest.raises(
+        WeightsUnavailable,
+        match=r"h\.0\.attn\.c_attn\.weight has shape \(144, 48\), .* wants \(48, 144\)",
+    ):
         check(path, shape_of(str(checkpoints["with_prefix"])))
 
 
-def test_a_truncated_file_names_the_tensor_it_ends_in(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_a_truncated_file_names_the_tensor_it_ends_in(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     whole = (checkpoints["with_prefix"] / "model.safetensors").read_bytes()
     path = tmp_path / "model.safetensors"
     path.write_bytes(whole[: len(whole) // 2])
     shape = shape_of(str(checkpoints["with_prefix"]))
-    with pytest.raises(WeightsUnavailable, match=r"damaged .*ends inside tensor transformer\.h\.\d"):
+    with pytest.raises(
+        WeightsUnavailable, match=r"damaged .*ends inside tensor transformer\.h\.\d"
+    ):
         check(path, shape)
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(WeightsUnavailable, match="damaged or no safetensors file"):
         check(path, shape)
 
 
-def test_attention_mask_buffers_of_old_checkpoints_are_ignored(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    path = edited(checkpoints, tmp_path, lambda tensors: tensors.update({"h.0.attn.bias": torch.ones(1, 1, 64, 64)}))
+def test_attention_mask_buffers_of_old_checkpoints_are_ignored(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    path = edited(
+        checkpoints,
+        tmp_path,
+        lambda tensors: tensors.update({"h.0.attn.bias": torch.ones(1, 1, 64, 64)}),
+    )
     names = check(path, shape_of(str(checkpoints["with_prefix"])))
     assert set(names) == set(expected_tensors(shape_of(str(checkpoints["with_prefix"]))))
 
 
-def test_without_a_network_the_error_names_the_ways_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_network_the_error_names_the_ways_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import huggingface_hub
 
     def unreachable(*args: object, **kwargs: object) -> None:
@@ -122,7 +151,10 @@ def test_without_a_network_the_error_names_the_ways_on(monkeypatch: pytest.Monke
     monkeypatch.setattr(huggingface_hub, "get_session", unreachable)
     with pytest.raises(WeightsUnavailable) as caught:
         locate(build("dynamic", {"model": "gpt2", "tokenizer": "bytes"}, {}))
-    assert all(way in str(caught.value) for way in ("--weights random", "--model demo", "local Hugging Face GPT-2"))
+    assert all(
+        way in str(caught.value)
+        for way in ("--weights random", "--model demo", "local Hugging Face GPT-2")
+    )
 
 
 def test_weights_are_fetched_once_and_found_in_the_cache_after(

@@ -35,17 +35,26 @@ def api(quick: FlaskClient) -> Any:
 
 
 CHECKS = [
-    checks.status_code_conformance, checks.content_type_conformance,
-    checks.response_headers_conformance, checks.response_schema_conformance, checks.negative_data_rejection,
-    checks.unsupported_method, checks.allow_header_conformance, checks.missing_required_header,
-]  # fmt: skip
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.negative_data_rejection,
+    checks.unsupported_method,
+    checks.allow_header_conformance,
+    checks.missing_required_header,
+]
 
 
 def fuzz(strategy: Any, cases: int) -> None:
     @settings(
-        max_examples=cases, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate],
+        max_examples=cases,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[*HealthCheck],
-    )  # fmt: skip
+    )
     @given(strategy)
     def holds(case: Case[Any]) -> None:
         response = case.call_and_validate(checks=CHECKS)
@@ -55,7 +64,8 @@ def fuzz(strategy: Any, cases: int) -> None:
 
 
 def fitting(case: Case[Any]) -> Case[Any]:
-    """The same request, but with numbers of tokens that fit and ids that are known, so that more are answered with a text.
+    """The same request, but with numbers of tokens that fit and ids that are known, so that more
+    are answered with a text.
 
     (A number such as 5.0 is an integer for JSON Schema, and none here.)
     """
@@ -70,17 +80,23 @@ def fitting(case: Case[Any]) -> Case[Any]:
         ids = body.get("prompt_ids") or [0]
         if body.get("prompt_ids"):
             body["prompt_ids"] = [
-                [int(i) % 257 for i in one] or [0] if isinstance(one, list) else int(one) % 257 for one in ids
+                [int(i) % 257 for i in one] or [0] if isinstance(one, list) else int(one) % 257
+                for one in ids
             ]
         body["stream"] = len(str(body)) % 2 == 0
     return case
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_whatever_is_sent_the_answer_is_one_that_the_document_describes(api: Any, route: str) -> None:
+def test_whatever_is_sent_the_answer_is_one_that_the_document_describes(
+    api: Any, route: str
+) -> None:
     method, path = route.split()
     operation = api[path][method]
-    fuzz(operation.as_strategy(generation_mode=GenerationMode.POSITIVE), 30 if ROUTES[route].body else 10)
+    fuzz(
+        operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
+        30 if ROUTES[route].body else 10,
+    )
     if ROUTES[route].body:
         fuzz(operation.as_strategy(generation_mode=GenerationMode.POSITIVE).map(fitting), 40)
     if ROUTES[route].body or path == "/stats":
@@ -136,33 +152,48 @@ def test_answers_that_fail_are_as_the_document_says(client_of: Callable[..., Fla
     client = client_of(engine=Failing)
     api = schemathesis.openapi.from_wsgi("/openapi.json", client.application)
     asks: list[tuple[str, dict[str, Any]]] = [
-        ("/inference", {"prompt": "hi", "num_tokens": 9}), ("/v1/completions", ASK), ("/v1/chat/completions", CHAT),
-    ]  # fmt: skip
+        ("/inference", {"prompt": "hi", "num_tokens": 9}),
+        ("/v1/completions", ASK),
+        ("/v1/chat/completions", CHAT),
+    ]
     for path, ask in asks:
         for stream in (True, False):
-            case = api[path]["POST"].Case(body=ask | {"stream": stream}, media_type="application/json")
+            case = api[path]["POST"].Case(
+                body=ask | {"stream": stream}, media_type="application/json"
+            )
             response = case.call_and_validate(checks=CHECKS)
-            assert "generation_failed" in response.text and response.status_code == (200 if stream else 500)
+            assert "generation_failed" in response.text and response.status_code == (
+                200 if stream else 500
+            )
 
 
 def test_refusals_are_as_the_document_says(client_of: Callable[..., FlaskClient]) -> None:
     slow = client_of(max_batch_size=1, max_waiting=0)
     api = schemathesis.openapi.from_wsgi("/openapi.json", slow.application)
     asks: list[tuple[str, dict[str, Any]]] = [
-        ("/inference", {"prompt": "hi", "num_tokens": 1000}), ("/v1/completions", ASK | {"max_tokens": 1000}),
+        ("/inference", {"prompt": "hi", "num_tokens": 1000}),
+        ("/v1/completions", ASK | {"max_tokens": 1000}),
         ("/v1/chat/completions", CHAT | {"max_tokens": 900}),
-    ]  # fmt: skip
+    ]
     manager = slow.application.extensions["server"].manager
     [going] = group = [Inference([0], 1000)]
     manager.enqueue(group)
     for path, ask in asks:
-        full = api[path]["POST"].Case(body=ask, media_type="application/json").call_and_validate(checks=CHECKS)
+        full = (
+            api[path]["POST"]
+            .Case(body=ask, media_type="application/json")
+            .call_and_validate(checks=CHECKS)
+        )
         assert full.status_code == 429
     manager.cancel(group)
     assert going.done.wait(5)
     manager.drain()
     for path, ask in asks:
-        gone = api[path]["POST"].Case(body=ask, media_type="application/json").call_and_validate(checks=CHECKS)
+        gone = (
+            api[path]["POST"]
+            .Case(body=ask, media_type="application/json")
+            .call_and_validate(checks=CHECKS)
+        )
         assert gone.status_code == 503
     assert api["/ready"]["GET"].Case().call_and_validate(checks=CHECKS).status_code == 503
 
@@ -172,28 +203,46 @@ def test_what_breaks_the_document_would_be_found(api: Any, monkeypatch: pytest.M
     for stream in (False, True):
         body = {"prompt": "hi", "num_tokens": 3, "stream": stream}
         with pytest.raises(FailureGroup, match=r"violates|required"):
-            api["/inference"]["POST"].Case(body=body, media_type="application/json").call_and_validate(checks=CHECKS)
+            api["/inference"]["POST"].Case(
+                body=body, media_type="application/json"
+            ).call_and_validate(checks=CHECKS)
 
 
 def test_the_document_covers_every_route_and_every_field(quick: FlaskClient) -> None:
     served = {
         f"{method} {rule.rule.replace('<', '{').replace('>', '}')}"
-        for rule in quick.application.url_map.iter_rules() for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
-    }  # fmt: skip
+        for rule in quick.application.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
     document = quick.get("/openapi.json").get_json()
-    told = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+    told = {
+        f"{method.upper()} {path}"
+        for path, methods in document["paths"].items()
+        for method in methods
+    }
     assert served == told == set(ROUTES) and document["openapi"].startswith("3.1.")
     for model in (InferenceRequest, CompletionRequest, ChatRequest):
-        assert set(document["components"]["schemas"][model.__name__]["properties"]) == set(model.model_fields)
+        assert set(document["components"]["schemas"][model.__name__]["properties"]) == set(
+            model.model_fields
+        )
 
 
-def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(client_of: Callable[..., FlaskClient]) -> None:
+def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(
+    client_of: Callable[..., FlaskClient],
+) -> None:
     client = client_of(api_key="sesame")
     headers = {"Authorization": "Bearer sesame"}
     api = schemathesis.openapi.from_wsgi("/openapi.json", client.application, headers=headers)
     document = client.get("/openapi.json", headers=headers).get_json()
-    assert document["security"] == [{"key": []}] and document["paths"]["/health"]["get"]["security"] == []
-    for method, path in (route.split() for route in ("GET /v1/models", "GET /health", "GET /stats", "GET /metrics")):
-        api[path][method].Case(headers=headers).call_and_validate(checks=[*CHECKS, checks.ignored_auth])
+    assert (
+        document["security"] == [{"key": []}]
+        and document["paths"]["/health"]["get"]["security"] == []
+    )
+    for method, path in (
+        route.split() for route in ("GET /v1/models", "GET /health", "GET /stats", "GET /metrics")
+    ):
+        api[path][method].Case(headers=headers).call_and_validate(
+            checks=[*CHECKS, checks.ignored_auth]
+        )
         refused = api[path][method].Case().call_and_validate(checks=CHECKS)
         assert refused.status_code == (200 if path == "/health" else 401)

@@ -1,4 +1,6 @@
-"""A policy that is defined here, in one class and one row, is served, compared, offered and held to the contract."""
+"""A policy that is defined here, in one class and one row, is served, compared, offered and held to
+the contract.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from scheduling.policies.base import Plan, Policy, View, setting, share_budget, 
 class Bunches(Policy):
     request_level: ClassVar[bool] = True
     bunch_size: int = setting(2, "rows in a batch at most", ge=1)
-    compact_batches: bool = setting(False, "drop rows that are done instead of computing them idly", "off")
+    compact_batches: bool = setting(False, "drop rows that are done", "off")
 
     def most_rows(self, max_batch_size: int) -> int:
         return min(self.bunch_size, max_batch_size)
@@ -59,11 +61,17 @@ def run(*arguments: str) -> str:
 
 
 def test_it_serves_and_is_offered(environment: dict[str, str]) -> None:
-    assert "--bunch-size X" in (shown := run("app.py", "--help")) and "bunches: rows in a batch at most" in shown
+    assert (
+        "--bunch-size X" in (shown := run("app.py", "--help"))
+        and "bunches: rows in a batch at most" in shown
+    )
     assert "static, windowed, bunches: drop rows" in " ".join(shown.split())
     elsewhere = [sys.executable, "app.py", "dynamic", "--bunch-size", "2"]
     refused = subprocess.run(elsewhere, cwd=ROOT, capture_output=True, text=True)
-    assert refused.returncode == 2 and "--bunch-size has no meaning in mode dynamic; it belongs to bunches" in refused.stderr
+    assert (
+        refused.returncode == 2
+        and "--bunch-size has no meaning in mode dynamic; it belongs to bunches" in refused.stderr
+    )
     port = str(free_port())
     with launched(
         sys.executable, "app.py", "bunches", "--bunch-size", "3", "--model", "fake", "--port", port
@@ -76,8 +84,25 @@ def test_it_serves_and_is_offered(environment: dict[str, str]) -> None:
 
 
 def test_it_is_compared(environment: dict[str, str], tmp_path: Path) -> None:
-    run("-m", "client.compare", "--model", "fake", "--modes", "bunches,dynamic", "--bunch-size", "3", "--numsamples", "12",
-        "--lengths", "choice:2,9", "--arrival", "burst", "--skip-calibration", "--out", str(tmp_path / "out"))  # fmt: skip
+    run(
+        "-m",
+        "client.compare",
+        "--model",
+        "fake",
+        "--modes",
+        "bunches,dynamic",
+        "--bunch-size",
+        "3",
+        "--numsamples",
+        "12",
+        "--lengths",
+        "choice:2,9",
+        "--arrival",
+        "burst",
+        "--skip-calibration",
+        "--out",
+        str(tmp_path / "out"),
+    )
     told = json.loads((tmp_path / "out" / "bunches.json").read_text())
     assert told["largest_batch"] == 3 and told["config"]["bunch_size"] == 3
     assert told["expected_useful_fraction"] == pytest.approx(told["useful_fraction"], abs=0.2)
@@ -85,7 +110,9 @@ def test_it_is_compared(environment: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_it_is_held_to_the_contract(environment: dict[str, str]) -> None:
-    program = "from tests.virtual import every_policy; print([type(p).__name__ for p in every_policy()])"
+    program = (
+        "from tests.virtual import every_policy; print([type(p).__name__ for p in every_policy()])"
+    )
     assert run("-c", program).count("Bunches") == 2
     contract = ["tests/test_policies.py", "-k", "any_workload or keeps_no_state"]
     assert "2 passed" in run("-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", *contract)

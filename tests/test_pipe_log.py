@@ -37,10 +37,14 @@ def reader(pipe: Path) -> Iterator[int]:
 
 
 def ended(n: int) -> Inference:
-    return Inference([0], TOKENS, id=n, state=State.FINISHED, answered_at=1.0, token_times=[n / 7] * TOKENS)
+    return Inference(
+        [0], TOKENS, id=n, state=State.FINISHED, answered_at=1.0, token_times=[n / 7] * TOKENS
+    )
 
 
-def read_until(enough: Callable[[bytes], bool], file: int, found: bytes = b"", at_once: int = 65536) -> bytes:
+def read_until(
+    enough: Callable[[bytes], bool], file: int, found: bytes = b"", at_once: int = 65536
+) -> bytes:
     while not enough(found):
         assert select.select([file], [], [], PATIENCE_S / 4)[0], "nothing more came"
         found += os.read(file, at_once)
@@ -76,7 +80,12 @@ def test_a_reader_that_stands_still_loses_lines_and_never_halves(
     found = read_until(lambda found: b'"id": 99,' in found and found.endswith(b"\n"), reader, found)
     log.close()
     ids = whole(found)
-    assert ids == sorted(ids) and ids[:3] == [0, 1, 2] and 4 <= len(ids) < 30 and "lines were lost" in caplog.text
+    assert (
+        ids == sorted(ids)
+        and ids[:3] == [0, 1, 2]
+        and 4 <= len(ids) < 30
+        and "lines were lost" in caplog.text
+    )
 
 
 def test_the_next_reader_gets_the_rest_of_a_line_that_the_last_one_left(pipe: Path) -> None:
@@ -105,7 +114,9 @@ def test_the_launcher_does_not_end_what_a_pipes_reader_reads(pipe: Path, reader:
     os.set_blocking(reader, False)
     app._check_request_log(build("dynamic", {"model": "fake", "request_log": str(pipe)}, {}))
     links = {int(file.name): os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
-    kept = [number for number, path in links.items() if path == str(pipe.resolve()) and number != reader]
+    kept = [
+        number for number, path in links.items() if path == str(pipe.resolve()) and number != reader
+    ]
     with pytest.raises(BlockingIOError):  # and not b"", which is the end
         os.read(reader, 1)
     assert len(kept) == 1 and os.get_inheritable(kept[0]), "gunicorn's master has it, too"

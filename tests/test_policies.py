@@ -30,7 +30,11 @@ EXAMPLE = [Ask(0.0, tokens=5), Ask(0.0, tokens=2), Ask(0.5, tokens=3), Ask(0.6, 
         (NoBatching(), "A A A A A B B C C C D", [5, 7, 10, 11]),
         (Static(), "AB AB Ab Ab Ab CD Cd Cd", [5, 5, 8, 8]),
         (Static(compact_batches=True), "AB AB A A A CD C C", [5, 5, 8, 8]),
-        (Windowed(max_batch_delay_ms=9000, batch_size_target=2), "AB AB Ab Ab Ab CD Cd Cd", [5, 5, 8, 8]),
+        (
+            Windowed(max_batch_delay_ms=9000, batch_size_target=2),
+            "AB AB Ab Ab Ab CD Cd Cd",
+            [5, 5, 8, 8],
+        ),
         (Dynamic(), "AB AB AC AC AC D", [5, 2, 5, 6]),
     ],
     ids=["nobatch", "static", "static, compacted", "windowed", "dynamic"],
@@ -44,18 +48,28 @@ def test_each_mode_serves_the_worked_example_iteration_by_iteration(
 
 
 def test_a_window_is_measured_from_the_oldest_arrival_not_from_when_the_engine_looked() -> None:
-    # A goes at 2 and runs to 5. B came at 2.5: when the engine is idle again its 2 s are over, and it goes at once.
-    served = run(Windowed(max_batch_delay_ms=2000, batch_size_target=9), [Ask(0.0, tokens=3), Ask(2.5)])
+    # A goes at 2 and runs to 5. B came at 2.5: when the engine is idle again its 2 s are over, and
+    # it goes at once.
+    served = run(
+        Windowed(max_batch_delay_ms=2000, batch_size_target=9), [Ask(0.0, tokens=3), Ask(2.5)]
+    )
     assert [i.admitted_at for group in served.groups for i in group] == [2.0, 5.0]
     # B came at 4.5, half a second before the engine was idle: it waits for the rest of its 2 s.
-    served = run(Windowed(max_batch_delay_ms=2000, batch_size_target=9), [Ask(0.0, tokens=3), Ask(4.5)])
+    served = run(
+        Windowed(max_batch_delay_ms=2000, batch_size_target=9), [Ask(0.0, tokens=3), Ask(4.5)]
+    )
     assert [i.admitted_at for group in served.groups for i in group] == [2.0, 6.5]
 
 
 def test_a_window_closes_at_the_target_and_takes_up_to_its_limit() -> None:
     asks = [Ask(0.0, rows=1), Ask(0.25), Ask(0.5)]
-    served = run(Windowed(max_batch_delay_ms=10000, batch_size_target=3, batch_size_limit=2), asks, max_batch_size=8)
-    # a batch of two can never hold three: the second arrival fills it, and the third waits for its own delay
+    served = run(
+        Windowed(max_batch_delay_ms=10000, batch_size_target=3, batch_size_limit=2),
+        asks,
+        max_batch_size=8,
+    )
+    # a batch of two can never hold three: the second arrival fills it, and the third waits for its
+    # own delay
     assert [i.admitted_at for group in served.groups for i in group] == [0.25, 0.25, 10.5]
     assert [iteration.reason for _, iteration in served.iterations] == ["target", "delay"]
 
@@ -83,8 +97,15 @@ def test_a_long_prompt_is_computed_in_chunks_and_does_not_stall_the_row_that_dec
 
 
 def test_prompts_share_the_budget_in_order_and_the_last_sits_out() -> None:
-    served = run(Static(), [Ask(0.0, prompt=6), Ask(0.0, prompt=6), Ask(0.0, prompt=6)], max_batch_size=3, token_budget=10)
-    chunks = [[(row.n_tokens, row.idle) for row in iteration.rows] for _, iteration in served.iterations]
+    served = run(
+        Static(),
+        [Ask(0.0, prompt=6), Ask(0.0, prompt=6), Ask(0.0, prompt=6)],
+        max_batch_size=3,
+        token_budget=10,
+    )
+    chunks = [
+        [(row.n_tokens, row.idle) for row in iteration.rows] for _, iteration in served.iterations
+    ]
     assert chunks == [[(6, False), (4, False)], [(1, True), (2, False), (6, False)]]
 
 
@@ -109,7 +130,13 @@ ASKS = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(policy=any_policy(), asks=ASKS, rows=st.integers(4, 6), budget=st.integers(1, 40), spare_blocks=st.integers(0, 40))
+@given(
+    policy=any_policy(),
+    asks=ASKS,
+    rows=st.integers(4, 6),
+    budget=st.integers(1, 40),
+    spare_blocks=st.integers(0, 40),
+)
 def test_any_workload_is_served_once_within_every_limit(
     policy: Policy, asks: list[Ask], rows: int, budget: int, spare_blocks: int
 ) -> None:
@@ -121,7 +148,11 @@ def test_any_workload_is_served_once_within_every_limit(
         assert len(running) <= policy.most_rows(rows)
         assert len(iteration.rows) <= len(running)
         assert len({row.inference.id for row in iteration.rows}) == len(iteration.rows)
-        prefill = [row for row in iteration.rows if row.start < len(row.inference.prompt_ids) and not row.idle]
+        prefill = [
+            row
+            for row in iteration.rows
+            if row.start < len(row.inference.prompt_ids) and not row.idle
+        ]
         assert sum(row.n_tokens for row in prefill) <= budget
         for row in prefill:
             prompts_computed[row.inference.id] += row.n_tokens
@@ -137,9 +168,22 @@ def test_any_workload_is_served_once_within_every_limit(
         seen_running.update(running)
 
     largest_group = 3 * -(-(30 + 12) // 4)
-    served = run(policy, asks, check, max_batch_size=rows, token_budget=budget, n_blocks=largest_group + spare_blocks)
-    too_large = [group for group in served.groups if policy.request_level and len(group) > policy.most_rows(rows)]
-    assert all(isinstance(inference.error, InvalidRequest) for group in too_large for inference in group)
+    served = run(
+        policy,
+        asks,
+        check,
+        max_batch_size=rows,
+        token_budget=budget,
+        n_blocks=largest_group + spare_blocks,
+    )
+    too_large = [
+        group
+        for group in served.groups
+        if policy.request_level and len(group) > policy.most_rows(rows)
+    ]
+    assert all(
+        isinstance(inference.error, InvalidRequest) for group in too_large for inference in group
+    )
     groups = [group for group in served.groups if group not in too_large]
     inferences = [inference for group in groups for inference in group]
     for inference in inferences:

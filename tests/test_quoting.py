@@ -18,7 +18,10 @@ from client.report.page import as_page
 from client.report.tables import markdown
 from tests.stub import Handler, Stub, stub
 
-EVIL = "![x](http://evil/x.png) <img src=http://evil/y.png> [a](http://evil/b) `c` ``d`` | e_ _f_ **g** \\| &amp; $h$"
+EVIL = (
+    "![x](http://evil/x.png) <img src=http://evil/y.png> [a](http://evil/b) `c` ``d`` | e_ _f_ "
+    "**g** \\| &amp; $h$"
+)
 
 
 class Page(HTMLParser):
@@ -42,13 +45,17 @@ def rendered(text: str) -> Page:
     return Page(MarkdownIt("commonmark", {"html": True}).enable("table").render(text))
 
 
-@pytest.mark.parametrize("text", [EVIL, "`", "``", "a`", "\\", "<b>", "", "~~x~~", "two\n\n# lines\x1b[31m"])
+@pytest.mark.parametrize(
+    "text", [EVIL, "`", "``", "a`", "\\", "<b>", "", "~~x~~", "two\n\n# lines\x1b[31m"]
+)
 def test_quoted_text_is_shown_as_it_is_in_a_sentence_and_in_a_table(text: str) -> None:
     line = " ".join(text.replace("\x1b", " ").split())
     assert rendered(f"It said {escape(text)}.").text.strip() == f"It said {line}."
     assert unescape(escape(text)) == line
     cells = rendered(markdown([["a", "b"], [escape(text), "1"]]))
-    assert cells.text.split("\n") == rendered(markdown([["a", "b"], ["TEXT", "1"]])).text.replace("TEXT", line).split("\n")
+    assert cells.text.split("\n") == rendered(markdown([["a", "b"], ["TEXT", "1"]])).text.replace(
+        "TEXT", line
+    ).split("\n")
     for page in (rendered(f"ran {code(text)}"), rendered(markdown([["a"], [code(text)]]))):
         assert page.sources == []
 
@@ -68,25 +75,48 @@ class EvilStub(Stub):
         self.RequestHandlerClass = Evil
 
 
-def test_a_report_fetches_nothing_that_a_servers_errors_and_names_tell_it_to(tmp_path: Path) -> None:
+def test_a_report_fetches_nothing_that_a_servers_errors_and_names_tell_it_to(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     with stub(EvilStub) as server:
-        asked = ["--api", "openai", "--numsamples", "6", "--lengths", "choice:3,9", "--arrival", "burst", "--quiet"]
-        arguments = client.parse([*asked, "--out", str(out), "--figure", str(tmp_path / "figure.png")])
+        asked = [
+            "--api",
+            "openai",
+            "--numsamples",
+            "6",
+            "--lengths",
+            "choice:3,9",
+            "--arrival",
+            "burst",
+            "--quiet",
+        ]
+        arguments = client.parse(
+            [*asked, "--out", str(out), "--figure", str(tmp_path / "figure.png")]
+        )
         result = client.load(server.url, arguments, Console(file=io.StringIO()))
     assert 0 < result["failed"] < 6 and NAME.fullmatch(result["mode"])
     page = Page((out / "report.html").read_text())
-    assert page.sources and all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
+    assert page.sources and all(
+        source.startswith("data:image/svg+xml;base64,") for source in page.sources
+    )
     text = rendered((out / "report.md").read_text())
     assert set(text.sources) <= {f"{name}.png" for name in runs.FIGURES}
-    assert f"× 500 {EVIL}." in page.text and f"× 500 {EVIL}." in text.text, "and their words are all there"
+    assert f"× 500 {EVIL}." in page.text and f"× 500 {EVIL}." in text.text, (
+        "and their words are all there"
+    )
     run = runs.load(out)
     report.show(run, Console(file=(said := io.StringIO()), width=10_000))
     assert f"× 500 {EVIL}." in said.getvalue(), "in a terminal without backslashes"
 
 
 def test_a_page_shows_its_own_figures_and_no_others() -> None:
-    page = Page(as_page("# t\n\n![a](rows.png) ![b](http://evil/rows.png) [c](rows2.png) <http://evil>", {"rows": b"<svg/>"}))
+    page = Page(
+        as_page(
+            "# t\n\n![a](rows.png) ![b](http://evil/rows.png) [c](rows2.png) <http://evil>",
+            {"rows": b"<svg/>"},
+        )
+    )
     assert [source[:14] for source in page.sources] == ["data:image/svg"]
 
 

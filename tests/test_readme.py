@@ -1,4 +1,6 @@
-"""What README.md and docs/ say to type works as written: every line of their shell blocks, at small size on the fake model."""
+"""What README.md and docs/ say to type works as written: every line of their shell blocks, at small
+size on the fake model.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,29 @@ from tests.programs import ran
 from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
 
-PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "results" / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 TEXT = {page: page.read_text() for page in PAGES}
-BLOCKS = [block for text in TEXT.values() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)]
-LINES = dict.fromkeys(line.split(" #")[0].rstrip() for block in BLOCKS for line in block.splitlines() if line.strip())
+BLOCKS = [
+    block for text in TEXT.values() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+]
+LINES = dict.fromkeys(
+    line.split(" #")[0].rstrip() for block in BLOCKS for line in block.splitlines() if line.strip()
+)
 COMMANDS = [shlex.split(line) for line in LINES]
-SMALL = ["--model", "fake", "--numsamples", "4", "--modes", "nobatch,windowed", "--skip-calibration"]
+SMALL = [
+    "--model",
+    "fake",
+    "--numsamples",
+    "4",
+    "--modes",
+    "nobatch,windowed",
+    "--skip-calibration",
+]
 
 
 def of(program: str) -> list[list[str]]:
@@ -37,22 +56,36 @@ def run(module: str, *arguments: str) -> None:
 
 
 def test_the_readme_shows_each_program() -> None:
-    assert {command[0] for command in COMMANDS} == {"./compare.sh", "./server.sh", "./test.sh", "python", "curl"}
+    assert {command[0] for command in COMMANDS} == {
+        "./compare.sh",
+        "./server.sh",
+        "./test.sh",
+        "python",
+        "curl",
+    }
 
 
 @pytest.mark.parametrize("arguments", of("./server.sh"), ids=" ".join)
 def test_server_commands(arguments: list[str]) -> None:
     if "--help" in arguments:
-        subprocess.run([sys.executable, "app.py", *arguments], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "app.py", *arguments], cwd=ROOT, check=True, capture_output=True
+        )
         return
     port = str(free_port())
-    with launched(sys.executable, "app.py", *arguments, "--model", "fake", "--port", port) as process:
+    with launched(
+        sys.executable, "app.py", *arguments, "--model", "fake", "--port", port
+    ) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("arguments", of("client/client.py"), ids=" ".join)
 def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Serve) -> None:
-    small = [] if parse_client(arguments).prompt else ["--numsamples", "4", "--figure", str(tmp_path / "figure.png")]
+    small = (
+        []
+        if parse_client(arguments).prompt
+        else ["--numsamples", "4", "--figure", str(tmp_path / "figure.png")]
+    )
     if "--out" in arguments:
         small += ["--out", str(tmp_path / "out")]
     with shared_server("dynamic", {"model": "fake"}) as url:
@@ -75,21 +108,45 @@ def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
     if "--sweep" in arguments:
         small += ["--seconds", "0.1", "--lengths", "fixed:2"]
     with stub() as other:
-        given = [f"vllm={other.url}" if argument.startswith("vllm=") else argument for argument in arguments]
+        given = [
+            f"vllm={other.url}" if argument.startswith("vllm=") else argument
+            for argument in arguments
+        ]
         run("client.compare", *given, *small)
 
 
 def test_report_commands(tmp_path: Path) -> None:
-    reports = [command[3:] for command in COMMANDS if command[:3] == ["python", "-m", "client.report"]]
+    reports = [
+        command[3:] for command in COMMANDS if command[:3] == ["python", "-m", "client.report"]
+    ]
     assert len(reports) == 2
     with stub() as other:
-        load = ["--url", other.url, "--api", "openai", "--numsamples", "3", "--arrival", "burst", "--lengths", "fixed:2"]
+        load = [
+            "--url",
+            other.url,
+            "--api",
+            "openai",
+            "--numsamples",
+            "3",
+            "--arrival",
+            "burst",
+            "--lengths",
+            "fixed:2",
+        ]
         for name in ("here", "there"):
             out = ["--out", str(tmp_path / name), "--figure", str(tmp_path / "figure.png")]
             run("client.client", *load, "--quiet", *out)
-    places = {"runs/DATE-TIME": "here", "runs/HERE": "here", "runs/THERE": "there", "runs/compared": "compared"}
+    places = {
+        "runs/DATE-TIME": "here",
+        "runs/HERE": "here",
+        "runs/THERE": "there",
+        "runs/compared": "compared",
+    }
     for arguments in reports:
-        given = [str(tmp_path / places[argument]) if argument in places else argument for argument in arguments]
+        given = [
+            str(tmp_path / places[argument]) if argument in places else argument
+            for argument in arguments
+        ]
         run("client.report.__main__", *given)
     assert (tmp_path / "compared" / "report.html").exists()
 
@@ -97,16 +154,37 @@ def test_report_commands(tmp_path: Path) -> None:
 def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}')
-    commands = [command[2:] for command in COMMANDS if command[0] == "python" and command[2].startswith("benchmarks.")]
+    (folder / "config.json").write_text(
+        '{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}'
+    )
+    commands = [
+        command[2:]
+        for command in COMMANDS
+        if command[0] == "python" and command[2].startswith("benchmarks.")
+    ]
     assert len(commands) == 6
     model = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
     small = {
         "benchmarks.burst": [*model, "--n", "2"],
         "benchmarks.engine": [*model, "--rows", "1", "--contexts", "8", "--out", str(tmp_path)],
         "benchmarks.http": ["--clients", "2", "--tokens", "3", "--seconds", "0.2"],
-        "benchmarks.capacity": ["--seeds", "1", "--modes", "nobatch", "--requests", "50", "--processes", "1"],
-        "benchmarks.faults.__main__": ["--short", "--only", "closes its own", "--out", str(tmp_path)],
+        "benchmarks.capacity": [
+            "--seeds",
+            "1",
+            "--modes",
+            "nobatch",
+            "--requests",
+            "50",
+            "--processes",
+            "1",
+        ],
+        "benchmarks.faults.__main__": [
+            "--short",
+            "--only",
+            "closes its own",
+            "--out",
+            str(tmp_path),
+        ],
         "benchmarks.theory": ["--seeds", "1", "--requests", "5", "--rows", "1"],
     }
     monkeypatch.setattr(http, "GONE", 2)
@@ -120,15 +198,25 @@ def test_the_scripts_themselves_run(tmp_path: Path) -> None:
     if Path(sys.prefix).resolve() != ROOT / ".venv":
         pytest.skip("the scripts make .venv; run ./test.sh to try them")
     out = tmp_path / "out"
-    subprocess.run([ROOT / "compare.sh", *SMALL, "--arrival", "burst", "--out", out], cwd=tmp_path, check=True, timeout=100)
+    subprocess.run(
+        [ROOT / "compare.sh", *SMALL, "--arrival", "burst", "--out", out],
+        cwd=tmp_path,
+        check=True,
+        timeout=100,
+    )
     assert (out / "report.md").exists()
     port = str(free_port())
     with launched("./server.sh", "dynamic", "--model", "fake", "--port", port) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         for curl, expected in zip(
-            of("curl"), ('"completion"', "data: [DONE]", '"text_completion"', "vllm:num_requests_running")
+            of("curl"),
+            ('"completion"', "data: [DONE]", '"text_completion"', "vllm:num_requests_running"),
         ):
-            command = ["curl", "-s", *(word.replace("localhost:8500", f"127.0.0.1:{port}") for word in curl)]
+            command = [
+                "curl",
+                "-s",
+                *(word.replace("localhost:8500", f"127.0.0.1:{port}") for word in curl),
+            ]
             answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             assert expected in answer, shlex.join(curl)
 

@@ -1,4 +1,6 @@
-"""Reports of saved runs: what they say, that they can be rebuilt, and that their page needs no network."""
+"""Reports of saved runs: what they say, that they can be rebuilt, and that their page needs no
+network.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,41 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two modes over two seeds, as ./compare.sh leaves it."""
     out = tmp_path_factory.mktemp("runs") / "swept"
     arguments = [  # 36 to 44 requests a second, which a machine several times slower still sends
-        "--model", "fake", "--modes", ",".join(MODES), "--sweep", "--seconds", "0.5", "--repeats", "2", "--lengths",
-        "choice:30,50", "--max-batch-size", "2", "--numsamples", "40", "--arrival", "poisson:50", "--skip-calibration",
-        "--out", str(out),
-    ]  # fmt: skip
+        "--model",
+        "fake",
+        "--modes",
+        ",".join(MODES),
+        "--sweep",
+        "--seconds",
+        "0.5",
+        "--repeats",
+        "2",
+        "--lengths",
+        "choice:30,50",
+        "--max-batch-size",
+        "2",
+        "--numsamples",
+        "40",
+        "--arrival",
+        "poisson:50",
+        "--skip-calibration",
+        "--out",
+        str(out),
+    ]
     done = ran("client.compare", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"static at +[\d.]+ requests/s: .*; sustained", done.stdout), "plain lines, for this is no terminal"
-    assert "40 requests, " in done.stdout and "index of dispersion" not in done.stdout  # too few to tell
+    assert re.search(r"static at +[\d.]+ requests/s: .*; sustained", done.stdout), (
+        "plain lines, for this is no terminal"
+    )
+    assert (
+        "40 requests, " in done.stdout and "index of dispersion" not in done.stdout
+    )  # too few to tell
     return out
 
 
-def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_together(swept: Path) -> None:
+def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_together(
+    swept: Path,
+) -> None:
     names = {path.name for path in swept.iterdir()}
     assert names == {"seed-0", "seed-1", "summary.json", *runs.REPORT}
     for seed in (0, 1):
@@ -51,11 +76,16 @@ def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_togeth
             rates = [point["rate"] for point in points]
             assert rates == sorted(rates) and len(rates) >= 4
             assert points[-1]["saturated"] and not points[0]["saturated"]
-    assert (swept / "seed-0" / "trace.jsonl").read_text() != (swept / "seed-1" / "trace.jsonl").read_text()
+    assert (swept / "seed-0" / "trace.jsonl").read_text() != (
+        swept / "seed-1" / "trace.jsonl"
+    ).read_text()
     together = json.loads((swept / "summary.json").read_text())
     assert together["seeds"] == [0, 1]
     throughput = together["modes"]["static"]["output_throughput"]
-    assert throughput["mean"] == pytest.approx(sum(throughput["values"]) / 2) and throughput["half"] > 0
+    assert (
+        throughput["mean"] == pytest.approx(sum(throughput["values"]) / 2)
+        and throughput["half"] > 0
+    )
     [pair] = together["differences"]
     each = [together["modes"][mode]["output_throughput"]["values"] for mode in MODES]
     assert (pair["first"], pair["second"]) == ("static", "dynamic")
@@ -65,11 +95,15 @@ def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_togeth
 def test_the_report_shows_intervals_rates_and_figures(swept: Path) -> None:
     text = (swept / "report.md").read_text()
     assert "| dynamic − static |" in text and " ± " in text and "Means over 2 seeds" in text
-    assert "## From light load to beyond capacity" in text and "highest rate within the limits" in text
+    assert (
+        "## From light load to beyond capacity" in text and "highest rate within the limits" in text
+    )
     assert text.count("the queue only grows |") >= 4 and "Seed 1:" in text
     assert re.search(r"Little's law: .* differ by [+−]\d+\.\d% at most", text)
     for name in runs.FIGURES:
-        assert f"({name}.png)" in text and (swept / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"({name}.png)" in text and (swept / f"{name}.png").read_bytes().startswith(
+            b"\x89PNG"
+        )
 
 
 class Page(HTMLParser):
@@ -81,7 +115,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
-        self.sources += [value for name in ("src", "href", "srcset", "data") if (value := values.get(name))]
+        self.sources += [
+            value for name in ("src", "href", "srcset", "data") if (value := values.get(name))
+        ]
         self.tables += tag == "table"
         if tag not in ("meta", "img", "br", "hr"):
             self.open.append(tag)
@@ -97,8 +133,12 @@ def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:
     text = (swept / "report.html").read_text()
     page = Page()
     page.feed(text)
-    assert page.open == [] and page.tables == 5  # headlines, differences, capacities, every rate of two seeds
-    assert len(page.sources) == len(runs.FIGURES) and all(s.startswith("data:image/svg+xml;base64,") for s in page.sources)
+    assert (
+        page.open == [] and page.tables == 5
+    )  # headlines, differences, capacities, every rate of two seeds
+    assert len(page.sources) == len(runs.FIGURES) and all(
+        s.startswith("data:image/svg+xml;base64,") for s in page.sources
+    )
     assert "<script" not in text and "@import" not in text and "url(" not in text
     for name in ("output_throughput", "schedule_lag_ms", "hardware: ", "settings: "):
         assert name in text
@@ -118,7 +158,9 @@ def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) ->
     for name in ("report.md", "report.html", "summary.json"):
         assert (copy / name).read_text() == (swept / name).read_text(), name
     alone = ran("client.report.__main__", str(copy / "seed-1"))
-    assert alone.returncode == 0 and "One seed: no interval is claimed" in (said := (copy / "seed-1" / "report.md").read_text())
+    assert alone.returncode == 0 and "One seed: no interval is claimed" in (
+        said := (copy / "seed-1" / "report.md").read_text()
+    )
     assert " ± " not in said and " − " not in said.split("## ")[0].replace(" s − ", "")
 
 
@@ -133,9 +175,19 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     done = ran("client.report.__main__", str(swept / "seed-0"), str(other), "--out", str(out))
     assert done.returncode == 0, done.stderr
     text = (out / "report.md").read_text()
-    assert "# seed-0 against other" in text and "| 0123456789 |" in text and "| block_size | 16 | 8 |" in text
-    assert "replayed the same traces" in text and re.search(r"\| static \| other \| [\d,]+ \(× 2\.00\) \|", text)
-    assert {path.name for path in out.iterdir()} == {"report.md", "report.html", "distributions.png"}
+    assert (
+        "# seed-0 against other" in text
+        and "| 0123456789 |" in text
+        and "| block_size | 16 | 8 |" in text
+    )
+    assert "replayed the same traces" in text and re.search(
+        r"\| static \| other \| [\d,]+ \(× 2\.00\) \|", text
+    )
+    assert {path.name for path in out.iterdir()} == {
+        "report.md",
+        "report.html",
+        "distributions.png",
+    }
     report.compare_runs([runs.load(swept / "seed-0"), runs.load(swept / "seed-1")], out)
     assert "**The traces differ**" in (out / "report.md").read_text()
     report.compare_runs([runs.load(swept), runs.load(swept)], out)
@@ -148,7 +200,10 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     [
         (lambda folder: None, "holds no run"),
         (lambda folder: (folder / "summary.json").write_text("{"), "cannot read the run"),
-        (lambda folder: (folder / "summary.json").write_text('{"workload": {}}'), "another version"),
+        (
+            lambda folder: (folder / "summary.json").write_text('{"workload": {}}'),
+            "another version",
+        ),
         (
             lambda folder: (folder / "summary.json").write_text(
                 json.dumps({"workload": {}, "seed": 0, "partial": False, "modes": {"a": {}}})
@@ -157,17 +212,29 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_folder_that_is_no_run_is_refused_in_a_sentence(make: Any, said: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_refused_in_a_sentence(
+    make: Any, said: str, tmp_path: Path
+) -> None:
     make(tmp_path)
     done = ran("client.report.__main__", str(tmp_path))
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 1
+        and done.stderr.startswith("error: ")
+        and said in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_no_difference_is_shown_where_the_interval_spans_zero() -> None:
     def results(*throughputs: float) -> list[dict[str, float]]:
-        return [{"output_throughput": value, "mean_e2el_ms": 1000.0 * i} for i, value in enumerate(throughputs)]
+        return [
+            {"output_throughput": value, "mean_e2el_ms": 1000.0 * i}
+            for i, value in enumerate(throughputs)
+        ]
 
-    text = tables.differences_table({"a": results(10, 20, 30), "b": results(13, 19, 31), "c": results(20, 30, 41)}, "a")
+    text = tables.differences_table(
+        {"a": results(10, 20, 30), "b": results(13, 19, 31), "c": results(20, 30, 41)}, "a"
+    )
     rows = {line.split(" |")[0].removeprefix("| "): line for line in text.splitlines()}
     assert "no difference shown (+1 ± 5)" in rows["b − a"] and "| +10 ± 1 |" in rows["c − a"]
     assert "no difference shown (+0.00 ± 0.00)" in rows["b − a"], "equal is no difference"
@@ -177,12 +244,19 @@ def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_pa
     copy = tmp_path / "copy"
     shutil.copytree(swept, copy)
     summary = json.loads((copy / "seed-1" / "summary.json").read_text())
-    (copy / "seed-1" / "summary.json").write_text(json.dumps(summary | {"partial": True, "stopped": "the disk is full"}))
+    (copy / "seed-1" / "summary.json").write_text(
+        json.dumps(summary | {"partial": True, "stopped": "the disk is full"})
+    )
     found = runs.load(copy)
     assert [summary["seed"] for summary in found.summaries] == [0]
-    assert "**Partial**: interrupted before its end; seed 1 of 2 is missing or left out." in report.contents(found)
+    assert (
+        "**Partial**: interrupted before its end; seed 1 of 2 is missing or left out."
+        in report.contents(found)
+    )
     shutil.rmtree(copy / "seed-0")
-    assert runs.load(copy).partial and "**Partial**: the disk is full; seed 0 of 2" in report.contents(runs.load(copy))
+    assert runs.load(
+        copy
+    ).partial and "**Partial**: the disk is full; seed 0 of 2" in report.contents(runs.load(copy))
 
 
 def test_twelve_variants_are_told_apart_and_modes_look_the_same_everywhere() -> None:
@@ -198,21 +272,32 @@ def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path)
         figures.latency_vs_throughput({"static": [[]]}, ""),
         figures.goodput({"static": [[]]}, "e2el ≤ 1 ms", ""),
         figures.occupancy({"static": rows}, {"static": False}, 8, ""),
-        figures.computed_rows({"static": {"live": 0, "idle": 0, "padding": 0}}, {"static": None}, ""),
+        figures.computed_rows(
+            {"static": {"live": 0, "idle": 0, "padding": 0}}, {"static": None}, ""
+        ),
     ):
         figures.save(figure, tmp_path / "a.png", tmp_path / "b.svg")
         ET.parse(tmp_path / "b.svg")
 
 
-def test_progress_tells_rate_flight_failures_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_tells_rate_flight_failures_and_the_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     requests = PromptData().requests(10, "constant:10")
-    with Progress(Console(force_terminal=False)) as progress, progress.replay("static", requests) as watch:
+    with (
+        Progress(Console(force_terminal=False)) as progress,
+        progress.replay("static", requests) as watch,
+    ):
         for request in requests[:4]:
             watch.sent()
             if request.id < 3:
                 watch.ended(Outcome(request, 0, 0, 0, error="500" if request.id == 1 else ""))
         line = str(watch)
-    assert line.startswith("static: 3/10 ended, ") and "1 in flight, 1 failed, " in line and line.endswith(" s left")
+    assert (
+        line.startswith("static: 3/10 ended, ")
+        and "1 in flight, 1 failed, " in line
+        and line.endswith(" s left")
+    )
     assert capsys.readouterr().out == "", "a quick replay says nothing in between"
     said: list[str] = []
     slow = Replayed("static", requests, said.append)
@@ -220,27 +305,43 @@ def test_progress_tells_rate_flight_failures_and_the_time_left(capsys: pytest.Ca
     slow.sent()
     slow.tick()
     slow.tick()
-    assert said == ["static: 0/10 ended, 0.0 a second, 1 in flight, 0 failed"], "also when nothing is answered"
+    assert said == ["static: 0/10 ended, 0.0 a second, 1 in flight, 0 failed"], (
+        "also when nothing is answered"
+    )
 
 
 def test_progress_moves_in_a_terminal() -> None:
     console = Console(force_terminal=True, width=100, record=True)
-    with Progress(console) as progress, progress.replay("static", PromptData().requests(3)) as watch:
+    with (
+        Progress(console) as progress,
+        progress.replay("static", PromptData().requests(3)) as watch,
+    ):
         progress.table(tables.sweep_table({"static": []}))
         watch.sent()
         console.print(progress._render())
     assert "static: 0/3 ended" in (shown := console.export_text()) and "sustained" in shown
 
 
-def test_the_client_is_calibrated_once_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_client_is_calibrated_once_a_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibrate, "RATES", [50])
     monkeypatch.setattr(calibrate, "SECONDS", 0.1)
     assert calibrate.known() is None and "was not measured" in calibrate.sentence(calibrate.known())
-    monkeypatch.setattr(calibrate, "kept", lambda point: True)  # whatever this machine does just now
+    monkeypatch.setattr(
+        calibrate, "kept", lambda point: True
+    )  # whatever this machine does just now
     with Progress(Console(file=io.StringIO())) as progress:
         found = calibrate.calibrate(progress)
-    assert found["rate"] == 50 and found["answered"] > 0 and found["points"][0]["failed"] == 0 and calibrate.known() == found
+    assert (
+        found["rate"] == 50
+        and found["answered"] > 0
+        and found["points"][0]["failed"] == 0
+        and calibrate.known() == found
+    )
     assert f"up to {found['rate']} streaming requests" in calibrate.sentence(found)
-    (tmp_path / "effective-batching" / "client.json").write_text(json.dumps(found | {"key": "another machine"}))
+    (tmp_path / "effective-batching" / "client.json").write_text(
+        json.dumps(found | {"key": "another machine"})
+    )
     assert calibrate.known() is None

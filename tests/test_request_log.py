@@ -1,4 +1,6 @@
-"""The request log: a whole JSON line for each request that ended, in order, and serving goes on without it."""
+"""The request log: a whole JSON line for each request that ended, in order, and serving goes on
+without it.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,22 @@ from scheduling.inference import Inference, State
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
 
 FIELDS = {
-    "id", "group", "mode", "state", "finish_reason", "error", "batch_id", "position", "prompt_tokens", "num_tokens",
-    "completion_tokens", "arrived_at", "admitted_at", "token_times", "answered_at",
-}  # fmt: skip
+    "id",
+    "group",
+    "mode",
+    "state",
+    "finish_reason",
+    "error",
+    "batch_id",
+    "position",
+    "prompt_tokens",
+    "num_tokens",
+    "completion_tokens",
+    "arrived_at",
+    "admitted_at",
+    "token_times",
+    "answered_at",
+}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -36,7 +51,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(mode: str, tmp_path: Path) -> None:
+def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
+    mode: str, tmp_path: Path
+) -> None:
     path = tmp_path / "log.jsonl"
     requests = PromptData("uniform:1:30", seed=4).requests(40, "burst")
     with server(mode, {"model": "fake", "request_log": str(path), "max_batch_size": 8}) as url:
@@ -45,9 +62,17 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(mode
         stats = get(f"{url}/stats")
     found = lines(path)
     assert len(found) == 40 and {frozenset(line) for line in found} == {frozenset(FIELDS)}
-    assert all(line["state"] == "finished" and line["finish_reason"] == "length" and line["error"] is None for line in found)
+    assert all(
+        line["state"] == "finished" and line["finish_reason"] == "length" and line["error"] is None
+        for line in found
+    )
     for line in found:
-        assert line["arrived_at"] <= line["admitted_at"] <= line["token_times"][0] <= line["answered_at"]
+        assert (
+            line["arrived_at"]
+            <= line["admitted_at"]
+            <= line["token_times"][0]
+            <= line["answered_at"]
+        )
         assert line["token_times"] == sorted(line["token_times"])
         assert len(line["token_times"]) == line["completion_tokens"] == line["num_tokens"]
         assert abs(line["arrived_at"] - time.time()) < 600
@@ -61,7 +86,9 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(mode
         batches.setdefault(line["batch_id"], []).append(line["position"])
     if mode in ("static", "windowed"):
         assert list(batches) == sorted(batches), "whole batches, one after another"
-        assert all(positions == list(range(len(positions))) for positions in batches.values()), "in the order of their rows"
+        assert all(positions == list(range(len(positions))) for positions in batches.values()), (
+            "in the order of their rows"
+        )
         assert max(map(len, batches.values())) == 8
     elif mode == "nobatch":
         assert all(positions == [0] for positions in batches.values()) and len(batches) == 40
@@ -69,7 +96,9 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(mode
         assert max(max(positions) for positions in batches.values()) == 7
 
 
-def test_what_ended_otherwise_is_a_line_too(client_of: Callable[..., FlaskClient], tmp_path: Path) -> None:
+def test_what_ended_otherwise_is_a_line_too(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"from": "an earlier run"}\n')
     client = client_of("nobatch", request_log=str(path))
@@ -80,14 +109,37 @@ def test_what_ended_otherwise_is_a_line_too(client_of: Callable[..., FlaskClient
     client.application.extensions["server"].request_log.close()
     earlier, expired, stopped = lines(path)
     assert earlier == {"from": "an earlier run"}
-    assert (expired["state"], expired["error"], expired["batch_id"]) == ("expired", "deadline_passed", None)
-    assert expired["admitted_at"] is None and expired["token_times"] == [] and expired["finish_reason"] is None
-    assert (stopped["state"], stopped["error"], stopped["batch_id"], stopped["position"]) == ("failed", "draining", 0, 0)
+    assert (expired["state"], expired["error"], expired["batch_id"]) == (
+        "expired",
+        "deadline_passed",
+        None,
+    )
+    assert (
+        expired["admitted_at"] is None
+        and expired["token_times"] == []
+        and expired["finish_reason"] is None
+    )
+    assert (stopped["state"], stopped["error"], stopped["batch_id"], stopped["position"]) == (
+        "failed",
+        "draining",
+        0,
+        0,
+    )
 
 
 def test_a_full_disk_loses_lines_and_disturbs_nobody() -> None:
     port = free_port()
-    command = [sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port), "--request-log", "/dev/full"]
+    command = [
+        sys.executable,
+        "app.py",
+        "dynamic",
+        "--model",
+        "fake",
+        "--port",
+        str(port),
+        "--request-log",
+        "/dev/full",
+    ]
     with launched(*command) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         assert_all_answered(replay(f"http://127.0.0.1:{port}", asks(30, 3)))
@@ -111,7 +163,9 @@ for n in range(9):
     log.answered(Inference([0] * n, 5, id=n, state=State.FINISHED, answered_at=1.0))
 log.close()
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     found = lines(path)
     assert 1 <= len(found) < 9 and [line["id"] for line in found] == list(range(len(found)))
     assert path.read_text().endswith("\n") and f"{9 - len(found)} lines were lost" in ended.stderr
@@ -135,7 +189,17 @@ def test_a_disk_that_hangs_holds_up_nobody_and_what_waits_is_bounded(
 
 def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
     port, path = free_port(), tmp_path / "log.jsonl"
-    command = [sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port), "--request-log", str(path)]
+    command = [
+        sys.executable,
+        "app.py",
+        "dynamic",
+        "--model",
+        "fake",
+        "--port",
+        str(port),
+        "--request-log",
+        str(path),
+    ]
     with launched(*command) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         assert_all_answered(replay(f"http://127.0.0.1:{port}", asks(50, 2)))
@@ -145,16 +209,56 @@ def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
 
 
 def test_a_comparison_started_elsewhere_writes_its_modes_into_one_log_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "client.compare", "--model", "fake", "--modes", "nobatch,static", "--numsamples", "3"]
-    command += ["--arrival", "burst", "--request-log", "log.jsonl", "--out", "out", "--skip-calibration"]
-    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    command = [
+        sys.executable,
+        "-m",
+        "client.compare",
+        "--model",
+        "fake",
+        "--modes",
+        "nobatch,static",
+        "--numsamples",
+        "3",
+    ]
+    command += [
+        "--arrival",
+        "burst",
+        "--request-log",
+        "log.jsonl",
+        "--out",
+        "out",
+        "--skip-calibration",
+    ]
+    subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+    )
     assert {line["mode"] for line in lines(tmp_path / "log.jsonl")} == {"nobatch", "static"}
 
 
 @pytest.mark.parametrize("path", ["/nowhere/log.jsonl", ".", "pipe without a reader"])
-def test_a_log_that_cannot_be_written_ends_the_launcher_with_a_sentence(path: str, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_ends_the_launcher_with_a_sentence(
+    path: str, tmp_path: Path
+) -> None:
     if path.startswith("pipe"):
         os.mkfifo(path := str(tmp_path / "pipe"))
-    command = [sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(free_port()), "--request-log", path]
+    command = [
+        sys.executable,
+        "app.py",
+        "dynamic",
+        "--model",
+        "fake",
+        "--port",
+        str(free_port()),
+        "--request-log",
+        path,
+    ]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert ended.returncode == 2 and "choose another --request-log" in ended.stderr and "Traceback" not in ended.stderr
+    assert (
+        ended.returncode == 2
+        and "choose another --request-log" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )

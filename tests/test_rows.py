@@ -1,4 +1,6 @@
-"""What rows, groups and deadlines are to the scheduler and the engine: what they say of themselves, and how many are kept."""
+"""What rows, groups and deadlines are to the scheduler and the engine: what they say of themselves,
+and how many are kept.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,18 @@ from tests.virtual import make_scheduler
 
 def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Iteration, list[Inference]]:
     iteration, _ = scheduler.schedule(now)
-    return iteration, scheduler.apply(iteration, [7] * sum(row.samples for row in iteration.rows), now + 1)
+    return iteration, scheduler.apply(
+        iteration, [7] * sum(row.samples for row in iteration.rows), now + 1
+    )
 
 
 @pytest.mark.parametrize("blocks", [[0, 5, 2], [3, 1, 5], [2, 3, 4], [5, 4, 3]])
-def test_plain_attention_reads_a_rows_own_blocks_in_whatever_order_they_are(blocks: list[int]) -> None:
-    """[0, 5, 2] was taken for consecutive, as its first and last are two apart, and block 1, another row's, was read."""
+def test_plain_attention_reads_a_rows_own_blocks_in_whatever_order_they_are(
+    blocks: list[int],
+) -> None:
+    """[0, 5, 2] was taken for consecutive, as its first and last are two apart, and block 1,
+    another row's, was read.
+    """
     shape = Shape(n_layer=1, n_head=2, n_embd=8, vocab_size=300)
     qkv = torch.randn(12, 3, 2, 4, generator=torch.Generator().manual_seed(0))
 
@@ -63,13 +71,16 @@ def test_prompts_of_one_token_are_prompts_and_get_no_padding() -> None:
     scheduler.enqueue([Inference([0], 9) for _ in range(3)], now=0.0)
     first, _ = step(scheduler)
     second, _ = step(scheduler)
-    assert [(iteration.padding, [row.decodes for row in iteration.rows]) for iteration in (first, second)] == [
-        (0, [False] * 3), (1, [True] * 3)
-    ]  # fmt: skip
+    assert [
+        (iteration.padding, [row.decodes for row in iteration.rows])
+        for iteration in (first, second)
+    ] == [(0, [False] * 3), (1, [True] * 3)]
     scheduler.enqueue([Inference([0], 9)], now=2.0)
     mixed, _ = step(scheduler)
     assert (mixed.padding, [row.decodes for row in mixed.rows]) == (0, [True, True, True, False])
-    one, none = (Iteration([Row(Inference([0], 2), start, 1, [0], True, False)], 1, 0, 1) for start in (0, 1))
+    one, none = (
+        Iteration([Row(Inference([0], 2), start, 1, [0], True, False)], 1, 0, 1) for start in (0, 1)
+    )
     assert cost_s(one) > cost_s(none), "a prompt's token costs the same in a prompt of one"
 
 
@@ -78,7 +89,10 @@ def test_idle_rows_decode() -> None:
     scheduler.enqueue([Inference([0] * 5, 1), Inference([0] * 5, 3)], now=0.0)
     step(scheduler)
     iteration, _ = step(scheduler)
-    assert [(row.idle, row.decodes) for row in iteration.rows] == [(True, True), (False, True)] and iteration.padding == 6
+    assert [(row.idle, row.decodes) for row in iteration.rows] == [
+        (True, True),
+        (False, True),
+    ] and iteration.padding == 6
 
 
 @pytest.mark.parametrize(
@@ -91,11 +105,14 @@ def test_idle_rows_decode() -> None:
         (Windowed(max_batch_delay_ms=1000, batch_size_target=2, batch_size_limit=50), 4),
     ],
 )
-def test_a_policy_that_never_splits_a_group_says_how_large_one_may_be(policy: Policy, limit: int) -> None:
+def test_a_policy_that_never_splits_a_group_says_how_large_one_may_be(
+    policy: Policy, limit: int
+) -> None:
     """A Static scheduler that was not told the limit besides let a larger group wait for ever."""
     scheduler = make_scheduler(policy, max_batch_size=4)
     with pytest.raises(
-        InvalidRequest, match=f"Maximum batch size exceeded: {limit + 1} prompts in one request, at most {limit}"
+        InvalidRequest,
+        match=f"Maximum batch size exceeded: {limit + 1} prompts in one request, at most {limit}",
     ):
         scheduler.enqueue([Inference([0], 1) for _ in range(limit + 1)], now=0.0)
     assert not scheduler.has_work
@@ -105,7 +122,9 @@ def test_a_policy_that_never_splits_a_group_says_how_large_one_may_be(policy: Po
 
 
 def test_answered_requests_are_not_kept_for_their_deadlines() -> None:
-    """One request with an early deadline, in flight, kept 20,000 that were answered behind it in the heap."""
+    """One request with an early deadline, in flight, kept 20,000 that were answered behind it in
+    the heap.
+    """
     scheduler = make_scheduler(Dynamic(), n_blocks=100_000)
     stays = Inference([0], 100_000, deadline=1e9)
     scheduler.enqueue([stays], now=0.0)

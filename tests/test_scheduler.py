@@ -1,4 +1,6 @@
-"""The scheduler's exits (cancel, expire, fail) and its door; what policies decide is in test_policies."""
+"""The scheduler's exits (cancel, expire, fail) and its door; what policies decide is in
+test_policies.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +41,30 @@ def test_a_group_is_queued_whole_or_not_at_all() -> None:
 def test_what_can_never_fit_is_refused_at_the_door() -> None:
     scheduler = make_scheduler(Dynamic(), n_blocks=2, block_size=4)
     scheduler.enqueue([Inference([0] * 4, 4)], now=0.0)
-    with pytest.raises(InvalidRequest, match="needs 3 KV blocks of 4 tokens and the whole pool has 2"):
+    with pytest.raises(
+        InvalidRequest, match="needs 3 KV blocks of 4 tokens and the whole pool has 2"
+    ):
         scheduler.enqueue([Inference([0] * 4, 5)], now=0.0)
     scheduler.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)  # one after another
     together = make_scheduler(Static(), n_blocks=3, block_size=4)
     with pytest.raises(InvalidRequest, match="needs 4 KV blocks"):
         together.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)
-    with pytest.raises(InvalidRequest, match="Maximum batch size exceeded: 3 prompts in one request, at most 2"):
+    with pytest.raises(
+        InvalidRequest, match="Maximum batch size exceeded: 3 prompts in one request, at most 2"
+    ):
         together.enqueue([Inference([0], 1) for _ in range(3)], now=0.0)
 
 
 def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> None:
-    scheduler = make_scheduler(Dynamic(), max_batch_size=8, decoder_batch_sizes=[8, 4, 1], token_budget=3)
+    scheduler = make_scheduler(
+        Dynamic(), max_batch_size=8, decoder_batch_sizes=[8, 4, 1], token_budget=3
+    )
     padded = []
-    for rows in (1, 3, 3):  # RBLN's example: three requests run on the decoder of 4, seven on that of 8
+    for rows in (
+        1,
+        3,
+        3,
+    ):  # RBLN's example: three requests run on the decoder of 4, seven on that of 8
         scheduler.enqueue([Inference([0], 50) for _ in range(rows)], now=0.0)
         for now in (0.0, 1.0):
             iteration, _ = scheduler.schedule(now)
@@ -61,7 +73,9 @@ def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> 
     assert padded == [(1, 0), (4, 0), (7, 1)]
     scheduler.enqueue([Inference([0] * 9, 2)], now=2.0)
     iteration, _ = scheduler.schedule(2.0)
-    assert (len(iteration.rows), iteration.padding) == (8, 0), "a prompt's shape is not the number of rows"
+    assert (len(iteration.rows), iteration.padding) == (8, 0), (
+        "a prompt's shape is not the number of rows"
+    )
 
 
 def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> None:
@@ -71,7 +85,8 @@ def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> N
     scheduler.enqueue(fits, now=0.0)
     assert scheduler.limit_blocks(3, now=1.0) == group
     assert {str(member.error) for member in group} == {
-        "The request needs 4 KV blocks of 4 tokens and the whole pool has 3: ask for fewer tokens, or start the server "
+        "The request needs 4 KV blocks of 4 tokens and the whole pool has 3: ask for fewer tokens, "
+        "or start the server "
         "with a larger --kv-cache-gb (on a GPU: --gpu-memory-utilization)."
     }
     step(scheduler, 1.0)
@@ -140,14 +155,17 @@ def test_an_idle_row_recomputes_its_last_position_so_that_its_cache_does_not_gro
     for now in (2.0, 3.0):
         iteration, _ = scheduler.schedule(now)
         idle = iteration.rows[0]
-        # positions 0 … 3 were computed: three of the prompt and the first completion token; the last never is
+        # positions 0 … 3 were computed: three of the prompt and the first completion token; the
+        # last never is
         assert (idle.inference, idle.idle, idle.start, idle.n_tokens) == (done, True, 3, 1)
         scheduler.apply(iteration, [7, 7], now + 1)
     assert len(done.tokens) == 2
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_cancelling_the_last_live_row_of_a_batch_answers_those_that_were_held(compact: bool) -> None:
+def test_cancelling_the_last_live_row_of_a_batch_answers_those_that_were_held(
+    compact: bool,
+) -> None:
     scheduler = make_scheduler(Static(compact))
     held, long = Inference([0], 1), Inference([0], 9)
     scheduler.enqueue([held, long], now=0.0)
@@ -160,7 +178,11 @@ def test_cancelling_the_last_live_row_of_a_batch_answers_those_that_were_held(co
 
 def test_deadlines_end_waiting_and_running_requests_and_no_others() -> None:
     scheduler = make_scheduler(Dynamic(), max_batch_size=1)
-    running, waiting, patient = Inference([0], 9, deadline=2.0), Inference([0], 1, deadline=1.0), Inference([0], 1)
+    running, waiting, patient = (
+        Inference([0], 9, deadline=2.0),
+        Inference([0], 1, deadline=1.0),
+        Inference([0], 1),
+    )
     scheduler.enqueue([running, waiting, patient], now=0.0)
     step(scheduler, 0.0)
     assert scheduler.next_deadline() == 1.0
@@ -188,7 +210,10 @@ def test_a_policy_that_admits_what_does_not_fit_loses_nobody() -> None:
     scheduler = make_scheduler(Greedy(), n_blocks=1)
     inferences = [Inference([0], 1), Inference([0], 1)]
     scheduler.enqueue(inferences, now=0.0)
-    with pytest.raises(ValueError, match=r"plan of .*Greedy.* is impossible: it reserves 2 KV blocks, and 1 are free"):
+    with pytest.raises(
+        ValueError,
+        match=r"plan of .*Greedy.* is impossible: it reserves 2 KV blocks, and 1 are free",
+    ):
         scheduler.schedule(0.0)
     assert scheduler.in_flight() == inferences and not scheduler.running
 
@@ -198,7 +223,9 @@ def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None
     first, second = Inference([0] * 5, 2), Inference([0] * 5, 2)
     scheduler.enqueue([first, second], now=0.0)
     iteration, _ = scheduler.schedule(0.0)  # the budget covers the first alone
-    failed = scheduler.fail([row.inference for row in iteration.rows], GenerationFailed("broken"), now=1.0)
+    failed = scheduler.fail(
+        [row.inference for row in iteration.rows], GenerationFailed("broken"), now=1.0
+    )
     assert failed == [first] and first.state is State.FAILED
     assert list(scheduler.running.values()) == [second]
     assert step(scheduler, 1.0) == [] and step(scheduler, 2.0) == [second]

@@ -1,4 +1,6 @@
-"""A real gunicorn and real HTTP: many at once, shutdown in the middle, clients that die, bodies that are too large."""
+"""A real gunicorn and real HTTP: many at once, shutdown in the middle, clients that die, bodies
+that are too large.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def wait_until_running(url: str, n: int) -> None:
 def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
+    with launched(
+        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)
+    ) as process:
         wait_until_ready(process, url)
         thread, outcomes = in_background(url, asks(20, 500))
         wait_until_running(url, 20)
@@ -98,7 +102,9 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
 def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
+    with launched(
+        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)
+    ) as process:
         wait_until_ready(process, url)
         thread, outcomes = in_background(url, asks(3, 1000))
         stream = send(url, "/inference", {"prompt": "hi", "num_tokens": 1000, "stream": True})
@@ -120,7 +126,11 @@ def send(url: str, route: str, body: dict[str, Any]) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     raw = json.dumps(body).encode()
     connection = socket.create_connection((host, int(port)))
-    connection.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (route.encode(), JSON, len(raw)) + raw)
+    connection.sendall(
+        b"POST %s HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n"
+        % (route.encode(), JSON, len(raw))
+        + raw
+    )
     return connection
 
 
@@ -135,8 +145,11 @@ def received(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_rows_and_blocks_free(mode: str) -> None:
-    # an iteration takes 20 ms, so left alone each of these would run for 20 s; the first two run and the others wait
+def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_rows_and_blocks_free(
+    mode: str,
+) -> None:
+    # an iteration takes 20 ms, so left alone each of these would run for 20 s; the first two run
+    # and the others wait
     with server(mode, {"model": "fake", "max_batch_size": 2, "loop_interval_ms": 20}) as url:
         native, openai = {"prompt": "hi", "num_tokens": 1000}, {"prompt": "hi", "max_tokens": 1000}
         going = [
@@ -159,10 +172,19 @@ def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_r
 def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_the_others_their_text(
     shared_server: Serve,
 ) -> None:
-    prompts = [f"{words} {n}" for n in range(5) for words in ("If the", "Return", "a list of", "The", "class")]
+    prompts = [
+        f"{words} {n}"
+        for n in range(5)
+        for words in ("If the", "Return", "a list of", "The", "class")
+    ]
 
     async def ask(session: aiohttp.ClientSession, url: str, n: int, enough: int) -> str:
-        body = {"prompt": prompts[n % len(prompts)], "num_tokens": 60, "temperature": 0, "stream": True}
+        body = {
+            "prompt": prompts[n % len(prompts)],
+            "num_tokens": 60,
+            "temperature": 0,
+            "stream": True,
+        }
         text, tokens = "", 0
         async with session.post(f"{url}/inference", json=body) as response:
             assert response.status == 200
@@ -177,8 +199,12 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
 
     async def all_at_once(url: str) -> list[str]:
         timeout = aiohttp.ClientTimeout(total=4 * PATIENCE_S)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-            return await asyncio.gather(*(ask(session, url, n, 30 if n % 2 else 1000) for n in range(500)))
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=timeout
+        ) as session:
+            return await asyncio.gather(
+                *(ask(session, url, n, 30 if n % 2 else 1000) for n in range(500))
+            )
 
     with shared_server("dynamic", {"model": "demo"}) as url:
         plain = [{"prompt": prompt, "num_tokens": 60, "temperature": 0} for prompt in prompts]
@@ -189,7 +215,9 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
         wait_until_free(url)
         stats = get(f"{url}/stats")
         assert stats["cancelled"] + stats["completed"] == 500 + len(prompts)
-        assert stats["cancelled"] > 100, "the others had their last token before the server could notice"
+        assert stats["cancelled"] > 100, (
+            "the others had their last token before the server could notice"
+        )
         assert stats["failed"] == stats["expired"] == stats["refused"] == 0
 
 
@@ -206,7 +234,12 @@ def test_a_reader_that_stands_still_slows_nobody_and_gets_what_piled_up_in_few_p
         chunks = events(unchunked(raw))
         plain = post(f"{url}/v1/completions", ask | {"stream": False})["choices"]
         assert [text_of(chunks, i) for i in range(32)] == [choice["text"] for choice in plain]
-        assert sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks) == 32 <= len(chunks) < 32 * 1000
+        assert (
+            sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks)
+            == 32
+            <= len(chunks)
+            < 32 * 1000
+        )
 
 
 def unchunked(raw: bytes) -> bytes:
@@ -223,12 +256,23 @@ def unchunked(raw: bytes) -> bytes:
 
 def test_half_a_request_does_not_keep_a_server_from_ending_and_a_wrong_one_is_a_400() -> None:
     port = free_port()
-    with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
+    with launched(
+        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)
+    ) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
-        with socket.create_connection(("127.0.0.1", port)) as wrong, socket.create_connection(("127.0.0.1", port)) as half:
-            wrong.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n")
+        with (
+            socket.create_connection(("127.0.0.1", port)) as wrong,
+            socket.create_connection(("127.0.0.1", port)) as half,
+        ):
+            wrong.sendall(
+                b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+                + JSON
+                + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"
+            )
             answer = wrong.recv(1000)
-            half.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\n" + JSON + b"Content-Length: 100\r\n\r\n{")
+            half.sendall(
+                b"POST /inference HTTP/1.1\r\nHost: x\r\n" + JSON + b"Content-Length: 100\r\n\r\n{"
+            )
             time.sleep(0.5)
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(PATIENCE_S / 2) == 0, "it would wait for an hour"
@@ -241,7 +285,12 @@ def test_a_client_of_http_1_0_gets_its_stream_without_chunks(shared_server: Serv
     with shared_server("dynamic", {"model": "fake"}) as url:
         host, port = url.removeprefix("http://").split(":")
         connection = socket.create_connection((host, int(port)))
-        connection.sendall(b"POST /inference HTTP/1.0\r\n" + JSON + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        connection.sendall(
+            b"POST /inference HTTP/1.0\r\n"
+            + JSON
+            + b"Content-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
         head, _, raw = received(connection).partition(b"\r\n\r\n")
         assert b"200 OK" in head and b"chunked" not in head
         *chunks, _ = events(raw)
@@ -266,14 +315,21 @@ def test_bodies_that_are_too_large_get_413_and_disturb_nobody(shared_server: Ser
         thread, outcomes = in_background(url, asks(5, 300))
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as sending:
-            sending.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\n" + JSON + b"Content-Length: 50000000\r\n\r\n")
+            sending.sendall(
+                b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+                + JSON
+                + b"Content-Length: 50000000\r\n\r\n"
+            )
             for _ in range(50):
                 try:
                     sending.sendall(b"x" * 1_000_000)
                 except OSError:
                     break  # refused before all of it was sent
             assert b"413" in sending.recv(100)
-        for body, status in (({"prompt": "", "num_tokens": 1}, 400), ({"prompt": "x", "num_tokens": 2000}, 400)):
+        for body, status in (
+            ({"prompt": "", "num_tokens": 1}, 400),
+            ({"prompt": "x", "num_tokens": 2000}, 400),
+        ):
             with pytest.raises(ServerError, match=f"answered {status}"):
                 post(f"{url}/inference", body)
         thread.join(PATIENCE_S)
@@ -295,19 +351,31 @@ def test_a_port_in_use_is_a_sentence_that_names_another() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(taken.getsockname()[1])) as process:
+        with launched(
+            sys.executable,
+            "app.py",
+            "dynamic",
+            "--model",
+            "fake",
+            "--port",
+            str(taken.getsockname()[1]),
+        ) as process:
             output, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 2 and "Address already in use" in output and "--port" in output
 
 
 def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
     port = free_port()
-    with launched(sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)) as process:
+    with launched(
+        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)
+    ) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert (
-        "serving fake" in output and "--host 0.0.0.0" in output and f"ready: dynamic mode on http://127.0.0.1:{port}" in output
+        "serving fake" in output
+        and "--host 0.0.0.0" in output
+        and f"ready: dynamic mode on http://127.0.0.1:{port}" in output
     )
 
 
@@ -321,7 +389,9 @@ def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server:
         ("dynamic", {}),
         ("naive", {"generator": "naive"}),
     ):
-        with shared_server("dynamic" if mode == "naive" else mode, {"model": "demo", **settings}) as url:
+        with shared_server(
+            "dynamic" if mode == "naive" else mode, {"model": "demo", **settings}
+        ) as url:
             outcomes = replay(url, requests)
             assert_all_answered(outcomes)
             texts[mode] = [outcome.text for outcome in outcomes]
@@ -330,11 +400,35 @@ def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server:
 
 
 def test_a_checkpoint_without_weights_stops_the_server_with_a_sentence(tmp_path: Path) -> None:
-    shape: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 64, "vocab_size": 300}
+    shape: dict[str, Any] = {
+        "model_type": "gpt2",
+        "n_layer": 1,
+        "n_head": 1,
+        "n_embd": 8,
+        "n_positions": 64,
+        "vocab_size": 300,
+    }
     (tmp_path / "config.json").write_text(json.dumps(shape))
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
     ended = subprocess.run(
-        [sys.executable, "app.py", "dynamic", "--model", str(tmp_path), "--tokenizer", "bytes", "--port", str(free_port())],
-        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert ended.returncode == 2 and "damaged or no safetensors file" in ended.stderr and "Traceback" not in ended.stderr
+        [
+            sys.executable,
+            "app.py",
+            "dynamic",
+            "--model",
+            str(tmp_path),
+            "--tokenizer",
+            "bytes",
+            "--port",
+            str(free_port()),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (
+        ended.returncode == 2
+        and "damaged or no safetensors file" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )

@@ -22,7 +22,9 @@ def test_a_ring_keeps_the_last_values_by_their_numbers() -> None:
         for size in sizes:
             ring.extend(list(range(n, n := n + size)))
         assert (ring.seen, ring.lost) == (12, 7)
-        assert ring.between(0, 12).tolist() == [7, 8, 9, 10, 11] and ring.between(9, 11).tolist() == [9, 10]
+        assert ring.between(0, 12).tolist() == [7, 8, 9, 10, 11] and ring.between(
+            9, 11
+        ).tolist() == [9, 10]
         assert ring.between(12, 20).tolist() == ring.between(0, 7).tolist() == []
         ring.clear()
         assert (ring.seen, ring.lost) == (0, 0) and ring.between(0, 20).tolist() == []
@@ -42,8 +44,16 @@ def test_iterations_come_a_page_at_a_time_and_what_was_lost_is_said(small: Serve
     assert (page["iterations_lost"], page["next_iteration"]) == (30, 50)
     assert [started for started, *_ in page["iterations"]] == list(range(30, 50))
     page = small.iterations(115)
-    assert (page["iterations_lost"], page["next_iteration"], len(page["iterations"])) == (0, None, 15)
-    assert small.iterations(10**17) == {"iterations": [], "iterations_lost": 0, "next_iteration": None}
+    assert (page["iterations_lost"], page["next_iteration"], len(page["iterations"])) == (
+        0,
+        None,
+        15,
+    )
+    assert small.iterations(10**17) == {
+        "iterations": [],
+        "iterations_lost": 0,
+        "next_iteration": None,
+    }
     small.reset(200.0)
     assert small.iterations() == {"iterations": [], "iterations_lost": 0, "next_iteration": None}
 
@@ -73,11 +83,15 @@ def test_the_rings_are_small_and_taken_at_the_start() -> None:
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 15e6 < taken < 20e6, "the last 100,000 values of seven distributions, and 400,000 iterations"
+    assert 15e6 < taken < 20e6, (
+        "the last 100,000 values of seven distributions, and 400,000 iterations"
+    )
     assert stats.iterations()["iterations"] == []
 
 
-def test_the_client_reads_every_page(client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_reads_every_page(
+    client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_stats, "PAGE", 7)
     client = client_of()
     client.post("/inference", json={"prompt": "hi", "num_tokens": 30})
@@ -91,10 +105,18 @@ def test_the_client_reads_every_page(client_of: Callable[..., FlaskClient], monk
     found = measure._engine(measure.Target("dynamic", "http://x", wire("inference")), [], [])
     over_time, server = found["occupancy_over_time"], found["server"]
     assert len(asked) == 6 and server["iterations_lost"] == 0 and "next_iteration" not in server
-    assert sum(over_time["live"]) * over_time["bin_s"] == pytest.approx(server["busy_s"], rel=0.05), "all 30 rows are there"
+    assert sum(over_time["live"]) * over_time["bin_s"] == pytest.approx(
+        server["busy_s"], rel=0.05
+    ), "all 30 rows are there"
 
 
-@pytest.mark.parametrize("query", ["iterations=yes", "iterations=1&since=-1", "iterations=1&since=x", "since=3", "iterations="])
+@pytest.mark.parametrize(
+    "query",
+    ["iterations=yes", "iterations=1&since=-1", "iterations=1&since=x", "since=3", "iterations="],
+)
 def test_a_page_that_cannot_be_is_a_400(client_of: Callable[..., FlaskClient], query: str) -> None:
     response = client_of().get(f"/stats?{query}")
-    assert response.status_code == 400 and response.get_json()["error"]["param"] in ("iterations", "since")
+    assert response.status_code == 400 and response.get_json()["error"]["param"] in (
+        "iterations",
+        "since",
+    )

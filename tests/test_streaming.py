@@ -1,4 +1,6 @@
-"""Streams of /inference, in process: the same texts as plain answers, token by token, and an end whatever happens."""
+"""Streams of /inference, in process: the same texts as plain answers, token by token, and an end
+whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
 
 
 class Gate(Generator):
-    """An engine that computes an iteration when it is told to, and then the next letters of a word."""
+    """An engine that computes an iteration when it is told to, and then the next
+    letters of a word.
+    """
 
     def __init__(self, word: bytes = b"abcdefghijklmnopqrstuvwxyz") -> None:
         self.word = word
@@ -33,7 +37,11 @@ class Gate(Generator):
         assert self.go.acquire(timeout=20)
         if self.fails:
             raise RuntimeError("no luck")
-        return [self.word[len(row.inference.tokens) % len(self.word)] for row in iteration.rows if row.samples]
+        return [
+            self.word[len(row.inference.tokens) % len(self.word)]
+            for row in iteration.rows
+            if row.samples
+        ]
 
 
 @pytest.fixture
@@ -49,18 +57,24 @@ def stream(client: FlaskClient, body: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(mode: str, client_of: Callable[..., FlaskClient]) -> None:
+def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(
+    mode: str, client_of: Callable[..., FlaskClient]
+) -> None:
     client = client_of(mode)
     plain = client.post("/inference", json=ASK | {"echo": True}).get_json()
     *chunks, last = stream(client, ASK | {"echo": True})
     assert "".join(chunk["text"] for chunk in chunks) == plain["completion"]
-    assert sum(chunk["tokens"] for chunk in chunks) == 8 and {chunk["index"] for chunk in chunks} == {0}
+    assert sum(chunk["tokens"] for chunk in chunks) == 8 and {
+        chunk["index"] for chunk in chunks
+    } == {0}
     assert last["usage"] == plain["usage"] and last["seed"] == plain["seed"]
     assert set(last["timings"]) == set(plain["timings"]) and len(last["timings"]["itl_s"]) == 7
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_group_is_streamed_with_an_index_for_each_prompt(mode: str, client_of: Callable[..., FlaskClient]) -> None:
+def test_a_group_is_streamed_with_an_index_for_each_prompt(
+    mode: str, client_of: Callable[..., FlaskClient]
+) -> None:
     client = client_of(mode)
     group = {"prompt": ["hi", "there", "you"], "num_tokens": 5, "seed": 3}
     plain = client.post("/inference", json=group).get_json()
@@ -73,13 +87,18 @@ def test_a_group_is_streamed_with_an_index_for_each_prompt(mode: str, client_of:
 def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Gate]) -> None:
     client, gate = gated
     gate.go.release()
-    response = client.post("/inference", json={"prompt": "x", "num_tokens": 6, "stream": True}, buffered=False)
+    response = client.post(
+        "/inference", json={"prompt": "x", "num_tokens": 6, "stream": True}, buffered=False
+    )
     chunks = iter(response.iter_encoded())
     first = next(chunks)
     assert first == b'data: {"index":0,"text":"a","tokens":1}\n\n', "while the engine stands still"
     gate.go.release(5)
     *rest, _ = events(b"".join(chunks))
-    assert "".join(chunk["text"] for chunk in rest) == "bcdef" and sum(chunk["tokens"] for chunk in rest) == 5
+    assert (
+        "".join(chunk["text"] for chunk in rest) == "bcdef"
+        and sum(chunk["tokens"] for chunk in rest) == 5
+    )
     response.close()
 
 
@@ -93,7 +112,9 @@ def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> 
 def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> None:
     inference = Inference([1], 6, tokens=list(b"abcdef"))
     part = Part(0, Detokenizer(load_tokenizer("bytes")), [])
-    stream = Stream({id(inference): part}, lambda i, text, n, last: [text, n, last], lambda: "end", None)
+    stream = Stream(
+        {id(inference): part}, lambda i, text, n, last: [text, n, last], lambda: "end", None
+    )
     body = stream.body(lambda turn: wait_until(turn.is_set))
 
     def tell(n: int) -> None:
@@ -106,10 +127,14 @@ def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> Non
     assert next(body) == b'data: ["bcd",3,false]\n\n'
     tell(5)
     tell(6)
-    assert list(body) == [b'data: ["ef",2,true]\n\ndata: "end"\n\ndata: [DONE]\n\n'], "nothing comes after the last token's"
+    assert list(body) == [b'data: ["ef",2,true]\n\ndata: "end"\n\ndata: [DONE]\n\n'], (
+        "nothing comes after the last token's"
+    )
 
 
-def test_the_bytes_of_an_unfinished_character_wait_for_the_rest_of_it(gated: tuple[FlaskClient, Gate]) -> None:
+def test_the_bytes_of_an_unfinished_character_wait_for_the_rest_of_it(
+    gated: tuple[FlaskClient, Gate],
+) -> None:
     client, gate = gated
     gate.word = "añ🙂b".encode()
     gate.go.release(100)
@@ -117,7 +142,9 @@ def test_the_bytes_of_an_unfinished_character_wait_for_the_rest_of_it(gated: tup
     text = "".join(chunk["text"] for chunk in chunks)
     assert text == "añ🙂" and "\ufffd" not in text and last["usage"]["completion_tokens"] == 7
     *chunks, last = stream(client, {"prompt": "x", "num_tokens": 5})
-    assert "".join(chunk["text"] for chunk in chunks) == "añ\ufffd", "what is there at the end is shown"
+    assert "".join(chunk["text"] for chunk in chunks) == "añ\ufffd", (
+        "what is there at the end is shown"
+    )
     assert sum(chunk["tokens"] for chunk in chunks) == 5
 
 
@@ -149,14 +176,20 @@ def test_in_a_request_level_batch_a_stream_ends_with_its_own_last_token(
     assert timings[0]["held_s"] > 0.1 and timings[1]["held_s"] == 0.0
     assert held["stream at"] < held["plain at"] - 0.1
     stats = client.get("/stats").get_json()
-    assert stats["largest_batch"] == 5 and stats["idle_rows"] >= 4 * 290, "the finished stream's rows are computed idly"
+    assert stats["largest_batch"] == 5 and stats["idle_rows"] >= 4 * 290, (
+        "the finished stream's rows are computed idly"
+    )
 
 
 def test_what_goes_wrong_before_the_first_token_has_a_status_of_its_own(
     client_of: Callable[..., FlaskClient], gated: tuple[FlaskClient, Gate]
 ) -> None:
     client = client_of("nobatch", max_batch_size=1, max_waiting=1)
-    for body, status in (({"prompt": ""}, 400), ({"num_tokens": 2000}, 400), ({"prompt": ["a", "b", "c"]}, 400)):
+    for body, status in (
+        ({"prompt": ""}, 400),
+        ({"num_tokens": 2000}, 400),
+        ({"prompt": ["a", "b", "c"]}, 400),
+    ):
         assert client.post("/inference", json=ASK | body | {"stream": True}).status_code == status
     client.application.extensions["server"].manager.enqueue([Inference([0], 300)])
     waiting = client.post("/inference", json=ASK | {"stream": True, "timeout_s": 0.05})
@@ -181,12 +214,17 @@ def test_a_deadline_is_kept_while_an_iteration_or_the_loading_of_the_model_takes
     for stream in (False, True):
         for asked in (client, starting):
             response = asked.post("/inference", json=ASK | {"timeout_s": 0.05, "stream": stream})
-            assert response.status_code == 504 and response.get_json()["error"]["code"] == "deadline_passed"
+            assert (
+                response.status_code == 504
+                and response.get_json()["error"]["code"] == "deadline_passed"
+            )
     loading.set()
     gate.go.release(100)
 
 
-def test_a_group_of_which_one_fails_is_not_computed_to_its_end(gated: tuple[FlaskClient, Gate]) -> None:
+def test_a_group_of_which_one_fails_is_not_computed_to_its_end(
+    gated: tuple[FlaskClient, Gate],
+) -> None:
     client, gate = gated
     gate.fails = True
     gate.go.release()
@@ -198,15 +236,21 @@ def test_a_group_of_which_one_fails_is_not_computed_to_its_end(gated: tuple[Flas
     assert client.post("/inference", json={"prompt": "a", "num_tokens": 1}).status_code == 200
 
 
-def test_a_stream_whose_deadline_passes_ends_with_an_error_event(client_of: Callable[..., FlaskClient]) -> None:
+def test_a_stream_whose_deadline_passes_ends_with_an_error_event(
+    client_of: Callable[..., FlaskClient],
+) -> None:
     for client, body in ((client_of(), {"timeout_s": 0.1}), (client_of(request_timeout_s=0.1), {})):
         *chunks, last = stream(client, {"prompt": ["a", "b"], "num_tokens": 1000, **body})
         assert 0 < sum(chunk["tokens"] for chunk in chunks) < 2000
-        assert last["error"]["code"] == "deadline_passed" and last["error"]["type"] == "timeout_error"
+        assert (
+            last["error"]["code"] == "deadline_passed" and last["error"]["type"] == "timeout_error"
+        )
         assert client.get("/stats").get_json()["expired"] == 2
 
 
-def test_a_stream_whose_engine_fails_ends_with_an_error_event(gated: tuple[FlaskClient, Gate]) -> None:
+def test_a_stream_whose_engine_fails_ends_with_an_error_event(
+    gated: tuple[FlaskClient, Gate],
+) -> None:
     client, gate = gated
     gate.go.release()
     response = client.post("/inference", json=ASK | {"stream": True}, buffered=False)

@@ -14,9 +14,14 @@ from client.sweep import Point
 
 
 def swept(
-    capacity: float, about: float = 1.0, limit: float = 0.0, client: float = float("inf"), busy: bool = True
+    capacity: float,
+    about: float = 1.0,
+    limit: float = 0.0,
+    client: float = float("inf"),
+    busy: bool = True,
 ) -> list[Point]:
-    """A sweep of a server that sustains `capacity` and keeps its limits up to `limit`, by a client that can send `client`.
+    """A sweep of a server that sustains `capacity` and keeps its limits up to `limit`, by a client
+    that can send `client`.
 
     about: what a burst made of the capacity.
     """
@@ -25,12 +30,21 @@ def swept(
     def measure(rate: float) -> Point:
         assert rate not in [p["rate"] for p in points], "measured twice"
         attainment = None if not limit else 1.0 if rate <= limit else 0.5
-        points.append({
-            "rate": rate, "saturated": rate > capacity, "client_behind": rate > client, "attainment": attainment, "failed": 0,
-            "output_throughput": 100 * min(rate, capacity), "p50_normalized_latency_ms": 5.0, "nominal_num_tokens": 100,
-            "request_throughput": min(rate, capacity),
-            "busy_s": 10.0 * busy, "busy_throughput": 100 * capacity if busy and rate > capacity else None,
-        })  # fmt: skip
+        points.append(
+            {
+                "rate": rate,
+                "saturated": rate > capacity,
+                "client_behind": rate > client,
+                "attainment": attainment,
+                "failed": 0,
+                "output_throughput": 100 * min(rate, capacity),
+                "p50_normalized_latency_ms": 5.0,
+                "nominal_num_tokens": 100,
+                "request_throughput": min(rate, capacity),
+                "busy_s": 10.0 * busy,
+                "busy_throughput": 100 * capacity if busy and rate > capacity else None,
+            }
+        )
         return points[-1]
 
     sweep.search(measure, about)
@@ -39,11 +53,20 @@ def swept(
 
 @pytest.mark.parametrize("capacity", [0.3, 1.0, 5.5, 37.0, 1000.0])
 @pytest.mark.parametrize("off", [0.5, 0.8, 1.0, 1.2])
-def test_where_the_queue_begins_to_grow_is_found_within_a_step_in_few_rates(capacity: float, off: float) -> None:
+def test_where_the_queue_begins_to_grow_is_found_within_a_step_in_few_rates(
+    capacity: float, off: float
+) -> None:
     points = swept(capacity, off * capacity)
     found = sweep.outcome(points)
-    assert found["sustained_rate"] <= capacity < found["saturated_rate"] < found["sustained_rate"] * 1.1
-    assert found["capacity"] == pytest.approx(capacity), "what was completed, and no rate of the lattice"
+    assert (
+        found["sustained_rate"]
+        <= capacity
+        < found["saturated_rate"]
+        < found["sustained_rate"] * 1.1
+    )
+    assert found["capacity"] == pytest.approx(capacity), (
+        "what was completed, and no rate of the lattice"
+    )
     assert max(p["rate"] for p in points) <= 2 * 1.3 * 1.1 * capacity and len(points) <= 8
     assert min(p["rate"] for p in points) < capacity / 2, "a rate at which the server is at ease"
     assert f"| {found['sustained_rate']:.3g} to {found['saturated_rate']:.3g} |" in capacity_table(
@@ -52,7 +75,12 @@ def test_where_the_queue_begins_to_grow_is_found_within_a_step_in_few_rates(capa
 
 
 def test_the_capacity_is_of_all_rates_beyond_it_by_their_time() -> None:
-    beyond = {"saturated": True, "client_behind": False, "attainment": None, "nominal_num_tokens": 100}
+    beyond = {
+        "saturated": True,
+        "client_behind": False,
+        "attainment": None,
+        "nominal_num_tokens": 100,
+    }
     points = [
         beyond | {"rate": 4.0, "busy_s": 30.0, "busy_throughput": 310.0},
         beyond | {"rate": 8.0, "busy_s": 10.0, "busy_throughput": 270.0},
@@ -64,19 +92,30 @@ def test_the_capacity_is_of_all_rates_beyond_it_by_their_time() -> None:
 
 def test_the_rates_of_all_servers_lie_on_one_lattice() -> None:
     slow, fast = ({p["rate"] for p in swept(capacity, capacity)} for capacity in (11.0, 13.0))
-    assert len(slow & fast) >= 2 and all(float(f"{2 ** (round(8 * math.log2(r)) / 8):.4g}") == r for r in slow | fast)
+    assert len(slow & fast) >= 2 and all(
+        float(f"{2 ** (round(8 * math.log2(r)) / 8):.4g}") == r for r in slow | fast
+    )
 
 
 def test_the_highest_rate_that_meets_the_goodput_is_found_apart() -> None:
     found = sweep.outcome(swept(37.0, 37.0, limit=20.0))
-    assert found["goodput_rate"] <= 20.0 < found["missed_rate"] < found["goodput_rate"] * 1.1 and found["capacity"] > 30
-    assert f"| {found['goodput_rate']:.3g} to {found['missed_rate']:.3g} |" in capacity_table({"a": [found]}, goodput=True)
+    assert (
+        found["goodput_rate"] <= 20.0 < found["missed_rate"] < found["goodput_rate"] * 1.1
+        and found["capacity"] > 30
+    )
+    assert f"| {found['goodput_rate']:.3g} to {found['missed_rate']:.3g} |" in capacity_table(
+        {"a": [found]}, goodput=True
+    )
     none = sweep.outcome(swept(37.0, 37.0, limit=0.001))
-    assert none["goodput_rate"] is None and f"| below {none['missed_rate']:.3g} |" in capacity_table(
+    assert none[
+        "goodput_rate"
+    ] is None and f"| below {none['missed_rate']:.3g} |" in capacity_table(
         {"a": [none]}, goodput=True
     )
     all_ = sweep.outcome(swept(37.0, 37.0, limit=1e9))
-    assert all_["goodput_rate"] == all_["sustained_rate"], "where the queue only grows, the limits cannot be kept for long"
+    assert all_["goodput_rate"] == all_["sustained_rate"], (
+        "where the queue only grows, the limits cannot be kept for long"
+    )
 
 
 def test_a_client_that_falls_behind_ends_the_sweep_without_a_capacity() -> None:
@@ -92,7 +131,9 @@ def test_a_server_that_fails_at_every_rate_ends_the_sweep() -> None:
     assert len(points) < 10
     found = sweep.outcome(points)
     assert found["capacity"] is None and found["point"] is None
-    assert f"| – | below {points[-1]['rate']:.3g} | – |" in capacity_table({"dynamic": [found]}, goodput=True)
+    assert f"| – | below {points[-1]['rate']:.3g} | – |" in capacity_table(
+        {"dynamic": [found]}, goodput=True
+    )
 
 
 def test_a_server_that_answers_nothing_at_once_has_no_rates() -> None:
@@ -108,16 +149,35 @@ def test_a_server_that_answers_nothing_at_once_has_no_rates() -> None:
 
 
 def test_the_verdict_on_a_rate() -> None:
-    calm = {"failed": 0, "completed": 100, "growth": 0.01, "growth_in_flight": 0.01, "p50_schedule_lag_ms": 0.5}
+    calm = {
+        "failed": 0,
+        "completed": 100,
+        "growth": 0.01,
+        "growth_in_flight": 0.01,
+        "p50_schedule_lag_ms": 0.5,
+    }
     assert sweep.verdict(calm) == {"saturated": False, "client_behind": False}
-    assert sweep.verdict(calm | {"growth": 0.06})["saturated"] and sweep.verdict(calm | {"failed": 2})["saturated"]
-    assert sweep.verdict(calm | {"growth_in_flight": 0.06})["saturated"], "rows that still fill wait for nothing yet"
+    assert (
+        sweep.verdict(calm | {"growth": 0.06})["saturated"]
+        and sweep.verdict(calm | {"failed": 2})["saturated"]
+    )
+    assert sweep.verdict(calm | {"growth_in_flight": 0.06})["saturated"], (
+        "rows that still fill wait for nothing yet"
+    )
     late = sweep.verdict(calm | {"p50_schedule_lag_ms": 11.0, "growth": 0.5})
-    assert late == {"saturated": False, "client_behind": True}, "what a late client saw says nothing of the server"
+    assert late == {"saturated": False, "client_behind": True}, (
+        "what a late client saw says nothing of the server"
+    )
     nothing = {"failed": 9, "completed": 0, "growth": 0.0, "growth_in_flight": 0.0}
     assert sweep.verdict(nothing)["saturated"]
-    point = {"rate": 3.0, "output_throughput": 0.0, "p50_normalized_latency_ms": None, "attainment": None, "failed": 9,
-             "client_limited": False}  # fmt: skip
+    point = {
+        "rate": 3.0,
+        "output_throughput": 0.0,
+        "p50_normalized_latency_ms": None,
+        "attainment": None,
+        "failed": 9,
+        "client_limited": False,
+    }
     assert "no answer; requests failed" in point_line("static", point | sweep.verdict(nothing))
 
 

@@ -1,4 +1,6 @@
-"""Where the system starts no more threads: the request is refused with a sentence, and the next one tries again."""
+"""Where the system starts no more threads: the request is refused with a sentence, and the next one
+tries again.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def assert_refused(client: FlaskClient, body: dict[str, Any], name: str, **how: 
     refused = client.post("/inference", json=body, **how)
     assert refused.status_code == 429 and refused.headers["Retry-After"]
     message = refused.get_json()["error"]["message"]
-    assert f"could not start its {name} thread (can't start new thread)" in message and "ulimit -u" in message
+    assert (
+        f"could not start its {name} thread (can't start new thread)" in message
+        and "ulimit -u" in message
+    )
     left = client.application.extensions["server"].manager.snapshot()
     assert (left.waiting, left.running, left.blocks_used) == (0, 0, 0)
 
@@ -38,7 +43,9 @@ def assert_refused(client: FlaskClient, body: dict[str, Any], name: str, **how: 
 def test_a_stream_without_a_thread_is_refused_and_the_next_one_is_served(
     client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first was a 500, and every later one waited for a thread that was remembered and had never run."""
+    """The first was a 500, and every later one waited for a thread that was remembered and had
+    never run.
+    """
     client = client_of()
     with monkeypatch.context() as patch:
         no_thread(patch, "streamer")
@@ -60,7 +67,9 @@ def test_a_request_that_nobody_can_watch_is_refused_and_not_computed(
         with monkeypatch.context() as patch:
             no_thread(patch, "watcher")
             for _ in range(2):
-                assert_refused(client, ASK | {"num_tokens": 900, "stream": stream}, "watcher", **watched)
+                assert_refused(
+                    client, ASK | {"num_tokens": 900, "stream": stream}, "watcher", **watched
+                )
         served = client.post("/inference", json=ASK | {"stream": stream}, **watched)
         assert served.status_code == 200 and served.data
     assert client.get("/stats").get_json()["cancelled"] == 2

@@ -31,7 +31,9 @@ def test_text_survives_the_way_to_ids_and_back(tokenizer: tiktoken.Encoding, tex
 def test_every_id_can_be_decoded(tokenizer: tiktoken.Encoding) -> None:
     assert tokenizer.decode([tokenizer.n_vocab - 1]) == "<|endoftext|>"
     assert len(tokenizer.decode(list(range(tokenizer.n_vocab)))) > 256
-    longest = max(len(tokenizer.decode_single_token_bytes(id_)) for id_ in range(tokenizer.n_vocab - 1))
+    longest = max(
+        len(tokenizer.decode_single_token_bytes(id_)) for id_ in range(tokenizer.n_vocab - 1)
+    )
     assert longest <= LONGEST_TOKEN[tokenizer.name]
 
 
@@ -42,12 +44,16 @@ def test_gpt2s_ids_are_gpt2s() -> None:
         pytest.skip(f"GPT-2's BPE file cannot be had here: {error}")
 
 
-def test_a_tokenizer_that_cannot_be_fetched_names_the_ways_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_cannot_be_fetched_names_the_ways_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unreachable(name: str) -> None:
         raise OSError("no network")
 
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
-    with pytest.raises(TokenizerUnavailable, match=r"TIKTOKEN_CACHE_DIR .*--tokenizer bytes .*--model demo"):
+    with pytest.raises(
+        TokenizerUnavailable, match=r"TIKTOKEN_CACHE_DIR .*--tokenizer bytes .*--model demo"
+    ):
         load_tokenizer("r50k_base")
 
 
@@ -57,12 +63,21 @@ TEXT = st.text("abé\n", max_size=20).map(lambda text: list(text.encode()))
 
 
 def in_pieces(detokenizer: Detokenizer, ids: list[int], cuts: list[int]) -> list[str]:
-    edges = [0, *sorted(max(0, min(cut, len(ids) - 1)) for cut in cuts), len(ids)]  # the last id comes last
-    return [detokenizer.completion(ids[a:b], last=n == len(cuts)) for n, (a, b) in enumerate(pairwise(edges))]
+    edges = [
+        0,
+        *sorted(max(0, min(cut, len(ids) - 1)) for cut in cuts),
+        len(ids),
+    ]  # the last id comes last
+    return [
+        detokenizer.completion(ids[a:b], last=n == len(cuts))
+        for n, (a, b) in enumerate(pairwise(edges))
+    ]
 
 
 @given(IDS | TEXT, st.lists(st.integers(0, 40), max_size=8))
-def test_the_pieces_of_a_text_are_the_text_whatever_bytes_it_has(ids: list[int], cuts: list[int]) -> None:
+def test_the_pieces_of_a_text_are_the_text_whatever_bytes_it_has(
+    ids: list[int], cuts: list[int]
+) -> None:
     tokenizer = load_tokenizer("bytes")
     assert "".join(in_pieces(Detokenizer(tokenizer), ids, cuts)) == tokenizer.decode(ids)
 
@@ -96,7 +111,9 @@ def test_nothing_is_held_back_longer_than_it_must() -> None:
     tokenizer = load_tokenizer("bytes")
     detokenizer = Detokenizer(tokenizer, StopRule(tokenizer, ["stop"], end_of_text=True))
     pieces = [detokenizer.completion([byte], last=False) for byte in "ü st".encode()]
-    assert pieces == ["", "ü", " ", "", ""], "half of a character, and what may become a stop string"
+    assert pieces == ["", "ü", " ", "", ""], (
+        "half of a character, and what may become a stop string"
+    )
     assert detokenizer.completion(list(b"ar"), last=False) == "star"
 
 
@@ -106,23 +123,36 @@ def test_gpt2_tokens_may_end_inside_a_character_and_hold_a_stop_string_in_their_
     except TokenizerUnavailable:
         pytest.skip("GPT-2's tokenizer cannot be fetched here")
     ids = tokenizer.encode_ordinary("日本 and then hello 🙂")
-    assert any(b"\xef\xbf\xbd" in tokenizer.decode([i]).encode() for i in ids), "a token that is no whole character"
+    assert any(b"\xef\xbf\xbd" in tokenizer.decode([i]).encode() for i in ids), (
+        "a token that is no whole character"
+    )
     detokenizer = Detokenizer(tokenizer)
     pieces = [detokenizer.completion([i], last=i == ids[-1]) for i in ids]
-    assert "".join(pieces) == "日本 and then hello 🙂" and not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) == "日本 and then hello 🙂" and not any(
+        "\ufffd" in piece for piece in pieces
+    )
     rule = StopRule(tokenizer, ["ell"], end_of_text=True)
-    assert Detokenizer(tokenizer, rule).completion(until_stopped(rule, ids), last=True) == "日本 and then h"
+    assert (
+        Detokenizer(tokenizer, rule).completion(until_stopped(rule, ids), last=True)
+        == "日本 and then h"
+    )
 
 
 @pytest.mark.parametrize("end_of_text", [True, False])
-def test_end_of_text_ends_a_completion_unless_it_is_ignored_and_is_not_shown(end_of_text: bool) -> None:
+def test_end_of_text_ends_a_completion_unless_it_is_ignored_and_is_not_shown(
+    end_of_text: bool,
+) -> None:
     tokenizer = load_tokenizer("bytes")
     rule = StopRule(tokenizer, ["<|endoftext|>"], end_of_text)
     ids = [104, 105, 256, 106]
     got = until_stopped(rule, ids)
     assert got == (ids[:3] if end_of_text else ids)
-    assert Detokenizer(tokenizer, rule).completion(got, last=True) == ("hi" if end_of_text else "hij")
-    assert Detokenizer(tokenizer).completion(ids, last=True) == "hi<|endoftext|>j", "/inference shows every token"
+    assert Detokenizer(tokenizer, rule).completion(got, last=True) == (
+        "hi" if end_of_text else "hij"
+    )
+    assert Detokenizer(tokenizer).completion(ids, last=True) == "hi<|endoftext|>j", (
+        "/inference shows every token"
+    )
 
 
 def test_an_echoed_prompt_may_hold_a_stop_string_and_end_inside_a_character() -> None:

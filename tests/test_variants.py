@@ -15,20 +15,36 @@ BASE = ["--variant", "base=dynamic"]
 
 
 def test_a_variants_own_settings_win_over_those_of_all() -> None:
-    given = ["--variant", "small=dynamic --token-budget 32", "--variant", "slow=windowed --max-batch-delay-ms 50"]
+    given = [
+        "--variant",
+        "small=dynamic --token-budget 32",
+        "--variant",
+        "slow=windowed --max-batch-delay-ms 50",
+    ]
     options = parse([*BASE, *given, "--model", "fake", "--token-budget", "64", "--compact-batches"])
-    assert options.names == ["base", "small", "slow"] and options.baseline == "base" == options.reference
+    assert (
+        options.names == ["base", "small", "slow"]
+        and options.baseline == "base" == options.reference
+    )
     assert [options.config(name).token_budget for name in options.names] == [64, 32, 64]
-    assert options.config("slow").max_batch_delay_ms == 50 and options.config("slow").compact_batches
+    assert (
+        options.config("slow").max_batch_delay_ms == 50 and options.config("slow").compact_batches
+    )
     assert options.variants["small"] == Variant("dynamic", {"token_budget": "32"})
 
 
 def test_auto_arrivals_go_by_a_plain_dynamic_and_else_by_the_baseline() -> None:
-    assert parse([]).reference == "dynamic" and parse(["--modes", "static,dynamic"]).reference == "dynamic"
+    assert (
+        parse([]).reference == "dynamic"
+        and parse(["--modes", "static,dynamic"]).reference == "dynamic"
+    )
     assert parse(["--modes", "static,windowed", "--baseline", "windowed"]).reference == "windowed"
     tuned = ["--variant", "a=dynamic --token-budget 32", "--variant", "b=dynamic"]
     assert parse(tuned).reference == "b" and parse(tuned[:2]).reference == "a"
-    assert parse(["--modes", "static", "--also", "vllm=http://h", "--baseline", "vllm"]).reference == "static"
+    assert (
+        parse(["--modes", "static", "--also", "vllm=http://h", "--baseline", "vllm"]).reference
+        == "static"
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,8 +54,14 @@ def test_auto_arrivals_go_by_a_plain_dynamic_and_else_by_the_baseline() -> None:
         (["--variant", "dynamic"], "give NAME='MODE --setting …'"),
         (["--variant", "a="], "give NAME='MODE --setting …'"),
         (["--variant", "a b=dynamic"], "give NAME='MODE --setting …'"),
-        (["--variant", "a=dynamo"], r"--variant 'a=dynamo': unknown mode 'dynamo' \(did you mean dynamic\?\)"),
-        (["--variant", "a=dynamic --batch-size-target 4"], "--batch-size-target has no meaning in mode dynamic"),
+        (
+            ["--variant", "a=dynamo"],
+            r"--variant 'a=dynamo': unknown mode 'dynamo' \(did you mean dynamic\?\)",
+        ),
+        (
+            ["--variant", "a=dynamic --batch-size-target 4"],
+            "--batch-size-target has no meaning in mode dynamic",
+        ),
         (["--variant", "a=dynamic --nope 4"], "unknown flag --nope"),
         (["--variant", "a=dynamic 'x"], "No closing quotation"),
         (["--variant", "a=dynamic --port 1"], "every variant gets a free port"),
@@ -48,7 +70,10 @@ def test_auto_arrivals_go_by_a_plain_dynamic_and_else_by_the_baseline() -> None:
         ([*BASE, *BASE], "base is taken"),
         ([*BASE, "--also", "base=http://h"], "base is taken"),
         ([*BASE, "--baseline", "other"], "--baseline 'other' is not compared; name one of base"),
-        ([word for i in range(13) for word in ("--variant", f"v{i}=dynamic")], "13 are compared, and at most 12"),
+        (
+            [word for i in range(13) for word in ("--variant", f"v{i}=dynamic")],
+            "13 are compared, and at most 12",
+        ),
     ],
 )
 def test_a_bad_variant_is_refused_before_any_server_starts(argv: list[str], said: str) -> None:
@@ -59,22 +84,51 @@ def test_a_bad_variant_is_refused_before_any_server_starts(argv: list[str], said
 @pytest.mark.usefixtures("undrawn")
 def test_variants_of_a_mode_are_measured_side_by_side(tmp_path: Path) -> None:
     done = ran(
-        "client.compare", "--model", "fake", "--skip-calibration", "--numsamples", "30", "--lengths", "choice:3,9",
-        "--variant", "wide=dynamic --max-batch-size 8", "--variant", "narrow=dynamic --max-batch-size 2",
-        "--variant", "static=static",
-        "--baseline", "narrow", "--repeats", "2", "--arrival", "burst", "--out", str(tmp_path),
-    )  # fmt: skip
+        "client.compare",
+        "--model",
+        "fake",
+        "--skip-calibration",
+        "--numsamples",
+        "30",
+        "--lengths",
+        "choice:3,9",
+        "--variant",
+        "wide=dynamic --max-batch-size 8",
+        "--variant",
+        "narrow=dynamic --max-batch-size 2",
+        "--variant",
+        "static=static",
+        "--baseline",
+        "narrow",
+        "--repeats",
+        "2",
+        "--arrival",
+        "burst",
+        "--out",
+        str(tmp_path),
+    )
     assert done.returncode == 0, done.stderr
     first = tmp_path / "seed-0"
     assert {path.stem for path in first.glob("*.json")} == {"wide", "narrow", "static", "summary"}
     told = json.loads((first / "narrow.json").read_text())
-    assert (told["variant"], told["config"]["mode"], told["config"]["max_batch_size"]) == ("narrow", "dynamic", 2)
-    assert told["largest_batch"] == 2 < json.loads((first / "wide.json").read_text())["largest_batch"]
+    assert (told["variant"], told["config"]["mode"], told["config"]["max_batch_size"]) == (
+        "narrow",
+        "dynamic",
+        2,
+    )
+    assert (
+        told["largest_batch"] == 2 < json.loads((first / "wide.json").read_text())["largest_batch"]
+    )
     summary = json.loads((first / "summary.json").read_text())
     assert summary["variants"] == {"wide": "dynamic", "narrow": "dynamic", "static": "static"}
     assert summary["identical_outputs"]["identical"] == 30
     report = (tmp_path / "report.md").read_text()
-    assert "| wide − narrow |" in report and "| static − narrow |" in report and "| static − wide |" not in report
     assert (
-        "- narrow: dynamic, max_batch_size 2" in report and "max_batch_size" not in report.split("settings: ")[1].split("\n")[0]
+        "| wide − narrow |" in report
+        and "| static − narrow |" in report
+        and "| static − wide |" not in report
+    )
+    assert (
+        "- narrow: dynamic, max_batch_size 2" in report
+        and "max_batch_size" not in report.split("settings: ")[1].split("\n")[0]
     )

@@ -19,13 +19,18 @@ def every_policy() -> list[Policy]:
     found: list[Policy] = []
     for kind in MODES.values():
         switches = [each.name for each in fields(kind) if isinstance(each.default, bool)]
-        found += [kind(), *(replace(kind(), **{name: not getattr(kind(), name)}) for name in switches)]
+        found += [
+            kind(),
+            *(replace(kind(), **{name: not getattr(kind(), name)}) for name in switches),
+        ]
     return found
 
 
 def any_policy() -> st.SearchStrategy[Policy]:
     """A policy of any mode with any settings, within the limits that its fields state."""
-    return st.one_of([st.builds(kind, **{f.name: _values(f) for f in fields(kind)}) for kind in MODES.values()])
+    return st.one_of(
+        [st.builds(kind, **{f.name: _values(f) for f in fields(kind)}) for kind in MODES.values()]
+    )
 
 
 def _values(setting: Field[Any]) -> st.SearchStrategy[Any]:
@@ -61,9 +66,15 @@ class Run:
     @property
     def batches(self) -> list[str]:
         """Who is in each iteration: "AB" two live rows, "Ab" the second is idle."""
-        names = {id(i): chr(ord("A") + n) for n, i in enumerate(i for group in self.groups for i in group)}
+        names = {
+            id(i): chr(ord("A") + n)
+            for n, i in enumerate(i for group in self.groups for i in group)
+        }
         return [
-            "".join(names[id(row.inference)].lower() if row.idle else names[id(row.inference)] for row in iteration.rows)
+            "".join(
+                names[id(row.inference)].lower() if row.idle else names[id(row.inference)]
+                for row in iteration.rows
+            )
             for _, iteration in self.iterations
         ]
 
@@ -81,7 +92,9 @@ def run(
     check: Callable[[Scheduler, Iteration], None] = lambda scheduler, iteration: None,
     **limits: Any,
 ) -> Run:
-    """Serve `asks` (in order of arrival) to the end. Fails if the scheduler stops making progress."""
+    """Serve `asks` (in order of arrival) to the end. Fails if the scheduler stops
+    making progress.
+    """
     scheduler = make_scheduler(policy, **limits)
     groups = [[Inference([0] * ask.prompt, ask.tokens) for _ in range(ask.rows)] for ask in asks]
     result = Run(groups, [], scheduler)
@@ -95,5 +108,10 @@ def run(
         if iteration.rows:
             result.iterations.append((now, iteration))
 
-    drive(scheduler, [(ask.at, group) for ask, group in zip(asks, groups)], lambda iteration: 1.0, planned=planned)
+    drive(
+        scheduler,
+        [(ask.at, group) for ask, group in zip(asks, groups)],
+        lambda iteration: 1.0,
+        planned=planned,
+    )
     return result

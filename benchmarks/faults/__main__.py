@@ -2,8 +2,9 @@
 
     python -m benchmarks.faults [--short] [--only WORDS] [--soak MINUTES] [--out DIR]
 
-Ten minutes at most. --short does the same smaller, for the tests; --soak adds so many minutes of load. Writes faults.md
-and faults.json (and soak.png) to --out. Ends with exit code 1 if a promise was broken.
+Ten minutes at most. --short does the same smaller, for the tests; --soak adds so many minutes of
+load. Writes faults.md and faults.json (and soak.png) to --out. Ends with exit code 1 if a promise
+was broken.
 """
 
 from __future__ import annotations
@@ -34,15 +35,25 @@ def do(fault: Fault, short: bool) -> dict[str, Any]:
         seen = Seen(f"{type(error).__name__}: {str(error)[:300]}", False)
     entry = {"fault": fault.name, "promise": fault.promise, "seen": seen.text, "kept": seen.kept}
     seconds = round(time.monotonic() - start, 1)
-    print(f"{'kept  ' if seen.kept else 'BROKEN'} {seconds:6.1f} s  {fault.name}: {seen.text}", flush=True)
+    print(
+        f"{'kept  ' if seen.kept else 'BROKEN'} {seconds:6.1f} s  {fault.name}: {seen.text}",
+        flush=True,
+    )
     return entry | {"seconds": seconds}
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     rows = ["| fault | promised | seen | kept |", "|---|---|---|---|"]
     for entry in found:
-        cells = [entry["fault"], entry["promise"], entry["seen"], "yes" if entry["kept"] else "**no**"]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        cells = [
+            entry["fault"],
+            entry["promise"],
+            entry["seen"],
+            "yes" if entry["kept"] else "**no**",
+        ]
+        rows.append(
+            "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        )
     return "\n".join(rows)
 
 
@@ -50,25 +61,42 @@ def report(result: Mapping[str, Any]) -> str:
     """faults.md."""
     hardware, found = result["hardware"], result["faults"]
     kept = sum(entry["kept"] for entry in found)
-    text = ["# Faults, done to real servers", f"{kept} of {len(found)} promises kept.", table(found)]
+    text = [
+        "# Faults, done to real servers",
+        f"{kept} of {len(found)} promises kept.",
+        table(found),
+    ]
     if "soak" in result:
         text.append("![What a server held over time](soak.png)")
     text.append(
-        f"- {hardware['cpu']}, {hardware['cores']} cores, which servers and clients share; torch {hardware['torch']}\n"
+        f"- {hardware['cpu']}, {hardware['cores']} cores, which servers and clients share; torch "
+        f"{hardware['torch']}\n"
         f"- commit {result['commit']}, {result['date']}\n- `{result['command']}`"
     )
     return "\n\n".join(text) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description="Faults, done to real servers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults", description="Faults, done to real servers."
+    )
     parser.add_argument("--short", action="store_true", help="the same faults, smaller")
-    parser.add_argument("--only", metavar="WORDS", help="faults alone whose name holds these words; none for no fault")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="of load besides (default: none)")
-    parser.add_argument("--out", type=Path, default=Path("runs/faults"), help="for results (default: runs/faults)")
+    parser.add_argument(
+        "--only",
+        metavar="WORDS",
+        help="faults alone whose name holds these words; none for no fault",
+    )
+    parser.add_argument(
+        "--soak", type=float, metavar="MINUTES", help="of load besides (default: none)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/faults"), help="for results (default: runs/faults)"
+    )
     options = parser.parse_args()
     chosen = [fault for fault in FAULTS if options.only is None or options.only in fault.name]
-    result: dict[str, Any] = {"command": shlex.join(["python", "-m", "benchmarks.faults", *sys.argv[1:]])} | stamp()
+    result: dict[str, Any] = {
+        "command": shlex.join(["python", "-m", "benchmarks.faults", *sys.argv[1:]])
+    } | stamp()
     if options.soak:
         result["soak"] = {}
         chosen.append(soak.fault(options.soak, result["soak"]))

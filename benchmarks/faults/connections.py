@@ -56,10 +56,17 @@ def overload(short: bool) -> Seen:
     refused = [outcome for outcome in outcomes if outcome.error.startswith("429 ")]
     p99 = float(np.percentile([o.ended_at - o.sent_at for o in refused], 99))
     counted = stats["completed"] == len(answered) and stats["refused"] == len(refused)
-    text = f"{len(outcomes)} sent, {len(answered)} answered, {len(refused)} refused (p99 {1e3 * p99:.0f} ms)"
+    text = (
+        f"{len(outcomes)} sent, {len(answered)} answered, {len(refused)} refused (p99 "
+        f"{1e3 * p99:.0f} ms)"
+    )
     if len(answered) + len(refused) < len(outcomes):
         text += f"; {Counter(o.error for o in outcomes if o not in answered and o not in refused)}"
-    kept = counted and len(answered) + len(refused) == len(outcomes) and p99 < REFUSED_S * (SLACK if short else 1)
+    kept = (
+        counted
+        and len(answered) + len(refused) == len(outcomes)
+        and p99 < REFUSED_S * (SLACK if short else 1)
+    )
     return Seen(text if counted else f"{text}; /stats counts otherwise", kept)
 
 
@@ -91,13 +98,18 @@ def cut_streams(short: bool) -> Seen:
     rest = [i for i in range(n) if i < prompts or i % 2 == 0]
     whole = sum(texts[i] == alone[i % prompts] for i in rest)
     end = "never" if freed is None else f"{freed:.1f} s after the last"
-    text = f"{whole} of the {len(rest)} others got the text that they get without it; rows and blocks free {end}"
+    text = (
+        f"{whole} of the {len(rest)} others got the text that they get without it; rows and "
+        f"blocks free {end}"
+    )
     return Seen(text, whole == len(rest) and freed is not None)
 
 
 @contextlib.contextmanager
 def many(served: Served, n: int, data: bytes) -> Iterator[list[socket.socket]]:
-    """n connections at once, which have sent `data`; those that the server closed meanwhile are among them."""
+    """n connections at once, which have sent `data`; those that the server closed meanwhile are
+    among them.
+    """
     made: list[socket.socket] = []
     try:
         with selectors.DefaultSelector() as connecting:
@@ -106,7 +118,9 @@ def many(served: Served, n: int, data: bytes) -> Iterator[list[socket.socket]]:
                 connection.setblocking(False)
                 connection.connect_ex(served.address())
                 connecting.register(connection, selectors.EVENT_WRITE, connection)
-            end = time.monotonic() + 5  # who finds no place in the backlog tries again, and may wait longer
+            end = (
+                time.monotonic() + 5
+            )  # who finds no place in the backlog tries again, and may wait longer
             while connecting.get_map() and time.monotonic() < end:
                 for key, _ in connecting.select(0.1):
                     connecting.unregister(key.data)
@@ -118,19 +132,26 @@ def many(served: Served, n: int, data: bytes) -> Iterator[list[socket.socket]]:
             connection.close()
 
 
-@fault("5,000 silent connections at once", f"who is in flight is answered; the process lives; {DELAY}")
+@fault(
+    "5,000 silent connections at once", f"who is in flight is answered; the process lives; {DELAY}"
+)
 def silent(short: bool) -> Seen:
     n = min(SILENT, allow_open_files(SILENT + 200) - 200)
     with serving({}) as served, Neighbour(served) as neighbour:
         worker = served.worker.pid
-        ask = [post_bytes({"prompt": "hi", "num_tokens": 900, "seed": i}, more=CLOSE) for i in range(20)]
+        ask = [
+            post_bytes({"prompt": "hi", "num_tokens": 900, "seed": i}, more=CLOSE)
+            for i in range(20)
+        ]
         flying = [connect(served, data) for data in ask]
         with many(served, n, b""):
             answered = sum(b" 200 OK" in read_to_end(connection)[:20] for connection in flying)
             time.sleep(0.5 if short else 5)
         lives = served.worker.pid == worker
     end = "lives" if lives else "was replaced"
-    text = f"{n} connections: {answered} of 20 in flight answered; the process {end}; {neighbour.said}"
+    text = (
+        f"{n} connections: {answered} of 20 in flight answered; the process {end}; {neighbour.said}"
+    )
     return Seen(text, answered == 20 and lives and neighbour.fared_well(short))
 
 
@@ -138,7 +159,10 @@ def trickle(head: bytes) -> Callable[[bool], Seen]:
     """Clients that send `head`, and then a byte now and then."""
 
     def run(short: bool) -> Seen:
-        n, deadline_s = min(TRICKLERS, allow_open_files(TRICKLERS + 200) - 200), (1 if short else 10)
+        n, deadline_s = (
+            min(TRICKLERS, allow_open_files(TRICKLERS + 200) - 200),
+            (1 if short else 10),
+        )
         settings = {"header_timeout_s": deadline_s, "body_timeout_s": deadline_s}
         with (
             serving(settings) as served,
@@ -150,7 +174,10 @@ def trickle(head: bytes) -> Callable[[bool], Seen]:
                 left = {connection for connection in left if _goes_on(connection)}
                 time.sleep(deadline_s / 10)
             dropped_s = time.monotonic() - start
-        text = f"{n - len(left)} of {n} dropped within {dropped_s:.0f} s (deadline {deadline_s} s); {neighbour.said}"
+        text = (
+            f"{n - len(left)} of {n} dropped within {dropped_s:.0f} s (deadline {deadline_s} "
+            f"s); {neighbour.said}"
+        )
         return Seen(text, not left and neighbour.fared_well(short))
 
     return run
@@ -183,10 +210,15 @@ def slow_closers(short: bool) -> Seen:
         time.sleep(0.5 if short else 5)
         for connection in kept:
             connection.close()
-    return Seen(f"{answered} of 20 answered; {neighbour.said}", answered == 20 and neighbour.fared_well(short))
+    return Seen(
+        f"{answered} of 20 answered; {neighbour.said}",
+        answered == 20 and neighbour.fared_well(short),
+    )
 
 
-@fault("4 readers of 8 streams each that stand still", f"their rows are computed and freed; {DELAY}")
+@fault(
+    "4 readers of 8 streams each that stand still", f"their rows are computed and freed; {DELAY}"
+)
 def still_readers(short: bool) -> Seen:
     ask = {"prompt": ["hi"] * 8, "max_tokens": 1000, "seed": 1, "stream": True}
     with serving({"max_batch_size": 64}) as served, Neighbour(served) as neighbour:
@@ -195,12 +227,18 @@ def still_readers(short: bool) -> Seen:
         freed = until(lambda: served.metric("vllm:num_requests_running") < 32)
         for connection in still:
             connection.close()
-    done = "their rows are not free" if freed is None else f"all 32 rows were computed and free after {freed:.1f} s"
+    done = (
+        "their rows are not free"
+        if freed is None
+        else f"all 32 rows were computed and free after {freed:.1f} s"
+    )
     kept = begun is not None and freed is not None and neighbour.fared_well(short)
     return Seen(f"{done}; {neighbour.said}", kept)
 
 
-@fault("a client closes its own direction and waits", "it counts as gone: its row and blocks are free")
+@fault(
+    "a client closes its own direction and waits", "it counts as gone: its row and blocks are free"
+)
 def half_close(short: bool) -> Seen:
     with serving({"loop_interval_ms": 20}) as served:
         connection = connect(served, post_bytes({"prompt": "hi", "num_tokens": 1000}))
@@ -210,7 +248,9 @@ def half_close(short: bool) -> Seen:
         connection.close()
     if freed is None:
         return Seen("it kept its row", False)
-    return Seen(f"its row and blocks were free after {freed:.2f} s of the 20 s that its answer takes", True)
+    return Seen(
+        f"its row and blocks were free after {freed:.2f} s of the 20 s that its answer takes", True
+    )
 
 
 @fault("50 requests in one packet", "all are answered, in their order")
@@ -219,7 +259,9 @@ def pipeline(short: bool) -> Seen:
     bodies = [{"prompt": f"prompt {i}", "num_tokens": 5, "seed": i} for i in range(n)]
     with serving({}) as served:
         alone = [read_to_end(connect(served, post_bytes(body, more=CLOSE))) for body in bodies]
-        packet = b"".join(post_bytes(body) for body in bodies[:-1]) + post_bytes(bodies[-1], more=CLOSE)
+        packet = b"".join(post_bytes(body) for body in bodies[:-1]) + post_bytes(
+            bodies[-1], more=CLOSE
+        )
         together = read_to_end(connect(served, packet))
     texts = [_completions(raw)[0] for raw in alone]
     found = _completions(together)

@@ -26,7 +26,9 @@ def in_flight(served: Served, n: int, tokens: int) -> Iterator[list[Outcome]]:
     """n requests that run while the block does; after it their outcomes are in the list."""
     outcomes: list[Outcome] = []
     requests = asks(n, tokens)
-    thread = threading.Thread(target=lambda: outcomes.extend(replay(served.url, requests, timeout_s=PATIENCE_S)))
+    thread = threading.Thread(
+        target=lambda: outcomes.extend(replay(served.url, requests, timeout_s=PATIENCE_S))
+    )
     thread.start()
     until(lambda: served.metric("vllm:num_requests_running") >= n)
     try:
@@ -36,7 +38,9 @@ def in_flight(served: Served, n: int, tokens: int) -> Iterator[list[Outcome]]:
 
 
 def signalled(*signals: signal.Signals, answered: bool) -> Callable[[bool], Seen]:
-    """Signals a tenth of a second apart, sent as an orchestrator (SIGTERM) or a terminal (SIGINT, to the whole group) does."""
+    """Signals a tenth of a second apart, sent as an orchestrator (SIGTERM) or a terminal (SIGINT,
+    to the whole group) does.
+    """
 
     def run(short: bool) -> Seen:
         with serving({}) as served:
@@ -55,7 +59,9 @@ def signalled(*signals: signal.Signals, answered: bool) -> Callable[[bool], Seen
     return run
 
 
-fault("SIGTERM under load", "who is in flight is answered; exit code 0")(signalled(TERM, answered=True))
+fault("SIGTERM under load", "who is in flight is answered; exit code 0")(
+    signalled(TERM, answered=True)
+)
 fault("SIGTERM twice under load", "the same")(signalled(TERM, TERM, answered=True))
 at_once = "who is in flight gets an error at once; exit code 0, no traceback"
 fault("Ctrl-C under load", at_once)(signalled(INT, answered=False))
@@ -84,17 +90,26 @@ def killed(short: bool) -> Seen:
     whole = lines.pop() == b"" and all(map(_is_json, lines))
     text = f"{told(outcomes)}, within {told_s:.1f} s; ready again after {ready_s:.1f} s; "
     text += f"{len(lines)} lines of the request log, {'all' if whole else 'not all'} whole"
-    return Seen(text, whole and len(lines) >= 21 and told_s < 5 and not any(o.answer for o in outcomes))
+    return Seen(
+        text, whole and len(lines) >= 21 and told_s < 5 and not any(o.answer for o in outcomes)
+    )
 
 
-@fault("the engine fails in every 20th iteration", "those in it get 500, the others their answer; it stays ready")
+@fault(
+    "the engine fails in every 20th iteration",
+    "those in it get 500, the others their answer; it stays ready",
+)
 def failing_now_and_then(short: bool) -> Seen:
     with serving({"fault": "raise:20"}, FAULTY) as served:
         outcomes = replay(served.url, asks(100 if short else 500, 4, a_second=50))
         ready, freed = get(f"{served.url}/ready")["status"], until(served.is_free)
     failed = [outcome.error for outcome in outcomes if outcome.error]
-    right = 0 < len(failed) < len(outcomes) / 2 and all(error.startswith("500 ") for error in failed)
-    return Seen(f"{told(outcomes)}; then it is {ready}", ready == "ready" and freed is not None and right)
+    right = 0 < len(failed) < len(outcomes) / 2 and all(
+        error.startswith("500 ") for error in failed
+    )
+    return Seen(
+        f"{told(outcomes)}; then it is {ready}", ready == "ready" and freed is not None and right
+    )
 
 
 def failing_for_good(kind: str) -> Callable[[bool], Seen]:
@@ -105,7 +120,11 @@ def failing_for_good(kind: str) -> Callable[[bool], Seen]:
             outcomes = replay(served.url, asks(40, 4, a_second=20), timeout_s=PATIENCE_S)
             code = served.exit_code()
             sentences = [line for line in served.said.splitlines() if "in a row" in line]
-        kept = code not in (0, None) and bool(sentences) and not any(outcome.answer for outcome in outcomes)
+        kept = (
+            code not in (0, None)
+            and bool(sentences)
+            and not any(outcome.answer for outcome in outcomes)
+        )
         said = sentences[-1].split("ERROR")[-1].strip()[:160] if sentences else "nothing"
         return Seen(f"{told(outcomes)}; exit code {code}; it said: {said}", kept)
 
@@ -149,11 +168,17 @@ def full_disk(short: bool) -> Seen:
         os.killpg(served.process.pid, INT)
         code, said = served.exit_code(), served.said
     warned = "No space left" in said and "lines were lost" in said
-    text = f"{told(outcomes)}; the server {'says' if warned else 'does not say'} that lines are lost; exit code {code}"
+    text = (
+        f"{told(outcomes)}; the server {'says' if warned else 'does not say'} that lines are "
+        f"lost; exit code {code}"
+    )
     return Seen(text, warned and code == 0 and all(outcome.answer for outcome in outcomes))
 
 
-@fault("the request log's reader stands still, then goes on", "serving goes on; lines of over 4,096 bytes come whole")
+@fault(
+    "the request log's reader stands still, then goes on",
+    "serving goes on; lines of over 4,096 bytes come whole",
+)
 def slow_reader_of_the_log(short: bool) -> Seen:
     found = bytearray()
     with tempfile.TemporaryDirectory() as folder:
@@ -172,8 +197,13 @@ def slow_reader_of_the_log(short: bool) -> Seen:
     lines = bytes(found).splitlines()
     torn = sum(not _is_json(line) for line in lines)
     length = len(found) // max(1, len(lines))
-    text = f"{told(outcomes)}; {len(lines)} lines of some {length:,} bytes, {torn} torn; exit code {code}"
-    return Seen(text, len(lines) == 60 and not torn and code == 0 and all(o.answer for o in outcomes))
+    text = (
+        f"{told(outcomes)}; {len(lines)} lines of some {length:,} bytes, {torn} torn; exit code "
+        f"{code}"
+    )
+    return Seen(
+        text, len(lines) == 60 and not torn and code == 0 and all(o.answer for o in outcomes)
+    )
 
 
 def _read(descriptor: int) -> bytes:

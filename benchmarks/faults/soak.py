@@ -41,10 +41,14 @@ PANELS = {  # of the figure, and what a sample holds besides its time
 
 def fault(minutes: float, keep: dict[str, Any]) -> Fault:
     """The soak as a fault; what it measured goes to `keep`."""
-    name = f"{minutes:g} minutes at {LOAD:g} of the capacity, a sixth each {', '.join(KINDS[:-1])} and {KINDS[-1]}"
+    name = (
+        f"{minutes:g} minutes at {LOAD:g} of the capacity, a sixth each {', '.join(KINDS[:-1])} "
+        f"and {KINDS[-1]}"
+    )
     promise = (
         "every row has been at its whole context before; "
-        f"after the first {100 * WARM:.0f}% of the time memory grows by {MOST_MB:g} MB at most, threads not at all; at the end "
+        f"after the first {100 * WARM:.0f}% of the time memory grows by {MOST_MB:g} MB at most, "
+        f"threads not at all; at the end "
         "no row and no block is taken, and /stats has counted what the client has"
     )
     return Fault(name, promise, lambda short: soak(minutes, keep))
@@ -59,34 +63,60 @@ def soak(minutes: float, keep: dict[str, Any]) -> Seen:
         every_s = min(10.0, 6 * minutes)
         samples, counts = asyncio.run(_load(served, served.worker, rate, 60 * minutes, every_s))
         stats = get(f"{served.url}/stats")
-    keep |= {"minutes": minutes, "rate": rate, "samples": samples, "counts": dict(counts), "stats": stats}
+    keep |= {
+        "minutes": minutes,
+        "rate": rate,
+        "samples": samples,
+        "counts": dict(counts),
+        "stats": stats,
+    }
     return judge(samples, counts, stats)
 
 
 def _rate(served: Served) -> float:
-    """Requests a second at LOAD of what a burst shows that it can serve: what is cut or invalid computes next to nothing."""
+    """Requests a second at LOAD of what a burst shows that it can serve: what is cut or invalid
+    computes next to nothing.
+    """
     burst = PromptData().requests(burst_size(build("dynamic", {"model": "demo"}, {})), "burst")
-    capacity = measure_capacity(Target("dynamic", served.url, wire("inference")), burst, 600, Watch())
-    tokens = float(np.mean([request.num_tokens for request in burst])) * (len(KINDS) - 2) / len(KINDS)
+    capacity = measure_capacity(
+        Target("dynamic", served.url, wire("inference")), burst, 600, Watch()
+    )
+    tokens = (
+        float(np.mean([request.num_tokens for request in burst])) * (len(KINDS) - 2) / len(KINDS)
+    )
     return LOAD * capacity["output_throughput"] / tokens
 
 
 def _fill(served: Served) -> None:
-    """Have every row at its whole context, and threads for more requests than will ever be in flight.
+    """Have every row at its whole context, and threads for more requests than will ever be in
+    flight.
 
-    What a server takes once is taken then: pages of its KV cache when they are first written, a thread's stack and memory.
+    What a server takes once is taken then: pages of its KV cache when they are first written, a
+    thread's stack and memory.
     """
     rows = [Request(id=i, at=0, prompt="x", num_tokens=1000, seed=i) for i in range(ROWS)]
-    others = [Request(id=ROWS + i, at=0, prompt="x", num_tokens=1, seed=i) for i in range(MOST_IN_FLIGHT - ROWS)]
+    others = [
+        Request(id=ROWS + i, at=0, prompt="x", num_tokens=1, seed=i)
+        for i in range(MOST_IN_FLIGHT - ROWS)
+    ]
     for _ in range(2):
         replay(served.url, rows + others)
 
 
 async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Request) -> str:
     """Send one request of a kind; return what came of it."""
-    body: dict[str, Any] = {"prompt": request.prompt, "num_tokens": request.num_tokens, "temperature": 1.0}
+    body: dict[str, Any] = {
+        "prompt": request.prompt,
+        "num_tokens": request.num_tokens,
+        "temperature": 1.0,
+    }
     if kind == "openai":
-        body = {"prompt": request.prompt, "max_tokens": request.num_tokens, "stop": ["\n\n\n"], "timeout_s": 60}
+        body = {
+            "prompt": request.prompt,
+            "max_tokens": request.num_tokens,
+            "stop": ["\n\n\n"],
+            "timeout_s": 60,
+        }
     elif kind == "group":
         body |= {"prompt": [request.prompt] * 2, "num_tokens": max(1, request.num_tokens // 2)}
     elif kind == "invalid":
@@ -109,16 +139,26 @@ async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Re
 async def _load(
     served: Served, worker: psutil.Process, rate: float, seconds: float, every_s: float
 ) -> tuple[list[dict[str, float]], Counter[str]]:
-    """Poisson arrivals for so long; samples of the server, the last when nothing is in flight; {"kind outcome": n}."""
+    """Poisson arrivals for so long; samples of the server, the last when nothing is in flight;
+    {"kind outcome": n}.
+    """
     requests = PromptData(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
     counts: Counter[str] = Counter()
     samples: list[dict[str, float]] = []
     start = time.perf_counter()
 
     def sample() -> None:
-        running = sum(served.metric(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
+        running = sum(
+            served.metric(f"vllm:num_requests_{state}") for state in ("running", "waiting")
+        )
         blocks = served.metric("vllm:kv_cache_usage_perc")
-        held = (worker.memory_info().rss / 1e6, worker.num_threads(), worker.num_fds(), blocks, running)
+        held = (
+            worker.memory_info().rss / 1e6,
+            worker.num_threads(),
+            worker.num_fds(),
+            blocks,
+            running,
+        )
         at = {"seconds": time.perf_counter() - start}
         samples.append(at | dict(zip(PANELS, map(float, (*held, sum(counts.values()))))))
 
@@ -145,7 +185,9 @@ async def _load(
     return samples, counts
 
 
-def judge(samples: Sequence[Mapping[str, float]], counts: Mapping[str, int], stats: Mapping[str, Any]) -> Seen:
+def judge(
+    samples: Sequence[Mapping[str, float]], counts: Mapping[str, int], stats: Mapping[str, Any]
+) -> Seen:
     """Whether the server stayed flat, and counted what its client did."""
     end = samples[-1]["seconds"]
     late = [sample for sample in samples if sample["seconds"] >= WARM * end]
@@ -158,19 +200,35 @@ def judge(samples: Sequence[Mapping[str, float]], counts: Mapping[str, int], sta
         half = len(values) // 2
         return max(values[half:]) - max(values[: half + 1])
 
-    wrong = {what: n for what, n in counts.items() if what.split()[1] != ("400" if what.startswith("invalid") else "200")}
+    wrong = {
+        what: n
+        for what, n in counts.items()
+        if what.split()[1] != ("400" if what.startswith("invalid") else "200")
+    }
     # a group is two inferences; what was cut may have had its last token before its client had left
-    valid = sum(n * (1 + what.startswith("group")) for what, n in counts.items() if not what.startswith("invalid"))
-    counted = (stats["completed"] + stats["cancelled"], stats["invalid"]) == (valid, counts.get("invalid 400", 0))
+    valid = sum(
+        n * (1 + what.startswith("group"))
+        for what, n in counts.items()
+        if not what.startswith("invalid")
+    )
+    counted = (stats["completed"] + stats["cancelled"], stats["invalid"]) == (
+        valid,
+        counts.get("invalid 400", 0),
+    )
     left = bool(samples[-1]["blocks_used"] or samples[-1]["in_flight"])
     text = (
-        f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes; from minute {WARM * end / 60:.0f} on memory "
+        f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes; from minute "
+        f"{WARM * end / 60:.0f} on memory "
         f"{grown:+.1f} MB (then {memory[-1]:.0f} MB), threads {more('threads'):+.0f}, descriptors "
-        f"{more('descriptors'):+.0f}; {'something is' if left else 'nothing is'} left in rows or blocks; "
+        f"{more('descriptors'):+.0f}; {'something is' if left else 'nothing is'} left in rows or "
+        f"blocks; "
         f"/stats and this client {'agree' if counted else 'differ'}"
     )
     flat = grown <= MOST_MB and more("threads") <= 0 and more("descriptors") <= MOST_DESCRIPTORS
-    return Seen(f"{text}; unexpected: {wrong}" if wrong else text, flat and counted and not left and not wrong)
+    return Seen(
+        f"{text}; unexpected: {wrong}" if wrong else text,
+        flat and counted and not left and not wrong,
+    )
 
 
 def figure(found: Mapping[str, Any], caption: str) -> Figure:
@@ -181,13 +239,18 @@ def figure(found: Mapping[str, Any], caption: str) -> Figure:
         axes = drawn.subplots(2, 3, sharex=True)
         for axis, (name, title) in zip(axes.flat, PANELS.items()):
             axis.axvspan(0, WARM * minutes[-1], color="#efefef", lw=0)
-            axis.plot(minutes, [sample[name] for sample in found["samples"]], color="#1b9e77", lw=1.5)
+            axis.plot(
+                minutes, [sample[name] for sample in found["samples"]], color="#1b9e77", lw=1.5
+            )
             axis.set_title(title, fontsize=12)
             axis.set_ylim(bottom=0)
             axis.set_xlim(0, minutes[-1])
             axis.grid(alpha=0.25)
         for axis in axes[-1]:
             axis.set_xlabel("minutes")
-        text = f"demo, {found['rate']:.1f} requests a second: a sixth each {', '.join(KINDS)} · {caption}"
+        text = (
+            f"demo, {found['rate']:.1f} requests a second: a sixth each {', '.join(KINDS)} · "
+            f"{caption}"
+        )
         drawn.supxlabel(text, fontsize=9, color="#555555", x=0.01, ha="left")
     return drawn

@@ -29,7 +29,9 @@ from client.servers import ROOT, as_flag, free_port, wait_until_ready
 
 PATIENCE_S = 60.0
 REFUSED_S = 1.0  # what a refusal may take
-DELAY_S = 0.1  # what a fault may make an honest client wait, beyond what it waits at a server that the fault leaves alone
+# what a fault may make an honest client wait, beyond what it waits at a server that the fault
+# leaves alone
+DELAY_S = 0.1
 SLACK = 5  # times as long in the short form, which runs beside other tests
 CLOSE = "Connection: close\r\n"
 
@@ -58,7 +60,9 @@ def fault(name: str, promise: str) -> Callable[[Callable[[bool], Seen]], None]:
 
 
 class Served:
-    """A running server: its launcher's process, which became gunicorn's master, and the worker's."""
+    """A running server: its launcher's process, which became gunicorn's master, and the
+    worker's.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, output: Any):
         self.process, self.url, self._output = process, url, output
@@ -95,14 +99,20 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(settings: Mapping[str, Any], program: tuple[str, ...] = ("app.py", "dynamic")) -> Iterator[Served]:
-    """A real server on the fake model, unless another is named, in a session of its own; killed at the end."""
+def serving(
+    settings: Mapping[str, Any], program: tuple[str, ...] = ("app.py", "dynamic")
+) -> Iterator[Served]:
+    """A real server on the fake model, unless another is named, in a session of its own; killed at
+    the end.
+    """
     port = free_port()
     command = [sys.executable, *program, "--host", "127.0.0.1", "--port", str(port)]
     for name, value in ({"model": "fake"} | dict(settings)).items():
         command += as_flag(name, value)
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+        )
         served = Served(process, f"http://127.0.0.1:{port}", output)
         try:
             wait_until_ready(process, served.url, PATIENCE_S)
@@ -113,11 +123,14 @@ def serving(settings: Mapping[str, Any], program: tuple[str, ...] = ("app.py", "
             process.wait()
 
 
-def post_bytes(body: Mapping[str, Any], route: str = "/inference", version: str = "1.1", more: str = "") -> bytes:
+def post_bytes(
+    body: Mapping[str, Any], route: str = "/inference", version: str = "1.1", more: str = ""
+) -> bytes:
     """A whole HTTP request."""
     raw = json.dumps(body).encode()
     head = (
-        f"POST {route} HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n{more}Content-Length: {len(raw)}\r\n\r\n"
+        f"POST {route} HTTP/{version}\r\nHost: x\r\nContent-Type: "
+        f"application/json\r\n{more}Content-Length: {len(raw)}\r\n\r\n"
     )
     return head.encode() + raw
 
@@ -125,13 +138,18 @@ def post_bytes(body: Mapping[str, Any], route: str = "/inference", version: str 
 def asks(n: int, num_tokens: int, a_second: float = 0.0) -> list[Request]:
     """n requests with prompts and seeds of their own: all at once, or so many a second."""
     gap_s = 1 / a_second if a_second else 0.0
-    return [Request(id=i, at=i * gap_s, prompt=f"prompt {i}", num_tokens=num_tokens, seed=i) for i in range(n)]
+    return [
+        Request(id=i, at=i * gap_s, prompt=f"prompt {i}", num_tokens=num_tokens, seed=i)
+        for i in range(n)
+    ]
 
 
 def told(outcomes: Sequence[Outcome]) -> str:
     """How many were answered, and what the others got."""
     errors = Counter(outcome.error.split(":")[0] for outcome in outcomes if outcome.error)
-    answered = f"{sum(outcome.answer is not None for outcome in outcomes)} of {len(outcomes)} answered"
+    answered = (
+        f"{sum(outcome.answer is not None for outcome in outcomes)} of {len(outcomes)} answered"
+    )
     return answered + "".join(f", {n} × {error.rstrip('.')}" for error, n in errors.items())
 
 
@@ -142,7 +160,9 @@ def connect(served: Served, data: bytes = b"") -> socket.socket:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes, or breaks, the connection; then it is closed here, too."""
+    """All that comes until the other side closes, or breaks, the connection; then it is closed
+    here, too.
+    """
     found = b""
     with connection, contextlib.suppress(OSError):
         while data := connection.recv(1_000_000):
@@ -161,7 +181,9 @@ def until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> float | N
 
 
 def allow_open_files(n: int) -> int:
-    """Let this process, and the servers that it starts, open n files, or as many as the system lets; return how many."""
+    """Let this process, and the servers that it starts, open n files, or as many as the system
+    lets; return how many.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = n if hard == resource.RLIM_INFINITY else min(n, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -170,7 +192,9 @@ def allow_open_files(n: int) -> int:
 
 
 class Honest:
-    """A client that asks /health and for five tokens in turn, each on a connection of its own, in a thread."""
+    """A client that asks /health and for five tokens in turn, each on a connection of its own, in a
+    thread.
+    """
 
     def __init__(self, served: Served, every_s: float = 0.05):
         self.seconds: list[float] = []
@@ -198,7 +222,9 @@ class Honest:
                 if turn % 2:
                     connection.request("GET", "/health")
                 else:
-                    connection.request("POST", "/inference", body, {"Content-Type": "application/json"})
+                    connection.request(
+                        "POST", "/inference", body, {"Content-Type": "application/json"}
+                    )
                 response = connection.getresponse()
                 response.read()
                 if response.status != 200:
@@ -211,7 +237,9 @@ class Honest:
 
 
 class Neighbour:
-    """An honest client beside a fault, and one at a server that the fault leaves alone, whose waits are the machine's doing."""
+    """An honest client beside a fault, and one at a server that the fault leaves alone, whose waits
+    are the machine's doing.
+    """
 
     def __init__(self, served: Served):
         self._served = served
@@ -220,7 +248,9 @@ class Neighbour:
     def __enter__(self) -> Neighbour:
         with contextlib.ExitStack() as beside:
             alone = beside.enter_context(serving({}))
-            self.here, self.elsewhere = (beside.enter_context(Honest(served)) for served in (self._served, alone))
+            self.here, self.elsewhere = (
+                beside.enter_context(Honest(served)) for served in (self._served, alone)
+            )
             self._beside = beside.pop_all()
         return self
 
@@ -233,11 +263,16 @@ class Neighbour:
         if not (self.here.seconds and self.elsewhere.seconds):
             return "its neighbour never had an answer"
         here, elsewhere = (1e3 * max(honest.seconds) for honest in (self.here, self.elsewhere))
-        text = f"its neighbour waited {here:.0f} ms at most, and {elsewhere:.0f} ms at a server without the fault"
+        text = (
+            f"its neighbour waited {here:.0f} ms at most, and {elsewhere:.0f} ms at a server "
+            f"without the fault"
+        )
         failures = self.here.failures
         return text + (f"; {len(failures)} × {failures[0]}" if failures else "")
 
     def fared_well(self, short: bool) -> bool:
         if not (self.here.seconds and self.elsewhere.seconds) or self.here.failures:
             return False
-        return max(self.here.seconds) - max(self.elsewhere.seconds) <= DELAY_S * (SLACK if short else 1)
+        return max(self.here.seconds) - max(self.elsewhere.seconds) <= DELAY_S * (
+            SLACK if short else 1
+        )

@@ -17,12 +17,19 @@ from client.runs import RunError, load
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m client.report", description="Rebuild a run's report, or compare runs.")
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a folder that compare.sh wrote")
+    parser = argparse.ArgumentParser(
+        prog="python -m client.report", description="Rebuild a run's report, or compare runs."
+    )
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="a folder that compare.sh wrote"
+    )
     parser.add_argument("--out", type=Path, help="folder for the comparison of several runs")
     arguments = parser.parse_args()
     if (len(arguments.runs) > 1) != (arguments.out is not None):
-        parser.error("give --out DIR with several runs, and not with one, whose report goes into its own folder")
+        parser.error(
+            "give --out DIR with several runs, and not with one, whose report goes into its own "
+            "folder"
+        )
     try:
         runs = [load(folder) for folder in arguments.runs]
         if len(runs) == 1:

@@ -36,27 +36,40 @@ KINDS = {  # of computed rows that serve nobody
     "padding": (PADDING, "padding: computed to fill a decoder batch size"),
 }
 STYLE: dict[Any, Any] = {
-    "font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "figure.dpi": 130, "legend.frameon": False,
-    "svg.hashsalt": "effective-batching", "text.parse_math": False,  # a dollar in a model's name is one
-}  # fmt: skip
+    "font.size": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "figure.dpi": 130,
+    "legend.frameon": False,
+    # a dollar in a model's name is one
+    "svg.hashsalt": "effective-batching",
+    "text.parse_math": False,
+}
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name: a mode has its own in every figure, others what is left, in their order."""
+    """A look for each name: a mode has its own in every figure, others what is left, in their
+    order.
+    """
     own = dict(zip(MODES, LOOKS))
     names = list(names)
-    left = itertools.cycle([look for look in LOOKS if look not in [own[name] for name in names if name in own]])
+    left = itertools.cycle(
+        [look for look in LOOKS if look not in [own[name] for name in names if name in own]]
+    )
     return {name: own.get(name) or next(left) for name in names}
 
 
 def latency_vs_tokens(
-    runs: Mapping[str, tuple[Sequence[int], Sequence[float], Mapping[str, float] | None]], caption: str
+    runs: Mapping[str, tuple[Sequence[int], Sequence[float], Mapping[str, float] | None]],
+    caption: str,
 ) -> Figure:
     """Latency against completion tokens, a point a request, with each mode's least-squares line.
 
-    runs: {mode: (completion tokens, latencies in seconds, fairness)}. The left panel shares one linear scale, so
-    that slopes and intercepts compare; the right one has a logarithmic scale, so that no mode hides another.
+    runs: {mode: (completion tokens, latencies in seconds, fairness)}. The left panel shares one
+    linear scale, so that slopes and intercepts compare; the right one has a logarithmic scale, so
+    that no mode hides another.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 4.8), layout="constrained")
@@ -80,7 +93,11 @@ def latency_vs_tokens(
                     y = line["intercept_s"] + line["slope_s_per_token"] * x
                     axis.plot(x[y > 0], y[y > 0], color=look[mode].colour, ls=look[mode].line, lw=2)
         for axis, scale in zip(axes, ("linear", "log")):
-            axis.set(xlabel="completion tokens", ylabel=f"end-to-end latency, s ({scale} scale)", yscale=scale)
+            axis.set(
+                xlabel="completion tokens",
+                ylabel=f"end-to-end latency, s ({scale} scale)",
+                yscale=scale,
+            )
             axis.grid(alpha=0.25)
             axis.set_xlim(left=0)
         _plain_log(axes[1].yaxis)
@@ -92,15 +109,25 @@ def latency_vs_tokens(
     return figure
 
 
-def occupancy(runs: Mapping[str, Mapping[str, Any]], whole: Mapping[str, bool], max_batch_size: int, caption: str) -> Figure:
-    """Rows over time, the same seconds in every mode: live, idle (computed for a request that is done), padding, empty.
+def occupancy(
+    runs: Mapping[str, Mapping[str, Any]],
+    whole: Mapping[str, bool],
+    max_batch_size: int,
+    caption: str,
+) -> Figure:
+    """Rows over time, the same seconds in every mode: live, idle (computed for a request that is
+    done), padding, empty.
 
-    runs: {mode: {"bin_s", "live": [rows], "idle": [rows], "padding": [rows]}}. The window ends a little after the quickest of
-    the modes that are `whole` does.
+    runs: {mode: {"bin_s", "live": [rows], "idle": [rows], "padding": [rows]}}. The window ends a
+    little after the quickest of the modes that are `whole` does.
     """
-    kinds = [kind for kind in KINDS if kind == "idle" or any(any(run[kind]) for run in runs.values())]
+    kinds = [
+        kind for kind in KINDS if kind == "idle" or any(any(run[kind]) for run in runs.values())
+    ]
     spans = {mode: run["bin_s"] * len(run["live"]) for mode, run in runs.items()}
-    window = 1.15 * min((span for mode, span in spans.items() if whole[mode]), default=max(spans.values()))
+    window = 1.15 * min(
+        (span for mode, span in spans.items() if whole[mode]), default=max(spans.values())
+    )
     with matplotlib.rc_context(STYLE):
         size = (11, 1.75 * len(runs) + 1.4)
         figure = Figure(figsize=size, layout="constrained")
@@ -122,18 +149,30 @@ def occupancy(runs: Mapping[str, Mapping[str, Any]], whole: Mapping[str, bool], 
             axis.set_xlim(0, window)
         axes[-1, 0].set_xlabel("seconds since the first iteration")
         figure.supylabel("rows")
-        shown = [("#444444", "live (in the mode's colour)"), *(KINDS[kind] for kind in kinds), (EMPTY, "empty")]
+        shown = [
+            ("#444444", "live (in the mode's colour)"),
+            *(KINDS[kind] for kind in kinds),
+            (EMPTY, "empty"),
+        ]
         handles = [Rectangle((0, 0), 1, 1, color=c) for c, _ in shown]
-        figure.legend(handles, [name for _, name in shown], loc="outside lower center", ncols=3 if len(shown) < 4 else 2)
+        figure.legend(
+            handles,
+            [name for _, name in shown],
+            loc="outside lower center",
+            ncols=3 if len(shown) < 4 else 2,
+        )
         _caption(figure, caption)
     return figure
 
 
-def latency_vs_throughput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], caption: str) -> Figure:
-    """Median latency per token against throughput while the rate rises (Orca's figure 10), a curve a server and seed.
+def latency_vs_throughput(
+    sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], caption: str
+) -> Figure:
+    """Median latency per token against throughput while the rate rises (Orca's figure 10), a curve
+    a server and seed.
 
-    sweeps: {name: [points of a seed, by rate]}. Rates beyond the capacity, where latency depends on how long one
-    measures, are hollow and dotted.
+    sweeps: {name: [points of a seed, by rate]}. Rates beyond the capacity, where latency depends on
+    how long one measures, are hollow and dotted.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 5.2), layout="constrained")
@@ -141,7 +180,10 @@ def latency_vs_throughput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, An
         _curves(axis, sweeps, "output_throughput", "p50_normalized_latency_ms")
         axis.set_yscale("log")
         _plain_log(axis.yaxis)
-        axis.set(xlabel="throughput, completion tokens a second", ylabel="latency per token, median, ms (log scale)")
+        axis.set(
+            xlabel="throughput, completion tokens a second",
+            ylabel="latency per token, median, ms (log scale)",
+        )
         axis.set_xlim(left=0)
         axis.grid(alpha=0.25, which="both")
         axis.xaxis.set_major_formatter("{x:,.0f}")
@@ -151,15 +193,36 @@ def latency_vs_throughput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, An
     return figure
 
 
-def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits: str, caption: str) -> Figure:
-    """Requests a second within the limits against requests a second sent; on the diagonal all of them are."""
+def goodput(
+    sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits: str, caption: str
+) -> Figure:
+    """Requests a second within the limits against requests a second sent; on the diagonal all of
+    them are.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 5.2), layout="constrained")
         axis = figure.subplots()
         _curves(axis, sweeps, "achieved_rate", "goodput")
-        most = max((p["achieved_rate"] or 0 for seeds in sweeps.values() for points in seeds for p in points), default=1)
-        axis.plot([0, most], [0, most], ":", color="#999999", label="every request within the limits", zorder=0)
-        axis.set(xlabel="requests a second, as sent", ylabel=f"goodput, requests a second with {limits}")
+        most = max(
+            (
+                p["achieved_rate"] or 0
+                for seeds in sweeps.values()
+                for points in seeds
+                for p in points
+            ),
+            default=1,
+        )
+        axis.plot(
+            [0, most],
+            [0, most],
+            ":",
+            color="#999999",
+            label="every request within the limits",
+            zorder=0,
+        )
+        axis.set(
+            xlabel="requests a second, as sent", ylabel=f"goodput, requests a second with {limits}"
+        )
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.25)
@@ -169,30 +232,53 @@ def goodput(sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], limits:
     return figure
 
 
-def _curves(axis: Any, sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], x: str, y: str) -> None:
-    """Each server's points by rate, a curve a seed; those beyond its capacity hollow, and joined by dots."""
+def _curves(
+    axis: Any, sweeps: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], x: str, y: str
+) -> None:
+    """Each server's points by rate, a curve a seed; those beyond its capacity hollow, and joined by
+    dots.
+    """
     look = looks(sweeps)
     for name, seeds in sweeps.items():
         for i, points in enumerate(seeds):
             known = [p for p in points if p[x] is not None and p[y] is not None]
-            sustained, saturated = ([p for p in known if p["saturated"] is beyond] for beyond in (False, True))
+            sustained, saturated = (
+                [p for p in known if p["saturated"] is beyond] for beyond in (False, True)
+            )
             first = min((p["rate"] for p in saturated), default=float("inf"))
-            joint = [p for p in sustained if p["rate"] < first][-1:] + [p for p in known if p["rate"] >= first]
+            joint = [p for p in sustained if p["rate"] < first][-1:] + [
+                p for p in known if p["rate"] >= first
+            ]
             colour, line, marker = look[name]
             label = name if not i else None
-            for shown, style in ((sustained, {"marker": marker, "ms": 6, "lw": 2, "ls": line, "label": label}),
-                                 (joint, {"ls": ":", "lw": 1.4, "zorder": 1}),
-                                 (saturated, {"marker": marker, "ls": "", "mfc": "white", "ms": 6})):  # fmt: skip
+            for shown, style in (
+                (sustained, {"marker": marker, "ms": 6, "lw": 2, "ls": line, "label": label}),
+                (joint, {"ls": ":", "lw": 1.4, "zorder": 1}),
+                (saturated, {"marker": marker, "ls": "", "mfc": "white", "ms": 6}),
+            ):
                 axis.plot([p[x] for p in shown], [p[y] for p in shown], color=colour, **style)
-    axis.plot([], [], "o:", color="#555555", mfc="white", label="beyond its capacity: the queue only grows")
+    axis.plot(
+        [],
+        [],
+        "o:",
+        color="#555555",
+        mfc="white",
+        label="beyond its capacity: the queue only grows",
+    )
 
 
-def computed_rows(rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, float | None], caption: str) -> Figure:
-    """Where computed rows went, a bar a mode, with the useful fraction that theory expects as a tick.
+def computed_rows(
+    rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, float | None], caption: str
+) -> Figure:
+    """Where computed rows went, a bar a mode, with the useful fraction that theory expects as a
+    tick.
 
-    rows: {mode: {"live", "idle", "padding": rows summed over iterations}}. expected: {mode: useful fraction or None}.
+    rows: {mode: {"live", "idle", "padding": rows summed over iterations}}. expected: {mode: useful
+    fraction or None}.
     """
-    kinds = [kind for kind in KINDS if kind == "idle" or any(counts[kind] for counts in rows.values())]
+    kinds = [
+        kind for kind in KINDS if kind == "idle" or any(counts[kind] for counts in rows.values())
+    ]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 0.62 * len(rows) + 2.0), layout="constrained")
         axis = figure.subplots()
@@ -205,16 +291,40 @@ def computed_rows(rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, 
             for kind in kinds:
                 axis.barh(y, share[kind], left=left, color=KINDS[kind][0], height=0.62)
                 left += share[kind]
-            axis.text(useful / 2, y, f"{useful:.0f}% of {computed:,}", ha="center", va="center", color="white", fontsize=11)
-            if (fraction := expected[mode]) is not None:  # of live and idle rows: padding is not the batch's doing
-                axis.plot([(100 - share["padding"]) * fraction] * 2, [y - 0.42, y + 0.42], color="black", lw=2.5)
+            axis.text(
+                useful / 2,
+                y,
+                f"{useful:.0f}% of {computed:,}",
+                ha="center",
+                va="center",
+                color="white",
+                fontsize=11,
+            )
+            if (
+                fraction := expected[mode]
+            ) is not None:  # of live and idle rows: padding is not the batch's doing
+                axis.plot(
+                    [(100 - share["padding"]) * fraction] * 2,
+                    [y - 0.42, y + 0.42],
+                    color="black",
+                    lw=2.5,
+                )
         axis.set_yticks(range(len(rows)), list(rows))
         axis.invert_yaxis()
         axis.set(xlabel="computed rows, %", xlim=(0, 100), title="Where computed rows went")
         shown = [("#444444", "live (in the mode's colour)"), *(KINDS[kind] for kind in kinds)]
-        handles = [*(Rectangle((0, 0), 1, 1, color=c) for c, _ in shown), Line2D([], [], color="black", lw=2.5)]
+        handles = [
+            *(Rectangle((0, 0), 1, 1, color=c) for c, _ in shown),
+            Line2D([], [], color="black", lw=2.5),
+        ]
         names = [*(name for _, name in shown), "expected: mean(g) / E[max g]"]
-        figure.legend(handles, names, loc="outside lower center", ncols=3 if len(names) < 4 else 2, fontsize=10.5)
+        figure.legend(
+            handles,
+            names,
+            loc="outside lower center",
+            ncols=3 if len(names) < 4 else 2,
+            fontsize=10.5,
+        )
         _caption(figure, caption)
     return figure
 
@@ -224,11 +334,17 @@ def distributions(
     caption: str,
     styles: Mapping[str, tuple[str, str]] | None = None,
 ) -> Figure:
-    """Cumulative distributions of TTFT, TPOT and end-to-end latency, a panel each, on a logarithmic scale.
+    """Cumulative distributions of TTFT, TPOT and end-to-end latency, a panel each, on a logarithmic
+    scale.
 
-    runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. styles: {name: (the mode whose colour it has, line style)}.
+    runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. styles: {name: (the mode whose colour it has,
+    line style)}.
     """
-    titles = {"ttft": "time to first token, s", "tpot": "time per output token, ms", "e2el": "end-to-end latency, s"}
+    titles = {
+        "ttft": "time to first token, s",
+        "tpot": "time per output token, ms",
+        "e2el": "end-to-end latency, s",
+    }
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(13, 4.6), layout="constrained")
         axes = figure.subplots(1, 3, sharey=True)
@@ -239,7 +355,15 @@ def distributions(
                 if len(mine := np.sort(values[measure]) * (1e3 if measure == "tpot" else 1)):
                     mode, style = styles[name]
                     share = 100 * np.arange(1, len(mine) + 1) / len(mine)
-                    axis.step(mine, share, where="post", color=look[mode].colour, ls=style or look[mode].line, lw=2, label=name)
+                    axis.step(
+                        mine,
+                        share,
+                        where="post",
+                        color=look[mode].colour,
+                        ls=style or look[mode].line,
+                        lw=2,
+                        label=name,
+                    )
             axis.set(xscale="log", xlabel=title, ylim=(0, 101))
             _plain_log(axis.xaxis)
             axis.grid(alpha=0.25)
@@ -251,7 +375,9 @@ def distributions(
 
 
 def _plain_log(axis: Any) -> None:
-    """A logarithmic axis labelled 0.5, 1, 2, 5 instead of powers of ten; more finely where it spans little."""
+    """A logarithmic axis labelled 0.5, 1, 2, 5 instead of powers of ten; more finely where it spans
+    little.
+    """
 
     def label(value: float, _: Any) -> str:
         low, high = axis.get_view_interval()
@@ -263,10 +389,11 @@ def _plain_log(axis: Any) -> None:
 
 
 def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
-    """Step time against rows, a colour a context, with the time that memory and arithmetic bound it by (a roofline).
+    """Step time against rows, a colour a context, with the time that memory and arithmetic bound it
+    by (a roofline).
 
-    points: {"rows", "context", "seconds", "memory_s", "arithmetic_s"} each. The right panel: which part of the bound
-    (the larger of the two, as if they overlapped wholly) a step reaches.
+    points: {"rows", "context", "seconds", "memory_s", "arithmetic_s"} each. The right panel: which
+    part of the bound (the larger of the two, as if they overlapped wholly) a step reaches.
     """
     contexts = sorted({int(point["context"]) for point in points})
     shades = [matplotlib.colormaps["viridis"](x) for x in np.linspace(0.1, 0.75, len(contexts))]
@@ -279,11 +406,15 @@ def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
             measured = np.array([p["seconds"] for p in mine])
             bound = np.array([max(p["memory_s"], p["arithmetic_s"]) for p in mine])
             left.plot(rows, 1e3 * measured, "o-", color=shade, label=f"measured, context {context}")
-            left.plot(rows, 1e3 * bound, "--", color=shade, lw=1.2, label=f"bound, context {context}")
+            left.plot(
+                rows, 1e3 * bound, "--", color=shade, lw=1.2, label=f"bound, context {context}"
+            )
             right.plot(rows, 100 * bound / measured, "o-", color=shade, label=f"context {context}")
         for axis in (left, right):
             axis.set_xscale("log", base=2)
-            axis.set_xticks(sorted({int(p["rows"]) for p in points}), sorted({int(p["rows"]) for p in points}))
+            axis.set_xticks(
+                sorted({int(p["rows"]) for p in points}), sorted({int(p["rows"]) for p in points})
+            )
             axis.set_xlabel("rows")
             axis.grid(alpha=0.25)
         left.set_yscale("log")
@@ -298,18 +429,26 @@ def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
 def gap_over_budgets(points: Sequence[Mapping[str, float]], limit: float, caption: str) -> Figure:
     """What a long prompt does to the rows that decode, over token budgets.
 
-    points: {"token_budget", "longest_itl_s", "median_itl_s", "ttft_s"} each. limit: as a multiple of the median.
+    points: {"token_budget", "longest_itl_s", "median_itl_s", "ttft_s"} each. limit: as a multiple
+    of the median.
     """
     budgets = [p["token_budget"] for p in points]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2)
         left.plot(
-            budgets, [p["longest_itl_s"] / p["median_itl_s"] for p in points], "o-", color=looks(["dynamic"])["dynamic"].colour
+            budgets,
+            [p["longest_itl_s"] / p["median_itl_s"] for p in points],
+            "o-",
+            color=looks(["dynamic"])["dynamic"].colour,
         )
         left.axhline(limit, color="#555555", ls="--", lw=1)
         left.annotate(
-            f"{limit:g} × the median", (budgets[0], limit), xytext=(0, 4), textcoords="offset points", color="#555555"
+            f"{limit:g} × the median",
+            (budgets[0], limit),
+            xytext=(0, 4),
+            textcoords="offset points",
+            color="#555555",
         )
         left.set(ylabel="longest gap / median gap", title="The rows that decode wait")
         right.plot(budgets, [p["ttft_s"] for p in points], "o-", color="#386cb0")
@@ -329,7 +468,9 @@ def _caption(figure: Any, caption: str) -> None:
 
 
 def save(figure: Figure, *paths: Path) -> None:
-    """Write a figure in the format that each path's suffix names; the same run gives the same files."""
+    """Write a figure in the format that each path's suffix names; the same run gives the same
+    files.
+    """
     with matplotlib.rc_context(STYLE):
         for path in paths:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

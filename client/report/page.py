@@ -12,9 +12,10 @@ from markdown_it import MarkdownIt
 from client.quoting import unescape
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 2rem auto; padding: 0 1.2rem }
-body { color: #222; background: #fff }
-h1 { font-size: 1.6rem } h2 { font-size: 1.25rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 2rem auto }
+body { padding: 0 1.2rem; color: #222; background: #fff }
+h1 { font-size: 1.6rem }
+h2 { font-size: 1.25rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid #e5e5e5; text-align: left }
@@ -47,11 +48,22 @@ def as_page(markdown: str, vectors: Mapping[str, bytes]) -> str:
     for name, vector in vectors.items():
         data = base64.b64encode(_shortened(vector)).decode()
         body = body.replace(f'src="{name}.png"', f'src="data:image/svg+xml;base64,{data}"')
-    body = re.sub(r"<table>.*?</table>", lambda table: f'<div class="wide">{table[0]}</div>', body, flags=re.DOTALL)
+    body = re.sub(
+        r"<table>.*?</table>",
+        lambda table: f'<div class="wide">{table[0]}</div>',
+        body,
+        flags=re.DOTALL,
+    )
     title = html.escape(unescape(markdown.split("\n", 1)[0].removeprefix("# ")))
     return PAGE.format(title=title, style=STYLE, body=body)
 
 
 def _shortened(vector: bytes) -> bytes:
-    """An SVG whose coordinates have two decimals, a hundredth of a point, instead of six: a third of the page's size."""
-    return re.sub(rb' (?:d|x|y)="[^"]*"', lambda attribute: re.sub(rb"(\.\d\d)\d+", rb"\1", attribute[0]), vector)
+    """An SVG whose coordinates have two decimals, a hundredth of a point, instead of six: a third
+    of the page's size.
+    """
+    return re.sub(
+        rb' (?:d|x|y)="[^"]*"',
+        lambda attribute: re.sub(rb"(\.\d\d)\d+", rb"\1", attribute[0]),
+        vector,
+    )

@@ -1,4 +1,6 @@
-"""Reports of saved runs: report.md with figures as PNG, report.html in one file. All that they say is in the run's JSON."""
+"""Reports of saved runs: report.md with figures as PNG, report.html in one file. All that they say
+is in the run's JSON.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,20 @@ def drawings(run: Run) -> dict[str, Drawing]:
     """What can be drawn of a run: each figure's name, and how."""
     load, seeds, limits = run.first["workload"], len(run.summaries), _limits(run)
     requests = f"{load['requests']} requests"
-    caption = _caption(run, f"{requests}{f' × {seeds} seeds' if seeds > 1 else ''}, {load['arrival']}")
+    caption = _caption(
+        run, f"{requests}{f' × {seeds} seeds' if seeds > 1 else ''}, {load['arrival']}"
+    )
     answered = {name: run.answered(name) for name in run.names}
     lines = {}
     for name, mine in answered.items():
-        tokens, seconds = [r["completion_tokens"] for r in mine], [r["answered_at"] - r["sent_at"] for r in mine]
+        tokens, seconds = (
+            [r["completion_tokens"] for r in mine],
+            [r["answered_at"] - r["sent_at"] for r in mine],
+        )
         lines[name] = (tokens, seconds, fairness(tokens, seconds))
-    found: dict[str, Drawing] = {"latency_vs_tokens": lambda: figures.latency_vs_tokens(lines, caption)}
+    found: dict[str, Drawing] = {
+        "latency_vs_tokens": lambda: figures.latency_vs_tokens(lines, caption)
+    }
     if points := run.points:
         n = sum(len(mine) for several in points.values() for mine in several)
         rates = _caption(run, f"{n} rates, lengths {load['lengths']}")
@@ -47,9 +56,13 @@ def drawings(run: Run) -> dict[str, Drawing]:
         for n, r in run.results[0].items() if (o := r.get("occupancy_over_time")) and o["live"]
     }  # fmt: skip
     if over_time:
-        rows = max(r["config"]["max_batch_size"] for r in run.results[0].values() if r.get("config"))
+        rows = max(
+            r["config"]["max_batch_size"] for r in run.results[0].values() if r.get("config")
+        )
         whole = {name: not r["partial"] for name, r in run.results[0].items()}
-        one = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")  # this figure is of one seed
+        one = _caption(
+            run, f"{requests}, {load['arrival']}, seed {run.first['seed']}"
+        )  # this figure is of one seed
         found["occupancy"] = lambda: figures.occupancy(over_time, whole, rows, one)
         computed = {
             name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in mine) for kind in ROW_KINDS}
@@ -57,7 +70,9 @@ def drawings(run: Run) -> dict[str, Drawing]:
         }  # fmt: skip
         expected = {name: run.modes[name][0]["expected_useful_fraction"] for name in computed}
         found["rows"] = lambda: figures.computed_rows(computed, expected, caption)
-    found["distributions"] = lambda: figures.distributions({n: distributions(a) for n, a in answered.items()}, caption)
+    found["distributions"] = lambda: figures.distributions(
+        {n: distributions(a) for n, a in answered.items()}, caption
+    )
     return {name: found[name] for name in FIGURES if name in found}
 
 
@@ -76,7 +91,9 @@ def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, list[float
 def _caption(run: Run, what: str) -> str:
     config = run.first["config"]
     model = f"{config['model']}, {config['dtype']}, " if config else ""
-    return f"{model}{what} · {processor(run.first['hardware'], config)} · commit {run.first['commit']}"
+    return (
+        f"{model}{what} · {processor(run.first['hardware'], config)} · commit {run.first['commit']}"
+    )
 
 
 def _limits(run: Run) -> str:
@@ -85,39 +102,68 @@ def _limits(run: Run) -> str:
 
 def sweep_part(run: Run) -> list[str]:
     """The section on rates: how capacities were found, and what they are."""
-    found = {name: [sweep.outcome(points) for points in seeds] for name, seeds in run.points.items()}
+    found = {
+        name: [sweep.outcome(points) for points in seeds] for name, seeds in run.points.items()
+    }
     if not found:
         return []
-    unfinished = {name for name in found if any(name not in summary["swept"] for summary in run.summaries)}
-    found = {f"{name} (partial)" if name in unfinished else name: outcomes for name, outcomes in found.items()}
+    unfinished = {
+        name for name in found if any(name not in summary["swept"] for summary in run.summaries)
+    }
+    found = {
+        f"{name} (partial)" if name in unfinished else name: outcomes
+        for name, outcomes in found.items()
+    }
     text = (
-        "A mode's capacity is what it completed while requests were always waiting, at all rates beyond it: tokens a second "
-        "over the mean tokens of a request. Its queue begins to grow between two rates 9% apart: at the second, each second of "
-        f"sending adds over {GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% of what is sent stays in "
-        f"flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity that is chance, and the two need not lie "
+        "A mode's capacity is what it completed while requests were always waiting, at all rates "
+        "beyond it: tokens a second "
+        "over the mean tokens of a request. Its queue begins to grow between two rates 9% apart: "
+        "at the second, each second of "
+        f"sending adds over {GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% "
+        f"of what is sent stays in "
+        f"flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity that is "
+        f"chance, and the two need not lie "
         "around it."
     )
     if any("busy_s" not in p for seeds in run.points.values() for points in seeds for p in points):
         text += (
-            " **This sweep is from a version that did not measure capacity so**: it is missing; measure again to have it. Its "
+            " **This sweep is from a version that did not measure capacity so**: it is missing; "
+            "measure again to have it. Its "
             "traces were as drawn, and asked for up to a tenth more or less than their rate says."
         )
     if limits := _limits(run):
-        text += f" A rate is within the limits when {100 * ATTAINMENT:.0f}% of its requests have {limits}."
-    return ["## From light load to beyond capacity", text, tables.capacity_table(found, bool(limits))]
+        text += (
+            f" A rate is within the limits when {100 * ATTAINMENT:.0f}% of its requests have "
+            f"{limits}."
+        )
+    return [
+        "## From light load to beyond capacity",
+        text,
+        tables.capacity_table(found, bool(limits)),
+    ]
 
 
 def facts(run: Run) -> list[str]:
     summary = run.first
-    load, hardware, config, capacity = summary["workload"], summary["hardware"], summary["config"], summary["capacity"]
+    load, hardware, config, capacity = (
+        summary["workload"],
+        summary["hardware"],
+        summary["config"],
+        summary["capacity"],
+    )
     arrival = f"arrival {code(load['arrival'])}"
     if capacity:
         arrival += (
-            f": {capacity['load']:g} of the {capacity['output_throughput']:,.0f} tok/s that a burst of "
-            f"{capacity['requests']} requests reached in {code(capacity.get('of', 'dynamic'))} while every row was busy"
+            f": {capacity['load']:g} of the {capacity['output_throughput']:,.0f} tok/s that a "
+            f"burst of "
+            f"{capacity['requests']} requests reached in {code(capacity.get('of', 'dynamic'))} "
+            f"while every row was busy"
         )
     seeds = ", ".join(str(s["seed"]) for s in run.summaries)
-    found = [f"workload: {described(load)}; lengths {code(load['lengths'])}, {arrival}; seed {seeds} (`trace.jsonl`)"]
+    found = [
+        f"workload: {described(load)}; lengths {code(load['lengths'])}, {arrival}; seed {seeds} "
+        f"(`trace.jsonl`)"
+    ]
     if config:
         apart = differing(run.results[0])
         common = [name for name in config if not any(name in mine for mine in apart.values())]
@@ -127,12 +173,14 @@ def facts(run: Run) -> list[str]:
             if len(mine) > 1 or name != mine["mode"]:
                 own = [escape(f"{key} {value}") for key, value in mine.items() if key != "mode"]
                 found.append(f"{name}: {', '.join([mine['mode'], *own])}")
-    found += [f"{name}: {escape(url)}, through OpenAI's API as a stream; its engine and hardware are not known here"
+    found += [f"{name}: {escape(url)}, through OpenAI's API as a stream; its engine and hardware "
+              f"are not known here"
               for name, url in summary["also"].items()]  # fmt: skip
     gpu = f"{escape(hardware['gpu'])}; " if hardware.get("gpu") else ""
     whose = "hardware" if summary["started_here"] else "the client's hardware"
     found += [
-        f"{whose}: {gpu}{escape(hardware['cpu'])}, {hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; "
+        f"{whose}: {gpu}{escape(hardware['cpu'])}, {hardware['cores']} cores, "
+        f"{hardware['memory_gb']:.0f} GB; "
         f"{hardware['system']}; Python {hardware['python']}, torch {hardware['torch']}",
         f"client: {calibrate.sentence(summary['calibration'])}",
         f"commit {summary['commit']}, {summary['date']}, {code(summary['command'])}",
@@ -149,7 +197,11 @@ def contents(run: Run) -> str:
         return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
 
     model = f" on {escape(summary['config']['model'])}" if summary["config"] else ""
-    parts = [f"# {', '.join(run.names)}{model}", tables.markdown_table(run.modes), " ".join(sentences.sentences(run))]
+    parts = [
+        f"# {', '.join(run.names)}{model}",
+        tables.markdown_table(run.modes),
+        " ".join(sentences.sentences(run)),
+    ]
     if len(run.summaries) > 1 and len(run.names) > 1:
         parts.append(tables.differences_table(run.modes, run.baseline))
     parts += [
@@ -162,27 +214,40 @@ def contents(run: Run) -> str:
         parts += ["## Every rate"]
         for mine in run.summaries:
             parts += [f"Seed {mine['seed']}:", tables.points_table(mine["sweep"])]
-    parts += ["## Definitions", "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())]
+    parts += [
+        "## Definitions",
+        "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items()),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
 def write(run: Run) -> None:
-    """Write report.md, report.html and the figures into the run's folder, and for several seeds summary.json."""
+    """Write report.md, report.html and the figures into the run's folder, and for several seeds
+    summary.json.
+    """
     _write(run.folder, contents(run), drawings(run))
     if len(run.summaries) > 1:
         (run.folder / "summary.json").write_text(dumps(over_seeds(run)))
 
 
 def over_seeds(run: Run) -> dict[str, Any]:
-    """summary.json of several seeds: each headline's mean, half of its interval, and its values; paired differences."""
+    """summary.json of several seeds: each headline's mean, half of its interval, and its values;
+    paired differences.
+    """
     keys = dict.fromkeys(key for key, *_ in (*tables.COLUMNS, *tables.COMPARED))
     modes = {
-        name: {key: {**asdict(estimate(values, tables.STEPS.get(key, 0.0))), "values": values}
-               for key in keys if len(values := [r[key] for r in mine if r.get(key) is not None]) == len(mine)}
+        name: {
+            key: {**asdict(estimate(values, tables.STEPS.get(key, 0.0))), "values": values}
+            for key in keys
+            if len(values := [r[key] for r in mine if r.get(key) is not None]) == len(mine)
+        }
         for name, mine in run.modes.items()
-    }  # fmt: skip
+    }
     differences = [
-        {key: asdict(value) if isinstance(value, Estimate) else value for key, value in entry.items()}
+        {
+            key: asdict(value) if isinstance(value, Estimate) else value
+            for key, value in entry.items()
+        }
         for entry in tables.differences(run.modes, run.baseline)
     ]
     return {"seeds": [s["seed"] for s in run.summaries], "modes": modes, "differences": differences}
@@ -204,17 +269,26 @@ def show(run: Run, console: Console) -> None:
     if len(run.summaries) == 1:
         console.print("Latency of a request by its completion tokens, fitted:", highlight=False)
         for name, [result] in run.modes.items():
-            console.print(f"{name:>8}: {tables.line_text(result['fairness'])}", markup=False, highlight=False)
+            console.print(
+                f"{name:>8}: {tables.line_text(result['fairness'])}", markup=False, highlight=False
+            )
     if run.points:
         console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))
-    console.print("\n" + unescape("\n".join(sentences.sentences(run))), markup=False, highlight=False)
     console.print(
-        f"report.html, report.md, figures and every request: {run.folder}", markup=False, highlight=False, soft_wrap=True
+        "\n" + unescape("\n".join(sentences.sentences(run))), markup=False, highlight=False
+    )
+    console.print(
+        f"report.html, report.md, figures and every request: {run.folder}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
 
 
 def compare_runs(runs: Sequence[Run], out: Path) -> None:
-    """A report of several runs side by side: what differs between them, each mode in each, and by how much it changed."""
+    """A report of several runs side by side: what differs between them, each mode in each, and by
+    how much it changed.
+    """
     labels, same = _labels(runs), _same_traces(runs)
     rows = [["", *labels]]
     for what, of in ABOUT.items():
@@ -229,17 +303,28 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
         f"# {' against '.join(labels)}",
         "## What differs",
         tables.markdown(rows, left=len(rows[0])),
-        "All replayed the same traces, so their differences are the servers' and the machines'." if same else
-        "**The traces differ**: at another load latencies differ for that alone; `--trace` replays one run's trace in another.",
-    ]  # fmt: skip
+        "All replayed the same traces, so their differences are the servers' and the machines'."
+        if same
+        else "**The traces differ**: at another load latencies differ for that alone; `--trace` "
+        "replays "
+        "one run's trace in another.",
+    ]
     for label, run in zip(labels, runs):
         told = [
             sentence
-            for sentence in (sentences.partial(run), *sentences.failures(run), sentences.client_limited(run))
+            for sentence in (
+                sentences.partial(run),
+                *sentences.failures(run),
+                sentences.client_limited(run),
+            )
             if sentence
         ]
-        parts += [f"{label}: {' '.join([*told, sentences.conditions(run), calibrate.sentence(run.first['calibration'])])}"]
-    parts += ["## Modes", tables.runs_table({label: run.modes for label, run in zip(labels, runs)}, paired=same)]
+        told += [sentences.conditions(run), calibrate.sentence(run.first["calibration"])]
+        parts += [f"{label}: {' '.join(told)}"]
+    parts += [
+        "## Modes",
+        tables.runs_table({label: run.modes for label, run in zip(labels, runs)}, paired=same),
+    ]
     styles: dict[str, tuple[str, str]] = {}
     values: dict[str, dict[str, list[float]]] = {}
     for name in shared:
@@ -248,10 +333,15 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
             values[f"{name}, {label}"] = distributions(run.answered(name))
     drawn: dict[str, Drawing] = {}
     if values:
-        caption = " · ".join(f"{label}: commit {run.first['commit']}" for label, run in zip(labels, runs))
+        caption = " · ".join(
+            f"{label}: commit {run.first['commit']}" for label, run in zip(labels, runs)
+        )
         drawn["distributions"] = lambda: figures.distributions(values, caption, styles)
         parts.append(f"![{FIGURES['distributions']}](distributions.png)")
-    parts += ["## Definitions", "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())]
+    parts += [
+        "## Definitions",
+        "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items()),
+    ]
     out.mkdir(parents=True, exist_ok=True)
     _write(out, "\n\n".join(parts) + "\n", drawn)
 
@@ -261,7 +351,8 @@ ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "date": lambda s: escape(s["date"]),
     "hardware": lambda s: escape(f"{s['hardware']['cpu']}, {s['hardware']['cores']} cores"),
     "workload": lambda s: (
-        f"{s['workload']['requests']} requests, {code(s['workload']['lengths'])}, {code(s['workload']['arrival'])}"
+        f"{s['workload']['requests']} requests, {code(s['workload']['lengths'])}, "
+        f"{code(s['workload']['arrival'])}"
     ),
     "command": lambda s: code(s["command"]),
 }
@@ -270,7 +361,11 @@ ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
 def _labels(runs: Sequence[Run]) -> list[str]:
     names = [run.folder.resolve().name for run in runs]
     names = [escape(name) for name in names]
-    return names if len(set(names)) == len(names) else [f"{i}: {name}" for i, name in enumerate(names, 1)]
+    return (
+        names
+        if len(set(names)) == len(names)
+        else [f"{i}: {name}" for i, name in enumerate(names, 1)]
+    )
 
 
 def _same_traces(runs: Sequence[Run]) -> bool:

@@ -13,7 +13,13 @@ from stats import CLIENT_LIMITED_MS
 
 def sentences(run: Run) -> list[str]:
     """All that apply, the gravest first."""
-    found = [partial(run), *failures(run), *other_lengths(run), client_limited(run), busy(run.first["hardware"])]
+    found = [
+        partial(run),
+        *failures(run),
+        *other_lengths(run),
+        client_limited(run),
+        busy(run.first["hardware"]),
+    ]
     found += [identity(run), littles_law(run), seeds(run)]
     return [sentence for sentence in found if sentence]
 
@@ -22,7 +28,9 @@ def partial(run: Run) -> str | None:
     """What of the measuring that was asked for is missing, and why."""
     if not run.partial:
         return None
-    reasons = dict.fromkeys(escape(summary["stopped"]) for summary in run.summaries if summary["stopped"])
+    reasons = dict.fromkeys(
+        escape(summary["stopped"]) for summary in run.summaries if summary["stopped"]
+    )
     parts = ["; ".join(reasons) or "interrupted before its end"]
     for name, results in run.modes.items():
         if results[-1]["partial"]:
@@ -31,7 +39,8 @@ def partial(run: Run) -> str | None:
         parts.append(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     if run.missing_seeds:
         parts.append(
-            f"seed {', '.join(map(str, run.missing_seeds))} of {len(run.first['asked']['seeds'])} is missing or left out"
+            f"seed {', '.join(map(str, run.missing_seeds))} of {len(run.first['asked']['seeds'])} "
+            f"is missing or left out"
         )
     return f"**Partial**: {'; '.join(parts)}."
 
@@ -45,7 +54,11 @@ def failures(run: Run) -> list[str]:
             errors[error] = errors.get(error, 0) + n
         if errors:
             told = sorted(errors.items(), key=lambda item: -item[1])[:3]
-            found.append(f"**Failed in {name}**: " + "; ".join(f"{n} × {escape(error.rstrip('.'))}" for error, n in told) + ".")
+            found.append(
+                f"**Failed in {name}**: "
+                + "; ".join(f"{n} × {escape(error.rstrip('.'))}" for error, n in told)
+                + "."
+            )
     return found
 
 
@@ -55,30 +68,49 @@ def other_lengths(run: Run) -> list[str]:
     for name, results in run.modes.items():
         if other := sum(result["other_length"] for result in results):
             of = sum(result["completed"] for result in results)
-            found.append(f"**{name} computed another number of tokens than asked in {other} of {of} answers** (does it ignore "
+            found.append(f"**{name} computed another number of tokens than asked in {other} of "
+                         f"{of} answers** (does it ignore "
                          "`ignore_eos`?): its latencies are of other work.")  # fmt: skip
     return found
 
 
 def client_limited(run: Run) -> str | None:
     """Which servers' requests were sent late, and what their latency is from the schedule."""
-    late = [name for name, results in run.modes.items() if any(result["client_limited"] for result in results)]
+    late = [
+        name
+        for name, results in run.modes.items()
+        if any(result["client_limited"] for result in results)
+    ]
     if not late:
         return None
-    from_schedule = ", ".join(f"{name} {p99:.2f} s" for name in late if (p99 := _p99_from_schedule(run, name)) is not None)
-    text = f"**The client was late** in {', '.join(late)} (p99 of the schedule lag over {CLIENT_LIMITED_MS:g} ms)"
-    return f"{text}; from the schedule p99 latency is {from_schedule}." if from_schedule else f"{text}."
+    from_schedule = ", ".join(
+        f"{name} {p99:.2f} s" for name in late if (p99 := _p99_from_schedule(run, name)) is not None
+    )
+    text = (
+        f"**The client was late** in {', '.join(late)} (p99 of the schedule lag over "
+        f"{CLIENT_LIMITED_MS:g} ms)"
+    )
+    return (
+        f"{text}; from the schedule p99 latency is {from_schedule}."
+        if from_schedule
+        else f"{text}."
+    )
 
 
 def _p99_from_schedule(run: Run, name: str) -> float | None:
-    known = [p99 for result in run.modes[name] if (p99 := result["p99_e2el_from_schedule_ms"]) is not None]
+    known = [
+        p99
+        for result in run.modes[name]
+        if (p99 := result["p99_e2el_from_schedule_ms"]) is not None
+    ]
     return statistics.mean(known) / 1e3 if known else None
 
 
 def busy(hardware: Mapping[str, Any]) -> str | None:
     percent = hardware["busy_before_percent"]
     return (
-        f"Other processes used {percent:.0f}% of the processor before the run: its numbers are suspect."
+        f"Other processes used {percent:.0f}% of the processor before the run: its numbers are "
+        f"suspect."
         if percent > 20
         else None
     )
@@ -94,27 +126,37 @@ def identity(run: Run) -> str | None:
         return f"All {n} requests that every mode answered got the same text in each."
     parted = sorted(share for same in found for share in same["parted_after"])
     sentence = (
-        f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every mode answered got the same text in each; the "
-        f"texts of the others part after {100 * parted[0]:.0f} to {100 * parted[-1]:.0f}% of their length "
+        f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every mode answered got "
+        f"the same text in each; the "
+        f"texts of the others part after {100 * parted[0]:.0f} to {100 * parted[-1]:.0f}% of their "
+        f"length "
         f"(median {100 * statistics.median(parted):.0f}%)."
     )
     if run.first["config"]["dtype"] == "bfloat16":
         sentence += (
-            " bfloat16 keeps 8 bits, so two tokens often have equal logits, and the shape of a batch decides between them."
+            " bfloat16 keeps 8 bits, so two tokens often have equal logits, and the shape "
+            "of a batch decides between them."
         )
     return sentence
 
 
 def littles_law(run: Run) -> str | None:
     """How far L, as the client counts it, is from λ · W with the server's W."""
-    laws = [(name, law) for name, results in run.modes.items() for result in results if (law := result["littles_law"])]
+    laws = [
+        (name, law)
+        for name, results in run.modes.items()
+        for result in results
+        if (law := result["littles_law"])
+    ]
     if not laws:
         return None
     apart, name = max(
-        ((law["in_flight"] / law["rate_x_latency"] - 1, name) for name, law in laws), key=lambda found: abs(found[0])
+        ((law["in_flight"] / law["rate_x_latency"] - 1, name) for name, law in laws),
+        key=lambda found: abs(found[0]),
     )
     return (
-        "Little's law: requests in flight, counted by the client at random instants, and answered a second × mean latency at "
+        "Little's law: requests in flight, counted by the client at random instants, and answered "
+        "a second × mean latency at "
         f"the server differ by {100 * apart:+.1f}% at most ({name}).".replace("-", "−")
     )
 
@@ -124,18 +166,30 @@ def seeds(run: Run) -> str:
     if n == 1:
         return "One seed: no interval is claimed; `--repeats 5` gives one."
     return (
-        f"Means over {n} seeds ± half of a 95% t interval. Modes ran the same traces, so their differences are paired by seed; "
-        "where a difference's interval spans zero, no difference is shown. (Of twenty differences that are none, one is shown.)"
+        f"Means over {n} seeds ± half of a 95% t interval. Modes ran the same traces, so their "
+        f"differences are paired by seed; "
+        "where a difference's interval spans zero, no difference is shown. (Of twenty differences "
+        "that are none, one is shown.)"
     )
 
 
 def conditions(run: Run) -> str:
     """What latencies are of, and where the servers ran."""
     summary = run.first
-    answers = "streams" if summary["stream"] else "plain answers: a request-level batch is answered as a whole"
+    answers = (
+        "streams"
+        if summary["stream"]
+        else "plain answers: a request-level batch is answered as a whole"
+    )
     if not summary["started_here"]:
-        return f"Latencies are of {answers}. The server ran apart; hardware and commit below are the client's."
-    text = f"Latencies are of {answers}. Modes ran one after another on the same machine, each on a server of its own"
+        return (
+            f"Latencies are of {answers}. The server ran apart; hardware and commit below are "
+            f"the client's."
+        )
+    text = (
+        f"Latencies are of {answers}. Modes ran one after another on the same machine, each on "
+        f"a server of its own"
+    )
     if summary["also"]:
         text += f"; {', '.join(summary['also'])} ran where it was"
     return f"{text}."

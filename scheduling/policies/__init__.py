@@ -1,8 +1,8 @@
 """Batching policies: which inferences run in the next iteration, and who may join.
 
-A policy is one file here and one row of MODES; an order is one class and one row of ORDERS. Their fields are the server's
-settings: flags, --help, what is refused in which mode, the tables of the documentation, the colours of figures and the
-contract tests derive from the two tables.
+A policy is one file here and one row of MODES; an order is one class and one row of ORDERS. Their
+fields are the server's settings: flags, --help, what is refused in which mode, the tables of the
+documentation, the colours of figures and the contract tests derive from the two tables.
 """
 
 from __future__ import annotations
@@ -18,9 +18,21 @@ from scheduling.policies.static import Static
 from scheduling.policies.windowed import Windowed
 
 __all__ = [
-    "MODES", "ORDERS", "Dynamic", "Fcfs", "Limits", "NoBatching", "Order", "Plan", "Policy", "Static", "View", "Windowed",
-    "chosen", "setting",
-]  # fmt: skip
+    "MODES",
+    "ORDERS",
+    "Dynamic",
+    "Fcfs",
+    "Limits",
+    "NoBatching",
+    "Order",
+    "Plan",
+    "Policy",
+    "Static",
+    "View",
+    "Windowed",
+    "chosen",
+    "setting",
+]
 
 MODES: dict[str, type[Policy]] = {
     "nobatch": NoBatching,
@@ -35,6 +47,8 @@ Choice = TypeVar("Choice", Policy, Order)
 
 
 def chosen(table: dict[str, type[Choice]], name: str, settings: Any) -> Choice:
-    """A table's row, with the settings that are its fields. `settings` has them as attributes; a Config does."""
+    """A table's row, with the settings that are its fields. `settings` has them as attributes; a
+    Config does.
+    """
     kind = table[name]
     return kind(**{each.name: getattr(settings, each.name) for each in fields(kind)})

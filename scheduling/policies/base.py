@@ -1,7 +1,8 @@
 """The seam between deciding and doing: what a policy may know (`View`), and what it says (`Plan`).
 
-A policy is a pure function of a `View`: it reads no clock, holds no lock and keeps no state, so the same code runs in the
-server, in tests in virtual time, and in a simulator. What it returns the `Scheduler` checks, and carries out.
+A policy is a pure function of a `View`: it reads no clock, holds no lock and keeps no state, so the
+same code runs in the server, in tests in virtual time, and in a simulator. What it returns the
+`Scheduler` checks, and carries out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a policy may know. Time is in seconds on the scheduler's clock, KV is counted in blocks."""
+    """What a policy may know. Time is in seconds on the scheduler's clock, KV is
+    counted in blocks.
+    """
 
     now: float
     waiting: Collection[Inference]  # by the order's key
@@ -42,29 +45,40 @@ class View:
 
 @dataclass(slots=True)
 class Plan:
-    """What to do next, in this order: who gives way, whom to admit, what to compute; and when to look again."""
+    """What to do next, in this order: who gives way, whom to admit, what to compute; and when to
+    look again.
+    """
 
-    preempt: list[Inference] = field(default_factory=list)  # they wait again, and their KV is computed again
-    admit: list[tuple[Inference, int]] = field(default_factory=list)  # (inference, tokens to reserve KV blocks for)
+    preempt: list[Inference] = field(
+        default_factory=list
+    )  # they wait again, and their KV is computed again
+    admit: list[tuple[Inference, int]] = field(
+        default_factory=list
+    )  # (inference, tokens to reserve KV blocks for)
     run: list[tuple[Inference, int]] = field(default_factory=list)  # (inference, tokens to compute)
     wake_at: float | None = None  # if there is nothing to do
     reason: str = ""  # why this batch was formed; empty when nobody was admitted
 
 
 def setting(default: Any, meaning: str, shown: str | None = None, **limits: Any) -> Any:
-    """A field of a policy, which is a setting of the server: its default, its meaning, and pydantic's limits of it.
+    """A field of a policy, which is a setting of the server: its default, its meaning, and
+    pydantic's limits of it.
 
     shown: the default in words.
     """
-    return field(default=default, metadata={"meaning": meaning, "shown": shown or str(default), "limits": limits})
+    return field(
+        default=default,
+        metadata={"meaning": meaning, "shown": shown or str(default), "limits": limits},
+    )
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which inferences run in the next iteration, and who may join. Its fields are settings of the modes that have them.
+    """Which inferences run in the next iteration, and who may join. Its fields are settings of the
+    modes that have them.
 
-    `request_level`: a batch is answered as a whole, so that rows which have all their tokens are held until the longest
-    is done; the prompts of one request are never split over two batches.
+    `request_level`: a batch is answered as a whole, so that rows which have all their tokens are
+    held until the longest is done; the prompts of one request are never split over two batches.
     """
 
     request_level: ClassVar[bool] = False
@@ -84,8 +98,8 @@ class Policy:
 def share_budget(rows: Iterable[Inference], token_budget: int) -> list[tuple[Inference, int]]:
     """Give every decoding row its one token, and share `token_budget` among prompts in row order.
 
-    A prompt longer than what is left is computed in chunks; a row that gets nothing sits this iteration
-    out. Decode rows are never charged, so a long prompt cannot stall them.
+    A prompt longer than what is left is computed in chunks; a row that gets nothing sits this
+    iteration out. Decode rows are never charged, so a long prompt cannot stall them.
     """
     run = []
     for inference in rows:
@@ -101,12 +115,16 @@ def share_budget(rows: Iterable[Inference], token_budget: int) -> list[tuple[Inf
 def start(admit: Iterable[Inference], view: View, reason: str) -> Plan:
     """Admit these, each with blocks for its whole life (Orca), and compute all that run."""
     admitted = [(inference, inference.whole_life) for inference in admit]
-    run = share_budget(chain(view.running, (inference for inference, _ in admitted)), view.limits.token_budget)
+    run = share_budget(
+        chain(view.running, (inference for inference, _ in admitted)), view.limits.token_budget
+    )
     return Plan(admit=admitted, run=run, reason=reason if admitted else "")
 
 
 def whole_groups(view: View, rows: int) -> list[Inference]:
-    """Take from the head of the queue, never splitting a group; stop at the first that does not fit."""
+    """Take from the head of the queue, never splitting a group; stop at the first that does not
+    fit.
+    """
     taken: list[Inference] = []
     blocks = view.free_blocks
     for _, members in groupby(view.waiting, key=lambda inference: inference.group):

@@ -1,4 +1,6 @@
-"""Run to completion: when idle, take what waits; nobody joins; all are answered when the longest is done."""
+"""Run to completion: when idle, take what waits; nobody joins; all are answered when the longest is
+done.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,14 @@ class Static(Policy):
     """The batch is what waits when the engine is idle.
 
     Rows that are done keep being computed (as *idle rows*) until the batch ends, as deployed static
-    batching does; with `compact_batches` they are dropped, as FasterTransformer does. Either way nobody joins.
+    batching does; with `compact_batches` they are dropped, as FasterTransformer does. Either way
+    nobody joins.
     """
 
     request_level: ClassVar[bool] = True
-    compact_batches: bool = setting(False, "drop rows that are done instead of computing them idly", "off")
+    compact_batches: bool = setting(
+        False, "drop rows that are done instead of computing them idly", "off"
+    )
 
     def plan(self, view: View) -> Plan:
         return self._continue(view) if view.running else self._begin(view, "idle")
@@ -26,5 +31,9 @@ class Static(Policy):
         return start(whole_groups(view, self.most_rows(view.limits.max_batch_size)), view, reason)
 
     def _continue(self, view: View) -> Plan:
-        rows = [inference for inference in view.running if not (self.compact_batches and inference.is_over)]
+        rows = [
+            inference
+            for inference in view.running
+            if not (self.compact_batches and inference.is_over)
+        ]
         return Plan(run=share_budget(rows, view.limits.token_budget))

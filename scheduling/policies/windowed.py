@@ -10,14 +10,19 @@ from scheduling.policies.static import Static
 
 @dataclass(frozen=True)
 class Windowed(Static):
-    """A batch forms when `batch_size_target` rows wait, or when the oldest has waited `max_batch_delay_ms`.
+    """A batch forms when `batch_size_target` rows wait, or when the oldest has waited
+    `max_batch_delay_ms`.
 
-    The delay is measured from its arrival, so that time spent behind a running batch counts. A batch takes at most
-    `batch_size_limit` rows, and can never be larger than its limits, so neither can the target.
+    The delay is measured from its arrival, so that time spent behind a running batch counts. A
+    batch takes at most `batch_size_limit` rows, and can never be larger than its limits, so neither
+    can the target.
     """
 
     max_batch_delay_ms: float = setting(
-        10.0, "a batch forms when the oldest request has waited this long", gt=0, allow_inf_nan=False
+        10.0,
+        "a batch forms when the oldest request has waited this long",
+        gt=0,
+        allow_inf_nan=False,
     )
     batch_size_target: int = setting(4, "a batch forms when this many rows wait", ge=1)
     batch_size_limit: int | None = setting(None, "rows in a batch at most", "none", ge=1)
@@ -29,8 +34,10 @@ class Windowed(Static):
         if self.batch_size_target <= (most := self.most_rows(max_batch_size)):
             return []
         return [
-            f"batch_size_target {self.batch_size_target} can never be reached with batch_size_limit "
-            f"{self.batch_size_limit or 'none'} and max_batch_size {max_batch_size}: batches form at {most}"
+            f"batch_size_target {self.batch_size_target} can never be reached with "
+            f"batch_size_limit "
+            f"{self.batch_size_limit or 'none'} and max_batch_size {max_batch_size}: batches form "
+            f"at {most}"
         ]
 
     def plan(self, view: View) -> Plan:
@@ -39,7 +46,9 @@ class Windowed(Static):
         if view.oldest_arrival is None:
             return Plan()
         due = view.oldest_arrival + self.max_batch_delay_ms / 1e3
-        if len(view.waiting) >= min(self.batch_size_target, self.most_rows(view.limits.max_batch_size)):
+        if len(view.waiting) >= min(
+            self.batch_size_target, self.most_rows(view.limits.max_batch_size)
+        ):
             reason = "target"
         elif view.now >= due:
             reason = "delay"

@@ -1,7 +1,8 @@
 """Another processor for the tests: `NATIVE_BFLOAT16=yes ./test.sh`, or no, whatever this one is.
 
-Every Python that finds this folder on its path imports this file before anything else; conftest.py puts it there, so that
-the servers of the tests take part. What a processor computes natively is read from /proc/cpuinfo, which is told otherwise.
+Every Python that finds this folder on its path imports this file before anything else; conftest.py
+puts it there, so that the servers of the tests take part. What a processor computes natively is
+read from /proc/cpuinfo, which is told otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ def read_text(path: Path, *args: Any, **kwargs: Any) -> str:
     text = real(path, *args, **kwargs)
     if str(path) == "/proc/cpuinfo":
         text = re.sub(r"\b(amx_bf16|avx512_bf16|bf16)\b *", "", text)
-        text = re.sub(r"^(flags|Features)(\s*): ", r"\1\2: bf16 ", text, flags=re.MULTILINE) if NATIVE else text
+        text = (
+            re.sub(r"^(flags|Features)(\s*): ", r"\1\2: bf16 ", text, flags=re.MULTILINE)
+            if NATIVE
+            else text
+        )
     return text
 
 
