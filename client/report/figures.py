@@ -364,8 +364,10 @@ def distributions(
                         lw=2,
                         label=name,
                     )
-            axis.set(xscale="log", xlabel=title, ylim=(0, 101))
-            _plain_log(axis.xaxis)
+            axis.set(xlabel=title, ylim=(0, 101))
+            if any(np.any(line.get_xdata() > 0) for line in axis.lines):  # else it has no log
+                axis.set_xscale("log")
+                _plain_log(axis.xaxis)
             axis.grid(alpha=0.25)
         axes[0].set_ylabel("requests, %")
         axes[0].set_title("How long requests take")
