@@ -39,7 +39,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -54,6 +53,7 @@ from gunicorn.workers import base
 from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
 from front_door.connection import AT_ONCE, AWAITED, Connection, Wait, in_turn
 from front_door.http_reader import Reader, Refusal
+from front_door.pool import Pool
 
 KEEPALIVE_S = 75.0  # longer than clients keep their pools, who else would be reset under load
 LINGER_S = 2.0
@@ -73,7 +73,7 @@ class Worker(base.Worker):
 
     def init_process(self) -> None:
         self.config = Config.model_validate_json(os.environ[HANDOFF])
-        self._pool = ThreadPoolExecutor(self.cfg.threads)
+        self._pool = Pool(self.cfg.threads)
         self._poller = selectors.DefaultSelector()
         self._calls: SimpleQueue[Callable[[], None]] = (
             SimpleQueue()
@@ -190,7 +190,6 @@ class Worker(base.Worker):
                 self._drain()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._end()
-        self._pool.shutdown(wait=False)
 
     def _run_calls(self) -> None:
         os.read(self.PIPE[0], 4096)
@@ -341,9 +340,7 @@ class Worker(base.Worker):
             return
         if request is not None:
             self._take(connection)
-            # where no thread can be started, one that runs takes it later
-            with suppress(RuntimeError):
-                self._pool.submit(self._serve, connection, request)
+            self._pool.submit(partial(self._serve, connection, request))
             return
         if connection.reader.wants_continue():
             self._say(connection, b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -27,7 +27,7 @@ LOAD = 0.8  # of the capacity
 WARM = 0.2  # of the time, in which everything may grow
 MOST_MB = 5.0  # that memory may grow after that
 MOST_DESCRIPTORS = 16  # connections come and go
-ROWS, MOST_IN_FLIGHT = 32, 400  # of its server
+MOST_ROWS = 32  # of its server
 KINDS = ("plain", "stream", "openai", "group", "cut", "invalid")  # in turn
 PANELS = {  # of the figure, and what a sample holds besides its time
     "rss_mb": "memory, MB (RSS)",
@@ -88,19 +88,13 @@ def _rate(served: Served) -> float:
 
 
 def _fill(served: Served) -> None:
-    """Have every row at its whole context, and threads for more requests than will ever be in
-    flight.
-
-    What a server takes once is taken then: pages of its KV cache when they are first written, a
-    thread's stack and memory.
+    """Have every row at its whole context: pages of the KV cache are taken when they are first
+    written, up to its stated size.
     """
-    rows = [Request(id=i, at=0, prompt="x", num_tokens=1000, seed=i) for i in range(ROWS)]
-    others = [
-        Request(id=ROWS + i, at=0, prompt="x", num_tokens=1, seed=i)
-        for i in range(MOST_IN_FLIGHT - ROWS)
-    ]
-    for _ in range(2):
-        replay(served.url, rows + others)
+    replay(
+        served.url,
+        [Request(id=i, at=0, prompt="x", num_tokens=1000, seed=i) for i in range(MOST_ROWS)],
+    )
 
 
 async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Request) -> str:

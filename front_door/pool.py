@@ -1,0 +1,77 @@
+"""Threads for requests: as few as there were at once, and of those that are idle the last used."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Call = Callable[[], None]
+log = logging.getLogger("effective_batching")
+
+
+class Pool:
+    """Up to `most` threads. A call goes to the thread that became idle last, or to a new one.
+
+    concurrent.futures wakes idle threads in turn, so that each in time touches as much of its
+    stack and of the allocator's memory as the largest request needs: a server that had one peak
+    grew for half an hour. Here the threads of a peak stay as they are until the next.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._lock = threading.Lock()
+        self._idle: list[_Idle] = []
+        self._waiting: deque[Call] = deque()
+        self._n = 0
+
+    def submit(self, call: Call) -> None:
+        """Have it called, now or once a thread is free."""
+        with self._lock:
+            if self._idle:
+                self._idle.pop().wake(call)
+                return
+            if self._n == self._most:
+                self._waiting.append(call)
+                return
+            self._n += 1
+        try:
+            threading.Thread(target=self._run, args=[call], name="http", daemon=True).start()
+        except RuntimeError:  # the system starts no more
+            with self._lock:
+                self._n -= 1
+                self._waiting.append(call)
+
+    def _run(self, call: Call) -> None:
+        me = _Idle()
+        while True:
+            try:
+                call()
+            except Exception:
+                log.exception("a request's thread failed; it goes on")
+            with self._lock:
+                if self._waiting:
+                    call = self._waiting.popleft()
+                    continue
+                self._idle.append(me)
+            call = me.next_call()
+
+
+class _Idle:
+    """A thread that waits for its next call."""
+
+    def __init__(self) -> None:
+        self._go = threading.Lock()
+        self._go.acquire()
+        self._call: Call | None = None
+
+    def wake(self, call: Call) -> None:
+        self._call = call
+        self._go.release()
+
+    def next_call(self) -> Call:
+        self._go.acquire()
+        call, self._call = self._call, None
+        assert call is not None
+        return call
