@@ -8,7 +8,7 @@ from typing import Any
 
 from front_door.http_reader import Reader
 
-AT_ONCE = 100  # connections accepted, read or given up before the others' turn
+AT_ONCE = 40  # connections accepted, read or given up before the others' turn
 
 
 class Wait(enum.Enum):
