@@ -94,7 +94,7 @@ def test_it_is_compared(environment: dict[str, str], tmp_path: Path) -> None:
         "--bunch-size",
         "3",
         "--numsamples",
-        "12",
+        "100",
         "--lengths",
         "choice:2,9",
         "--arrival",
@@ -105,7 +105,8 @@ def test_it_is_compared(environment: dict[str, str], tmp_path: Path) -> None:
     )
     told = json.loads((tmp_path / "out" / "bunches.json").read_text())
     assert told["largest_batch"] == 3 and told["config"]["bunch_size"] == 3
-    assert 0 < told["expected_useful_fraction"] <= 1 and 0 < told["useful_fraction"] <= 1
+    # of 100 requests, since in a few batches lengths are alike by chance
+    assert told["expected_useful_fraction"] == pytest.approx(told["useful_fraction"], abs=0.2)
     assert "| bunches | " in (tmp_path / "out" / "report.md").read_text()
 
 
