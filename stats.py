@@ -6,8 +6,9 @@ keys that end in `_ms`; keys follow vLLM's benchmark JSON where it has one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +66,7 @@ DEFINITIONS = {
     "rates are 9% apart, and traces are scaled to them",
     "expected_useful_fraction": "of live and idle rows: sum of B * mean(g) / sum of B * E[max of B "
     "draws of g], B: batch sizes",
-    "fairness": "least squares of e2el on completion tokens: intercept (queueing), slope "
+    "latency_line": "least squares of e2el on completion tokens: intercept (queueing), slope "
     "(service), r",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows / max_batch_size, weighted by iteration time",
@@ -78,6 +79,10 @@ DEFINITIONS = {
     "total-tokens-handled": "completion tokens of answered requests",
     "total-elapsed-time": "first arrival to the last ending, an answer's or a failure's, seconds",
 }
+_MEASURES: dict[str, Callable[[np.ndarray], Any]] = {
+    "mean": np.mean, "std": np.std, "min": np.min, "max": np.max,
+    **{f"p{p}": partial(np.percentile, q=p) for p in (50, 90, 95, 99)},
+}  # fmt: skip
 ROW_KINDS = ("live", "idle", "padding")  # what a computed row is
 CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limited by its client
 
@@ -126,21 +131,15 @@ def times_of(inference: Inference) -> Times:
     )
 
 
-def distribution(name: str, seconds: Iterable[float]) -> dict[str, float]:
-    """{"mean_NAME_ms": …, std, min, p50, p90, p95, p99, max} of values in seconds; empty without
-    values.
+def distribution(name: str, seconds: Iterable[float]) -> dict[str, float | None]:
+    """{"mean_NAME_ms": …, std, min, max, p50, p90, p95, p99} of values in seconds; of none, each
+    None.
     """
     values = np.fromiter(seconds, float) * 1e3
-    if not values.size:
-        return {}
-    measures = {
-        "mean": values.mean(),
-        "std": values.std(),
-        "min": values.min(),
-        "max": values.max(),
+    return {
+        f"{measure}_{name}_ms": round(float(of(values)), 3) if values.size else None
+        for measure, of in _MEASURES.items()
     }
-    measures |= {f"p{p}": np.percentile(values, p) for p in (50, 90, 95, 99)}
-    return {f"{measure}_{name}_ms": round(float(value), 3) for measure, value in measures.items()}
 
 
 def tpot_s(decode_s: float, completion_tokens: int) -> float | None:
@@ -159,7 +158,7 @@ def throughputs(
     }
 
 
-def fairness(tokens: Sequence[int], seconds: Sequence[float]) -> dict[str, float] | None:
+def latency_line(tokens: Sequence[int], seconds: Sequence[float]) -> dict[str, float] | None:
     """Least squares of latency on completion tokens; None where no line is defined."""
     if len(set(tokens)) < 2:
         return None
@@ -242,10 +241,10 @@ def summarise(
     result |= distribution("queue_time", (a.timings["queue_s"] for a in answers if a.timings))
     result |= distribution("held_time", (a.timings["held_s"] for a in answers if a.timings))
     result |= distribution("schedule_lag", (sent - scheduled for scheduled, sent, _ in sends))
-    result["client_limited"] = result.get("p99_schedule_lag_ms", 0.0) > CLIENT_LIMITED_MS
+    result["client_limited"] = (result["p99_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
     span = max(sent_at, default=0.0) - start
     result["achieved_rate"] = (len(sent_at) - 1) / span if span else None
-    result["fairness"] = fairness(
+    result["latency_line"] = latency_line(
         [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
     )
     return result

@@ -56,7 +56,7 @@ from client.quoting import named  # noqa: E402
 from client.report import figures, report  # noqa: E402
 from client.wire import APIS, wire  # noqa: E402
 from config import MODES, ConfigError, read_key  # noqa: E402
-from stats import fairness  # noqa: E402
+from stats import latency_line  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
 MEASURES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end-to-end "
@@ -251,7 +251,7 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
         "milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left"
     )
     for name, title in MEASURES.items():
-        if f"mean_{name}_ms" in result:
+        if result[f"mean_{name}_ms"] is not None:
             table.add_row(title, *(f"{result[f'{measure}_{name}_ms']:,.1f}" for measure in SHOWN))
     console.print(table)
     console.print(
@@ -273,7 +273,7 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     if answers:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
-        lines = {target.name: (tokens, seconds, fairness(tokens, seconds))}
+        lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
         figures.save(figures.latency_vs_tokens(lines, url), arguments.figure)
         console.print(f"figure: {arguments.figure}")
     if arguments.out:

@@ -23,63 +23,13 @@ from client.analysis import (
 from client.calls import ServerError, get, post
 from client.data import Request, describe
 from client.load import Interrupted, Outcome, Watch, replay
+from client.results import OURS
 from client.wire import Wire
 from config import Config
 from scheduling.policies import MODES, chosen
 from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time, summarise
 
-POINT = (
-    "completed",
-    "failed",
-    "requested_rate",
-    "achieved_rate",
-    "mean_num_tokens",
-    "offered_throughput",
-    "busy_throughput",
-    "busy_s",
-    "wall_clock_s",
-    "request_throughput",
-    "output_throughput",
-    "goodput",
-    "attainment",
-    "p50_normalized_latency_ms",
-    "mean_normalized_latency_ms",
-    "p50_e2el_ms",
-    "mean_e2el_ms",
-    "p99_e2el_ms",
-    "p50_ttft_ms",
-    "p99_ttft_ms",
-    "mean_tpot_ms",
-    "mean_queue_time_ms",
-    "mean_in_flight",
-    "growth",
-    "growth_in_flight",
-    "useful_fraction",
-    "occupancy",
-    "p50_schedule_lag_ms",
-    "p99_schedule_lag_ms",
-    "client_limited",
-    "errors",
-)
-HEADLINES = (
-    *POINT,
-    "total_token_throughput",
-    "mean_ttft_ms",
-    "mean_held_time_ms",
-    "largest_batch",
-    "live_rows",
-    "idle_rows",
-    "padding_rows",
-    "expected_useful_fraction",
-    "littles_law",
-    "fairness",
-    "partial",
-    "p50_ttft_from_schedule_ms",
-    "p99_e2el_from_schedule_ms",
-    "other_length",
-)
 LEAST_BURST = 16
-# of our own servers' /stats
 ENGINE = ("useful_fraction", "occupancy", "largest_batch", *(f"{kind}_rows" for kind in ROW_KINDS))
 
 
@@ -154,10 +104,10 @@ def measure(
         outcomes = replay(target.url, requests, target.wire, timeout_s, counting, target.key)
     except Interrupted as interrupted:
         partial, outcomes = True, interrupted.outcomes
-    result: dict[str, Any] = {"variant": target.name, "partial": partial} | judged(
-        requests, outcomes, goodput
-    )
-    result["mean_in_flight"] = float(np.mean(counting.counts)) if counting.counts else None
+    result: dict[str, Any] = {"variant": target.name} | judged(requests, outcomes, goodput)
+    result["partial"] = partial
+    if counting.counts:
+        result["mean_in_flight"] = float(np.mean(counting.counts))
     if target.ours:
         try:
             result |= _engine(
@@ -174,11 +124,12 @@ def measure(
 def judged(
     requests: Sequence[Request], outcomes: Sequence[Outcome], goodput: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What the outcomes of a trace say by themselves, whoever served it."""
+    """What the outcomes of a trace say by themselves, whoever served it; the rest is None."""
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result = summarise(
         answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], goodput
     )
+    result |= {"partial": False, "mean_in_flight": None, **dict.fromkeys(OURS)}
     asked = describe(requests)
     rate, mean = asked["requested_rate"], asked["mean_num_tokens"]
     result |= {
@@ -225,11 +176,6 @@ def _engine(
         lengths = [request.num_tokens for request in requests]
         found["expected_useful_fraction"] = expected_useful_fraction(lengths, batch_sizes(answers))
     return found
-
-
-def part(result: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """What a summary repeats of a measurement: HEADLINES, or POINT for one rate of a sweep."""
-    return {key: result.get(key) for key in keys}
 
 
 def whole(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:

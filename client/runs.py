@@ -16,8 +16,8 @@ from client import calibrate
 from client.analysis import identical_outputs
 from client.data import Request, describe, dumps
 from client.machine import commit, hardware
-from client.measure import HEADLINES, part
 from client.quoting import NAME
+from client.results import of_summary
 from client.sweep import outcome
 from config import meaningful
 from stats import DEFINITIONS
@@ -127,7 +127,7 @@ def load(folder: Path) -> Run:
             )
         summaries = dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
         for summary in summaries.values():
-            _forget_other_capacities(summary)
+            _read_as_today(summary)
         whole = {
             path: summary for path, summary in summaries.items() if not summary["partial"]
         } or summaries
@@ -147,17 +147,23 @@ def load(folder: Path) -> Run:
         ]
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read the run in {folder}: {error}") from None
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError) as error:
+        missing = f" and has no {error}" if isinstance(error, KeyError) else ""
         raise RunError(
-            f"{folder} was written by another version of compare.sh; measure it again"
+            f"{folder} was written by another version of compare.sh{missing}; measure it again"
         ) from None
     return Run(folder, list(whole.values()), results, list(whole))
 
 
-def _forget_other_capacities(summary: Mapping[str, Any]) -> None:
-    """An earlier version took for a mode's capacity the highest rate that seemed sustained: no
-    number to set beside ours.
+def _read_as_today(summary: Mapping[str, Any]) -> None:
+    """What earlier versions named otherwise, or meant otherwise.
+
+    They took for a mode's capacity the highest rate that seemed sustained, which is no number to
+    set beside ours.
     """
+    for result in summary["modes"].values():
+        if "fairness" in result:
+            result["latency_line"] = result.pop("fairness")
     for name, points in (summary.get("sweep") or {}).items():
         if any("busy_s" not in point for point in points):
             summary["modes"][name]["capacity"] = None
@@ -184,7 +190,7 @@ def save(
     """
     for name, result in results.items():
         (folder / f"{name}.json").write_text(dumps(result))
-    modes = {name: part(result, HEADLINES) for name, result in results.items()}
+    modes = {name: of_summary(result) for name, result in results.items()}
     for name in swept:
         found = outcome((points or {})[name])
         modes[name] |= {"capacity": found["capacity"], "goodput_rate": found["goodput_rate"]}

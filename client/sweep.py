@@ -13,7 +13,7 @@ from typing import Any
 
 from client.analysis import ATTAINMENT, GROWTH
 from client.data import PromptData, Request, at_rate
-from client.measure import POINT, part
+from client.results import of_point
 from stats import CLIENT_LIMITED_MS
 
 OCTAVE = 8  # steps of the lattice in which the rate doubles; neighbours are 9% apart
@@ -66,7 +66,7 @@ def sweep(
         process = at_rate(arrival, rate)
         result = replay(f"at {rate:g} a second", data.requests(n, process, scaled=True))
         point = {"rate": rate, "arrival": process, "nominal_num_tokens": data.mean_num_tokens}
-        point |= part(result, POINT) | verdict(result)
+        point |= of_point(result) | verdict(result)
         tell(point)
         return point
 
@@ -80,7 +80,7 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
 
     A client that is behind at most sends, and not at one in a hundred, says nothing of the server.
     """
-    behind = result.get("p50_schedule_lag_ms", 0.0) > CLIENT_LIMITED_MS
+    behind = (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
     failed = result["failed"] > LOST * (result["failed"] + result["completed"])
     grows = max(result["growth"], result["growth_in_flight"]) > GROWTH
     return {"saturated": bool(failed or (grows and not behind)), "client_behind": behind}

@@ -199,5 +199,5 @@ class ServerStats:
             }
             samples = {name: ring.between(0, ring.seen) for name, ring in self._samples.items()}
         for name, values in samples.items():  # numpy on up to 100,000 values: not under the lock
-            result |= distribution(name, values)
+            result |= distribution(name, values) if len(values) else {}
         return result | {"definitions": DEFINITIONS}

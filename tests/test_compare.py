@@ -78,7 +78,7 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     for mode in modes:
         told = summary["modes"][mode]
         assert told["completed"] == 40 and told["failed"] == 0 and told["output_throughput"] > 0
-        assert set(told["fairness"]) == {"intercept_s", "slope_s_per_token", "r"}
+        assert set(told["latency_line"]) == {"intercept_s", "slope_s_per_token", "r"}
         whole = json.loads((tmp_path / f"{mode}.json").read_text())
         assert whole["variant"] == whole["config"]["mode"] == mode and len(whole["requests"]) == 40
         assert {

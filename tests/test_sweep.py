@@ -168,7 +168,7 @@ def test_the_verdict_on_a_rate() -> None:
     assert late == {"saturated": False, "client_behind": True}, (
         "what a late client saw says nothing of the server"
     )
-    nothing = {"failed": 9, "completed": 0, "growth": 0.0, "growth_in_flight": 0.0}
+    nothing = calm | {"failed": 9, "completed": 0, "p50_schedule_lag_ms": None}
     assert sweep.verdict(nothing)["saturated"]
     point = {
         "rate": 3.0,

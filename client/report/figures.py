@@ -67,7 +67,7 @@ def latency_vs_tokens(
 ) -> Figure:
     """Latency against completion tokens, a point a request, with each mode's least-squares line.
 
-    runs: {mode: (completion tokens, latencies in seconds, fairness)}. The left panel shares one
+    runs: {mode: (completion tokens, latencies in seconds, latency_line)}. The left panel shares one
     linear scale, so that slopes and intercepts compare; the right one has a logarithmic scale, so
     that no mode hides another.
     """

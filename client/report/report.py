@@ -21,7 +21,7 @@ from client.quoting import code, escape, unescape
 from client.report import figures, sentences, tables
 from client.report.page import as_page
 from client.runs import FIGURES, Run, differing
-from stats import DEFINITIONS, ROW_KINDS, fairness
+from stats import DEFINITIONS, ROW_KINDS, latency_line
 
 Drawing = Callable[[], Figure]
 
@@ -40,7 +40,7 @@ def drawings(run: Run) -> dict[str, Drawing]:
             [r["completion_tokens"] for r in mine],
             [r["answered_at"] - r["sent_at"] for r in mine],
         )
-        lines[name] = (tokens, seconds, fairness(tokens, seconds))
+        lines[name] = (tokens, seconds, latency_line(tokens, seconds))
     found: dict[str, Drawing] = {
         "latency_vs_tokens": lambda: figures.latency_vs_tokens(lines, caption)
     }
@@ -234,12 +234,15 @@ def over_seeds(run: Run) -> dict[str, Any]:
     """summary.json of several seeds: each headline's mean, half of its interval, and its values;
     paired differences.
     """
-    keys = dict.fromkeys(key for key, *_ in (*tables.COLUMNS, *tables.COMPARED))
+    keys = dict.fromkeys([*tables.HEADLINES, *tables.COMPARED])
     modes = {
         name: {
-            key: {**asdict(estimate(values, tables.STEPS.get(key, 0.0))), "values": values}
+            key.name: {
+                **asdict(estimate(values, tables.STEPS.get(key.name, 0.0))),
+                "values": values,
+            }
             for key in keys
-            if len(values := [r[key] for r in mine if r.get(key) is not None]) == len(mine)
+            if len(values := [v for r in mine if (v := key.of(r)) is not None]) == len(mine)
         }
         for name, mine in run.modes.items()
     }
@@ -270,7 +273,9 @@ def show(run: Run, console: Console) -> None:
         console.print("Latency of a request by its completion tokens, fitted:", highlight=False)
         for name, [result] in run.modes.items():
             console.print(
-                f"{name:>8}: {tables.line_text(result['fairness'])}", markup=False, highlight=False
+                f"{name:>8}: {tables.line_text(result['latency_line'])}",
+                markup=False,
+                highlight=False,
             )
     if run.points:
         console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -11,43 +11,21 @@ from rich.table import Table
 
 from client import sweep
 from client.analysis import Estimate, difference, estimate
+from client.results import KEYS, Key, keys
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of each server, a result a seed
 
-# key of a result, heading in report.md, short heading for the terminal (none: not shown there),
-# scale, format
-COLUMNS = [
-    ("output_throughput", "throughput, tok/s", "tok/s", 1, "{:,.0f}"),
-    ("goodput", "goodput, requests/s", "", 1, "{:.2f}"),
-    ("mean_e2el_ms", "latency mean, s", "mean\ns", 1e-3, "{:.2f}"),
-    ("p99_e2el_ms", "latency p99, s", "p99\ns", 1e-3, "{:.2f}"),
-    ("p50_ttft_ms", "first token p50, s", "ttft\np50 s", 1e-3, "{:.2f}"),
-    ("mean_normalized_latency_ms", "latency per token mean, ms", "ms per\ntoken", 1, "{:.1f}"),
-    ("useful_fraction", "useful rows, %", "useful\n%", 100, "{:.0f}"),
-    ("occupancy", "occupancy, %", "", 100, "{:.0f}"),  # not in 80 columns
-    ("largest_batch", "largest batch, rows", "largest\nbatch", 1, "{:.0f}"),
-]
-COMPARED = [  # of which differences are shown
-    *COLUMNS[:6],
-    ("capacity", "capacity, requests/s", "", 1, "{:.3g}"),
-    ("goodput_rate", "highest rate within limits, requests/s", "", 1, "{:.3g}"),
-]
+HEADLINES = keys(
+    "output_throughput", "goodput", "mean_e2el_ms", "p99_e2el_ms", "p50_ttft_ms",
+    "mean_normalized_latency_ms", "useful_fraction", "occupancy", "largest_batch",
+)  # fmt: skip
+COMPARED = [*HEADLINES[:6], *keys("capacity", "goodput_rate")]  # of which differences are shown
 STEPS = {"goodput_rate": sweep.STEP}  # of the lattices that values lie on
-POINTS = [
-    ("rate", "requests/s", 1, "{:g}"),
-    ("requests", "requests", 1, "{:g}"),
-    ("achieved_rate", "as sent, requests/s", 1, "{:.4g}"),
-    ("offered_throughput", "asked for, tok/s", 1, "{:,.0f}"),
-    ("output_throughput", "throughput, tok/s", 1, "{:,.0f}"),
-    ("p50_normalized_latency_ms", "latency per token p50, ms", 1, "{:.1f}"),
-    ("p50_ttft_ms", "first token p50, s", 1e-3, "{:.2f}"),
-    ("p99_e2el_ms", "latency p99, s", 1e-3, "{:.2f}"),
-    ("goodput", "goodput, requests/s", 1, "{:.2f}"),
-    ("attainment", "within limits, %", 100, "{:.0f}"),
-    ("occupancy", "occupancy, %", 100, "{:.0f}"),
-    ("growth", "growth, s/s", 1, "{:.2f}"),
-    ("growth_in_flight", "growth in flight, %", 100, "{:.0f}"),
-]
+POINTS = keys(
+    "rate", "requests", "achieved_rate", "offered_throughput", "output_throughput",
+    "p50_normalized_latency_ms", "p50_ttft_ms", "p99_e2el_ms", "goodput", "attainment",
+    "occupancy", "growth", "growth_in_flight",
+)  # fmt: skip
 NONE = "–"
 
 
@@ -64,6 +42,18 @@ def cell(values: Sequence[float | None], scale: float, form: str, step: float = 
             f"seeds)"
         )
     return told(estimate(known, step), form)
+
+
+def _cell(key: Key, results: Sequence[Mapping[str, Any]]) -> str:
+    """What some seeds have of a number."""
+    step = STEPS.get(key.name, 0.0)
+    return cell([key.of(result) for result in results], key.scale, key.form, step)
+
+
+def _known(keys: Sequence[Key], runs: Iterable[Results]) -> list[Key]:
+    """Those that anybody has."""
+    found = [result for run in runs for mine in run.values() for result in mine]
+    return [key for key in keys if any(key.of(result) is not None for result in found)]
 
 
 def told(value: Estimate, form: str) -> str:
@@ -101,47 +91,30 @@ def terminal_table(results: Results) -> Table:
     """Fits 80 columns; means over seeds."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("variant", no_wrap=True)
-    shown = [column for column in COLUMNS if column[2]]
-    for _, _, short, _, _ in shown:
-        table.add_column(short, justify="right", no_wrap=True)
+    shown = [key for key in HEADLINES if key.short]
+    for key in shown:
+        table.add_column(key.short, justify="right", no_wrap=True)
     for name, mine in results.items():
-        cells = [
-            cell([r.get(key) for r in mine], scale, form).split(" ±")[0]
-            for key, _, _, scale, form in shown
-        ]
+        cells = [_cell(key, mine).split(" ±")[0] for key in shown]
         table.add_row(label(name, mine), *cells)
     return table
 
 
 def markdown_table(results: Results) -> str:
     """The headline table; a column that nobody has is left out."""
-    columns = [
-        c
-        for c in COLUMNS
-        if any(r.get(c[0]) is not None for mine in results.values() for r in mine)
-    ]
-    rows = [
-        [
-            "variant",
-            *(heading for _, heading, _, _, _ in columns),
-            "latency of a request",
-            "answered",
-        ]
-    ]
+    columns = _known(HEADLINES, [results])
+    rows = [["variant", *(key.heading for key in columns), "latency of a request", "answered"]]
     for name, mine in results.items():
         answered, failed = sum(r["completed"] for r in mine), sum(r["failed"] for r in mine)
-        row = [
-            label(name, mine),
-            *(cell([r.get(key) for r in mine], scale, form) for key, _, _, scale, form in columns),
-        ]
-        row += [line_text(mine[0]["fairness"]) if len(mine) == 1 else mean_line(mine)]
+        row = [label(name, mine), *(_cell(key, mine) for key in columns)]
+        row += [line_text(mine[0]["latency_line"]) if len(mine) == 1 else mean_line(mine)]
         rows.append([*row, f"{answered}, {failed} failed" if failed else str(answered)])
     return markdown(rows)
 
 
 def mean_line(results: Sequence[Mapping[str, Any]]) -> str:
     """The lines of several seeds, averaged."""
-    lines = [result["fairness"] for result in results if result["fairness"]]
+    lines = [result["latency_line"] for result in results if result["latency_line"]]
     return line_text(
         {key: sum(line[key] for line in lines) / len(lines) for key in lines[0]} if lines else None
     )
@@ -160,20 +133,16 @@ def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
         if second == baseline:
             continue
         entry: dict[str, Any] = {"first": baseline, "second": second}
-        for key, _, _, scale, _ in COMPARED:
+        for key in COMPARED:
+            both = [(key.of(a), key.of(b)) for a, b in zip(one, two)]
             pairs = [
-                (a[key], b[key])
-                for a, b in zip(one, two)
-                if a.get(key) is not None and b.get(key) is not None
+                (a * key.scale, b * key.scale) for a, b in both if a is not None and b is not None
             ]
             if pairs:
-                apart = difference(
-                    [a * scale for a, _ in pairs],
-                    [b * scale for _, b in pairs],
-                    STEPS.get(key, 0.0),
-                )
+                first, last = [a for a, _ in pairs], [b for _, b in pairs]
+                apart = difference(first, last, STEPS.get(key.name, 0.0))
                 whole = len(pairs) == len(one) == len(two)
-                entry[key] = apart if whole else Estimate(apart.mean, None)
+                entry[key.name] = apart if whole else Estimate(apart.mean, None)
         found.append(entry)
     return found
 
@@ -183,12 +152,11 @@ def differences_table(results: Results, baseline: str) -> str:
     zero or there is none.
     """
     found = differences(results, baseline)
-    columns = [c for c in COMPARED if any(c[0] in entry for entry in found)]
-    rows = [["second − first", *(heading for _, heading, _, _, _ in columns)]]
+    columns = [key for key in COMPARED if any(key.name in entry for entry in found)]
+    rows = [["second − first", *(key.heading for key in columns)]]
     for entry in found:
         cells = [
-            _difference(entry[key], form) if key in entry else NONE
-            for key, _, _, _, form in columns
+            _difference(entry[key.name], key.form) if key.name in entry else NONE for key in columns
         ]
         rows.append([f"{entry['second']} − {entry['first']}", *cells])
     return markdown(rows)
@@ -207,27 +175,21 @@ def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
 
     paired: all ran the same traces, so that with several seeds the change has an interval.
     """
-    columns = [
-        c
-        for c in COMPARED
-        if any(
-            r.get(c[0]) is not None for run in runs.values() for mine in run.values() for r in mine
-        )
-    ]
-    rows = [["variant", "run", *(heading for _, heading, _, _, _ in columns)]]
+    columns = _known(COMPARED, runs.values())
+    rows = [["variant", "run", *(key.heading for key in columns)]]
     for name in dict.fromkeys(name for run in runs.values() for name in run):
         base: dict[str, list[float]] = {}
         for run, results in runs.items():
             if name not in results:
                 continue
             cells = []
-            for key, _, _, scale, form in columns:
-                step = STEPS.get(key, 0.0)
-                text = cell([r.get(key) for r in results[name]], scale, form, step)
-                values = [r[key] * scale for r in results[name] if r.get(key) is not None]
+            for key in columns:
+                step = STEPS.get(key.name, 0.0)
+                text = _cell(key, results[name])
+                values = [v * key.scale for r in results[name] if (v := key.of(r)) is not None]
                 if (
                     values
-                    and (first := base.setdefault(key, values)) is not values
+                    and (first := base.setdefault(key.name, values)) is not values
                     and estimate(first).mean
                 ):
                     text += f" (× {estimate(values).mean / estimate(first).mean:.2f}"
@@ -287,19 +249,15 @@ def between(outcomes: Sequence[Mapping[str, Any]], low: str, high: str) -> str:
 
 def points_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Every rate of a sweep, marked where it was beyond the capacity."""
-    known = {"requests"} | {
-        key
-        for mine in points.values()
-        for p in mine
-        for key, value in p.items()
-        if value is not None
+    shown = {
+        name: [{"requests": point["completed"] + point["failed"], **point} for point in mine]
+        for name, mine in points.items()
     }
-    columns = [column for column in POINTS if column[0] in known]
-    rows = [["variant", *(heading for _, heading, _, _ in columns), "verdict"]]
-    for name, mine in points.items():
+    columns = _known(POINTS, [shown])
+    rows = [["variant", *(key.heading for key in columns), "verdict"]]
+    for name, mine in shown.items():
         for point in mine:
-            told_of = {"requests": point["completed"] + point["failed"], **point}
-            cells = [cell([told_of.get(key)], scale, form) for key, _, scale, form in columns]
+            cells = [_cell(key, [point]) for key in columns]
             rows.append([name, *cells, point_verdict(point)])
     return markdown(rows)
 
@@ -341,23 +299,18 @@ def result_line(name: str, result: Mapping[str, Any]) -> str:
 def sweep_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
     """Where a sweep stands, for the terminal."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("variant", "rates", "capacity, requests/s", "queue grows, requests/s", "tok/s "
-                                                                                           "sustained",
-                    "ms per token there", "within limits, requests/s"):  # fmt: skip
+    for heading in (
+        "variant", "rates", "capacity, requests/s", "queue grows, requests/s", "tok/s sustained",
+        "ms per token there", "within limits, requests/s",
+    ):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "variant" else "right")
     for name, mine in points.items():
         found = sweep.outcome(mine)
         best = found["point"] or {}
         cells = [
-            cell([found["capacity"]], 1, "{:.3g}"),
+            _cell(KEYS["capacity"], [found]),
             between([found], "sustained_rate", "saturated_rate"),
-        ]
-        cells += [
-            cell([best.get(key)], 1, form)
-            for key, form in (
-                ("output_throughput", "{:,.0f}"),
-                ("p50_normalized_latency_ms", "{:.1f}"),
-            )
+            *(_cell(key, [best]) for key in keys("output_throughput", "p50_normalized_latency_ms")),
         ]
         table.add_row(name, str(len(mine)), *cells, between([found], "goodput_rate", "missed_rate"))
     return table

@@ -1,0 +1,111 @@
+"""What a result says: every number declared once, with where it is repeated and how tables show it.
+
+NAME.json has more; a summary, and each rate of a sweep, repeat what is declared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Part = Literal["point", "summary", "sweep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A number of a result.
+
+    part: what repeats it: each rate of a sweep and the summary ("point"), the summary alone, or
+    none of them, since the sweep itself finds it. heading: in report.md; none: in no table. scale:
+    what it is multiplied with there. short: heading in the terminal; none: not shown there.
+    """
+
+    name: str
+    part: Part = "point"
+    heading: str = ""
+    scale: float = 1
+    form: str = "{:,.0f}"
+    short: str = ""
+
+    def of(self, result: Mapping[str, Any]) -> Any:
+        """The number in a saved result; None where there is none, or an earlier version knew
+        none.
+        """
+        return result.get(self.name)
+
+
+KEYS = {key.name: key for key in (
+    Key("completed"),
+    Key("failed"),
+    Key("errors"),
+    Key("client_limited"),
+    Key("wall_clock_s"),
+    Key("requested_rate"),
+    Key("achieved_rate", "point", "as sent, requests/s", 1, "{:.4g}"),
+    Key("mean_num_tokens"),
+    Key("offered_throughput", "point", "asked for, tok/s"),
+    Key("request_throughput"),
+    Key("output_throughput", "point", "throughput, tok/s", short="tok/s"),
+    Key("total_token_throughput", "summary"),
+    Key("busy_throughput"),
+    Key("busy_s"),
+    Key("goodput", "point", "goodput, requests/s", 1, "{:.2f}"),
+    Key("attainment", "point", "within limits, %", 100),
+    Key("mean_e2el_ms", "point", "latency mean, s", 1e-3, "{:.2f}", "mean\ns"),
+    Key("p50_e2el_ms"),
+    Key("p99_e2el_ms", "point", "latency p99, s", 1e-3, "{:.2f}", "p99\ns"),
+    Key("p99_e2el_from_schedule_ms", "summary"),
+    Key("mean_ttft_ms", "summary"),
+    Key("p50_ttft_ms", "point", "first token p50, s", 1e-3, "{:.2f}", "ttft\np50 s"),
+    Key("p99_ttft_ms"),
+    Key("p50_ttft_from_schedule_ms", "summary"),
+    Key("mean_tpot_ms"),
+    Key("mean_queue_time_ms"),
+    Key("mean_held_time_ms", "summary"),
+    Key("mean_normalized_latency_ms", "point", "latency per token mean, ms", 1, "{:.1f}",
+        "ms per\ntoken"),
+    Key("p50_normalized_latency_ms", "point", "latency per token p50, ms", 1, "{:.1f}"),
+    Key("p50_schedule_lag_ms"),
+    Key("p99_schedule_lag_ms"),
+    Key("mean_in_flight"),
+    Key("growth", "point", "growth, s/s", 1, "{:.2f}"),
+    Key("growth_in_flight", "point", "growth in flight, %", 100),
+    Key("useful_fraction", "point", "useful rows, %", 100, short="useful\n%"),
+    Key("expected_useful_fraction", "summary"),
+    Key("occupancy", "point", "occupancy, %", 100),
+    Key("largest_batch", "summary", "largest batch, rows", short="largest\nbatch"),
+    Key("live_rows", "summary"),
+    Key("idle_rows", "summary"),
+    Key("padding_rows", "summary"),
+    Key("latency_line", "summary"),
+    Key("littles_law", "summary"),
+    Key("partial", "summary"),
+    Key("other_length", "summary"),
+    Key("rate", "sweep", "requests/s", 1, "{:g}"),
+    Key("requests", "sweep", "requests", 1, "{:g}"),
+    Key("capacity", "sweep", "capacity, requests/s", 1, "{:.3g}"),
+    Key("goodput_rate", "sweep", "highest rate within limits, requests/s", 1, "{:.3g}"),
+)}  # fmt: skip
+# of our own servers alone: what they say of their iterations, and what follows from that
+OURS = (
+    "useful_fraction", "occupancy", "largest_batch", "live_rows", "idle_rows", "padding_rows",
+    "expected_useful_fraction", "littles_law",
+)  # fmt: skip
+
+
+def keys(*names: str) -> list[Key]:
+    """The declared keys of these names. Raises KeyError for a name that nobody declared."""
+    return [KEYS[name] for name in names]
+
+
+def of_point(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What one rate of a sweep repeats of a measurement. Raises KeyError for what was not
+    measured.
+    """
+    return {name: result[name] for name, key in KEYS.items() if key.part == "point"}
+
+
+def of_summary(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary repeats of a measurement. Raises KeyError for what was not measured."""
+    return {name: result[name] for name, key in KEYS.items() if key.part != "sweep"}
