@@ -219,8 +219,8 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
     print(
         f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, "
         f"{config.device}, "
-        f"{config.threads} threads, attention {config.attention}, linear {config.linear}) in mode "
-        f"{config.mode}: "
+        f"{config.threads} threads, attention {config.attention}, linear {config.linear}, sampler "
+        f"{config.sampler}) in mode {config.mode}: "
         f"at most {config.max_batch_size} rows, {kv}",
         file=sys.stderr,
     )

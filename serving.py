@@ -74,7 +74,7 @@ class Server:
         for observer in (self.stats, self.metrics, self.request_log):
             if observer is not None:
                 self.manager.observe(observer)
-        self._next_seed = config.seed
+        self._next_seed = config.sampling_seed
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -84,8 +84,8 @@ class Server:
             self.request_log.close()
 
     def _seeds(self, given: int | None, n: int) -> list[int]:
-        """The seeds of a group of n: they follow from its own; of one that brings none config.seed,
-        config.seed + 1, …
+        """The seeds of a group of n: they follow from its own; of one that brings none
+        config.sampling_seed, the next one's one more, …
         """
         if given is not None:
             return [member_seed(given, i) for i in range(n)]

@@ -26,7 +26,7 @@ from weights import locate
 UNUSED = frozenset(Config.model_fields) - {
     "model",
     "weights",
-    "seed",
+    "weights_seed",
     "dtype",
     "device",
     "threads",
@@ -43,7 +43,7 @@ def measure(config: Config, requests: list[tuple[list[int], int]], batch: int) -
         ) from None
     torch.set_num_threads(config.threads)
     shape, dtype = config.shape, getattr(torch, config.dtype)
-    ours = load_model(shape, locate(config), config.seed, dtype, config.device)
+    ours = load_model(shape, locate(config), config.weights_seed, dtype, config.device)
     sizes: dict[str, Any] = {
         "n_layer": shape.n_layer,
         "n_head": shape.n_head,

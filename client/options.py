@@ -150,6 +150,7 @@ def parse(argv: Sequence[str]) -> Options:
         type=Path,
         help="replay this trace.jsonl, at its own times unless --arrival says others",
     )
+    add("--seed", type=int, default=0, help="of the trace (default: 0)")
     add(
         "--sweep",
         action="store_true",
@@ -217,7 +218,7 @@ def parse(argv: Sequence[str]) -> Options:
         arrival=known.arrival,
         selection=known.selection or "random",
         trace=known.trace,
-        seed=int(flags.get("seed", 0)),
+        seed=known.seed,
         repeats=known.repeats,
         sweep=known.sweep,
         seconds=known.seconds,
@@ -248,12 +249,7 @@ def _settings(known: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check(options: Options) -> None:
-    for name, variant in options.variants.items():
-        if "seed" in variant.flags:
-            raise ConfigError(
-                f"--variant {name}: --seed is the trace's too, and all variants replay one; give "
-                f"it outside"
-            )
+    for name in options.variants:
         options.config(name)
     modes = dict.fromkeys(variant.mode for variant in options.variants.values())
     for name in options.flags:
@@ -272,6 +268,8 @@ def _check(options: Options) -> None:
     for name, value in (("numsamples", options.numsamples), ("repeats", options.repeats)):
         if value < 1:
             raise ConfigError(f"{flag(name)} must be at least 1")
+    if options.seed < 0:
+        raise ConfigError("--seed must be 0 or more")
     for name, seconds in (("seconds", options.seconds), ("timeout", options.timeout)):
         if seconds is not None and not 0 < seconds < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds above 0")

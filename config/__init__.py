@@ -1,6 +1,8 @@
 """One validated Config, and how it comes about.
 
 settings   every setting, with its meaning and its limits
+tables     those among them that are fields of policies
+checks     what does not fit together
 resolve    what `auto` means on this machine
 flags      command line, environment and .env
 """
@@ -11,15 +13,13 @@ from config.settings import (
     END_S,
     HANDOFF,
     MAX_BODY_BYTES,
-    ONLY_IN,
     ONLY_OVER_HTTP,
     SPARE_FILES,
     Config,
     ConfigError,
-    flag,
-    meaningful,
     read_key,
 )
+from config.tables import ONLY_IN, flag, meaningful
 from scheduling.policies import MODES
 
 __all__ = [

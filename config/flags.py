@@ -19,7 +19,8 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 
 from config.resolve import resolve
-from config.settings import ONLY_IN, ONLY_ON_GPU, Config, ConfigError, flag, meaningful
+from config.settings import ONLY_ON_GPU, Config, ConfigError
+from config.tables import ONLY_IN, flag, meaningful
 from scheduling.policies import MODES
 
 DOTENV = Path(__file__).resolve().parents[1] / ".env"

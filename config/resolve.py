@@ -24,6 +24,8 @@ AUTO = (
     "threads",
     "attention",
     "linear",
+    "sampler",
+    "norms",
 )  # settings of which `auto` is a value
 VOCABULARIES = {"r50k_base": 50257, "bytes": 257}
 DECODER_BATCH_SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # on a GPU, as far as max_batch_size goes
@@ -67,7 +69,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         resolved["request_log"] = str(Path(path).expanduser().absolute())
     if not gpu and model != "fake" and resolved.get("generator") != "naive":
         reason = kernels.why_unavailable()
-        for name in ("attention", "linear"):
+        for name in ("attention", "linear", "sampler"):
             if reason and resolved.get(name) == "kernel":
                 raise ValueError(
                     f"{name} kernel cannot be used here: {reason}; or leave --{name} out"
@@ -79,13 +81,15 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
             "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain",
         )
         resolved.setdefault("linear", "onednn" if onednn else "kernel")
+        resolved.setdefault("sampler", "kernel" if compiled else "plain")
     if gpu:
         reason = kernels.why_no_triton(shape.head_size)
-        if resolved.get("attention") == "triton" and reason:
-            raise ValueError(
-                f"attention triton cannot be used here: {reason}; or leave --attention out"
-            )
-        resolved.setdefault("attention", "plain" if reason else "triton")
+        for name in ("attention", "norms"):
+            if resolved.get(name) == "triton" and reason:
+                raise ValueError(
+                    f"{name} triton cannot be used here: {reason}; or leave --{name} out"
+                )
+            resolved.setdefault(name, "plain" if reason else "triton")
         if resolved.get("generator") != "naive" and model != "fake":
             with contextlib.suppress(
                 ValueError, TypeError

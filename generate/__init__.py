@@ -58,7 +58,7 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
     torch.set_num_threads(config.threads)
     with memory_for(f"{config.model} and an iteration of {config.max_batch_size} rows"):
         model = load_model(
-            config.shape, path, config.seed, getattr(torch, config.dtype), config.device
+            config.shape, path, config.weights_seed, getattr(torch, config.dtype), config.device
         )
         if config.generator == "naive":
             from generate.naive import NaiveGenerator
@@ -68,10 +68,14 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
             from generate.linear import KernelLinear, OneDNNLinear, pack
 
             pack(model, KernelLinear if config.linear == "kernel" else OneDNNLinear)
-        if config.attention == "triton":
-            from generate.gpu import fuse
+        if config.norms == "triton":
+            from generate.gpu import fuse_norms
 
-            fuse(model)
+            fuse_norms(model)
+        if config.device == "cuda":
+            from generate.gpu import pad_head
+
+            pad_head(model)
         if config.kv_cache_gb is not None:
             return _cached(config, model, n_vocab, config.n_blocks)
         from generate.memory import fitting_blocks
@@ -100,7 +104,7 @@ def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedG
         attention = KernelAttention(cache)
     elif config.attention == "triton":
         attention = TritonAttention(cache, max_tokens)
-    sampler = sample_on_cpu if config.attention == "kernel" else sample
+    sampler = sample_on_cpu if config.sampler == "kernel" else sample
     generator = CachedGenerator(model, n_vocab, attention, sampler, max_tokens, n_blocks)
     if config.captures:
         from generate.graphs import Capture

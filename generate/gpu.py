@@ -41,8 +41,8 @@ class PaddedHead(nn.Module):
         return F.linear(x, self._weight)
 
 
-def fuse(model: GPT2) -> None:
-    """Replace the model's additions, norms and LM head."""
+def fuse_norms(model: GPT2) -> None:
+    """Replace the model's additions and norms."""
 
     def fused(norm: nn.Module) -> nn.Module:
         assert isinstance(norm, AddNorm)
@@ -52,4 +52,8 @@ def fuse(model: GPT2) -> None:
         assert isinstance(block, Block)
         block.ln_1, block.ln_2 = fused(block.ln_1), fused(block.ln_2)
     model.ln_f = fused(model.ln_f)
+
+
+def pad_head(model: GPT2) -> None:
+    """Replace the model's LM head."""
     model.lm_head = PaddedHead(model.wte.weight)

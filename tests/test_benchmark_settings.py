@@ -61,7 +61,7 @@ def test_only_settings_with_an_effect_are_recorded(
         "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches"
     }  # fmt: skip
     theirs = last_line(huggingface.main, [*small, "--n", "1"], monkeypatch, capsys)["config"]
-    assert set(theirs) == {"model", "weights", "seed", "dtype", "device", "threads"}
+    assert set(theirs) == {"model", "weights", "weights_seed", "dtype", "device", "threads"}
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,8 @@ def test_the_engine_is_held_against_the_oracle(
 
 def spoilt(load: Callable[..., Any]) -> Callable[..., Any]:
     def wrong(config: Any, *rest: Any) -> Any:
-        return load(
-            config if config.generator == "naive" else config.model_copy(update={"seed": 1}), *rest
-        )
+        other = config.model_copy(update={"weights_seed": 1})
+        return load(config if config.generator == "naive" else other, *rest)
 
     return wrong
 

@@ -167,7 +167,7 @@ def test_the_tests_and_their_servers_can_run_as_on_another_processor(native: str
     assert said == {"yes": "bfloat16\n", "no": "float32\n"}[native]
 
 
-@pytest.mark.parametrize("setting", ["attention", "linear"])
+@pytest.mark.parametrize("setting", ["attention", "linear", "sampler"])
 def test_the_cpus_kernels_are_refused_on_a_gpu(
     setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +188,8 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
     monkeypatch.setattr(kernels, "why_no_triton", lambda head_size: reason)
     config = parse(["dynamic"], {}, dotenv=None)
     if triton:
-        assert config.attention == "triton" and config.captures
+        assert (config.attention, config.norms, config.sampler) == ("triton", "triton", "plain")
+        assert config.captures
         assert config.decoder_batch_sizes == (256, 128, 64, 32, 16, 8, 4, 2, 1)
         assert parse(
             ["dynamic", "--max-batch-size", "48"], {}, dotenv=None
@@ -205,10 +206,12 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_told_otherwise(
         )
         assert not parse(["dynamic", "--attention", "plain"], {}, dotenv=None).captures
     else:
-        assert config.attention == "plain" and "pip install triton" in config.warnings()[0]
-        assert refused("dynamic", "--attention", "triton").startswith(
-            "attention triton cannot be used here: the package triton is"
-        )
+        assert config.attention == config.norms == "plain"
+        assert "pip install triton" in config.warnings()[0]
+        for name in ("attention", "norms"):
+            assert refused("dynamic", f"--{name}", "triton").startswith(
+                f"{name} triton cannot be used here: the package triton is"
+            )
 
 
 def test_decoder_batch_sizes_are_sorted_and_hold_max_batch_size() -> None:
@@ -248,11 +251,10 @@ def test_the_pool_is_never_larger_than_its_rows_can_use() -> None:
 
 def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path) -> None:
     dotenv = tmp_path / ".env"
-    dotenv.write_text("EB_PORT=1001\nEB_SEED=1\nEB_THREADS=7\nIP=10.0.0.1\nSOMETHING_ELSE=x\n")
-    config = parse(
-        ["dynamic", "--port", "1003"], {"EB_PORT": "1002", "EB_SEED": "2", "HOME": "/"}, dotenv
-    )
-    assert (config.port, config.seed, config.threads) == (1003, 2, 7)
+    dotenv.write_text("EB_PORT=1001\nEB_MAX_WAITING=1\nEB_THREADS=7\nIP=10.0.0.1\nOTHER=x\n")
+    environ = {"EB_PORT": "1002", "EB_MAX_WAITING": "2", "HOME": "/"}
+    config = parse(["dynamic", "--port", "1003"], environ, dotenv)
+    assert (config.port, config.max_waiting, config.threads) == (1003, 2, 7)
 
 
 def test_a_shared_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(

@@ -217,12 +217,12 @@ def test_without_a_compiler_pytorchs_own_operations_serve_and_a_warning_says_so(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     found = config.build("dynamic", {"model": "demo"}, {})
-    assert (found.attention, found.linear) == ("plain", "onednn")
+    assert (found.attention, found.linear, found.sampler) == ("plain", "onednn", "plain")
     assert any(
         "no C++ compiler 'no-such-compiler'; install g++" in warning for warning in found.warnings()
     )
     assert not config.build("dynamic", {"model": "fake"}, {}).warnings()
-    for name in ("attention", "linear"):
+    for name in ("attention", "linear", "sampler"):
         with pytest.raises(
             config.ConfigError, match=f"{name} kernel cannot be used here: no C\\+\\+ compiler"
         ):
