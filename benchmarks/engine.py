@@ -26,9 +26,10 @@ from typing import Any
 import torch
 
 import kernels
+from benchmarks import figures
 from benchmarks.common import NO_HTTP, configs, record, run
 from client.machine import processor
-from client.report import figures
+from client.report import drawing
 from config import Config, ConfigError, Parser
 from config.resolve import native_bfloat16
 from generate import load_generator
@@ -276,7 +277,7 @@ def main() -> None:
         f"{result['bytes_per_s'] / 1e9:,.1f} GB/s, {result['flops_per_s'] / 1e9:,.0f} GFLOP/s · "
         f"commit {result['commit']}"
     )
-    figures.save(figures.step_time(result["steps"], caption), options.out / "step_time.png")
+    drawing.save(figures.step_time(result["steps"], caption), options.out / "step_time.png")
     print(f"figure: {options.out / 'step_time.png'}")
     print(json.dumps(result))
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import figures
 from benchmarks.common import NO_HTTP, Engine, configs, record, run, wait_for
 from benchmarks.engine import numbers
 from client.machine import processor
-from client.report import figures
+from client.report import drawing
 from config import ConfigError, Parser
 from scheduling.inference import Inference
 
@@ -118,7 +119,7 @@ def main() -> None:
         f"{config.dtype} · "
         f"{processor(result['hardware'], result['config'])} · commit {result['commit']}"
     )
-    figures.save(figures.gap_over_budgets(points, LIMIT, caption), options.out / "long_prompt.png")
+    drawing.save(figures.gap_over_budgets(points, LIMIT, caption), options.out / "long_prompt.png")
     print(f"figure: {options.out / 'long_prompt.png'}")
     print(json.dumps(result))
 

@@ -229,7 +229,7 @@ def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How many of the requests that every mode answered got the same text in each, and where the
+    """How many of the requests that every variant answered got the same text in each, and where the
     others part.
 
     `parted_after`: for each request whose texts differ, the fraction of its longest text that all

@@ -53,7 +53,7 @@ from client.measure import Target, measure, openai_model, whole  # noqa: E402
 from client.options import base_url, parse_goodput  # noqa: E402
 from client.progress import Progress  # noqa: E402
 from client.quoting import named  # noqa: E402
-from client.report import figures, report  # noqa: E402
+from client.report import drawing, figures, report  # noqa: E402
 from client.wire import APIS, wire  # noqa: E402
 from config import MODES, ConfigError, read_key  # noqa: E402
 from stats import latency_line  # noqa: E402
@@ -274,7 +274,7 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
     if answers:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
         lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
-        figures.save(figures.latency_vs_tokens(lines, url), arguments.figure)
+        drawing.save(figures.latency_vs_tokens(lines, url), arguments.figure)
         console.print(f"figure: {arguments.figure}")
     if arguments.out:
         runs.clear(arguments.out)

@@ -247,9 +247,7 @@ def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, Base
         f"{options.out}"
     )
     try:
-        for (
-            url
-        ) in options.also.values():  # one that is not there is found now, and not after every mode
+        for url in options.also.values():  # what is not there is found now, not after the others
             openai_model(url)
         if options.calibration and not comparison.machine["calibration"]:
             comparison.calibrate()

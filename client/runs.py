@@ -23,7 +23,7 @@ from config import meaningful
 from stats import DEFINITIONS
 
 FIGURES = {  # file name without its ending: what stands beside it
-    "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each mode",
+    "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each variant",
     "latency_vs_throughput": "Median latency per token against throughput, as the rate rises",
     "goodput": "Goodput against the rate of requests",
     "occupancy": "Rows over time: live, idle, padding, empty",

@@ -21,7 +21,7 @@ from flask.testing import FlaskClient
 from app import create_app
 from batching import BatchingManager
 from client.calls import post
-from client.report import figures
+from client.report import drawing
 from config import build
 from generate import load_generator
 from serving import Server
@@ -130,7 +130,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports have empty figures: drawing takes longer than all else, and tests of figures draw
     them.
     """
-    monkeypatch.setattr(figures, "save", lambda figure, *paths: [path.touch() for path in paths])
+    monkeypatch.setattr(drawing, "save", lambda figure, *paths: [path.touch() for path in paths])
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,7 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
         str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
-    assert "All 40 requests that every mode answered got the same text in each." in " ".join(
+    assert "All 40 requests that every variant answered got the same text in each." in " ".join(
         done.stdout.split()
     )
     modes = ["nobatch", "static", "windowed", "dynamic"]

@@ -20,7 +20,7 @@ from client import calibrate, runs
 from client.data import PromptData
 from client.load import Outcome
 from client.progress import Progress, Replayed
-from client.report import figures, report, tables
+from client.report import drawing, figures, report, side_by_side, tables
 from client.report.page import as_page
 from tests.programs import ran
 
@@ -188,9 +188,9 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
         "report.html",
         "distributions.png",
     }
-    report.compare_runs([runs.load(swept / "seed-0"), runs.load(swept / "seed-1")], out)
+    side_by_side.compare_runs([runs.load(swept / "seed-0"), runs.load(swept / "seed-1")], out)
     assert "**The traces differ**" in (out / "report.md").read_text()
-    report.compare_runs([runs.load(swept), runs.load(swept)], out)
+    side_by_side.compare_runs([runs.load(swept), runs.load(swept)], out)
     text = (out / "report.md").read_text()
     assert "(× 1.00, no difference shown)" in text and "capacity, requests/s" in text
 
@@ -260,8 +260,8 @@ def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_pa
 
 
 def test_twelve_variants_are_told_apart_and_modes_look_the_same_everywhere() -> None:
-    found = figures.looks(["static", "vllm", "dynamic", *map(str, range(9))])
-    assert len(set(found.values())) == 12 and found["static"] == figures.looks(["static"])["static"]
+    found = drawing.looks(["static", "vllm", "dynamic", *map(str, range(9))])
+    assert len(set(found.values())) == 12 and found["static"] == drawing.looks(["static"])["static"]
 
 
 def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path)
             {"static": {"live": 0, "idle": 0, "padding": 0}}, {"static": None}, ""
         ),
     ):
-        figures.save(figure, tmp_path / "a.png", tmp_path / "b.svg")
+        drawing.save(figure, tmp_path / "a.png", tmp_path / "b.svg")
         ET.parse(tmp_path / "b.svg")
 
 

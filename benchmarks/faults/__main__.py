@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.faults import connections, processes, soak
 from benchmarks.faults.tools import FAULTS, Fault, Seen
 from client.machine import stamp
-from client.report import figures
+from client.report import drawing
 
 __all__ = ["connections", "processes"]  # they fill FAULTS
 
@@ -106,7 +106,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if result.get("soak"):
         caption = f"{result['hardware']['cpu']} · commit {result['commit']} · {result['date'][:10]}"
-        figures.save(soak.figure(result["soak"], caption), options.out / "soak.png")
+        drawing.save(soak.figure(result["soak"], caption), options.out / "soak.png")
     (options.out / "faults.json").write_text(json.dumps(result, indent=1) + "\n")
     (options.out / "faults.md").write_text(report(result))
     print(f"written to {options.out}")

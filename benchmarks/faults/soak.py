@@ -19,7 +19,7 @@ from client.calls import get, post
 from client.data import PromptData, Request
 from client.load import Watch, replay
 from client.measure import Target, burst_size, measure_capacity
-from client.report.figures import STYLE
+from client.report.drawing import STYLE
 from client.wire import wire
 from config import build
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from client.report.report import compare_runs, show, write
+from client.report.report import show, write
+from client.report.side_by_side import compare_runs
 from client.runs import RunError, load
 
 

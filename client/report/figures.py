@@ -1,11 +1,9 @@
-"""Figures. One colour a mode everywhere; every axis has its unit."""
+"""Figures of a run; every axis has its unit."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -13,70 +11,32 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from client.report.drawing import STYLE, caption_of, looks, plain_log
 from client.report.tables import line_text
-from config import MODES
 
-# told apart by eyes of every kind: after each colour comes its line style, so that twelve differ
-PALETTE = ("#7f7f7f", "#d95f02", "#7570b3", "#1b9e77", "#1f3a70", "#e7298a")
-LINES = (("-", "o"), ("--", "s"))  # and markers
-
-
-class Look(NamedTuple):
-    """How a variant is drawn."""
-
-    colour: str
-    line: str
-    marker: str
-
-
-LOOKS = [Look(colour, *line) for line in LINES for colour in PALETTE]
 IDLE, PADDING, EMPTY = "#e6ab02", "#8c6d4f", "#ececec"
 KINDS = {  # of computed rows that serve nobody
     "idle": (IDLE, "idle: computed for a request that is done"),
     "padding": (PADDING, "padding: computed to fill a decoder batch size"),
 }
-STYLE: dict[Any, Any] = {
-    "font.size": 12,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "figure.dpi": 130,
-    "legend.frameon": False,
-    # a dollar in a model's name is one
-    "svg.hashsalt": "effective-batching",
-    "text.parse_math": False,
-}
-
-
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name: a mode has its own in every figure, others what is left, in their
-    order.
-    """
-    own = dict(zip(MODES, LOOKS))
-    names = list(names)
-    left = itertools.cycle(
-        [look for look in LOOKS if look not in [own[name] for name in names if name in own]]
-    )
-    return {name: own.get(name) or next(left) for name in names}
 
 
 def latency_vs_tokens(
     runs: Mapping[str, tuple[Sequence[int], Sequence[float], Mapping[str, float] | None]],
     caption: str,
 ) -> Figure:
-    """Latency against completion tokens, a point a request, with each mode's least-squares line.
+    """Latency against completion tokens, a point a request, with each variant's least-squares line.
 
-    runs: {mode: (completion tokens, latencies in seconds, latency_line)}. The left panel shares one
-    linear scale, so that slopes and intercepts compare; the right one has a logarithmic scale, so
-    that no mode hides another.
+    runs: {variant: (completion tokens, latencies in seconds, latency_line)}. The left panel shares
+    one linear scale, so that slopes and intercepts compare; the right one has a logarithmic scale,
+    so that no variant hides another.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 4.8), layout="constrained")
         axes = figure.subplots(1, 2)
         look = looks(runs)
-        for mode, (tokens, seconds, line) in runs.items():
-            label = f"{mode}:  {line_text(line)}"
+        for name, (tokens, seconds, line) in runs.items():
+            label = f"{name}:  {line_text(line)}"
             for axis in axes:
                 axis.scatter(
                     tokens,
@@ -84,14 +44,14 @@ def latency_vs_tokens(
                     s=14,
                     alpha=0.45,
                     linewidths=0,
-                    color=look[mode].colour,
-                    marker=look[mode].marker,
+                    color=look[name].colour,
+                    marker=look[name].marker,
                     label=label,
                 )
                 if line:
                     x = np.linspace(0, max(tokens), 100)
                     y = line["intercept_s"] + line["slope_s_per_token"] * x
-                    axis.plot(x[y > 0], y[y > 0], color=look[mode].colour, ls=look[mode].line, lw=2)
+                    axis.plot(x[y > 0], y[y > 0], color=look[name].colour, ls=look[name].line, lw=2)
         for axis, scale in zip(axes, ("linear", "log")):
             axis.set(
                 xlabel="completion tokens",
@@ -100,12 +60,12 @@ def latency_vs_tokens(
             )
             axis.grid(alpha=0.25)
             axis.set_xlim(left=0)
-        _plain_log(axes[1].yaxis)
+        plain_log(axes[1].yaxis)
         axes[0].set_ylim(bottom=0)
         axes[0].set_title("What a request waits for")
         legend = axes[1].get_legend_handles_labels()
         figure.legend(*legend, loc="outside lower center", ncols=2, markerscale=2, fontsize=11)
-        _caption(figure, caption)
+        caption_of(figure, caption)
     return figure
 
 
@@ -115,42 +75,42 @@ def occupancy(
     max_batch_size: int,
     caption: str,
 ) -> Figure:
-    """Rows over time, the same seconds in every mode: live, idle (computed for a request that is
+    """Rows over time, the same seconds in every variant: live, idle (computed for a request that is
     done), padding, empty.
 
-    runs: {mode: {"bin_s", "live": [rows], "idle": [rows], "padding": [rows]}}. The window ends a
-    little after the quickest of the modes that are `whole` does.
+    runs: {variant: {"bin_s", "live": [rows], "idle": [rows], "padding": [rows]}}. The window ends a
+    little after the quickest of the variants that are `whole` does.
     """
     kinds = [
         kind for kind in KINDS if kind == "idle" or any(any(run[kind]) for run in runs.values())
     ]
-    spans = {mode: run["bin_s"] * len(run["live"]) for mode, run in runs.items()}
+    spans = {name: run["bin_s"] * len(run["live"]) for name, run in runs.items()}
     window = 1.15 * min(
-        (span for mode, span in spans.items() if whole[mode]), default=max(spans.values())
+        (span for name, span in spans.items() if whole[name]), default=max(spans.values())
     )
     with matplotlib.rc_context(STYLE):
         size = (11, 1.75 * len(runs) + 1.4)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)
         look = looks(runs)
-        for axis, (mode, run) in zip(axes[:, 0], runs.items()):
+        for axis, (name, run) in zip(axes[:, 0], runs.items()):
             edges = run["bin_s"] * np.arange(len(run["live"]) + 1)
             axis.axhspan(0, max_batch_size, color=EMPTY, lw=0)
             below = np.array(run["live"])
-            axis.stairs(below, edges, fill=True, color=look[mode].colour)
+            axis.stairs(below, edges, fill=True, color=look[name].colour)
             for kind in kinds:
                 above = below + run[kind]
                 axis.stairs(above, edges, baseline=below, fill=True, color=KINDS[kind][0])
                 below = above
-            axis.set_title(mode, color=look[mode].colour, fontsize=12, loc="left")
-            note = f"done after {spans[mode]:.1f} s" + (" →" if spans[mode] > window else "")
+            axis.set_title(name, color=look[name].colour, fontsize=12, loc="left")
+            note = f"done after {spans[name]:.1f} s" + (" →" if spans[name] > window else "")
             axis.set_title(note, loc="right", fontsize=11, fontweight="normal")
             axis.set_ylim(0, max_batch_size)
             axis.set_xlim(0, window)
         axes[-1, 0].set_xlabel("seconds since the first iteration")
         figure.supylabel("rows")
         shown = [
-            ("#444444", "live (in the mode's colour)"),
+            ("#444444", "live (in the variant's colour)"),
             *(KINDS[kind] for kind in kinds),
             (EMPTY, "empty"),
         ]
@@ -161,7 +121,7 @@ def occupancy(
             loc="outside lower center",
             ncols=3 if len(shown) < 4 else 2,
         )
-        _caption(figure, caption)
+        caption_of(figure, caption)
     return figure
 
 
@@ -179,7 +139,7 @@ def latency_vs_throughput(
         axis = figure.subplots()
         _curves(axis, sweeps, "output_throughput", "p50_normalized_latency_ms")
         axis.set_yscale("log")
-        _plain_log(axis.yaxis)
+        plain_log(axis.yaxis)
         axis.set(
             xlabel="throughput, completion tokens a second",
             ylabel="latency per token, median, ms (log scale)",
@@ -188,8 +148,8 @@ def latency_vs_throughput(
         axis.grid(alpha=0.25, which="both")
         axis.xaxis.set_major_formatter("{x:,.0f}")
         figure.legend(loc="outside lower center", ncols=3)
-        axis.set_title("What a mode can deliver, and at what latency")
-        _caption(figure, caption)
+        axis.set_title("What a variant can deliver, and at what latency")
+        caption_of(figure, caption)
     return figure
 
 
@@ -228,7 +188,7 @@ def goodput(
         axis.grid(alpha=0.25)
         axis.legend(loc="upper left")
         axis.set_title("How many requests are answered in time")
-        _caption(figure, caption)
+        caption_of(figure, caption)
     return figure
 
 
@@ -270,11 +230,11 @@ def _curves(
 def computed_rows(
     rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, float | None], caption: str
 ) -> Figure:
-    """Where computed rows went, a bar a mode, with the useful fraction that theory expects as a
+    """Where computed rows went, a bar a variant, with the useful fraction that theory expects as a
     tick.
 
-    rows: {mode: {"live", "idle", "padding": rows summed over iterations}}. expected: {mode: useful
-    fraction or None}.
+    rows: {variant: {"live", "idle", "padding": rows summed over iterations}}. expected: {variant:
+    useful fraction or None}.
     """
     kinds = [
         kind for kind in KINDS if kind == "idle" or any(counts[kind] for counts in rows.values())
@@ -283,11 +243,11 @@ def computed_rows(
         figure = Figure(figsize=(9.5, 0.62 * len(rows) + 2.0), layout="constrained")
         axis = figure.subplots()
         look = looks(rows)
-        for y, (mode, counts) in enumerate(rows.items()):
+        for y, (name, counts) in enumerate(rows.items()):
             computed = sum(counts.values())
             share = {kind: 100 * n / computed if computed else 0.0 for kind, n in counts.items()}
             useful = left = share["live"]
-            axis.barh(y, useful, color=look[mode].colour, height=0.62)
+            axis.barh(y, useful, color=look[name].colour, height=0.62)
             for kind in kinds:
                 axis.barh(y, share[kind], left=left, color=KINDS[kind][0], height=0.62)
                 left += share[kind]
@@ -301,7 +261,7 @@ def computed_rows(
                 fontsize=11,
             )
             if (
-                fraction := expected[mode]
+                fraction := expected[name]
             ) is not None:  # of live and idle rows: padding is not the batch's doing
                 axis.plot(
                     [(100 - share["padding"]) * fraction] * 2,
@@ -312,7 +272,7 @@ def computed_rows(
         axis.set_yticks(range(len(rows)), list(rows))
         axis.invert_yaxis()
         axis.set(xlabel="computed rows, %", xlim=(0, 100), title="Where computed rows went")
-        shown = [("#444444", "live (in the mode's colour)"), *(KINDS[kind] for kind in kinds)]
+        shown = [("#444444", "live (in the variant's colour)"), *(KINDS[kind] for kind in kinds)]
         handles = [
             *(Rectangle((0, 0), 1, 1, color=c) for c, _ in shown),
             Line2D([], [], color="black", lw=2.5),
@@ -325,7 +285,7 @@ def computed_rows(
             ncols=3 if len(names) < 4 else 2,
             fontsize=10.5,
         )
-        _caption(figure, caption)
+        caption_of(figure, caption)
     return figure
 
 
@@ -337,8 +297,8 @@ def distributions(
     """Cumulative distributions of TTFT, TPOT and end-to-end latency, a panel each, on a logarithmic
     scale.
 
-    runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. styles: {name: (the mode whose colour it has,
-    line style)}.
+    runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. styles: {name: (the variant whose colour it
+    has, line style)}.
     """
     titles = {
         "ttft": "time to first token, s",
@@ -349,131 +309,28 @@ def distributions(
         figure = Figure(figsize=(13, 4.6), layout="constrained")
         axes = figure.subplots(1, 3, sharey=True)
         styles = styles or {name: (name, "") for name in runs}
-        look = looks(dict.fromkeys(mode for mode, _ in styles.values()))
+        look = looks(dict.fromkeys(name for name, _ in styles.values()))
         for axis, (measure, title) in zip(axes, titles.items()):
             for name, values in runs.items():
                 if len(mine := np.sort(values[measure]) * (1e3 if measure == "tpot" else 1)):
-                    mode, style = styles[name]
+                    name, style = styles[name]
                     share = 100 * np.arange(1, len(mine) + 1) / len(mine)
                     axis.step(
                         mine,
                         share,
                         where="post",
-                        color=look[mode].colour,
-                        ls=style or look[mode].line,
+                        color=look[name].colour,
+                        ls=style or look[name].line,
                         lw=2,
                         label=name,
                     )
             axis.set(xlabel=title, ylim=(0, 101))
             if any(np.any(line.get_xdata() > 0) for line in axis.lines):  # else it has no log
                 axis.set_xscale("log")
-                _plain_log(axis.xaxis)
+                plain_log(axis.xaxis)
             axis.grid(alpha=0.25)
         axes[0].set_ylabel("requests, %")
         axes[0].set_title("How long requests take")
         figure.legend(*axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        _caption(figure, caption)
+        caption_of(figure, caption)
     return figure
-
-
-def _plain_log(axis: Any) -> None:
-    """A logarithmic axis labelled 0.5, 1, 2, 5 instead of powers of ten; more finely where it spans
-    little.
-    """
-
-    def label(value: float, _: Any) -> str:
-        low, high = axis.get_view_interval()
-        labelled = "1" if high > 500 * low else "125" if high > 6 * low else "123456789"
-        return f"{value:g}" if f"{value:.0e}"[0] in labelled else ""
-
-    for formatter in (axis.set_major_formatter, axis.set_minor_formatter):
-        formatter(label)
-
-
-def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
-    """Step time against rows, a colour a context, with the time that memory and arithmetic bound it
-    by (a roofline).
-
-    points: {"rows", "context", "seconds", "memory_s", "arithmetic_s"} each. The right panel: which
-    part of the bound (the larger of the two, as if they overlapped wholly) a step reaches.
-    """
-    contexts = sorted({int(point["context"]) for point in points})
-    shades = [matplotlib.colormaps["viridis"](x) for x in np.linspace(0.1, 0.75, len(contexts))]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(12, 4.8), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        for context, shade in zip(contexts, shades):
-            mine = sorted((p for p in points if p["context"] == context), key=lambda p: p["rows"])
-            rows = [p["rows"] for p in mine]
-            measured = np.array([p["seconds"] for p in mine])
-            bound = np.array([max(p["memory_s"], p["arithmetic_s"]) for p in mine])
-            left.plot(rows, 1e3 * measured, "o-", color=shade, label=f"measured, context {context}")
-            left.plot(
-                rows, 1e3 * bound, "--", color=shade, lw=1.2, label=f"bound, context {context}"
-            )
-            right.plot(rows, 100 * bound / measured, "o-", color=shade, label=f"context {context}")
-        for axis in (left, right):
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(
-                sorted({int(p["rows"]) for p in points}), sorted({int(p["rows"]) for p in points})
-            )
-            axis.set_xlabel("rows")
-            axis.grid(alpha=0.25)
-        left.set_yscale("log")
-        _plain_log(left.yaxis)
-        left.set(ylabel="step time, ms (log scale)", title="What an iteration takes")
-        right.set(ylabel="bound / measured, %", ylim=(0, 105), title="How near the machine's limit")
-        left.legend(fontsize=9.5, ncols=2)
-        _caption(figure, caption)
-    return figure
-
-
-def gap_over_budgets(points: Sequence[Mapping[str, float]], limit: float, caption: str) -> Figure:
-    """What a long prompt does to the rows that decode, over token budgets.
-
-    points: {"token_budget", "longest_itl_s", "median_itl_s", "ttft_s"} each. limit: as a multiple
-    of the median.
-    """
-    budgets = [p["token_budget"] for p in points]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(12, 4.4), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        left.plot(
-            budgets,
-            [p["longest_itl_s"] / p["median_itl_s"] for p in points],
-            "o-",
-            color=looks(["dynamic"])["dynamic"].colour,
-        )
-        left.axhline(limit, color="#555555", ls="--", lw=1)
-        left.annotate(
-            f"{limit:g} × the median",
-            (budgets[0], limit),
-            xytext=(0, 4),
-            textcoords="offset points",
-            color="#555555",
-        )
-        left.set(ylabel="longest gap / median gap", title="The rows that decode wait")
-        right.plot(budgets, [p["ttft_s"] for p in points], "o-", color="#386cb0")
-        right.set(ylabel="s until its first token", title="The long prompt waits")
-        for axis in (left, right):
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
-            axis.set_ylim(bottom=0)
-            axis.set_xlabel("token_budget: prefill tokens in an iteration")
-            axis.grid(alpha=0.25)
-        _caption(figure, caption)
-    return figure
-
-
-def _caption(figure: Any, caption: str) -> None:
-    figure.suptitle(caption, fontsize=10.5, color="#555555", x=0.01, ha="left")
-
-
-def save(figure: Figure, *paths: Path) -> None:
-    """Write a figure in the format that each path's suffix names; the same run gives the same
-    files.
-    """
-    with matplotlib.rc_context(STYLE):
-        for path in paths:
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-            figure.set_layout_engine("none")  # computed once: it costs as much as drawing

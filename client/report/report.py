@@ -18,7 +18,7 @@ from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
 from client.data import described, dumps
 from client.machine import processor
 from client.quoting import code, escape, unescape
-from client.report import figures, sentences, tables
+from client.report import drawing, figures, sentences, tables
 from client.report.page import as_page
 from client.runs import FIGURES, Run, differing
 from stats import DEFINITIONS, ROW_KINDS, latency_line
@@ -115,15 +115,12 @@ def sweep_part(run: Run) -> list[str]:
         for name, outcomes in found.items()
     }
     text = (
-        "A mode's capacity is what it completed while requests were always waiting, at all rates "
-        "beyond it: tokens a second "
-        "over the mean tokens of a request. Its queue begins to grow between two rates 9% apart: "
-        "at the second, each second of "
-        f"sending adds over {GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% "
-        f"of what is sent stays in "
-        f"flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity that is "
-        f"chance, and the two need not lie "
-        "around it."
+        "A variant's capacity is what it completed while requests were always waiting, at all "
+        "rates beyond it: tokens a second over the mean tokens of a request. Its queue begins to "
+        "grow between two rates 9% apart: at the second, each second of sending adds over "
+        f"{GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% of what is sent "
+        f"stays in flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity that "
+        "is chance, and the two need not lie around it."
     )
     if any("busy_s" not in p for seeds in run.points.values() for points in seeds for p in points):
         text += (
@@ -225,7 +222,7 @@ def write(run: Run) -> None:
     """Write report.md, report.html and the figures into the run's folder, and for several seeds
     summary.json.
     """
-    _write(run.folder, contents(run), drawings(run))
+    write_files(run.folder, contents(run), drawings(run))
     if len(run.summaries) > 1:
         (run.folder / "summary.json").write_text(dumps(over_seeds(run)))
 
@@ -256,12 +253,13 @@ def over_seeds(run: Run) -> dict[str, Any]:
     return {"seeds": [s["seed"] for s in run.summaries], "modes": modes, "differences": differences}
 
 
-def _write(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> None:
+def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> None:
+    """report.md and report.html of this text, and its figures."""
     (folder / "report.md").write_text(markdown)
     vectors = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, draw in drawn.items():
-            figures.save(draw(), folder / f"{name}.png", vector := Path(scratch) / f"{name}.svg")
+            drawing.save(draw(), folder / f"{name}.png", vector := Path(scratch) / f"{name}.svg")
             vectors[name] = vector.read_bytes()
     (folder / "report.html").write_text(as_page(markdown, vectors))
 
@@ -288,91 +286,3 @@ def show(run: Run, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-
-
-def compare_runs(runs: Sequence[Run], out: Path) -> None:
-    """A report of several runs side by side: what differs between them, each mode in each, and by
-    how much it changed.
-    """
-    labels, same = _labels(runs), _same_traces(runs)
-    rows = [["", *labels]]
-    for what, of in ABOUT.items():
-        rows.append([what, *(of(run.first) for run in runs)])
-    settings = [name for run in runs for name in run.first["config"]]
-    for name in dict.fromkeys(settings):
-        found = [escape(run.first["config"].get(name, tables.NONE)) for run in runs]
-        if len(set(found)) > 1:
-            rows.append([escape(name), *found])
-    shared = [name for name in runs[0].names if all(name in run.names for run in runs)]
-    parts = [
-        f"# {' against '.join(labels)}",
-        "## What differs",
-        tables.markdown(rows, left=len(rows[0])),
-        "All replayed the same traces, so their differences are the servers' and the machines'."
-        if same
-        else "**The traces differ**: at another load latencies differ for that alone; `--trace` "
-        "replays "
-        "one run's trace in another.",
-    ]
-    for label, run in zip(labels, runs):
-        told = [
-            sentence
-            for sentence in (
-                sentences.partial(run),
-                *sentences.failures(run),
-                sentences.client_limited(run),
-            )
-            if sentence
-        ]
-        told += [sentences.conditions(run), calibrate.sentence(run.first["calibration"])]
-        parts += [f"{label}: {' '.join(told)}"]
-    parts += [
-        "## Modes",
-        tables.runs_table({label: run.modes for label, run in zip(labels, runs)}, paired=same),
-    ]
-    styles: dict[str, tuple[str, str]] = {}
-    values: dict[str, dict[str, list[float]]] = {}
-    for name in shared:
-        for label, run, style in zip(labels, runs, ("-", "--", ":", "-.") * len(runs)):
-            styles[f"{name}, {label}"] = (name, style)
-            values[f"{name}, {label}"] = distributions(run.answered(name))
-    drawn: dict[str, Drawing] = {}
-    if values:
-        caption = " · ".join(
-            f"{label}: commit {run.first['commit']}" for label, run in zip(labels, runs)
-        )
-        drawn["distributions"] = lambda: figures.distributions(values, caption, styles)
-        parts.append(f"![{FIGURES['distributions']}](distributions.png)")
-    parts += [
-        "## Definitions",
-        "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items()),
-    ]
-    out.mkdir(parents=True, exist_ok=True)
-    _write(out, "\n\n".join(parts) + "\n", drawn)
-
-
-ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "commit": lambda s: escape(s["commit"]),
-    "date": lambda s: escape(s["date"]),
-    "hardware": lambda s: escape(f"{s['hardware']['cpu']}, {s['hardware']['cores']} cores"),
-    "workload": lambda s: (
-        f"{s['workload']['requests']} requests, {code(s['workload']['lengths'])}, "
-        f"{code(s['workload']['arrival'])}"
-    ),
-    "command": lambda s: code(s["command"]),
-}
-
-
-def _labels(runs: Sequence[Run]) -> list[str]:
-    names = [run.folder.resolve().name for run in runs]
-    names = [escape(name) for name in names]
-    return (
-        names
-        if len(set(names)) == len(names)
-        else [f"{i}: {name}" for i, name in enumerate(names, 1)]
-    )
-
-
-def _same_traces(runs: Sequence[Run]) -> bool:
-    traces = [[(folder / "trace.jsonl").read_text() for folder in run.folders] for run in runs]
-    return all(trace == traces[0] for trace in traces)

@@ -123,10 +123,10 @@ def identity(run: Run) -> str | None:
     if len([name for name in run.names if name not in run.first["also"]]) < 2 or not n:
         return None
     if n == identical:
-        return f"All {n} requests that every mode answered got the same text in each."
+        return f"All {n} requests that every variant answered got the same text in each."
     parted = sorted(share for same in found for share in same["parted_after"])
     sentence = (
-        f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every mode answered got "
+        f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every variant answered got "
         f"the same text in each; the "
         f"texts of the others part after {100 * parted[0]:.0f} to {100 * parted[-1]:.0f}% of their "
         f"length "

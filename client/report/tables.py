@@ -72,7 +72,7 @@ def markdown(rows: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def line_text(line: Mapping[str, float] | None) -> str:
-    """The least-squares line of a mode: "0.03 s + 7.8 ms per token, r = 0.92"."""
+    """The least-squares line of a variant: "0.03 s + 7.8 ms per token, r = 0.92"."""
     if line is None:
         return "no line"
     sign, slope = (
