@@ -52,11 +52,10 @@ def processor(hardware: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """What computed: the GPU, or the CPU and how many of its threads."""
     if config.get("device") == "cuda" and hardware.get("gpu"):
         return str(hardware["gpu"]).split(",")[0]
-    return (
-        f"{hardware['cpu']}, {config['threads']} threads"
-        if "threads" in config
-        else str(hardware["cpu"])
-    )
+    if "threads" not in config:
+        return str(hardware["cpu"])
+    n = config["threads"]
+    return f"{hardware['cpu']}, {n} thread{'s' * (n != 1)}"
 
 
 def hardware() -> dict[str, Any]:

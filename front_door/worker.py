@@ -37,11 +37,9 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any
@@ -51,7 +49,7 @@ from gunicorn.http.message import Request
 from gunicorn.workers import base
 
 from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
-from front_door.connection import AT_ONCE, AWAITED, Connection, Wait, in_turn
+from front_door.connections import AT_ONCE, AWAITED, Connection, Connections, Wait, in_turn
 from front_door.http_reader import Reader, Refusal
 from front_door.pool import Pool
 
@@ -75,30 +73,22 @@ class Worker(base.Worker):
         self.config = Config.model_validate_json(os.environ[HANDOFF])
         self._pool = Pool(self.cfg.threads)
         self._poller = selectors.DefaultSelector()
-        self._calls: SimpleQueue[Callable[[], None]] = (
-            SimpleQueue()
-        )  # what others want the loop to do
-        self._open = 0  # connections, in threads too
+        # what others want the loop to do
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._accepted = 0
-        # given up, and not closed yet: when thousands come at once, closing as many would make all
-        # others wait
-        self._doomed: deque[socket.socket] = deque()
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_doomed = max(0, files - SPARE_FILES - self.cfg.worker_connections)
-        self._held_bytes = 0
         self._accepting = False
         self._accept_from = 0.0
         self._drain_until: float | None = None
         self._ending = False
-        # deadlines by connection; the oldest is first in each, for its time limit is the same for
-        # all
-        self._waiting: dict[Wait, dict[Connection, float]] = {wait: {} for wait in Wait}
-        self._limits = {
+        limits = {
             Wait.LINGERING: LINGER_S,
             Wait.HEAD: self.config.header_timeout_s,
             Wait.IDLE: KEEPALIVE_S,
             Wait.BODY: self.config.body_timeout_s,
         }
+        most, files = self.cfg.worker_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most_doomed = max(0, files - SPARE_FILES - most)
+        self._connections = Connections(self._poller, limits, most, most_doomed)
         super().init_process()
 
     # ---- signals
@@ -137,14 +127,14 @@ class Worker(base.Worker):
         for listener in self.sockets:
             listener.close()
         self.alive = False
-        self._hurry(DRAINING_S)
+        self._connections.hurry(DRAINING_S)
 
     def _end(self) -> None:
         if self._ending:
             return
         self._ending = True
         self._drain()
-        self._hurry(ENDING_S)
+        self._connections.hurry(ENDING_S)
         manager = self.wsgi.extensions["server"].manager
         # a thread, since it waits for the handler thread; nobody waits for a model that still loads
         threading.Thread(target=manager.close, daemon=not manager.loaded).start()
@@ -157,13 +147,6 @@ class Worker(base.Worker):
         self.cfg.worker_exit(None, self)
         os._exit(0)
 
-    def _hurry(self, limit_s: float) -> None:
-        latest = time.monotonic() + limit_s
-        for wait, connections in self._waiting.items():
-            self._limits[wait] = min(self._limits[wait], limit_s)
-            for connection, deadline in connections.items():
-                connections[connection] = min(deadline, latest)
-
     # ---- the loop
 
     def run(self) -> None:
@@ -172,11 +155,11 @@ class Worker(base.Worker):
             listener.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STILL_S, 0)
             )
-        while self.alive or self._open:
+        while self.alive or self._connections.open:
             self.notify()
             if self.alive:
                 # while nobody can give way, new clients wait in the system's backlog
-                has_room = self._open < self.cfg.worker_connections or any(self._waiting.values())
+                has_room = self._connections.has_room
                 self._accept_while(has_room and time.monotonic() >= self._accept_from)
             ready = [key.data for key, _ in self._poller.select(self._patience())]
             for callback in ready:
@@ -185,7 +168,7 @@ class Worker(base.Worker):
             for connection in in_turn([each for each in ready if isinstance(each, Connection)]):
                 self._read(connection)
             self._give_up()
-            self._bury(BURIED_AT_ONCE)
+            self._connections.bury(BURIED_AT_ONCE)
             if self.ppid != os.getppid():  # gunicorn's master has died
                 self._drain()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
@@ -198,38 +181,27 @@ class Worker(base.Worker):
 
     def _patience(self) -> float:
         """Seconds until there is something to do beside reading; one at most."""
-        if self._doomed:
-            return 0.0
-        firsts = [
-            next(iter(connections.values()))
-            for connections in self._waiting.values()
-            if connections
-        ]
-        times = [
-            *firsts,
-            self._accept_from if self._accept_from > time.monotonic() else float("inf"),
-        ]
-        return min(1.0, max(0.0, min(times) - time.monotonic()))
+        now = time.monotonic()
+        times = [self._connections.next_at()]
+        if self._accept_from > now:
+            times.append(self._accept_from)
+        return min(1.0, max(0.0, min(times) - now))
 
     def _give_up(self) -> None:
         """Close, or refuse, those whose time is over."""
-        now = time.monotonic()
-        for wait, connections in self._waiting.items():
-            for connection, deadline in list(islice(connections.items(), AT_ONCE)):
-                if deadline > now:
-                    break
-                if wait not in (Wait.HEAD, Wait.BODY) or connection.reader.awaits == "nothing":
-                    self._close(connection)
-                elif self.alive:
-                    setting = "--header-timeout-s" if wait is Wait.HEAD else "--body-timeout-s"
-                    message = (
-                        f"The request came too slowly; send it within the server's {setting} "
-                        f"of {self._limits[wait]:g} s."
-                    )
-                    self._refuse(connection, Refusal(408, "request_timeout", message))
-                else:
-                    message = "The server is shutting down; send the request to another one."
-                    self._refuse(connection, Refusal(503, "draining", message))
+        for connection, wait in self._connections.late():
+            if wait not in (Wait.HEAD, Wait.BODY) or connection.reader.awaits == "nothing":
+                self._connections.close(connection)
+            elif self.alive:
+                setting = "--header-timeout-s" if wait is Wait.HEAD else "--body-timeout-s"
+                message = (
+                    f"The request came too slowly; send it within the server's {setting} "
+                    f"of {self._connections.limits[wait]:g} s."
+                )
+                self._refuse(connection, Refusal(408, "request_timeout", message))
+            else:
+                message = "The server is shutting down; send the request to another one."
+                self._refuse(connection, Refusal(503, "draining", message))
 
     # ---- connections
 
@@ -246,61 +218,23 @@ class Worker(base.Worker):
 
     def _accept(self, listener: Any, server: Any) -> None:
         for _ in range(AT_ONCE):
-            if self._open >= self.cfg.worker_connections and not any(self._waiting.values()):
+            if not self._connections.has_room:
                 return
             try:
                 sock, client = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in NO_FILES and not self._make_room():
+                if error.errno in NO_FILES and not self._connections.make_room():
                     self.log.warning(
                         "no connection can be accepted: %s; raise `ulimit -n`", error.strerror
                     )
                     self._accept_from = time.monotonic() + PAUSE_S
                 return
-            self._open += 1
-            if self._open > self.cfg.worker_connections:
-                self._make_room()
             sock.setblocking(True)
             self._accepted += 1
             reader = Reader(self.cfg, client, MAX_BODY_BYTES)
-            self._wait(Connection(self._accepted, sock, client, server, reader), Wait.HEAD)
-
-    def _make_room(self) -> bool:
-        """Close the one that matters least; False if every one is being answered."""
-        for connections in self._waiting.values():
-            if connections:
-                self._close(next(iter(connections)))
-                return True
-        return False
-
-    def _wait(self, connection: Connection, wait: Wait) -> None:
-        if connection.waits is None:
-            self._poller.register(connection.sock, selectors.EVENT_READ, connection)
-        else:
-            del self._waiting[connection.waits][connection]
-        connection.waits = wait
-        self._waiting[wait][connection] = time.monotonic() + self._limits[wait]
-
-    def _take(self, connection: Connection) -> None:
-        """Out of what waits."""
-        if connection.waits is not None:
-            self._poller.unregister(connection.sock)
-            del self._waiting[connection.waits][connection]
-            connection.waits = None
-        self._held_bytes -= connection.held_bytes
-        connection.held_bytes = 0
-
-    def _close(self, connection: Connection) -> None:
-        self._take(connection)
-        self._open -= 1
-        self._doomed.append(connection.sock)
-        self._bury(len(self._doomed) - self._most_doomed)
-
-    def _bury(self, n: int) -> None:
-        for _ in range(min(n, len(self._doomed))):
-            self._doomed.popleft().close()
+            self._connections.add(Connection(self._accepted, sock, client, server, reader))
 
     def _read(self, connection: Connection) -> None:
         if connection.waits is None:  # it was closed for another whose turn came in the same round
@@ -310,17 +244,17 @@ class Worker(base.Worker):
         except BlockingIOError:
             return
         except OSError:
-            self._close(connection)
+            self._connections.close(connection)
             return
         if connection.waits is Wait.LINGERING:
             connection.lingered_bytes += len(data)
             if not data or connection.lingered_bytes > MAX_BODY_BYTES:
-                self._close(connection)
+                self._connections.close(connection)
         elif data:
             connection.reader.feed(data)
             self._advance(connection)
         elif connection.reader.awaits == "nothing":
-            self._close(connection)
+            self._connections.close(connection)
         else:
             self._refuse(
                 connection,
@@ -336,10 +270,10 @@ class Worker(base.Worker):
             return
         except Exception:
             self.log.exception("a request could not be read")
-            self._close(connection)
+            self._connections.close(connection)
             return
         if request is not None:
-            self._take(connection)
+            self._connections.take(connection)
             self._pool.submit(partial(self._serve, connection, request))
             return
         if connection.reader.wants_continue():
@@ -349,12 +283,13 @@ class Worker(base.Worker):
             Wait.IDLE,
             Wait.HEAD,
         ):
-            self._wait(connection, awaited)
-        self._held_bytes += connection.reader.held_bytes - connection.held_bytes
-        connection.held_bytes = connection.reader.held_bytes
-        while self._held_bytes > MAX_UNFINISHED_BYTES and (bodies := self._waiting[Wait.BODY]):
+            self._connections.wait(connection, awaited)
+        self._connections.hold(connection)
+        while self._connections.held_bytes > MAX_UNFINISHED_BYTES and (
+            oldest := self._connections.oldest(Wait.BODY)
+        ):
             message = "The server holds too many unfinished bodies; send the request again."
-            self._refuse(next(iter(bodies)), Refusal(503, "overloaded", message))
+            self._refuse(oldest, Refusal(503, "overloaded", message))
 
     def _say(self, connection: Connection, raw: bytes) -> None:
         with suppress(OSError):  # it takes no more, or is gone, which reading will tell
@@ -368,14 +303,14 @@ class Worker(base.Worker):
         """Close our direction, and wait for the other: else unread bytes would reset the connection
         (RFC 9112, 9.6).
         """
-        self._take(connection)
+        self._connections.take(connection)
         connection.reader.forget()
         try:
             connection.sock.shutdown(socket.SHUT_WR)
         except OSError:
-            self._close(connection)
+            self._connections.close(connection)
         else:
-            self._wait(connection, Wait.LINGERING)
+            self._connections.wait(connection, Wait.LINGERING)
 
     def _served(self, connection: Connection, keep: bool) -> None:
         if keep:

@@ -24,7 +24,7 @@ from client.calls import get, post
 from client.load import replay
 from client.servers import wait_until_ready
 from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, build
-from front_door.connection import Connection, in_turn
+from front_door.connections import Connection, in_turn
 from tests.servers import (
     PATIENCE_S,
     asks,

@@ -166,7 +166,7 @@ def seeds(run: Run) -> str:
     if n == 1:
         return "One seed: no interval is claimed; `--repeats 5` gives one."
     return (
-        f"Means over {n} seeds ± half of a 95% t interval. Modes ran the same traces, so their "
+        f"Means over {n} seeds ± half of a 95% t interval. Variants ran the same traces, so their "
         f"differences are paired by seed; "
         "where a difference's interval spans zero, no difference is shown. (Of twenty differences "
         "that are none, one is shown.)"
@@ -187,7 +187,7 @@ def conditions(run: Run) -> str:
             f"the client's."
         )
     text = (
-        f"Latencies are of {answers}. Modes ran one after another on the same machine, each on "
+        f"Latencies are of {answers}. Servers ran one after another on the same machine, each on "
         f"a server of its own"
     )
     if summary["also"]:

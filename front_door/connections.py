@@ -1,0 +1,164 @@
+"""The worker's clients: what each waits for and until when, whose turn it is, and who gives way."""
+
+from __future__ import annotations
+
+import enum
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from front_door.http_reader import Reader
+
+AT_ONCE = 40  # connections accepted, read or given up before the others' turn
+
+
+class Wait(enum.Enum):
+    """What for. In the order in which connections give way to new ones."""
+
+    LINGERING = enum.auto()
+    HEAD = enum.auto()
+    IDLE = enum.auto()
+    BODY = enum.auto()
+
+
+AWAITED = {"nothing": Wait.IDLE, "head": Wait.HEAD, "body": Wait.BODY}
+
+
+class Connection:
+    """One client. The socket blocks, for the threads that write to it; the loop asks it not to,
+    call by call.
+    """
+
+    def __init__(self, number: int, sock: socket.socket, client: Any, server: Any, reader: Reader):
+        self.number = number  # by age
+        self.sock = sock
+        self.client = client
+        self.server = server
+        self.reader = reader
+        self.waits: Wait | None = None  # None: in a thread, or closed
+        self.held_bytes = 0
+        self.lingered_bytes = 0
+
+
+def in_turn(ready: list[Connection]) -> list[Connection]:
+    """Whom to read now: of many some of the newest and some of the oldest, so that nobody waits for
+    a thousand others.
+    """
+    if len(ready) <= AT_ONCE:
+        return ready
+    by_age = sorted(ready, key=lambda connection: connection.number)
+    return by_age[: -AT_ONCE // 2 - 1 : -1] + by_age[: AT_ONCE // 2]
+
+
+class Connections:
+    """All that are open. The loop's alone.
+
+    limits: seconds that a connection may wait, by what for. most: that may be open; most_doomed:
+    closed ones whose file the system still holds.
+    """
+
+    def __init__(
+        self,
+        poller: selectors.BaseSelector,
+        limits: Mapping[Wait, float],
+        most: int,
+        most_doomed: int,
+    ):
+        self.limits = dict(limits)
+        self.open = 0  # in threads too
+        self.held_bytes = 0  # of bodies that are not whole
+        self._poller = poller
+        self._most = most
+        # given up, and not closed yet: when thousands come at once, closing as many would make all
+        # others wait
+        self._doomed: deque[socket.socket] = deque()
+        self._most_doomed = most_doomed
+        # deadlines by connection; the oldest is first in each, for its time limit is the same for
+        # all
+        self._waiting: dict[Wait, dict[Connection, float]] = {wait: {} for wait in Wait}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may come, if need be in the place of another."""
+        return self.open < self._most or any(self._waiting.values())
+
+    def add(self, connection: Connection) -> None:
+        """A new one; beyond the most it takes the place of another."""
+        self.open += 1
+        if self.open > self._most:
+            self.make_room()
+        self.wait(connection, Wait.HEAD)
+
+    def make_room(self) -> bool:
+        """Close the one that matters least; False if every one is being answered."""
+        for connections in self._waiting.values():
+            if connections:
+                self.close(next(iter(connections)))
+                return True
+        return False
+
+    def wait(self, connection: Connection, wait: Wait) -> None:
+        """Have it wait for something, from now on."""
+        if connection.waits is None:
+            self._poller.register(connection.sock, selectors.EVENT_READ, connection)
+        else:
+            del self._waiting[connection.waits][connection]
+        connection.waits = wait
+        self._waiting[wait][connection] = time.monotonic() + self.limits[wait]
+
+    def take(self, connection: Connection) -> None:
+        """Out of what waits."""
+        if connection.waits is not None:
+            self._poller.unregister(connection.sock)
+            del self._waiting[connection.waits][connection]
+            connection.waits = None
+        self.held_bytes -= connection.held_bytes
+        connection.held_bytes = 0
+
+    def hold(self, connection: Connection) -> None:
+        """Count what it has sent of a body."""
+        self.held_bytes += connection.reader.held_bytes - connection.held_bytes
+        connection.held_bytes = connection.reader.held_bytes
+
+    def close(self, connection: Connection) -> None:
+        self.take(connection)
+        self.open -= 1
+        self._doomed.append(connection.sock)
+        self.bury(len(self._doomed) - self._most_doomed)
+
+    def bury(self, n: int) -> None:
+        """Give the system back the files of n that are closed."""
+        for _ in range(min(n, len(self._doomed))):
+            self._doomed.popleft().close()
+
+    def oldest(self, wait: Wait) -> Connection | None:
+        """The one that has waited longest for this."""
+        return next(iter(self._waiting[wait]), None)
+
+    def late(self) -> Iterator[tuple[Connection, Wait]]:
+        """Those whose time is over, AT_ONCE of each kind at most."""
+        now = time.monotonic()
+        for wait, connections in self._waiting.items():
+            for connection, deadline in list(islice(connections.items(), AT_ONCE)):
+                if deadline > now:
+                    break
+                yield connection, wait
+
+    def hurry(self, limit_s: float) -> None:
+        """Let none wait longer than this from now on."""
+        latest = time.monotonic() + limit_s
+        for wait, connections in self._waiting.items():
+            self.limits[wait] = min(self.limits[wait], limit_s)
+            for connection, deadline in connections.items():
+                connections[connection] = min(deadline, latest)
+
+    def next_at(self) -> float:
+        """When there is something to do for one that sends nothing."""
+        if self._doomed:
+            return 0.0
+        firsts = [next(iter(each.values())) for each in self._waiting.values() if each]
+        return min(firsts, default=float("inf"))
