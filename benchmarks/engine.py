@@ -30,7 +30,7 @@ from benchmarks import figures
 from benchmarks.common import NO_HTTP, configs, record, run
 from client.machine import processor
 from client.report import drawing
-from config import Config, ConfigError, Parser
+from config import ONLY_IN, Config, ConfigError, Parser
 from config.resolve import native_bfloat16
 from generate import load_generator
 from generate.cached import CachedGenerator
@@ -41,7 +41,8 @@ GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much
 PROBES = 5  # of which the fastest counts
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
 BESIDE = 8  # rows that decode beside a prompt
-UNUSED = NO_HTTP | {"mode", "max_waiting", "loop_interval_ms"}  # neither a scheduler nor its loop
+# neither a scheduler nor its loop
+UNUSED = NO_HTTP | {"mode", "order", "max_waiting", "loop_interval_ms", *ONLY_IN}
 
 
 def fastest(function: Callable[[], Any], repeats: int) -> float:

@@ -109,16 +109,14 @@ class Inference:
         """What is left to compute is the token generated last; else there is a prompt, or what
         preemption took, to compute.
         """
-        return self.uncomputed == 1 and bool(self.tokens)
-
-    @property
-    def has_all_tokens(self) -> bool:
-        return len(self.tokens) == self.num_tokens
+        generated = len(self.tokens)
+        return generated > 0 and self.computed == len(self.prompt_ids) + generated - 1
 
     @property
     def is_over(self) -> bool:
         """Nothing is left to compute for it: its row, if it still has one, is idle."""
-        return self.stopped or self.has_all_tokens or self.answered_at is not None
+        full = len(self.tokens) == self.num_tokens
+        return full or self.stopped or self.answered_at is not None
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:

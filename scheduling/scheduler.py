@@ -136,26 +136,25 @@ class Scheduler:
             oldest_arrival=next(iter(self.waiting.values())).arrived_at if self.waiting else None,
         )
         plan = self.policy.plan(view)
-        self._check(plan)
+        rows = self._checked(plan)
         for inference in plan.preempt:
             self._preempt(inference)
         for inference, tokens in plan.admit:
             self._leave_queue(inference)
-            inference.blocks = self.pool.allocate(self.limits.blocks(tokens))
+            inference.blocks += self.pool.allocate(self.limits.blocks(tokens))  # its row has them
             inference.state = State.RUNNING
             inference.admitted_at = now if inference.admitted_at is None else inference.admitted_at
             inference.batch, inference.position = self._batches, len(self.running)
             self.running[inference.id] = inference
         self._batches += bool(plan.admit)
-        rows = [self._row(inference, n) for inference, n in plan.run]
         used = self.pool.n_blocks - self.pool.free_blocks
         padding = self._padding(rows)
         return Iteration(
             rows, len(self.running), len(self.waiting), used, plan.reason, padding
         ), plan.wake_at
 
-    def _check(self, plan: Plan) -> None:
-        """Raise ValueError, naming the policy and the rule, for a plan that cannot be
+    def _checked(self, plan: Plan) -> list[Row]:
+        """The rows of a plan. Raises ValueError, naming the policy and the rule, if it cannot be
         carried out.
         """
         limits, free, running = self.limits, self.pool.free_blocks, dict.fromkeys(self.running)
@@ -178,29 +177,33 @@ class Scheduler:
             raise self._impossible(
                 f"{len(running)} rows are more than max_batch_size {limits.max_batch_size}"
             )
-        prefill, rows = 0, set()
+        rows: list[Row] = []
+        prefill = 0
         for inference, n in plan.run:
             if inference.id not in running:
                 raise self._impossible("only what runs can be computed")
-            rows.add(inference.id)
-            if inference.is_over:
+            start, mine = inference.computed, inference.blocks
+            if inference.is_over:  # recompute the last position: its cache does not grow
+                rows.append(Row(inference, max(0, start - 1), 1, mine, samples=True, idle=True))
                 continue
             uncomputed = inference.uncomputed
             if not 1 <= n <= uncomputed:
                 raise self._impossible(
                     f"{n} tokens of {uncomputed} uncomputed ones cannot be computed"
                 )
-            held = (reserved.get(inference.id) or len(inference.blocks)) * limits.block_size
-            if (tokens := inference.computed + n) > held:
+            held = (reserved.get(inference.id) or len(mine)) * limits.block_size
+            if (tokens := start + n) > held:
                 raise self._impossible(f"{tokens} tokens do not fit into blocks for {held}")
             if uncomputed > 1 or not inference.tokens:
                 prefill += n
-        if len(rows) < len(plan.run):
+            rows.append(Row(inference, start, n, mine, samples=n == uncomputed, idle=False))
+        if len({row.inference.id for row in rows}) < len(rows):
             raise self._impossible("no inference has two rows")
         if prefill > limits.token_budget:
             raise self._impossible(
                 f"{prefill} prefill tokens are more than token_budget {limits.token_budget}"
             )
+        return rows
 
     def _impossible(self, rule: str) -> ValueError:
         return ValueError(f"the plan of {self.policy} is impossible: {rule}")
@@ -221,13 +224,6 @@ class Scheduler:
         if n and self.decoder_batch_sizes and all(row.decodes for row in rows):
             return next((size for size in self.decoder_batch_sizes if size >= n), n) - n
         return 0
-
-    def _row(self, inference: Inference, n_tokens: int) -> Row:
-        if inference.is_over:  # recompute the last position: its cache does not grow
-            start = max(0, inference.computed - 1)
-            return Row(inference, start, 1, inference.blocks, samples=True, idle=True)
-        samples = n_tokens == inference.uncomputed
-        return Row(inference, inference.computed, n_tokens, inference.blocks, samples, idle=False)
 
     def apply(self, iteration: Iteration, ids: Sequence[int], now: float) -> list[Inference]:
         """Take the sampled ids; return the inferences that are to be answered."""

@@ -71,6 +71,7 @@ def test_only_settings_with_an_effect_are_recorded(
             (main, ["--port", "1"], "unknown flag --port")
             for main in (burst.main, engine.main, long_prompt.main, gpu.main)
         ],
+        (engine.main, ["--order", "fcfs"], "unknown flag --order"),
         (agreement.main, ["--request-timeout-s", "3"], "unknown flag --request-timeout-s"),
         (agreement.main, ["--loop-interval-ms", "3"], "unknown flag --loop-interval-ms"),
         (engine.main, ["--max-waiting", "3"], "unknown flag --max-waiting"),

@@ -170,7 +170,7 @@ def test_cancelling_the_last_live_row_of_a_batch_answers_those_that_were_held(
     held, long = Inference([0], 1), Inference([0], 9)
     scheduler.enqueue([held, long], now=0.0)
     assert step(scheduler, 0.0) == []
-    assert held.has_all_tokens and held.state is State.RUNNING
+    assert held.is_over and held.state is State.RUNNING
     assert scheduler.fail([long], Cancelled("gone"), now=1.0) == [long, held]
     assert (held.state, long.state) == (State.FINISHED, State.CANCELLED)
     assert not scheduler.has_work
