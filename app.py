@@ -210,7 +210,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
         print(f"warning: {warning}", file=sys.stderr)
     blocks = (
         f"{config.n_blocks} KV blocks"
-        if config.kv_cache_gb is not None
+        if config.pool_is_known
         else "what memory is left in KV blocks"
     )
     kv = (

@@ -70,7 +70,11 @@ DEFINITIONS = {
     "(service), r",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows / max_batch_size, weighted by iteration time",
-    "useful_fraction": "live rows / computed rows (live, idle and padding)",
+    "useful_fraction": "live rows / computed rows (live, idle, padding and recomputed)",
+    "recomputed_rows": "rows that computed tokens once more, after a preemption",
+    "recomputed_tokens": "tokens computed once more, after a preemption",
+    "preemptions": "times that a request gave its KV blocks up and waited again",
+    "preempted_s": "seconds that it waited again; they lie inside ttft, decode time and gaps",
     "kv_blocks": "KV blocks in the pool",
     "padding_rows": "rows of nobody, computed to fill a decoder batch size in iterations of decode "
     "rows",
@@ -83,7 +87,7 @@ _MEASURES: dict[str, Callable[[np.ndarray], Any]] = {
     "mean": np.mean, "std": np.std, "min": np.min, "max": np.max,
     **{f"p{p}": partial(np.percentile, q=p) for p in (50, 90, 95, 99)},
 }  # fmt: skip
-ROW_KINDS = ("live", "idle", "padding")  # what a computed row is
+ROW_KINDS = ("live", "idle", "padding", "recomputed")  # what a computed row is
 CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limited by its client
 
 
@@ -261,8 +265,8 @@ def _meets(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
 
 
 def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) -> dict[str, Any]:
-    """Mean live, idle and padding rows in equal time bins, from rows of [started_at, seconds, live,
-    idle, padding].
+    """Mean rows of each kind in equal time bins, from rows of [started_at, seconds, live, idle,
+    padding, recomputed].
 
     Time without an iteration counts as no rows, so the means are over wall-clock.
     """

@@ -30,7 +30,10 @@ from scheduling.policies import MODES, chosen
 from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time, summarise
 
 LEAST_BURST = 16
-ENGINE = ("useful_fraction", "occupancy", "largest_batch", *(f"{kind}_rows" for kind in ROW_KINDS))
+ENGINE = (
+    "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
+    *(f"{kind}_rows" for kind in ROW_KINDS),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

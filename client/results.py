@@ -18,7 +18,8 @@ class Key:
 
     part: what repeats it: each rate of a sweep and the summary ("point"), the summary alone, or
     none of them, since the sweep itself finds it. heading: in report.md; none: in no table. scale:
-    what it is multiplied with there. short: heading in the terminal; none: not shown there.
+    what it is multiplied with there. short: heading in the terminal; none: not shown there. rare:
+    shown only where it is not zero for somebody.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Key:
     scale: float = 1
     form: str = "{:,.0f}"
     short: str = ""
+    rare: bool = False
 
     def of(self, result: Mapping[str, Any]) -> Any:
         """The number in a saved result; None where there is none, or an earlier version knew
@@ -78,6 +80,9 @@ KEYS = {key.name: key for key in (
     Key("live_rows", "summary"),
     Key("idle_rows", "summary"),
     Key("padding_rows", "summary"),
+    Key("recomputed_rows", "summary"),
+    Key("preemptions", "point", "preemptions", rare=True),
+    Key("recomputed_tokens", "point", "recomputed tokens", rare=True),
     Key("latency_line", "summary"),
     Key("littles_law", "summary"),
     Key("partial", "summary"),
@@ -90,7 +95,8 @@ KEYS = {key.name: key for key in (
 # of our own servers alone: what they say of their iterations, and what follows from that
 OURS = (
     "useful_fraction", "occupancy", "largest_batch", "live_rows", "idle_rows", "padding_rows",
-    "expected_useful_fraction", "littles_law",
+    "recomputed_rows", "preemptions", "recomputed_tokens", "expected_useful_fraction",
+    "littles_law",
 )  # fmt: skip
 
 

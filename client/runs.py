@@ -26,7 +26,7 @@ FIGURES = {  # file name without its ending: what stands beside it
     "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each variant",
     "latency_vs_throughput": "Median latency per token against throughput, as the rate rises",
     "goodput": "Goodput against the rate of requests",
-    "occupancy": "Rows over time: live, idle, padding, empty",
+    "occupancy": "Rows over time: live, idle, padding, recomputed, empty",
     "rows": "Where computed rows went",
     "distributions": "Distributions of time to first token, time per output token and end-to-end "
     "latency",

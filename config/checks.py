@@ -55,17 +55,23 @@ def refuse_what_does_not_fit(config: Config) -> None:
             f"{shape.vocab_size}; "
             "choose another --tokenizer"
         )
+    blocks = config.blocks_per_request
+    if config.kv_blocks is not None and config.kv_blocks < blocks:
+        raise ValueError(
+            f"kv_blocks {config.kv_blocks} of {config.block_size} tokens hold "
+            f"{config.kv_blocks * config.block_size} tokens, and one request of "
+            f"{config.max_model_len} needs {blocks}; raise --kv-blocks or lower --max-model-len"
+        )
     if config.model == "fake":
         return
-    token = shape.kv_bytes_per_token(config.dtype)
-    if config.kv_cache_gb is not None and config.n_blocks < config.blocks_per_request:
-        need = config.blocks_per_request * config.block_size * token
+    if config.kv_cache_gb is not None and config.n_blocks < blocks:
+        token = config.shape.kv_bytes_per_token(config.dtype)
+        need = blocks * config.block_size * token
         raise ValueError(
             f"kv_cache_gb {config.kv_cache_gb:g} holds {config.n_blocks} blocks of "
-            f"{config.block_size} tokens × {token:,} bytes, "
-            f"and one request of {config.max_model_len} tokens needs {config.blocks_per_request} "
-            f"({need / 1e9:.3f} GB); "
-            "raise --kv-cache-gb or lower --max-model-len"
+            f"{config.block_size} tokens × {token:,} bytes, and one request of "
+            f"{config.max_model_len} tokens needs {blocks} ({need / 1e9:.3f} GB); "
+            f"raise --kv-cache-gb or lower --max-model-len"
         )
     if config.device == "cuda":  # what is free there is known once the weights are
         return

@@ -19,8 +19,8 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 
 from config.resolve import resolve
-from config.settings import ONLY_ON_GPU, Config, ConfigError
-from config.tables import ONLY_IN, flag, meaningful
+from config.settings import ONLY_ON_GPU, POOL_SIZES, Config, ConfigError
+from config.tables import NEEDS, ONLY_IN, flag, meaningful
 from scheduling.policies import MODES
 
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
@@ -89,6 +89,13 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
                 f"{flag(name)} has no meaning in mode {mode}; it belongs to "
                 f"{' and '.join(ONLY_IN[name])}"
             )
+    for name in flags.keys() & NEEDS.keys():
+        other, value = NEEDS[name]
+        if flags.get(other, values.get(other)) != value:
+            raise ConfigError(
+                f"{flag(name)} has no meaning without {flag(other)} {value}; add that, or leave it "
+                f"out"
+            )
     if flags.get("api_key", values.get("api_key")) == "":  # left out it would be open to everyone
         raise ConfigError("--api-key is empty; give a key, or none")
     try:
@@ -102,10 +109,10 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
                 "--enforce-eager has no meaning without attention triton, which alone is captured; "
                 "leave it out"
             )
-        if {"kv_cache_gb", "gpu_memory_utilization"} <= flags.keys():
+        if len(sizes := [name for name in POOL_SIZES if name in flags]) > 1:
             raise ConfigError(
-                "--kv-cache-gb and --gpu-memory-utilization both size the KV cache; leave one of "
-                "them out"
+                f"{flag(sizes[0])} and {flag(sizes[1])} both size the KV cache; leave one of them "
+                f"out"
             )
         return config
     except ValidationError as error:

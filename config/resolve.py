@@ -99,7 +99,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
                     "decoder_batch_sizes",
                     tuple(size for size in DECODER_BATCH_SIZES if size <= most),
                 )
-    else:
+    elif "kv_blocks" not in resolved:
         resolved.setdefault("kv_cache_gb", 4.0)
     return resolved
 

@@ -34,6 +34,7 @@ ONLY_OVER_HTTP = (
     "api_key",
     "log_level",
 )
+POOL_SIZES = ("kv_blocks", "kv_cache_gb", "gpu_memory_utilization")  # one of them alone
 ONLY_ON_GPU = ("gpu_memory_utilization", "enforce_eager")
 MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
 SPARE_FILES = 128  # open files of a server beside its connections
@@ -123,6 +124,9 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
                                                            "gpu_memory_utilization leaves",
         gt=0, allow_inf_nan=False,
     )  # fmt: skip
+    kv_blocks: int | None = setting(
+        None, "KV blocks in the pool, instead of what kv_cache_gb holds", "none", ge=1
+    )
     gpu_memory_utilization: float = setting(
         0.9,
         "GPU: share of its memory that weights, CUDA graphs and the KV cache may fill together",
@@ -238,16 +242,23 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
 
     @property
     def n_blocks(self) -> int:
-        """KV blocks in the pool: what kv_cache_gb holds, but never more than max_batch_size rows
-        can use.
+        """KV blocks in the pool: kv_blocks, or what kv_cache_gb holds, but never more than
+        max_batch_size rows can use.
 
         Without kv_cache_gb, on a GPU, as many as they can use; the engine may find that its memory
         holds fewer.
         """
+        if self.kv_blocks is not None:
+            return self.kv_blocks
         usable = self.max_batch_size * self.blocks_per_request
         if self.model == "fake" or self.kv_cache_gb is None:
             return usable
         return min(usable, int(self.kv_cache_gb * 1e9 / self.block_bytes))
+
+    @property
+    def pool_is_known(self) -> bool:
+        """Whether n_blocks is what there will be; else a GPU's memory says how many it holds."""
+        return self.kv_blocks is not None or self.kv_cache_gb is not None
 
     @property
     def block_bytes(self) -> int:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, create_model
 
 from scheduling.policies import MODES, ORDERS, Order, Policy
 
+KINDS: list[type[Policy] | type[Order]] = [*MODES.values(), *ORDERS.values()]
 # of each setting that is a field of policies, the modes that have it
 ONLY_IN = {
     each.name: tuple(
@@ -18,6 +19,14 @@ ONLY_IN = {
     )
     for policy in MODES.values()
     for each in fields(policy)
+}
+
+# of each setting that has a meaning only with a value of another one, that one and the value
+NEEDS = {
+    each.name: each.metadata["needs"]
+    for kind in KINDS
+    for each in fields(kind)
+    if each.metadata["needs"]
 }
 
 
@@ -47,8 +56,7 @@ def of_tables() -> type[BaseModel]:
             setting("fcfs", f"who goes first among those that wait: {', '.join(ORDERS)}"),
         ),
     }
-    kinds: list[type[Policy] | type[Order]] = [*MODES.values(), *ORDERS.values()]
-    for kind in kinds:
+    for kind in KINDS:
         types = get_type_hints(kind)
         for each in fields(kind):
             told, modes = each.metadata, ONLY_IN.get(each.name, tuple(MODES))

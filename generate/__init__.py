@@ -76,7 +76,7 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
             from generate.gpu import pad_head
 
             pad_head(model)
-        if config.kv_cache_gb is not None:
+        if config.pool_is_known:
             return _cached(config, model, n_vocab, config.n_blocks)
         from generate.memory import fitting_blocks
 

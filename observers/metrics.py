@@ -105,15 +105,18 @@ class Metrics:
         self._ended = Counter(dict.fromkeys(("stop", "length", *REASONS.values()), 0))
         self._flushes: Counter[str] = Counter()
         self._rows = self._computed = dict.fromkeys(ROW_KINDS, 0)
+        self._preemptions = self._recomputed = 0
         self._gaps = np.zeros(len(SECONDS) + 1, np.int64)  # between tokens, by bucket
         self._gaps_s = 0.0
         self.registry.register(self)
 
     def iteration(self, record: IterationRecord) -> None:
-        live, rows = record.live_rows, record.iteration.rows
+        rows = record.iteration.rows
         self._tokens.observe(sum(row.n_tokens for row in rows if not row.idle))
         with self._lock:
-            self._rows = {"live": live, "idle": len(rows) - live, "padding": record.padding_rows}
+            self._rows = record.rows
+            self._preemptions += record.iteration.preempted
+            self._recomputed += sum(row.recomputed for row in rows)
             self._computed = {kind: self._computed[kind] + n for kind, n in self._rows.items()}
             if record.iteration.reason:
                 self._flushes[record.iteration.reason] += 1
@@ -150,6 +153,7 @@ class Metrics:
                 self._computed,
             )
             gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
+            preemptions, recomputed = self._preemptions, self._recomputed
 
         def one(kind: type[Family], name: str, meaning: str, value: float) -> Metric:
             family = kind(name, meaning, labels=names)
@@ -190,6 +194,18 @@ class Metrics:
             "vllm:generation_tokens",
             "completion tokens computed",
             now.completion_tokens,
+        )
+        yield one(
+            CounterMetricFamily,
+            "vllm:num_preemptions",
+            "times that a request gave its KV blocks up and waited again",
+            preemptions,
+        )
+        yield one(
+            CounterMetricFamily,
+            "batching_recomputed_tokens",
+            "tokens computed once more, after a preemption",
+            recomputed,
         )
         yield by(
             "finished_reason",

@@ -103,19 +103,23 @@ class ServerStats:
             self._counts[what] += 1
 
     def iteration(self, record: IterationRecord) -> None:
-        live = record.live_rows
-        rows = (live, record.idle_rows, record.padding_rows)
+        rows, iteration = record.rows, record.iteration
+        recomputed = sum(row.recomputed for row in iteration.rows)
         with self._lock:
             if record.started_at < self._since:
                 return
-            self._iterations.extend([(record.started_at, record.seconds, *rows)])
-            for kind, n in zip(ROW_KINDS, rows):
+            self._iterations.extend(
+                [(record.started_at, record.seconds, *(rows[kind] for kind in ROW_KINDS))]
+            )
+            for kind, n in rows.items():
                 self._rows[kind] += n
+            self._counts["preemptions"] += iteration.preempted
+            self._counts["recomputed_tokens"] += recomputed
             self._busy_s += record.seconds
-            self._occupied_s += record.seconds * live / self._max_batch_size
-            self._largest_batch = max(self._largest_batch, record.iteration.running)
-            if record.iteration.reason:
-                self._reasons[record.iteration.reason] += 1
+            self._occupied_s += record.seconds * rows["live"] / self._max_batch_size
+            self._largest_batch = max(self._largest_batch, iteration.running)
+            if iteration.reason:
+                self._reasons[iteration.reason] += 1
 
     def answered(self, inference: Inference) -> None:
         with self._lock:
@@ -149,9 +153,9 @@ class ServerStats:
     def iterations(self, since: int = 0) -> dict[str, Any]:
         """A page of the run's iterations from number `since` on, at most PAGE of them.
 
-        {"iterations": [(started_at, seconds, live, idle, padding rows)], "iterations_lost": how
-        many from `since` on are no longer kept, "next_iteration": the number to go on from, None
-        where this page is the last}
+        {"iterations": [(started_at, seconds, live, idle, padding, recomputed rows)],
+        "iterations_lost": how many from `since` on are no longer kept, "next_iteration": the number
+        to go on from, None where this page is the last}
         """
         with self._lock:
             ring = self._iterations
@@ -190,6 +194,8 @@ class ServerStats:
                 "occupancy": self._occupied_s / busy if busy else 0.0,
                 "useful_fraction": rows["live"] / sum(rows.values()) if rows["live"] else 0.0,
                 **{f"{kind}_rows": n for kind, n in rows.items()},
+                "preemptions": counts["preemptions"],
+                "recomputed_tokens": counts["recomputed_tokens"],
                 "busy_s": busy,
                 "batches_formed": dict(self._reasons),
                 "latency-by-requested-tokens": {

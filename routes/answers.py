@@ -36,7 +36,7 @@ class Usage(_Answer):
 
 
 class Timings(_Answer):
-    """Seconds; `arrived_at` since the epoch."""
+    """Seconds; `arrived_at` since the epoch. `preempted_s` lies inside the others."""
 
     arrived_at: float
     queue_s: float
@@ -44,6 +44,8 @@ class Timings(_Answer):
     decode_s: float
     held_s: float
     e2e_s: float
+    preempted_s: float
+    recomputed_tokens: int
     itl_s: list[float]
 
 
@@ -194,13 +196,17 @@ class Stats(_Answer):
     live_rows: int
     idle_rows: int
     padding_rows: int
+    recomputed_rows: int
+    preemptions: int
+    recomputed_tokens: int
     busy_s: float
     batches_formed: dict[str, int]
     latency_by_requested_tokens: dict[str, OfLength] = Field(alias="latency-by-requested-tokens")
     definitions: dict[str, str]
-    iterations: list[tuple[float, float, int, int, int]] = Field(
+    iterations: list[tuple[float, float, int, int, int, int]] = Field(
         [],
-        description="with ?iterations=1: started_at, seconds, live, idle and padding rows of each",
+        description="with ?iterations=1: started_at, seconds, live, idle, padding and recomputed "
+        "rows of each",
     )
     iterations_lost: int = Field(
         0, description="with ?iterations=1: iterations from `since` on that are no longer kept"

@@ -69,5 +69,7 @@ def _timings(member: Inference, epoch_offset: float) -> dict[str, Any]:
     return {
         "arrived_at": times.arrived_at + epoch_offset,
         **seconds,
+        "preempted_s": round(member.preempted_s, 6),
+        "recomputed_tokens": member.recomputed_tokens,
         "itl_s": [round(gap, 6) for gap in times.itl_s],
     }

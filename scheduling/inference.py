@@ -81,6 +81,10 @@ class Inference:
     admitted_at: float | None = None
     answered_at: float | None = None
     preemptions: int = 0  # times that it had to give its KV blocks up and wait again
+    preempted_at: float | None = None  # since when it waits again
+    preempted_s: float = 0.0  # how long it did
+    reached: int = 0  # tokens computed before it was preempted; up to there it recomputes
+    recomputed_tokens: int = 0
     stopped: bool = False  # by `stop`
     error: ServingError | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -118,6 +122,12 @@ class Inference:
         full = len(self.tokens) == self.num_tokens
         return full or self.stopped or self.answered_at is not None
 
+    def resume(self, now: float) -> None:
+        """It no longer waits after a preemption, if it did."""
+        if self.preempted_at is not None:
+            self.preempted_s += now - self.preempted_at
+            self.preempted_at = None
+
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
         """Why a FINISHED inference ended."""
@@ -148,6 +158,7 @@ class Row(NamedTuple):
     blocks: list[int]
     samples: bool
     idle: bool
+    recomputed: int = 0  # of its tokens, those that were computed before a preemption
 
     @property
     def decodes(self) -> bool:
@@ -169,6 +180,7 @@ class Iteration:
     blocks_used: int
     reason: str = ""
     padding: int = 0  # rows of nobody, computed besides to fill a decoder batch size
+    preempted: int = 0  # inferences that gave their KV blocks up before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +192,13 @@ class IterationRecord:
     iteration: Iteration
 
     @property
-    def live_rows(self) -> int:
-        return sum(not row.idle for row in self.iteration.rows)
-
-    @property
-    def idle_rows(self) -> int:
-        return sum(row.idle for row in self.iteration.rows)
-
-    @property
-    def padding_rows(self) -> int:
-        return self.iteration.padding
+    def rows(self) -> dict[str, int]:
+        """How many of each kind were computed, as `stats.ROW_KINDS` names them."""
+        rows = self.iteration.rows
+        idle = sum(row.idle for row in rows)
+        again = sum(row.recomputed > 0 for row in rows)
+        live = len(rows) - idle - again
+        return {"live": live, "idle": idle, "padding": self.iteration.padding, "recomputed": again}
 
 
 class Generator(Protocol):

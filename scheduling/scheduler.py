@@ -115,10 +115,8 @@ class Scheduler:
     def _beyond_pool(self, needed: int) -> InvalidRequest:
         return InvalidRequest(
             f"The request needs {needed} KV blocks of {self.limits.block_size} tokens and the "
-            f"whole pool has "
-            f"{self.pool.n_blocks}: ask for fewer tokens, or start the server with a larger "
-            f"--kv-cache-gb (on a GPU: "
-            "--gpu-memory-utilization)."
+            f"whole pool has {self.pool.n_blocks}: ask for fewer tokens, or start the server with "
+            "a larger --kv-cache-gb or --kv-blocks (on a GPU: --gpu-memory-utilization)."
         )
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
@@ -132,30 +130,41 @@ class Scheduler:
             waiting=self._queue.values(),
             running=self.running.values(),
             free_blocks=self.pool.free_blocks,
+            n_blocks=self.pool.n_blocks,
             limits=self.limits,
             oldest_arrival=next(iter(self.waiting.values())).arrived_at if self.waiting else None,
         )
         plan = self.policy.plan(view)
-        rows = self._checked(plan)
+        rows, growth = self._checked(plan)
         for inference in plan.preempt:
-            self._preempt(inference)
+            self._preempt(inference, now)
         for inference, tokens in plan.admit:
             self._leave_queue(inference)
             inference.blocks += self.pool.allocate(self.limits.blocks(tokens))  # its row has them
             inference.state = State.RUNNING
-            inference.admitted_at = now if inference.admitted_at is None else inference.admitted_at
+            if inference.admitted_at is None:
+                inference.admitted_at = now
+            inference.resume(now)
             inference.batch, inference.position = self._batches, len(self.running)
             self.running[inference.id] = inference
         self._batches += bool(plan.admit)
+        for inference, blocks in growth:
+            inference.blocks += self.pool.allocate(blocks)
         used = self.pool.n_blocks - self.pool.free_blocks
         padding = self._padding(rows)
         return Iteration(
-            rows, len(self.running), len(self.waiting), used, plan.reason, padding
+            rows,
+            len(self.running),
+            len(self.waiting),
+            used,
+            plan.reason,
+            padding,
+            len(plan.preempt),
         ), plan.wake_at
 
-    def _checked(self, plan: Plan) -> list[Row]:
-        """The rows of a plan. Raises ValueError, naming the policy and the rule, if it cannot be
-        carried out.
+    def _checked(self, plan: Plan) -> tuple[list[Row], list[tuple[Inference, int]]]:
+        """The rows of a plan, and how many more KV blocks some of them need. Raises ValueError,
+        naming the policy and the rule, if it cannot be carried out.
         """
         limits, free, running = self.limits, self.pool.free_blocks, dict.fromkeys(self.running)
         for inference in plan.preempt:
@@ -171,14 +180,13 @@ class Scheduler:
                 raise self._impossible("only what waits can be admitted, and once")
             running[inference.id] = None
             reserved[inference.id] = limits.blocks(tokens)
-        if (blocks := sum(reserved.values())) > free:
-            raise self._impossible(f"it reserves {blocks} KV blocks, and {free} are free")
         if len(running) > limits.max_batch_size:
             raise self._impossible(
                 f"{len(running)} rows are more than max_batch_size {limits.max_batch_size}"
             )
         rows: list[Row] = []
-        prefill = 0
+        growth: list[tuple[Inference, int]] = []
+        prefill, wanted = 0, sum(reserved.values())
         for inference, n in plan.run:
             if inference.id not in running:
                 raise self._impossible("only what runs can be computed")
@@ -191,33 +199,39 @@ class Scheduler:
                 raise self._impossible(
                     f"{n} tokens of {uncomputed} uncomputed ones cannot be computed"
                 )
-            held = (reserved.get(inference.id) or len(mine)) * limits.block_size
-            if (tokens := start + n) > held:
-                raise self._impossible(f"{tokens} tokens do not fit into blocks for {held}")
+            held = reserved.get(inference.id) or len(mine)
+            if start + n > held * limits.block_size:
+                growth.append((inference, limits.blocks(start + n) - held))
+                wanted += growth[-1][1]
             if uncomputed > 1 or not inference.tokens:
                 prefill += n
-            rows.append(Row(inference, start, n, mine, samples=n == uncomputed, idle=False))
+            again = min(n, inference.reached - start) if inference.reached > start else 0
+            rows.append(Row(inference, start, n, mine, n == uncomputed, False, again))
         if len({row.inference.id for row in rows}) < len(rows):
             raise self._impossible("no inference has two rows")
+        if wanted > free:
+            raise self._impossible(f"it needs {wanted} KV blocks, and {free} are free")
         if prefill > limits.token_budget:
             raise self._impossible(
                 f"{prefill} prefill tokens are more than token_budget {limits.token_budget}"
             )
-        return rows
+        return rows, growth
 
     def _impossible(self, rule: str) -> ValueError:
         return ValueError(f"the plan of {self.policy} is impossible: {rule}")
 
-    def _preempt(self, inference: Inference) -> None:
+    def _preempt(self, inference: Inference, now: float) -> None:
         """Running → waiting: its blocks are free, and all of its KV is computed again when it comes
         back.
         """
         del self.running[inference.id]
         self.pool.free(inference.blocks)
+        inference.reached = max(inference.reached, inference.computed)
         inference.blocks, inference.computed = [], 0
-        inference.state = State.WAITING
+        inference.state, inference.preempted_at = State.WAITING, now
         inference.preemptions += 1
         self._wait(inference)
+        self.waiting.move_to_end(inference.id, last=False)  # older than all that never ran
 
     def _padding(self, rows: Sequence[Row]) -> int:
         n = len(rows)
@@ -236,7 +250,9 @@ class Scheduler:
             ):  # cancelled meanwhile: its id is dropped
                 continue
             if not row.decodes:
-                self._prompt_tokens += row.n_tokens
+                end = min(row.start + row.n_tokens, len(inference.prompt_ids))
+                self._prompt_tokens += max(0, end - row.start - row.recomputed)
+                inference.recomputed_tokens += row.recomputed
             inference.computed += row.n_tokens
             if token is not None:
                 self._completion_tokens += 1
@@ -339,6 +355,7 @@ class Scheduler:
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         inference.state, inference.answered_at = state, now
+        inference.resume(now)
         self.pool.free(inference.blocks)
         inference.blocks = []
 

@@ -132,7 +132,7 @@ class Recorder:
         self.states: list[State] = []
 
     def iteration(self, record: IterationRecord) -> None:
-        self.live_rows.append(record.live_rows)
+        self.live_rows.append(record.rows["live"])
         if self.error:
             raise self.error
 

@@ -54,7 +54,7 @@ def both(view: View) -> tuple[Inference, Inference]:
             lambda runs, waits: Plan(admit=[(waits, 10), (waits, 10)]),
             "only what waits can be admitted, and once",
         ),
-        (lambda runs, waits: Plan(admit=[(waits, 13)]), "it reserves 4 KV blocks, and 3 are free"),
+        (lambda runs, waits: Plan(admit=[(waits, 13)]), "it needs 4 KV blocks, and 3 are free"),
         (lambda runs, waits: Plan(run=[(waits, 1)]), "only what runs can be computed"),
         (lambda runs, waits: Plan(run=[(runs, 1), (runs, 1)]), "no inference has two rows"),
         (
@@ -68,10 +68,6 @@ def both(view: View) -> tuple[Inference, Inference]:
         (
             lambda runs, waits: Plan(admit=[(waits, 10)], run=[(waits, 7)]),
             "7 prefill tokens are more than token_budget 6",
-        ),
-        (
-            lambda runs, waits: Plan(admit=[(waits, 4)], run=[(waits, 5)]),
-            "5 tokens do not fit into blocks for 4",
         ),
         (lambda runs, waits: Plan(preempt=[waits]), "only what runs can be preempted"),
         (

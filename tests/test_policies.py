@@ -111,7 +111,9 @@ def test_prompts_share_the_budget_in_order_and_the_last_sits_out() -> None:
 
 def test_a_policy_keeps_no_state() -> None:
     inference = Inference([0], 1)
-    view = View(0.0, [inference], [], free_blocks=1, limits=Limits(1, 1, 2), oldest_arrival=0.0)
+    view = View(
+        0.0, [inference], [], free_blocks=1, n_blocks=1, limits=Limits(1, 1, 2), oldest_arrival=0.0
+    )
     for policy in every_policy():
         assert policy.plan(view) == policy.plan(view)
         assert inference.state is State.WAITING
@@ -148,14 +150,11 @@ def test_any_workload_is_served_once_within_every_limit(
         assert len(running) <= policy.most_rows(rows)
         assert len(iteration.rows) <= len(running)
         assert len({row.inference.id for row in iteration.rows}) == len(iteration.rows)
-        prefill = [
-            row
-            for row in iteration.rows
-            if row.start < len(row.inference.prompt_ids) and not row.idle
-        ]
+        prefill = [row for row in iteration.rows if not row.decodes]
         assert sum(row.n_tokens for row in prefill) <= budget
         for row in prefill:
-            prompts_computed[row.inference.id] += row.n_tokens
+            end = min(row.start + row.n_tokens, len(row.inference.prompt_ids))
+            prompts_computed[row.inference.id] += max(0, end - row.start - row.recomputed)
         for row in iteration.rows:
             assert row.idle <= policy.request_level  # only request-level batches compute idly
             assert not row.idle or not getattr(policy, "compact_batches", False)

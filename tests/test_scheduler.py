@@ -86,8 +86,8 @@ def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> N
     assert scheduler.limit_blocks(3, now=1.0) == group
     assert {str(member.error) for member in group} == {
         "The request needs 4 KV blocks of 4 tokens and the whole pool has 3: ask for fewer tokens, "
-        "or start the server "
-        "with a larger --kv-cache-gb (on a GPU: --gpu-memory-utilization)."
+        "or start the server with a larger --kv-cache-gb or --kv-blocks (on a GPU: "
+        "--gpu-memory-utilization)."
     }
     step(scheduler, 1.0)
     assert fits[0].state is State.RUNNING and scheduler.snapshot().n_blocks == 3
@@ -212,7 +212,7 @@ def test_a_policy_that_admits_what_does_not_fit_loses_nobody() -> None:
     scheduler.enqueue(inferences, now=0.0)
     with pytest.raises(
         ValueError,
-        match=r"plan of .*Greedy.* is impossible: it reserves 2 KV blocks, and 1 are free",
+        match=r"plan of .*Greedy.* is impossible: it needs 2 KV blocks, and 1 are free",
     ):
         scheduler.schedule(0.0)
     assert scheduler.in_flight() == inferences and not scheduler.running

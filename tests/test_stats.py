@@ -185,7 +185,7 @@ def test_padding_rows_are_computed_rows_that_serve_nobody() -> None:
         said["padding_rows"],
         said["useful_fraction"],
     ) == (2, 1, 1, 0.5)
-    assert said["occupancy"] == 0.5 and stats.iterations()["iterations"] == [(0.0, 1.0, 2, 1, 1)]
+    assert said["occupancy"] == 0.5 and stats.iterations()["iterations"] == [(0.0, 1.0, 2, 1, 1, 0)]
 
 
 def test_a_reset_leaves_out_what_arrived_before_it_and_reading_changes_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
@@ -15,29 +15,38 @@ from simulate import drive
 
 
 def every_policy() -> list[Policy]:
-    """Each mode's policy with its defaults, and with each of its switches the other way."""
+    """Each mode's policy with its defaults, and with each of its choices another way."""
     found: list[Policy] = []
     for kind in MODES.values():
-        switches = [each.name for each in fields(kind) if isinstance(each.default, bool)]
-        found += [
-            kind(),
-            *(replace(kind(), **{name: not getattr(kind(), name)}) for name in switches),
-        ]
+        types = get_type_hints(kind)
+        found.append(kind())
+        for each in fields(kind):
+            if isinstance(each.default, bool):
+                found.append(replace(kind(), **{each.name: not each.default}))
+            elif isinstance(each.default, str):
+                others = [value for value in get_args(types[each.name]) if value != each.default]
+                found += [replace(kind(), **{each.name: value}) for value in others]
     return found
 
 
 def any_policy() -> st.SearchStrategy[Policy]:
     """A policy of any mode with any settings, within the limits that its fields state."""
     return st.one_of(
-        [st.builds(kind, **{f.name: _values(f) for f in fields(kind)}) for kind in MODES.values()]
+        [
+            st.builds(kind, **{f.name: _values(f, get_type_hints(kind)) for f in fields(kind)})
+            for kind in MODES.values()
+        ]
     )
 
 
-def _values(setting: Field[Any]) -> st.SearchStrategy[Any]:
+def _values(setting: Field[Any], types: dict[str, Any]) -> st.SearchStrategy[Any]:
+    if choices := get_args(types[setting.name]) if isinstance(setting.default, str) else ():
+        return st.sampled_from(choices)
     if isinstance(setting.default, bool):
         return st.booleans()
     if isinstance(setting.default, float):
-        return st.sampled_from([1.0, setting.default, 2500.0])
+        below = setting.metadata["limits"].get("lt")
+        return st.sampled_from([setting.default, *([0.0, below / 2] if below else [1.0, 2500.0])])
     least = setting.metadata["limits"]["ge"]
     few = st.integers(least, least + 7)
     return few if setting.default is not None else st.none() | few

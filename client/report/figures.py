@@ -14,10 +14,11 @@ from matplotlib.patches import Rectangle
 from client.report.drawing import STYLE, caption_of, looks, plain_log
 from client.report.tables import line_text
 
-IDLE, PADDING, EMPTY = "#e6ab02", "#8c6d4f", "#ececec"
+IDLE, PADDING, RECOMPUTED, EMPTY = "#e6ab02", "#8c6d4f", "#c51b1b", "#ececec"
 KINDS = {  # of computed rows that serve nobody
     "idle": (IDLE, "idle: computed for a request that is done"),
     "padding": (PADDING, "padding: computed to fill a decoder batch size"),
+    "recomputed": (RECOMPUTED, "recomputed: once more, after a preemption"),
 }
 
 
@@ -76,9 +77,9 @@ def occupancy(
     caption: str,
 ) -> Figure:
     """Rows over time, the same seconds in every variant: live, idle (computed for a request that is
-    done), padding, empty.
+    done), padding, recomputed, empty.
 
-    runs: {variant: {"bin_s", "live": [rows], "idle": [rows], "padding": [rows]}}. The window ends a
+    runs: {variant: {"bin_s", "live": [rows], KIND: [rows]}}. The window ends a
     little after the quickest of the variants that are `whole` does.
     """
     kinds = [
@@ -233,8 +234,8 @@ def computed_rows(
     """Where computed rows went, a bar a variant, with the useful fraction that theory expects as a
     tick.
 
-    rows: {variant: {"live", "idle", "padding": rows summed over iterations}}. expected: {variant:
-    useful fraction or None}.
+    rows: {variant: {"live", KIND: rows summed over iterations}}. expected: {variant: useful
+    fraction or None}.
     """
     kinds = [
         kind for kind in KINDS if kind == "idle" or any(counts[kind] for counts in rows.values())

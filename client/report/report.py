@@ -50,9 +50,9 @@ def drawings(run: Run) -> dict[str, Drawing]:
         found["latency_vs_throughput"] = lambda: figures.latency_vs_throughput(points, rates)
         if limits:
             found["goodput"] = lambda: figures.goodput(points, limits, rates)
-    # runs that were saved before there were padding rows have none
+    # runs that were saved before there were rows of a kind have none
     over_time = {
-        n: {"padding": [0] * len(o["live"])} | o
+        n: {kind: [0] * len(o["live"]) for kind in ROW_KINDS} | o
         for n, r in run.results[0].items() if (o := r.get("occupancy_over_time")) and o["live"]
     }  # fmt: skip
     if over_time:

@@ -18,13 +18,14 @@ Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of each server, a result 
 HEADLINES = keys(
     "output_throughput", "goodput", "mean_e2el_ms", "p99_e2el_ms", "p50_ttft_ms",
     "mean_normalized_latency_ms", "useful_fraction", "occupancy", "largest_batch",
+    "preemptions", "recomputed_tokens",
 )  # fmt: skip
 COMPARED = [*HEADLINES[:6], *keys("capacity", "goodput_rate")]  # of which differences are shown
 STEPS = {"goodput_rate": sweep.STEP}  # of the lattices that values lie on
 POINTS = keys(
     "rate", "requests", "achieved_rate", "offered_throughput", "output_throughput",
     "p50_normalized_latency_ms", "p50_ttft_ms", "p99_e2el_ms", "goodput", "attainment",
-    "occupancy", "growth", "growth_in_flight",
+    "occupancy", "preemptions", "recomputed_tokens", "growth", "growth_in_flight",
 )  # fmt: skip
 NONE = "–"
 
@@ -53,7 +54,11 @@ def _cell(key: Key, results: Sequence[Mapping[str, Any]]) -> str:
 def _known(keys: Sequence[Key], runs: Iterable[Results]) -> list[Key]:
     """Those that anybody has."""
     found = [result for run in runs for mine in run.values() for result in mine]
-    return [key for key in keys if any(key.of(result) is not None for result in found)]
+    return [
+        key
+        for key in keys
+        if {key.of(result) for result in found} - {None, 0 if key.rare else None}
+    ]
 
 
 def told(value: Estimate, form: str) -> str:

@@ -39,6 +39,7 @@ class View:
     waiting: Collection[Inference]  # by the order's key
     running: Collection[Inference]  # in admission order; in a request-level batch, held ones too
     free_blocks: int
+    n_blocks: int  # in the pool
     limits: Limits
     oldest_arrival: float | None  # of those that wait, whatever their order
 
@@ -49,27 +50,31 @@ class Plan:
     look again.
     """
 
-    preempt: list[Inference] = field(
-        default_factory=list
-    )  # they wait again, and their KV is computed again
-    admit: list[tuple[Inference, int]] = field(
-        default_factory=list
-    )  # (inference, tokens to reserve KV blocks for)
-    run: list[tuple[Inference, int]] = field(default_factory=list)  # (inference, tokens to compute)
+    # they wait again, and their KV is computed again
+    preempt: list[Inference] = field(default_factory=list)
+    # (inference, tokens to reserve KV blocks for)
+    admit: list[tuple[Inference, int]] = field(default_factory=list)
+    # (inference, tokens to compute); a row that has too few KV blocks for them gets more
+    run: list[tuple[Inference, int]] = field(default_factory=list)
     wake_at: float | None = None  # if there is nothing to do
     reason: str = ""  # why this batch was formed; empty when nobody was admitted
 
 
-def setting(default: Any, meaning: str, shown: str | None = None, **limits: Any) -> Any:
+def setting(
+    default: Any,
+    meaning: str,
+    shown: str | None = None,
+    needs: tuple[str, Any] | None = None,
+    **limits: Any,
+) -> Any:
     """A field of a policy, which is a setting of the server: its default, its meaning, and
     pydantic's limits of it.
 
-    shown: the default in words.
+    shown: the default in words. needs: another setting, and the value of it without which this one
+    has no meaning.
     """
-    return field(
-        default=default,
-        metadata={"meaning": meaning, "shown": shown or str(default), "limits": limits},
-    )
+    told = {"meaning": meaning, "shown": shown or str(default), "needs": needs, "limits": limits}
+    return field(default=default, metadata=told)
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from scheduling.inference import Inference
-from scheduling.policies.base import Plan, Policy, View, start
+from scheduling.policies.base import Plan, Policy, View, setting, start
+from scheduling.policies.demand import Victim, on_demand
+
+DEMAND = ("kv_reservation", "demand")
 
 
 @dataclass(frozen=True)
 class Dynamic(Policy):
-    """Orca's algorithm 1.
+    """Orca's algorithm 1, or vLLM's.
 
-    An inference joins as soon as a row is free and KV blocks for its whole life can be reserved, so
-    nothing is ever preempted. Nobody overtakes a head of queue that does not fit.
+    whole: an inference joins as soon as a row is free and KV blocks for its whole life can be
+    reserved, so nothing is ever preempted. demand: it gets blocks as it fills them (`on_demand`).
+    Either way nobody overtakes a head of queue that does not fit.
     """
 
+    kv_reservation: Literal["whole", "demand"] = setting(
+        "whole",
+        "KV blocks of a request: whole (for its whole life, before it joins) or demand (as it "
+        "fills them; when none is left a victim waits again and recomputes)",
+    )
+    victim: Victim = setting(
+        "newest", "who gives way: newest, least_computed or most_computed", needs=DEMAND
+    )
+    watermark: float = setting(
+        0.01, "share of the KV blocks that admission leaves free", needs=DEMAND, ge=0, lt=1
+    )
+
     def plan(self, view: View) -> Plan:
+        if self.kv_reservation == "demand":
+            return on_demand(view, self.victim, self.watermark)
         admit: list[Inference] = []
         rows, blocks = view.limits.max_batch_size - len(view.running), view.free_blocks
         for inference in view.waiting:

@@ -1,0 +1,237 @@
+"""KV blocks on demand: who gives way, what that costs and that it changes no text; in virtual time,
+on the engine, and over HTTP.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import pytest
+
+from config import ConfigError, build, parse
+from model import GPT2
+from scheduling.errors import Cancelled
+from scheduling.inference import Inference, Iteration, Sampling, State
+from scheduling.policies import Dynamic
+from scheduling.policies.demand import VICTIMS, Victim
+from scheduling.scheduler import Scheduler
+from simulate import drive
+from tests.test_engine import N_VOCAB, Oracle, engine, model, serve, workload  # noqa: F401
+from tests.virtual import Ask, make_scheduler, run
+
+
+def asks() -> list[Inference]:
+    drawn = Sampling(temperature=0.8, top_k=40, top_p=0.9)
+    return [*workload(8, Sampling()), *workload(8, drawn)]
+
+
+def demand(victim: Victim = "newest", watermark: float = 0.0) -> Dynamic:
+    return Dynamic(kv_reservation="demand", victim=victim, watermark=watermark)
+
+
+# A worked example: two rows, an iteration a second, three blocks of four tokens.
+#
+#     request   arrives   prompt   tokens
+#     A         0         4        5         its fifth and its ninth token need a block more
+#     B         0         4        5
+#
+#     t       0 1 2 3 4 5 6 7 8 9
+#     whole   A A A A A B B B B B        A's whole life is three blocks: B waits for it
+#     demand  A A A A A B B B B          at 1 A takes the third block, and B, which needs one too,
+#             B         (b)              gives way; at 5 it recomputes 4 + 1 tokens in one iteration
+EXAMPLE = [Ask(0.0, prompt=4, tokens=5), Ask(0.0, prompt=4, tokens=5)]
+
+
+def test_the_worked_example() -> None:
+    whole = run(Dynamic(), EXAMPLE, n_blocks=3)
+    assert " ".join(whole.batches) == "A A A A A B B B B B"
+    found = run(demand(), EXAMPLE, n_blocks=3)
+    assert " ".join(found.batches) == "AB A A A A B B B B"
+    [a], [b] = found.groups
+    assert (a.preemptions, b.preemptions, b.admitted_at) == (0, 1, 0.0)
+    assert (b.preempted_s, b.recomputed_tokens) == (4.0, 4)
+    assert b.token_times == [1.0, 6.0, 7.0, 8.0, 9.0], "it goes on where it stood"
+    again = [row for _, iteration in found.iterations for row in iteration.rows if row.recomputed]
+    assert [(row.start, row.n_tokens, row.recomputed) for row in again] == [(0, 5, 4)]
+    assert found.scheduler.snapshot().prompt_tokens == 8, "no prompt token is counted twice"
+
+
+def three(tokens: list[int]) -> tuple[Scheduler, list[Inference]]:
+    """Rows in order that have computed so many tokens, and nothing is free; the first needs a
+    block.
+    """
+    scheduler = make_scheduler(demand(), max_batch_size=3, n_blocks=sum(tokens) // 4)
+    rows = [Inference([0] * n, 9) for n in tokens]
+    scheduler.enqueue(rows, 0.0)
+    iteration, _ = scheduler.schedule(0.0)
+    scheduler.apply(iteration, [1, 1, 1], 1.0)
+    return scheduler, rows
+
+
+@pytest.mark.parametrize(
+    ("victim", "gone"), [("newest", 2), ("least_computed", 1), ("most_computed", 2)]
+)
+def test_who_gives_way(victim: Victim, gone: int) -> None:
+    scheduler, rows = three([8, 4, 12])
+    scheduler.policy = demand(victim)
+    scheduler.schedule(1.0)
+    waiting = [i for i, row in enumerate(rows) if row.state is State.WAITING]
+    assert gone in waiting and 0 not in waiting
+    assert all(row.computed == 0 and not row.blocks for row in scheduler.waiting.values())
+
+
+def test_who_has_computed_most_gives_way_though_it_was_planned_already() -> None:
+    """Its tokens are taken back from the plan, and its blocks go to the row that needs one."""
+    scheduler = make_scheduler(demand("most_computed"), max_batch_size=3, n_blocks=6)
+    rows = [Inference([0] * n, 9) for n in (2, 10, 8)]  # 1, 3 and 2 blocks; the third needs one
+    scheduler.enqueue(rows, 0.0)
+    iteration, _ = scheduler.schedule(0.0)
+    scheduler.apply(iteration, [1, 1, 1], 1.0)
+    iteration, _ = scheduler.schedule(1.0)
+    assert [row.inference for row in iteration.rows] == [rows[0], rows[2]]
+    assert iteration.preempted == 1 and rows[1].preemptions == 1
+    assert [len(row.blocks) for row in rows] == [1, 0, 3]
+
+
+def test_nobody_joins_in_an_iteration_in_which_somebody_gave_way() -> None:
+    scheduler, rows = three([8, 8, 8])
+    late = Inference([0], 1)
+    scheduler.enqueue([late], 1.0)
+    scheduler.schedule(1.0)
+    assert rows[2].state is late.state is State.WAITING
+    assert next(iter(scheduler.waiting.values())) is rows[2]
+
+
+def test_a_head_of_queue_joins_only_if_all_that_is_known_of_it_fits_besides_the_watermark() -> None:
+    """12 of 20 blocks are taken; a prompt of 28 tokens needs 7, of 32 it needs 8."""
+    for tokens, share, joins in ((28, 0.05, True), (32, 0.05, False), (32, 0.0, True)):
+        scheduler = make_scheduler(demand(watermark=share), n_blocks=20, token_budget=8)
+        scheduler.enqueue([Inference([0] * 45, 3)], 0.0)
+        for now in range(6):
+            iteration, _ = scheduler.schedule(float(now))
+            scheduler.apply(iteration, [1] * sum(row.samples for row in iteration.rows), now + 1.0)
+        second = Inference([0] * tokens, 1)
+        scheduler.enqueue([second], 6.0)
+        scheduler.schedule(6.0)
+        assert (second.state is State.RUNNING) == joins
+        assert len(second.blocks) == (2 if joins else 0), "blocks for the chunk alone"
+
+
+def test_a_watermark_bars_nobody_from_an_idle_pool() -> None:
+    served = run(demand(watermark=0.9), [Ask(0.0, prompt=30, tokens=3)], n_blocks=9)
+    assert served.answered_at == [3.0]
+
+
+@pytest.mark.parametrize("victim", get_args(Victim))
+def test_the_first_in_order_always_progresses(victim: Victim) -> None:
+    """Requests of three quarters of the pool each, so that hardly two fit: who came first is never
+    preempted, and everybody ends.
+    """
+    first: list[Inference] = []
+
+    def check(scheduler: Scheduler, iteration: Iteration) -> None:
+        if scheduler.running:
+            assert min(scheduler.in_flight(), key=lambda i: i.key) is next(
+                iter(sorted(scheduler.running.values(), key=lambda i: i.key))
+            )
+        first[:] = [*first, *(row.inference for row in iteration.rows[:1])]
+
+    asks = [Ask(i / 10, prompt=10, tokens=20) for i in range(12)]
+    served = run(demand(victim), asks, check, max_batch_size=6, n_blocks=10, token_budget=7)
+    inferences = [inference for [inference] in served.groups]
+    assert all(inference.state is State.FINISHED for inference in inferences)
+    assert inferences[0].preemptions == 0 and sum(i.preemptions for i in inferences) > 0
+    assert sum(i.recomputed_tokens for i in inferences) > 0
+
+
+def test_demand_holds_more_requests_at_once_than_whole() -> None:
+    """Prompts of 4 and 60 tokens to come: 16 blocks each for a whole life, 2 at first."""
+    asks = [Ask(0.0, prompt=4, tokens=60) for _ in range(8)]
+
+    def most(policy: Dynamic) -> int:
+        served = run(policy, asks, max_batch_size=8, n_blocks=32)
+        return max(iteration.running for _, iteration in served.iterations)
+
+    assert (most(Dynamic()), most(demand())) == (2, 8)
+
+
+@pytest.mark.parametrize("path", ["plain", "kernels"])
+@pytest.mark.parametrize("victim", list(VICTIMS))
+def test_the_texts_are_those_without_preemption(
+    model: GPT2,  # noqa: F811
+    victim: Victim,
+    path: str,
+) -> None:
+    """In float32, greedy and drawn, for small pools, block sizes and budgets; the oracle has
+    neither cache nor preemption.
+    """
+    expected = serve(Dynamic(), Oracle(model, N_VOCAB), asks())
+    longest = max(ask.whole_life for ask in asks())
+    preempted = 0
+    for block_size, budget in itertools.product((1, 4, 16), (5, 24)):
+        n_blocks = -(-longest // block_size) + 3
+        inferences = asks()
+        limits = {"n_blocks": n_blocks, "block_size": block_size, "token_budget": budget}
+        found = serve(
+            demand(victim), engine(model, n_blocks, block_size, path), inferences, **limits
+        )
+        assert found == expected, (block_size, budget)
+        preempted += sum(inference.preemptions for inference in inferences)
+    assert preempted > 10
+
+
+def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
+    for late in (True, False):
+        scheduler, rows = three([8, 8, 8])
+        scheduler.schedule(1.0)
+        again = rows[2]
+        assert again.state is State.WAITING and again.tokens == [1]
+        if late:
+            again.deadline = 2.0
+            scheduler._deadlines.append((2.0, again.id, again))
+            ended = scheduler.expire(3.0)
+        else:
+            ended = scheduler.fail([again], Cancelled("gone"), 3.0)
+        assert ended == [again] and again not in scheduler.waiting.values()
+        assert again.preempted_s == 2.0
+        drive(scheduler, [], lambda _: 1.0)
+        assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ["dynamic", "--victim", "newest"],
+            "--victim has no meaning without --kv-reservation demand; add that, or leave it out",
+        ),
+        (["dynamic", "--watermark", "0.1"], "--watermark has no meaning without --kv-reservation"),
+        (
+            ["static", "--kv-reservation", "demand"],
+            "--kv-reservation has no meaning in mode static",
+        ),
+        (
+            ["dynamic", "--kv-reservation", "demand", "--victim", "oldest"],
+            "--victim 'oldest': input should be 'newest', 'least_computed' or 'most_computed'",
+        ),
+        (
+            ["dynamic", "--kv-blocks", "63", "--model", "fake"],
+            "kv_blocks 63 of 16 tokens hold 1008 tokens, and one request of 1024 needs 64; "
+            "raise --kv-blocks or lower --max-model-len",
+        ),
+        (
+            ["dynamic", "--kv-blocks", "64", "--kv-cache-gb", "1"],
+            "--kv-blocks and --kv-cache-gb both size the KV cache; leave one of them out",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(argv: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(argv, {}, dotenv=None)
+    assert said in str(error.value)
+
+
+def test_a_pool_of_so_many_blocks() -> None:
+    assert build("dynamic", {"model": "fake", "kv_blocks": "70"}, {}).n_blocks == 70
+    assert build("dynamic", {"model": "demo", "kv_blocks": "70"}, {}).n_blocks == 70
