@@ -77,7 +77,6 @@ class Comparison:
         seeds = list(range(options.seed, options.seed + options.repeats))
         told |= {
             "baseline": options.baseline,
-            "variants": {name: v.mode for name, v in options.variants.items()},
         }
         told |= {"asked": {"seeds": seeds, "servers": options.names}, "started_here": True}
         return self.machine | told | {"command": command_line("./compare.sh", sys.argv[1:])}
@@ -92,7 +91,8 @@ class Comparison:
     @contextlib.contextmanager
     def _ours(self, name: str) -> Iterator[Target]:
         options, key = self.options, self.options.key
-        with server(options.variants[name].mode, options.settings(name), key=key) as url:
+        mode, settings = options.variants[name].mode, options.settings(name)
+        with server(mode, settings, key=key, name=name) as url:
             yield Target(name, url, wire("inference", stream=self.options.stream), key=key)
 
     @contextlib.contextmanager
@@ -295,7 +295,7 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(130)
-    if run and any(result["failed"] for results in run.modes.values() for result in results):
+    if run and any(result["failed"] for results in run.variants.values() for result in results):
         sys.exit(1)
 
 

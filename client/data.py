@@ -79,8 +79,8 @@ class PromptData:
 
     Lengths: `normal` is the original experiment's clip(|⌈N(100, 100)⌉|, 1, 200), `choice` its
     choice of 1, 25 and 100; `exponential` and `lognormal` are rounded up, and cut at their cap.
-    Order: `random`, or `descend` for the longest first. Raises WorkloadError for what it does not
-    know.
+    Selection: `random`, or `descend` for the longest first. Raises WorkloadError for what it does
+    not know.
     """
 
     def __init__(

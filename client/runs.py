@@ -69,7 +69,9 @@ class Run:
 
     @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys(name for summary in self.summaries for name in summary["modes"]))
+        return list(
+            dict.fromkeys(name for summary in self.summaries for name in summary["variants"])
+        )
 
     @property
     def baseline(self) -> str:
@@ -78,10 +80,10 @@ class Run:
         return named if named in self.names else self.names[0]
 
     @property
-    def modes(self) -> dict[str, list[dict[str, Any]]]:
+    def variants(self) -> dict[str, list[dict[str, Any]]]:
         """Each server's headlines, one a seed."""
         return {
-            name: [s["modes"][name] for s in self.summaries if name in s["modes"]]
+            name: [s["variants"][name] for s in self.summaries if name in s["variants"]]
             for name in self.names
         }
 
@@ -134,7 +136,7 @@ def load(folder: Path) -> Run:
         if odd := [
             name
             for summary in whole.values()
-            for name in summary["modes"]
+            for name in summary["variants"]
             if not NAME.fullmatch(name)
         ]:
             raise RunError(
@@ -142,7 +144,7 @@ def load(folder: Path) -> Run:
                 f"-_. alone"
             )
         results = [
-            {name: json.loads((path / f"{name}.json").read_text()) for name in summary["modes"]}
+            {name: json.loads((path / f"{name}.json").read_text()) for name in summary["variants"]}
             for path, summary in whole.items()
         ]
     except (OSError, ValueError) as error:
@@ -155,18 +157,20 @@ def load(folder: Path) -> Run:
     return Run(folder, list(whole.values()), results, list(whole))
 
 
-def _read_as_today(summary: Mapping[str, Any]) -> None:
+def _read_as_today(summary: dict[str, Any]) -> None:
     """What earlier versions named otherwise, or meant otherwise.
 
     They took for a mode's capacity the highest rate that seemed sustained, which is no number to
     set beside ours.
     """
-    for result in summary["modes"].values():
+    if "modes" in summary:
+        summary["variants"] = summary.pop("modes")
+    for result in summary["variants"].values():
         if "fairness" in result:
             result["latency_line"] = result.pop("fairness")
     for name, points in (summary.get("sweep") or {}).items():
         if any("busy_s" not in point for point in points):
-            summary["modes"][name]["capacity"] = None
+            summary["variants"][name]["capacity"] = None
 
 
 def facts() -> dict[str, Any]:
@@ -190,12 +194,12 @@ def save(
     """
     for name, result in results.items():
         (folder / f"{name}.json").write_text(dumps(result))
-    modes = {name: of_summary(result) for name, result in results.items()}
+    variants = {name: of_summary(result) for name, result in results.items()}
     for name in swept:
         found = outcome((points or {})[name])
-        modes[name] |= {"capacity": found["capacity"], "goodput_rate": found["goodput_rate"]}
+        variants[name] |= {"capacity": found["capacity"], "goodput_rate": found["goodput_rate"]}
     summary = {
-        "modes": modes,
+        "variants": variants,
         "identical_outputs": identical_outputs(
             {name: result for name, result in results.items() if name not in facts["also"]}
         ),
@@ -247,7 +251,8 @@ def clear(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for folder in (*out.glob("seed-*"), out):
         try:
-            names = json.loads((folder / "summary.json").read_text())["modes"]
+            summary = json.loads((folder / "summary.json").read_text())
+            names = summary["variants" if "variants" in summary else "modes"]
         except (OSError, ValueError, KeyError, TypeError):
             names = []
         for name in (*(f"{name}.json" for name in names), "trace.jsonl", "summary.json", *REPORT):

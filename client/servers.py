@@ -31,13 +31,18 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def server(
-    mode: str, flags: Mapping[str, Any], patience_s: float = STARTUP_S, key: str | None = None
+    mode: str,
+    flags: Mapping[str, Any],
+    patience_s: float = STARTUP_S,
+    key: str | None = None,
+    name: str | None = None,
 ) -> Iterator[str]:
     """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it
     whatever happens.
 
     `key`: its API key, told by the environment, since everyone on this machine sees a command line.
-    Raises ServerError with the end of the server's own output if it does not come up.
+    `name`: what errors call it, if not by its mode. Raises ServerError with the end of the server's
+    own output if it does not come up.
     """
     port = free_port()
     command = [
@@ -71,7 +76,7 @@ def server(
             output.seek(0)
             said = output.read().decode(errors="replace").strip()[-2000:]
             raise ServerError(
-                f"{mode}: {error}" + (f"\nThe server said:\n{said}" if said else "")
+                f"{name or mode}: {error}" + (f"\nThe server said:\n{said}" if said else "")
             ) from None
         finally:
             _stop(process)

@@ -66,7 +66,7 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     }
     assert {path.name for path in tmp_path.iterdir()} == wanted
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert list(summary["modes"]) == modes and summary["identical_outputs"] == {
+    assert list(summary["variants"]) == modes and summary["identical_outputs"] == {
         "requests": 40, "identical": 40, "parted_after": []
     }  # fmt: skip
     assert {"config", "hardware", "commit", "date", "seed", "command", "definitions"} <= set(
@@ -76,7 +76,7 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     rate = summary["capacity"]["output_throughput"] * 0.85 / summary["workload"]["mean_num_tokens"]
     assert summary["workload"]["arrival"] == f"poisson:{rate:.4g}"
     for mode in modes:
-        told = summary["modes"][mode]
+        told = summary["variants"][mode]
         assert told["completed"] == 40 and told["failed"] == 0 and told["output_throughput"] > 0
         assert set(told["latency_line"]) == {"intercept_s", "slope_s_per_token", "r"}
         whole = json.loads((tmp_path / f"{mode}.json").read_text())
@@ -95,10 +95,10 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
         )
         assert whole["mean_e2el_ms"] >= whole["server"]["mean_e2el_ms"]
     assert (
-        summary["modes"]["nobatch"]["largest_batch"] == 1
-        and summary["modes"]["dynamic"]["useful_fraction"] == 1.0
+        summary["variants"]["nobatch"]["largest_batch"] == 1
+        and summary["variants"]["dynamic"]["useful_fraction"] == 1.0
     )
-    assert summary["modes"]["static"]["useful_fraction"] < 1
+    assert summary["variants"]["static"]["useful_fraction"] < 1
     assert json.loads((tmp_path / "windowed.json").read_text())["config"]["batch_size_target"] == 2
     for figure in figures:
         assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG") and f"({figure})" in (
@@ -122,14 +122,14 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (again / "trace.jsonl").read_text() == (tmp_path / "trace.jsonl").read_text()
     replayed = json.loads((again / "summary.json").read_text())
-    assert list(replayed["modes"]) == ["windowed", "dynamic"] and replayed["capacity"] is None
+    assert list(replayed["variants"]) == ["windowed", "dynamic"] and replayed["capacity"] is None
     assert (
         replayed["config"]["batch_size_target"] == 2
         and replayed["config"]["compact_batches"] is True
     )
     assert (
         replayed["workload"]["arrival"].startswith("as in ")
-        and replayed["modes"]["windowed"]["useful_fraction"] == 1.0
+        and replayed["variants"]["windowed"]["useful_fraction"] == 1.0
     )
     texts = [
         [
@@ -312,7 +312,7 @@ def test_a_server_that_is_none_of_ours_stands_beside_a_mode(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert other.most_in_flight <= 3 and {body["max_tokens"] for body in other.bodies[2:]} == {4}
     summary = json.loads((tmp_path / "summary.json").read_text())
-    ours, others = summary["modes"]["dynamic"], summary["modes"]["stub"]
+    ours, others = summary["variants"]["dynamic"], summary["variants"]["stub"]
     assert (
         ours["completed"] == others["completed"] == 20
         and ours["occupancy"] > 0
@@ -416,7 +416,7 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
     found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})
     assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}
     summary = {
-        "modes": {"a": {}, "b": {}},
+        "variants": {"a": {}, "b": {}},
         "also": {},
         "identical_outputs": found,
         "config": {"dtype": "bfloat16"},

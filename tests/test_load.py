@@ -221,7 +221,7 @@ def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
         )
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (
-        saved["modes"]["stub"]["completed"] == 8
+        saved["variants"]["stub"]["completed"] == 8
         and saved["also"] == {"stub": server.url}
         and saved["config"] == {}
     )

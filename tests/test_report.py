@@ -22,6 +22,7 @@ from client.load import Outcome
 from client.progress import Progress, Replayed
 from client.report import drawing, figures, report, side_by_side, tables
 from client.report.page import as_page
+from stats import ROW_KINDS
 from tests.programs import ran
 
 MODES = ["static", "dynamic"]
@@ -81,13 +82,13 @@ def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_togeth
     ).read_text()
     together = json.loads((swept / "summary.json").read_text())
     assert together["seeds"] == [0, 1]
-    throughput = together["modes"]["static"]["output_throughput"]
+    throughput = together["variants"]["static"]["output_throughput"]
     assert (
         throughput["mean"] == pytest.approx(sum(throughput["values"]) / 2)
         and throughput["half"] > 0
     )
     [pair] = together["differences"]
-    each = [together["modes"][mode]["output_throughput"]["values"] for mode in MODES]
+    each = [together["variants"][mode]["output_throughput"]["values"] for mode in MODES]
     assert (pair["first"], pair["second"]) == ("static", "dynamic")
     assert pair["output_throughput"]["mean"] == pytest.approx(sum(b - a for a, b in zip(*each)) / 2)
 
@@ -169,7 +170,7 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     shutil.copytree(swept / "seed-0", other)
     summary = json.loads((other / "summary.json").read_text())
     summary["commit"], summary["config"]["block_size"] = "0123456789", 8
-    summary["modes"]["static"]["output_throughput"] *= 2
+    summary["variants"]["static"]["output_throughput"] *= 2
     (other / "summary.json").write_text(json.dumps(summary))
     out = tmp_path / "compared"
     done = ran("client.report.__main__", str(swept / "seed-0"), str(other), "--out", str(out))
@@ -264,17 +265,22 @@ def test_twelve_variants_are_told_apart_and_modes_look_the_same_everywhere() -> 
     assert len(set(found.values())) == 12 and found["static"] == drawing.looks(["static"])["static"]
 
 
+def test_runs_side_by_side_are_told_apart_in_the_legend() -> None:
+    values = {f"static, {run}": {"ttft": [1.0], "tpot": [1.0], "e2el": [1.0]} for run in "ab"}
+    styles = {"static, a": ("static", "-"), "static, b": ("static", "--")}
+    [legend] = figures.distributions(values, "", styles).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["static, a", "static, b"]
+
+
 def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path) -> None:
-    rows = {"bin_s": 1.0, "live": [1], "idle": [0], "padding": [0]}
+    rows = {"bin_s": 1.0, **{kind: [0] for kind in ROW_KINDS}}
     for figure in (
         figures.latency_vs_tokens({"static": ([], [], None)}, ""),
         figures.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, ""),
         figures.latency_vs_throughput({"static": [[]]}, ""),
         figures.goodput({"static": [[]]}, "e2el ≤ 1 ms", ""),
         figures.occupancy({"static": rows}, {"static": False}, 8, ""),
-        figures.computed_rows(
-            {"static": {"live": 0, "idle": 0, "padding": 0}}, {"static": None}, ""
-        ),
+        figures.computed_rows({"static": dict.fromkeys(ROW_KINDS, 0)}, {"static": None}, ""),
     ):
         drawing.save(figure, tmp_path / "a.png", tmp_path / "b.svg")
         ET.parse(tmp_path / "b.svg")

@@ -310,21 +310,17 @@ def distributions(
         figure = Figure(figsize=(13, 4.6), layout="constrained")
         axes = figure.subplots(1, 3, sharey=True)
         styles = styles or {name: (name, "") for name in runs}
-        look = looks(dict.fromkeys(name for name, _ in styles.values()))
+        look = looks(dict.fromkeys(variant for variant, _ in styles.values()))
         for axis, (measure, title) in zip(axes, titles.items()):
             for name, values in runs.items():
                 if len(mine := np.sort(values[measure]) * (1e3 if measure == "tpot" else 1)):
-                    name, style = styles[name]
+                    variant, style = styles[name]
+                    its = look[variant]
                     share = 100 * np.arange(1, len(mine) + 1) / len(mine)
-                    axis.step(
-                        mine,
-                        share,
-                        where="post",
-                        color=look[name].colour,
-                        ls=style or look[name].line,
-                        lw=2,
-                        label=name,
-                    )
+                    kind = {"color": its.colour, "ls": style or its.line, "lw": 2, "label": name}
+                    if style:  # the line says which run, so the marker says which of two variants
+                        kind |= {"marker": its.marker, "markevery": 0.25, "ms": 5}
+                    axis.step(mine, share, where="post", **kind)
             axis.set(xlabel=title, ylim=(0, 101))
             if any(np.any(line.get_xdata() > 0) for line in axis.lines):  # else it has no log
                 axis.set_xscale("log")

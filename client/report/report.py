@@ -66,9 +66,9 @@ def drawings(run: Run) -> dict[str, Drawing]:
         found["occupancy"] = lambda: figures.occupancy(over_time, whole, rows, one)
         computed = {
             name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in mine) for kind in ROW_KINDS}
-            for name, mine in run.modes.items() if mine[0]["live_rows"] is not None
+            for name, mine in run.variants.items() if mine[0]["live_rows"] is not None
         }  # fmt: skip
-        expected = {name: run.modes[name][0]["expected_useful_fraction"] for name in computed}
+        expected = {name: run.variants[name][0]["expected_useful_fraction"] for name in computed}
         found["rows"] = lambda: figures.computed_rows(computed, expected, caption)
     found["distributions"] = lambda: figures.distributions(
         {n: distributions(a) for n, a in answered.items()}, caption
@@ -196,11 +196,11 @@ def contents(run: Run) -> str:
     model = f" on {escape(summary['config']['model'])}" if summary["config"] else ""
     parts = [
         f"# {', '.join(run.names)}{model}",
-        tables.markdown_table(run.modes),
+        tables.markdown_table(run.variants),
         " ".join(sentences.sentences(run)),
     ]
     if len(run.summaries) > 1 and len(run.names) > 1:
-        parts.append(tables.differences_table(run.modes, run.baseline))
+        parts.append(tables.differences_table(run.variants, run.baseline))
     parts += [
         sentences.conditions(run),
         *shown("latency_vs_tokens"), *sweep_part(run), *shown("latency_vs_throughput", "goodput"),
@@ -232,7 +232,7 @@ def over_seeds(run: Run) -> dict[str, Any]:
     paired differences.
     """
     keys = dict.fromkeys([*tables.HEADLINES, *tables.COMPARED])
-    modes = {
+    variants = {
         name: {
             key.name: {
                 **asdict(estimate(values, tables.STEPS.get(key.name, 0.0))),
@@ -241,16 +241,20 @@ def over_seeds(run: Run) -> dict[str, Any]:
             for key in keys
             if len(values := [v for r in mine if (v := key.of(r)) is not None]) == len(mine)
         }
-        for name, mine in run.modes.items()
+        for name, mine in run.variants.items()
     }
     differences = [
         {
             key: asdict(value) if isinstance(value, Estimate) else value
             for key, value in entry.items()
         }
-        for entry in tables.differences(run.modes, run.baseline)
+        for entry in tables.differences(run.variants, run.baseline)
     ]
-    return {"seeds": [s["seed"] for s in run.summaries], "modes": modes, "differences": differences}
+    return {
+        "seeds": [s["seed"] for s in run.summaries],
+        "variants": variants,
+        "differences": differences,
+    }
 
 
 def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> None:
@@ -266,10 +270,10 @@ def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> No
 
 def show(run: Run, console: Console) -> None:
     """What a comparison prints at its end."""
-    console.print(tables.terminal_table(run.modes))
+    console.print(tables.terminal_table(run.variants))
     if len(run.summaries) == 1:
         console.print("Latency of a request by its completion tokens, fitted:", highlight=False)
-        for name, [result] in run.modes.items():
+        for name, [result] in run.variants.items():
             console.print(
                 f"{name:>8}: {tables.line_text(result['latency_line'])}",
                 markup=False,

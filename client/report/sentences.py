@@ -32,7 +32,7 @@ def partial(run: Run) -> str | None:
         escape(summary["stopped"]) for summary in run.summaries if summary["stopped"]
     )
     parts = ["; ".join(reasons) or "interrupted before its end"]
-    for name, results in run.modes.items():
+    for name, results in run.variants.items():
         if results[-1]["partial"]:
             parts.append(f"{name} has {results[-1]['completed'] + results[-1]['failed']} requests")
     if missing := [name for name in run.first["asked"]["servers"] if name not in run.names]:
@@ -48,7 +48,7 @@ def partial(run: Run) -> str | None:
 def failures(run: Run) -> list[str]:
     """Why requests failed, the three commonest reasons of each server."""
     found = []
-    for name, results in run.modes.items():
+    for name, results in run.variants.items():
         errors: dict[str, int] = {}
         for error, n in (item for result in results for item in result["errors"].items()):
             errors[error] = errors.get(error, 0) + n
@@ -65,7 +65,7 @@ def failures(run: Run) -> list[str]:
 def other_lengths(run: Run) -> list[str]:
     """Servers that computed other tokens than asked: their latencies are of other work."""
     found = []
-    for name, results in run.modes.items():
+    for name, results in run.variants.items():
         if other := sum(result["other_length"] for result in results):
             of = sum(result["completed"] for result in results)
             found.append(f"**{name} computed another number of tokens than asked in {other} of "
@@ -78,7 +78,7 @@ def client_limited(run: Run) -> str | None:
     """Which servers' requests were sent late, and what their latency is from the schedule."""
     late = [
         name
-        for name, results in run.modes.items()
+        for name, results in run.variants.items()
         if any(result["client_limited"] for result in results)
     ]
     if not late:
@@ -100,7 +100,7 @@ def client_limited(run: Run) -> str | None:
 def _p99_from_schedule(run: Run, name: str) -> float | None:
     known = [
         p99
-        for result in run.modes[name]
+        for result in run.variants[name]
         if (p99 := result["p99_e2el_from_schedule_ms"]) is not None
     ]
     return statistics.mean(known) / 1e3 if known else None
@@ -117,7 +117,7 @@ def busy(hardware: Mapping[str, Any]) -> str | None:
 
 
 def identity(run: Run) -> str | None:
-    """Whether the modes gave the same texts; they must for greedy answers in float32."""
+    """Whether the variants gave the same texts; they must for greedy answers in float32."""
     found = [summary["identical_outputs"] for summary in run.summaries]
     n, identical = (sum(same[key] for same in found) for key in ("requests", "identical"))
     if len([name for name in run.names if name not in run.first["also"]]) < 2 or not n:
@@ -144,7 +144,7 @@ def littles_law(run: Run) -> str | None:
     """How far L, as the client counts it, is from λ · W with the server's W."""
     laws = [
         (name, law)
-        for name, results in run.modes.items()
+        for name, results in run.variants.items()
         for result in results
         if (law := result["littles_law"])
     ]

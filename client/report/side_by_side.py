@@ -52,7 +52,7 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
         parts += [f"{label}: {' '.join(told)}"]
     parts += [
         "## Variants",
-        tables.runs_table({label: run.modes for label, run in zip(labels, runs)}, paired=same),
+        tables.runs_table({label: run.variants for label, run in zip(labels, runs)}, paired=same),
     ]
     styles: dict[str, tuple[str, str]] = {}
     values: dict[str, dict[str, list[float]]] = {}
