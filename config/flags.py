@@ -23,6 +23,8 @@ from config.settings import ONLY_ON_GPU, POOL_SIZES, Config, ConfigError
 from config.tables import NEEDS, ONLY_IN, flag, meaningful
 from scheduling.policies import MODES
 
+# of the cached engine alone
+CACHED = ("attention", "linear", "sampler", "norms")
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
 
 
@@ -89,12 +91,18 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
                 f"{flag(name)} has no meaning in mode {mode}; it belongs to "
                 f"{' and '.join(ONLY_IN[name])}"
             )
+    chosen = {**values, **flags}
     for name in flags.keys() & NEEDS.keys():
         other, value = NEEDS[name]
-        if flags.get(other, values.get(other)) != value:
+        if chosen.get(other) != value:
             raise ConfigError(
                 f"{flag(name)} has no meaning without {flag(other)} {value}; add that, or leave it "
                 f"out"
+            )
+    for name, value in (("generator", "naive"), ("model", "fake")):
+        if chosen.get(name) == value and (unused := [each for each in CACHED if each in flags]):
+            raise ConfigError(
+                f"{flag(unused[0])} has no meaning with {flag(name)} {value}; leave one of them out"
             )
     if flags.get("api_key", values.get("api_key")) == "":  # left out it would be open to everyone
         raise ConfigError("--api-key is empty; give a key, or none")

@@ -9,7 +9,6 @@ Knows inferences, rows, KV blocks (as integers) and time as it is told; knows no
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -62,9 +61,7 @@ class Scheduler:
         self.max_in_flight = max_in_flight
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
         self.pool = BlockPool(n_blocks)
-        self.waiting: OrderedDict[int, Inference] = (
-            OrderedDict()
-        )  # by arrival; O(1) to leave from the middle
+        self.waiting: SortedDict[int, Inference] = SortedDict()  # by arrival
         self.running: dict[int, Inference] = {}
         self._queue: SortedDict[tuple[Any, ...], Inference] = SortedDict()  # who waits, by key
         self._deadlines: list[tuple[float, int, Inference]] = []
@@ -144,8 +141,8 @@ class Scheduler:
             inference.state = State.RUNNING
             if inference.admitted_at is None:
                 inference.admitted_at = now
+                inference.batch, inference.position = self._batches, len(self.running)
             inference.resume(now)
-            inference.batch, inference.position = self._batches, len(self.running)
             self.running[inference.id] = inference
         self._batches += bool(plan.admit)
         for inference, blocks in growth:
@@ -170,7 +167,7 @@ class Scheduler:
         for inference in plan.preempt:
             if self.policy.request_level:
                 raise self._impossible("a row cannot leave a batch that is answered as a whole")
-            if inference.id not in running or inference.state is not State.RUNNING:
+            if inference.id not in running:
                 raise self._impossible("only what runs can be preempted")
             del running[inference.id]
             free += len(inference.blocks)
@@ -231,7 +228,6 @@ class Scheduler:
         inference.state, inference.preempted_at = State.WAITING, now
         inference.preemptions += 1
         self._wait(inference)
-        self.waiting.move_to_end(inference.id, last=False)  # older than all that never ran
 
     def _padding(self, rows: Sequence[Row]) -> int:
         n = len(rows)

@@ -88,6 +88,32 @@ def test_an_impossible_plan_is_refused_by_name_and_nothing_has_moved(
     assert scheduler.pool.free_blocks == 3 and runs.preemptions == 0
 
 
+def test_a_row_of_a_request_level_batch_cannot_be_preempted() -> None:
+    scheduler, [runs, _] = prepared(lambda view: Plan(preempt=[*view.running]))
+
+    class Whole(Says):
+        request_level = True
+
+    scheduler.policy = Whole(lambda view: Plan(preempt=[*view.running]))
+    with pytest.raises(ValueError, match="a row cannot leave a batch that is answered as a whole"):
+        scheduler.schedule(1.0)
+    assert runs.state is State.RUNNING
+
+
+def test_who_waits_is_kept_by_arrival_also_after_a_preemption() -> None:
+    seen: list[float | None] = []
+
+    def looked(view: View) -> Plan:
+        seen.append(view.oldest_arrival)
+        return Plan()
+
+    scheduler, [runs, waits] = prepared(lambda view: Plan(preempt=[*view.running]))
+    scheduler.schedule(1.0)
+    scheduler.policy = Says(looked)
+    scheduler.schedule(2.0)
+    assert [*scheduler.waiting.values()] == [runs, waits] and seen == [0.0]
+
+
 def test_more_rows_than_max_batch_size_are_refused() -> None:
     scheduler = make_scheduler(
         Says(lambda view: Plan(admit=[(i, 2) for i in view.waiting])), max_batch_size=2

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from scheduling.errors import InvalidRequest
 from scheduling.inference import Inference, Iteration, State
-from scheduling.policies import Dynamic, Limits, NoBatching, Policy, Static, View, Windowed
+from scheduling.policies import Dynamic, Limits, NoBatching, Order, Policy, Static, View, Windowed
 from scheduling.scheduler import Scheduler
-from tests.virtual import Ask, any_policy, every_policy, run
+from tests.virtual import Ask, any_order, any_policy, every_policy, run
 
 # A worked example, after Orca's figures 3 and 4: two rows, an iteration a second.
 #
@@ -134,13 +134,14 @@ ASKS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(
     policy=any_policy(),
+    order=any_order(),
     asks=ASKS,
     rows=st.integers(4, 6),
     budget=st.integers(1, 40),
     spare_blocks=st.integers(0, 40),
 )
 def test_any_workload_is_served_once_within_every_limit(
-    policy: Policy, asks: list[Ask], rows: int, budget: int, spare_blocks: int
+    policy: Policy, order: Order, asks: list[Ask], rows: int, budget: int, spare_blocks: int
 ) -> None:
     seen_running: set[int] = set()
     prompts_computed: Counter[int] = Counter()
@@ -171,6 +172,7 @@ def test_any_workload_is_served_once_within_every_limit(
         policy,
         asks,
         check,
+        order=order,
         max_batch_size=rows,
         token_budget=budget,
         n_blocks=largest_group + spare_blocks,

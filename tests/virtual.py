@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 from hypothesis import strategies as st
 
 from scheduling.inference import Inference, Iteration
-from scheduling.policies import MODES, Limits, Policy
+from scheduling.policies import MODES, ORDERS, Limits, Order, Policy
 from scheduling.scheduler import Scheduler
 from simulate import drive
 
@@ -40,16 +40,28 @@ def any_policy() -> st.SearchStrategy[Policy]:
 
 
 def _values(setting: Field[Any], types: dict[str, Any]) -> st.SearchStrategy[Any]:
-    if choices := get_args(types[setting.name]) if isinstance(setting.default, str) else ():
-        return st.sampled_from(choices)
-    if isinstance(setting.default, bool):
+    """Of a setting's type, within its limits."""
+    limits, default = setting.metadata["limits"], setting.default
+    least = limits.get("ge", limits.get("gt", 0) + 1)
+    if isinstance(default, bool):
         return st.booleans()
-    if isinstance(setting.default, float):
-        below = setting.metadata["limits"].get("lt")
-        return st.sampled_from([setting.default, *([0.0, below / 2] if below else [1.0, 2500.0])])
-    least = setting.metadata["limits"]["ge"]
-    few = st.integers(least, least + 7)
-    return few if setting.default is not None else st.none() | few
+    if isinstance(default, str):
+        return st.sampled_from(get_args(types[setting.name]))
+    if isinstance(default, float):
+        most = limits.get("le", 0.99 * limits["lt"] if "lt" in limits else 2500.0)
+        return st.sampled_from([default, float(least), most])
+    few = st.integers(least, min(least + 7, limits.get("le", least + 7)))
+    return few if default is not None else st.none() | few
+
+
+def any_order() -> st.SearchStrategy[Order]:
+    """Any order with any settings, within the limits that its fields state."""
+    return st.one_of(
+        [
+            st.builds(kind, **{f.name: _values(f, get_type_hints(kind)) for f in fields(kind)})
+            for kind in ORDERS.values()
+        ]
+    )
 
 
 @dataclass(frozen=True)
