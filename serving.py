@@ -147,6 +147,7 @@ class Server:
         seed: int | None,
         timeout_s: float | None,
         rule: StopRule | None = None,
+        user: str | None = None,
     ) -> list[Inference]:
         """One inference a prompt, each with a seed of its own, to be waited for or streamed."""
         seeds = self._seeds(seed, len(prompts))
@@ -159,6 +160,7 @@ class Server:
                 replace(sampling, seed=seed),
                 deadline,
                 rule.new() if rule else None,
+                user=user,
             )
             for ids, seed in zip(prompts, seeds)
         ]

@@ -81,6 +81,7 @@ class RequestLog:
         return {
             "id": i.id,
             "group": i.group,
+            "user": i.user,
             "mode": self._mode,
             "state": i.state.value,
             "finish_reason": i.finish_reason if i.state is State.FINISHED else None,

@@ -62,6 +62,7 @@ class InferenceRequest(BaseModel):
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=0, lt=2**63)
     timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    user: str | None = Field(None, max_length=256)
     echo: bool = False
     stream: bool = False
 
@@ -163,6 +164,7 @@ class _OpenAIRequest(_Lenient):
     stop: Stop = []
     ignore_eos: bool = False
     timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    user: str | None = Field(None, max_length=256)
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
 

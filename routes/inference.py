@@ -34,7 +34,9 @@ def blueprint(completions: Completions) -> Blueprint:
         assert prompt is not None
         prompts = server.encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
         sampling = Sampling(body.temperature, body.top_k, body.top_p)
-        group = server.group(prompts, body.num_tokens, sampling, body.seed, body.timeout_s)
+        group = server.group(
+            prompts, body.num_tokens, sampling, body.seed, body.timeout_s, user=body.user
+        )
         one = is_alone(prompt)
 
         def measures() -> dict[str, Any]:

@@ -5,10 +5,16 @@ on the engine, and over HTTP.
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from client.data import PromptData
+from client.load import Watch, replay
+from client.measure import Target, measure
+from client.wire import wire
 from config import ConfigError, build, parse
 from model import GPT2
 from scheduling.errors import Cancelled
@@ -17,6 +23,7 @@ from scheduling.policies import Dynamic
 from scheduling.policies.demand import VICTIMS, Victim
 from scheduling.scheduler import Scheduler
 from simulate import drive
+from tests.servers import metric, server
 from tests.test_engine import N_VOCAB, Oracle, engine, model, serve, workload  # noqa: F401
 from tests.virtual import Ask, make_scheduler, run
 
@@ -235,3 +242,42 @@ def test_settings_that_contradict_each_other_are_refused(argv: list[str], said: 
 def test_a_pool_of_so_many_blocks() -> None:
     assert build("dynamic", {"model": "fake", "kv_blocks": "70"}, {}).n_blocks == 70
     assert build("dynamic", {"model": "demo", "kv_blocks": "70"}, {}).n_blocks == 70
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream: bool) -> None:
+    """On demo, with a pool of one longest request for eight rows: the client, /stats, /metrics and
+    the request log tell the same story.
+    """
+    requests = PromptData("uniform:20:90", seed=3).requests(40, "burst")
+    common = {"model": "demo", "max_batch_size": 8, "max_model_len": 400}
+    with server("dynamic", common) as url:
+        expected = [outcome.text for outcome in replay(url, requests)]
+    log = tmp_path / "log.jsonl"
+    pool = {"kv_reservation": "demand", "kv_blocks": 25, "request_log": str(log)}
+    with server("dynamic", common | pool) as url:
+        target = Target("demand", url, wire("inference", stream=stream))
+        warm = metric(url, "vllm:prompt_tokens_total")
+        result, outcomes = measure(target, requests, {}, 60.0, Watch())
+        preempted = metric(url, "vllm:num_preemptions_total")
+        recomputed = metric(url, "batching_recomputed_tokens_total")
+        computed = metric(url, "vllm:prompt_tokens_total") - warm
+        assert metric(url, "vllm:kv_cache_usage_perc") == 0
+    assert [outcome.text for outcome in outcomes] == expected
+    stats = result["server"]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    timings = [o.answer.timings for o in outcomes if o.answer and o.answer.timings]
+    assert len(lines) == len(timings) == 40
+    assert stats["preemptions"] == preempted == sum(line["preemptions"] for line in lines) > 5
+    assert stats["recomputed_tokens"] == recomputed > 100
+    for told in (lines, timings):
+        assert sum(each["recomputed_tokens"] for each in told) == recomputed
+    assert {round(line["preempted_s"], 4) for line in lines} == {
+        round(timing["preempted_s"], 4) for timing in timings
+    }
+    assert all(0 <= t["preempted_s"] < t["e2e_s"] - t["queue_s"] for t in timings)
+    assert stats["recomputed_rows"] > 0 and stats["useful_fraction"] < 1
+    prompt = sum(outcome.answer.prompt_tokens for outcome in outcomes if outcome.answer)
+    assert stats["total_input_tokens"] == computed == prompt, "recomputed ones are not new"
+    law = result["littles_law"]
+    assert law["in_flight"] == pytest.approx(law["rate_x_latency"], rel=0.25)

@@ -30,6 +30,7 @@ from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port
 FIELDS = {
     "id",
     "group",
+    "user",
     "mode",
     "state",
     "finish_reason",
@@ -97,6 +98,17 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
         assert all(positions == [0] for positions in batches.values()) and len(batches) == 40
     else:
         assert max(max(positions) for positions in batches.values()) == 7
+
+
+def test_a_line_says_on_whose_behalf_a_request_came(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
+    client = client_of("dynamic", request_log=str(tmp_path / "log.jsonl"))
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 2, "user": "ann"})
+    client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2, "user": "bob"})
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 2})
+    client.application.extensions["server"].close()
+    assert [line["user"] for line in lines(tmp_path / "log.jsonl")] == ["ann", "bob", None]
 
 
 def test_what_ended_otherwise_is_a_line_too(
