@@ -25,8 +25,9 @@ log = logging.getLogger("effective_batching")
 
 
 class Observer(Protocol):
-    """Told of all that happens, by the handler thread or under its lock: quickly, please. What it
-    raises is logged.
+    """Told of all that happens, by the handler thread or under its lock; it must be quick.
+
+    What it raises is logged.
     """
 
     def iteration(self, record: IterationRecord) -> None:
@@ -81,9 +82,7 @@ class BatchingManager:
         self._observers.append(observer)
 
     def on_failure(self, call: Callable[[BaseException], None]) -> None:
-        """Have `call` told by the handler thread when the engine has failed for good; at once if it
-        already has.
-        """
+        """Have the handler thread tell `call` when the engine fails for good; at once if it has."""
         with self._changed:
             self._when_failed.append(call)
             failure = self.failure
@@ -93,8 +92,9 @@ class BatchingManager:
     # ---- called from any thread
 
     def enqueue(self, inferences: Sequence[Inference]) -> None:
-        """Queue a request's inferences, all or none. Raises InvalidRequest, Overloaded,
-        EngineFailed or Draining.
+        """Queue a request's inferences, all or none.
+
+        Raises InvalidRequest, Overloaded, EngineFailed or Draining.
         """
         with self._changed:
             if self.failure is not None:
@@ -105,8 +105,9 @@ class BatchingManager:
             self._changed.notify()
 
     def cancel(self, inferences: Sequence[Inference]) -> None:
-        """Give requests up: rows and blocks are free before the next iteration. Those already over
-        are left alone.
+        """Give requests up: rows and blocks are free before the next iteration.
+
+        Those already over are left alone.
         """
         with self._changed:
             self._answer(
@@ -117,8 +118,9 @@ class BatchingManager:
             self._changed.notify()
 
     def expire(self) -> None:
-        """End what has passed its deadline. Between iterations that happens by itself; one, or
-        loading, may take long.
+        """End what has passed its deadline.
+
+        Between iterations that happens by itself; one, or loading, may take long.
         """
         with self._changed:
             self._answer(self._scheduler.expire(self.clock()))
@@ -146,9 +148,7 @@ class BatchingManager:
         return self._loaded.is_set()
 
     def wait_until_loaded(self, timeout: float | None = None) -> bool:
-        """Wait until the generator is loaded and warm; False if it is not after
-        `timeout` seconds.
-        """
+        """Wait until the generator is loaded and warm; False if `timeout` seconds are too few."""
         return self._loaded.wait(timeout) and self.failure is None
 
     def not_ready_because(self, stalled_after_s: float = 60.0) -> str | None:
@@ -174,9 +174,8 @@ class BatchingManager:
                     self._answer(self._scheduler.limit_blocks(generator.n_blocks, self.clock()))
             self._loaded.set()
             self._serve(generator)
-        except (
-            BaseException
-        ) as error:  # whatever it is: without this thread nobody would ever be answered
+        # whatever it is: without this thread nobody would ever be answered
+        except BaseException as error:
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
@@ -217,9 +216,8 @@ class BatchingManager:
             record = IterationRecord(started_at, self.clock() - started_at, iteration)
             for observer in self._observers:
                 _tell(observer.iteration, record)
-            with (
-                self._changed
-            ):  # else a cancellation could come between, and a stream learn of its end too early
+            # else a cancellation could come between, and a stream learn of its end too early
+            with self._changed:
                 self._answer(answered)  # first, so that who has its last token finds itself counted
                 for row in iteration.rows:
                     if row.samples and not row.idle:
@@ -228,8 +226,9 @@ class BatchingManager:
                 time.sleep(self._loop_interval_s)
 
     def _plan(self) -> Iteration | None:
-        """Wait until there is something to run; None when the manager was closed. Raises
-        EngineFailed after FAILURES.
+        """Wait until there is something to run; None when the manager was closed.
+
+        Raises EngineFailed after FAILURES.
         """
         with self._changed:
             while not self._closed:
@@ -245,9 +244,8 @@ class BatchingManager:
                     continue
                 try:
                     iteration, wake_at = self._scheduler.schedule(now)
-                except (
-                    Exception
-                ) as error:  # a defect of a policy must not end the only handler thread
+                # a defect of a policy must not end the only handler thread
+                except Exception as error:
                     self._answer(self._fail(self._scheduler.in_flight(), error))
                     continue
                 if iteration.rows:

@@ -26,9 +26,8 @@ worker_connections = resolved.connections_within(resource.getrlimit(resource.RLI
 # (net.core.somaxconn)
 backlog = 8192
 timeout = 0  # never kill the worker, and with it the batch, because its threads were busy
-graceful_timeout = (
-    ceil(resolved.drain_timeout_s + END_S) + 5
-)  # then gunicorn's master kills the worker, which ends before
+# then gunicorn's master kills the worker, which ends before
+graceful_timeout = ceil(resolved.drain_timeout_s + END_S) + 5
 preload_app = False
 control_socket_disable = True
 loglevel = "warning" if resolved.log_level == "info" else resolved.log_level

@@ -1,5 +1,4 @@
-"""GPT-2 in nanoGPT's order and names, one forward pass over a flat list of tokens, and the KV
-cache.
+"""GPT-2 in nanoGPT's order and names, one forward pass over a flat list of tokens, the KV cache.
 
 Shapes at line ends: T tokens of all rows, one after another · E width · H heads · D = E / H · S
 slots of the KV cache · L live tokens of one row · V vocabulary.
@@ -64,8 +63,9 @@ class MLP(nn.Module):
 
 
 class AddNorm(nn.LayerNorm):
-    """A residual addition and the norm that reads its sum: (x + y, norm(x + y)). Both are one
-    kernel on a GPU.
+    """A residual addition and the norm that reads its sum: (x + y, norm(x + y)).
+
+    Both are one kernel on a GPU.
     """
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -82,9 +82,7 @@ class Block(nn.Module):
         self.mlp = MLP(shape)
 
     def forward(self, x: Tensor, y: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """x: the residual stream so far, y: what is to be added to it next; returns both after the
-        block.
-        """
+        """x: the residual stream so far; y: what to add to it next. Both again, after the block."""
         x, y = self.ln_1(x, y)
         x, y = self.ln_2(x, self.attn(y, attend))
         return x, self.mlp(y)
@@ -94,9 +92,8 @@ class GPT2(nn.Module):
     def __init__(self, shape: Shape):
         super().__init__()
         self.shape = shape
-        self.wte = nn.Embedding.from_pretrained(
-            torch.empty(shape.vocab_size, shape.n_embd)
-        )  # skips initialisation
+        # skips initialisation
+        self.wte = nn.Embedding.from_pretrained(torch.empty(shape.vocab_size, shape.n_embd))
         self.wpe = nn.Embedding.from_pretrained(torch.empty(shape.n_ctx, shape.n_embd))
         self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
         self.ln_f: nn.Module = AddNorm(shape.n_embd, shape.layer_norm_epsilon)
@@ -157,16 +154,16 @@ class KVCache:
         values[0].index_copy_(1, slots, v.transpose(0, 1))
 
     def read(self, layer: int, live: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values at `live`, a slice (a view) or int64 [L] (a copy): 2 × [1, H, L,
-        D].
+        """Return keys and values at `live`: 2 × [1, H, L, D].
+
+        live: a slice (a view) or int64 [L] (a copy).
         """
         keys, values = self.layers[layer][:, :, :, live].unbind(0)
         return keys, values
 
 
 def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, device: str) -> GPT2:
-    """Return the model with the weights of a safetensors file, or seeded random ones if `path` is
-    None.
+    """Return the model with a safetensors file's weights; if `path` is None, seeded random ones.
 
     Raises WeightsUnavailable for a file that does not fit.
     """
@@ -184,14 +181,14 @@ def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, d
 
 @torch.no_grad()
 def _scale_queries(model: GPT2) -> None:
-    """Scale attention as config.json says, through the weights that make the queries: every way to
-    attend stays as it is.
+    """Scale attention as config.json says, through the weights that make the queries.
+
+    So every way to attend stays as it is.
     """
     for layer, block in enumerate(model.h):
         assert isinstance(block, Block)
-        for parameter in (
-            block.attn.c_attn.parameters()
-        ):  # weight [E, 3E] and bias [3E]; the first E columns are the queries'
+        # weight [E, 3E] and bias [3E]; the first E columns are the queries'
+        for parameter in block.attn.c_attn.parameters():
             parameter[..., : model.shape.n_embd] *= model.shape.query_factor(layer)
 
 

@@ -1,4 +1,5 @@
-# Sourced by the other scripts: makes .venv and installs the given requirements file, if that was not done yet.
+# Sourced by the other scripts: makes .venv and installs the given requirements file, if that was
+# not done yet.
 #   . "$ROOT/setup.sh" requirements.txt
 # Afterwards $PYTHON is the environment's interpreter.
 

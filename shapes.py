@@ -63,8 +63,9 @@ class Shape:
         return self.n_embd // self.n_head
 
     def query_factor(self, layer: int) -> float:
-        """What to multiply a layer's queries by, so that scores over √head_size are scaled as this
-        model scales them.
+        """What to multiply a layer's queries by.
+
+        Scores over √head_size are then scaled as this model scales them.
         """
         factor = 1.0 if self.scale_attn_weights else self.head_size**0.5
         return factor / (layer + 1) if self.scale_attn_by_inverse_layer_idx else factor
@@ -73,15 +74,17 @@ class Shape:
         return 2 * self.n_layer * self.n_embd * DTYPE_BYTES[dtype]
 
     def step_bytes(self, rows: int, context: int, dtype: str) -> int:
-        """Bytes that an iteration of `rows` decode rows must read: every weight but the embeddings'
-        rows, and live KV.
+        """Bytes that an iteration of `rows` decode rows must read.
+
+        They are every weight but the embeddings' rows, and live KV.
         """
         weights = self.parameters - self.n_ctx * self.n_embd
         return weights * DTYPE_BYTES[dtype] + rows * context * self.kv_bytes_per_token(dtype)
 
     def step_flops(self, rows: int, context: int) -> int:
-        """Floating-point operations of such an iteration: two a weight and row, and two a key and
-        value element.
+        """Floating-point operations of such an iteration.
+
+        They are two a weight and row, and two a key and value element.
         """
         matrices = self.n_layer * 12 * self.n_embd**2 + self.vocab_size * self.n_embd
         return 2 * rows * (matrices + 2 * context * self.n_layer * self.n_embd)
@@ -92,9 +95,8 @@ class Shape:
 
 SHAPES = {
     "demo": Shape(n_layer=2, n_head=4, n_embd=256, vocab_size=257),
-    "fake": Shape(
-        n_layer=1, n_head=1, n_embd=1, vocab_size=257
-    ),  # no tensors: blocks are only counted
+    # no tensors: blocks are only counted
+    "fake": Shape(n_layer=1, n_head=1, n_embd=1, vocab_size=257),
     "gpt2": Shape(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": Shape(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": Shape(n_layer=36, n_head=20, n_embd=1280),
@@ -124,13 +126,8 @@ def shape_of(model: str) -> Shape:
             for other in others:
                 if other in config:
                     config.setdefault(name, config[other])
-        names = {
-            "n_layer": 12,
-            "n_head": 12,
-            "n_embd": 768,
-            "n_ctx": 1024,
-            "vocab_size": 50257,
-        }  # Hugging Face's defaults
+        # Hugging Face's defaults
+        names = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_ctx": 1024, "vocab_size": 50257}
         sizes = {name: int(config.get(name, default)) for name, default in names.items()}
         for name, offered in (ONLY | {"n_inner": (None, 4 * sizes["n_embd"])}).items():
             if config.get(name, offered[0]) not in offered:

@@ -25,13 +25,12 @@ def drive(
     generate: Callable[[Iteration], Sequence[int]] = any_ids,
     planned: Callable[[float, Iteration], None] = lambda now, iteration: None,
 ) -> float:
-    """Serve groups of inferences to the end, and return the time at which it is; they have their
-    stamps and tokens.
+    """Serve groups of inferences to the end, and return the time at which it is.
 
-    arrivals: (seconds, group), by time. cost_s: how long an iteration takes. planned: told of each
-    iteration before it is computed, and when. A group that is refused keeps the refusal as its
-    members' `error`. Raises RuntimeError if nothing runs and nothing is waited for while work is
-    left.
+    They have their stamps and tokens then. arrivals: (seconds, group), by time. cost_s: how long an
+    iteration takes. planned: told of each iteration before it is computed, and when. A group that
+    is refused keeps the refusal as its members' `error`. Raises RuntimeError if nothing runs and
+    nothing is waited for while work is left.
     """
     now = 0.0
     coming = iter(arrivals)

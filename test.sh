@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Style, types and tests:  ./test.sh [pytest arguments]
-# The tests run in four processes, since they wait more than they compute (-n 0: in one, as --pdb needs it); types are checked beside.
+# The tests run in four processes, since they wait more than they compute (-n 0: in one, as --pdb
+# needs it); types are checked beside.
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$ROOT/setup.sh" requirements-dev.txt

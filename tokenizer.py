@@ -37,24 +37,19 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
         )
     try:
         return tiktoken.get_encoding(name)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # no network (requests' errors are OSErrors), or a damaged file
+    # no network (requests' errors are OSErrors), or a damaged file
+    except (OSError, ValueError) as error:
         raise TokenizerUnavailable(
             f"GPT-2's tokenizer could not be fetched ({type(error).__name__}): connect once, set "
-            f"TIKTOKEN_CACHE_DIR "
-            "to a folder that has it, or use --tokenizer bytes with --weights random, or --model "
-            "demo"
+            "TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer bytes with --weights "
+            "random, or --model demo"
         ) from None
 
 
 class StopRule:
-    """Where a completion ends before it has all its tokens: at end-of-text, and where a stop string
-    appears.
+    """Where a completion ends before it has all its tokens: at end-of-text or a stop string.
 
-    Works on bytes, since a stop string may begin or end inside a token, and a token inside a
-    character.
+    Works on bytes, as a stop string may begin or end inside a token, and a token in a character.
     """
 
     def __init__(self, tokenizer: tiktoken.Encoding, strings: Sequence[str], end_of_text: bool):
@@ -81,9 +76,8 @@ class StopRule:
                 tail.find(string, max(0, len(tail) - len(new) - len(string) + 1)) >= 0
                 for string in self._strings
             )
-            tail = tail[
-                max(0, len(tail) - self._longest + 1) :
-            ]  # what may be the beginning of a stop string
+            # what may be the beginning of a stop string
+            tail = tail[max(0, len(tail) - self._longest + 1) :]
             return found
 
         return stop
@@ -122,8 +116,9 @@ class Detokenizer:
         return self._utf8.decode(self._tokenizer.decode_bytes(ids))
 
     def completion(self, ids: Sequence[int], last: bool) -> str:
-        """The text that the next completion ids add. `last`: no more will come, so nothing is held
-        back.
+        """The text that the next completion ids add.
+
+        `last`: no more will come, so nothing is held back.
         """
         if self._rule is None:
             return self._utf8.decode(self._tokenizer.decode_bytes(ids), last)

@@ -1,8 +1,7 @@
-"""Where weights come from: find or fetch a checkpoint, and check it before anything is read. No
-torch.
+"""Where weights come from: find or fetch a checkpoint; check it before anything is read. No torch.
 
-A checkpoint is Hugging Face's safetensors form of GPT-2, tensor names with or without the
-`transformer.` prefix.
+A checkpoint is Hugging Face's safetensors form of GPT-2, tensor names with or
+without the `transformer.` prefix.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ class WeightsUnavailable(Exception):
 
 
 def locate(config: Config) -> Path | None:
-    """Return the safetensors file that `config` asks for, fetched if need be; None for seeded
-    random weights.
+    """Return the safetensors file that `config` asks for, or None for seeded random weights.
 
-    Raises WeightsUnavailable, within seconds when there is no network.
+    It is fetched if need be. Raises WeightsUnavailable, within seconds when there is no network.
     """
     if config.weights == "random" or config.model == "fake":
         return None
@@ -67,14 +65,15 @@ def _fetch(model: str) -> Path:
     except Exception as error:
         raise WeightsUnavailable(
             f"the weights of {model} could not be fetched ({type(error).__name__}): use --weights "
-            f"random (the same speed), "
-            "--model demo, or --model FOLDER with a local Hugging Face GPT-2 checkpoint"
+            "random (the same speed), --model demo, or --model FOLDER with a local Hugging Face "
+            "GPT-2 checkpoint"
         ) from None
 
 
 def expected_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Names and sizes of a GPT-2's tensors, in the order of the computation; linear weights are
-    [in, out].
+    """Names and sizes of a GPT-2's tensors, in the order of the computation.
+
+    Linear weights are [in, out].
     """
     e = shape.n_embd
     tensors: dict[str, tuple[int, ...]] = {
@@ -129,8 +128,7 @@ def check(path: Path, shape: Shape) -> dict[str, str]:
         if head in in_file and not np.array_equal(_bytes(path, head), _bytes(path, embedding)):
             raise WeightsUnavailable(
                 f"{path}: {head} differs from {embedding}, and only a head that is tied to the "
-                f"token "
-                "embedding can be served; choose another --model"
+                "token embedding can be served; choose another --model"
             )
         return names
     except (SafetensorError, OSError) as error:
@@ -153,9 +151,7 @@ def _bytes(path: Path, tensor: str) -> np.ndarray:
 
 
 def _truncated(path: Path, error: Exception) -> str:
-    """Name the first tensor that the end of a truncated file cuts off, where the header can still
-    be read.
-    """
+    """Name the first tensor that a truncated file cuts off, where its header can still be read."""
     try:
         header, data = _header(path)
         size = path.stat().st_size - data

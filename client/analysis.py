@@ -1,5 +1,6 @@
-"""What several measurements say together: intervals over seeds, a queue that grows, and what theory
-expects of a run. Pure.
+"""What several measurements say together. Pure.
+
+Intervals over seeds, a queue that grows, and what theory expects of a run.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ ATTAINMENT = 0.9  # of a rate's requests must meet the limits, as in DistServe (
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds and half the width of its 95% t interval, and a lattice's step besides; no
-    interval from one value.
+    """A mean over seeds and half the width of its 95% t interval, and a lattice's step besides.
+
+    There is no interval from one value.
     """
 
     mean: float
@@ -48,6 +50,7 @@ def estimate(values: Sequence[float], step: float = 0.0) -> Estimate:
 
 def difference(first: Sequence[float], second: Sequence[float], step: float = 0.0) -> Estimate:
     """second - first, paired: both ran each seed's trace, so what a trace does to both cancels.
+
     step: as of `estimate`.
     """
     pairs = list(zip(first, second, strict=True))
@@ -65,8 +68,9 @@ def _interval(values: Sequence[float], width: float) -> Estimate:
 
 
 def growth(answers: Sequence[Answer]) -> float:
-    """Seconds of waiting that each second of sending adds: the slope of TTFT on the instant of
-    sending, less its error.
+    """Seconds of waiting that each second of sending adds.
+
+    That is the slope of TTFT on the instant of sending, less its error.
 
     It tends to rate / capacity - 1 where the rate is beyond the capacity, else to 0. Waits of
     neighbours are alike, so slope and error are of the means of ten blocks of requests.
@@ -78,10 +82,10 @@ def growth(answers: Sequence[Answer]) -> float:
 
 
 def growth_in_flight(sent: Sequence[float], ended: Sequence[float], fill_s: float) -> float:
-    """Which part of what is sent stays: the slope of the number in flight, less twice its error,
-    over the rate of sending.
+    """Which part of what is sent stays.
 
-    It tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended:
+    That is the slope of the number in flight, less twice its error, over the rate of sending. It
+    tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended:
     instants of every request, in seconds. fill_s: so long from the first send on a server that
     began empty fills, which is no growth; half of the sending at most.
     """
@@ -93,9 +97,7 @@ def growth_in_flight(sent: Sequence[float], ended: Sequence[float], fill_s: floa
     width = edges[1] - edges[0]
 
     def mean_count(instants: np.ndarray) -> np.ndarray:
-        """How many of the instants lie before a moment of each block, on average over
-        its moments.
-        """
+        """How many of the instants lie before a moment of each block, averaged over its moments."""
         sums = np.concatenate([[0.0], np.cumsum(instants)])
         n = np.searchsorted(instants, edges)
         return np.diff(n * edges - sums[n]) / width
@@ -109,9 +111,7 @@ def growth_in_flight(sent: Sequence[float], ended: Sequence[float], fill_s: floa
 
 
 def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
-    """Of the least-squares line, less its standard error; at least 0, and 0 where there
-    is no line.
-    """
+    """Of the least-squares line, less its standard error; at least 0, and 0 without a line."""
     if len(x) < 3 or x.std() < 1e-3:
         return 0.0
     slope, intercept = np.polyfit(x, y, 1)
@@ -121,31 +121,26 @@ def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
 
 
 class Stretch(NamedTuple):
-    """A stretch of a run in which requests were always waiting: the tokens made in it, and its
-    seconds.
-    """
+    """A stretch of a run in which requests were always waiting: its tokens and its seconds."""
 
     tokens: int
     seconds: float
 
 
 def always_waiting(answers: Sequence[Answer]) -> Stretch:
-    """The longest stretch from admission to admission that never left the queue empty; no seconds
-    where there is none.
+    """The longest stretch from admission to admission that never left the queue empty.
 
-    From its first admission on, all rows are full, and request-level batches are whole, so tokens /
-    seconds is what the server can do. Instants are the server's own, if it gave them; else a
-    request waits until its first token, as this client saw it, and its tokens come at equal
-    intervals from then on.
+    It has no seconds where there is none. From its first admission on, all rows are full, and
+    request-level batches are whole, so tokens / seconds is what the server can do. Instants are the
+    server's own, if it gave them; else a request waits until its first token, as this client saw
+    it, and its tokens come at equal intervals from then on.
     """
     lives = [_life(answer) for answer in answers]
     arrived, admitted = (np.sort([life[i] for life in lives]) for i in (0, 1))
-    last = np.flatnonzero(
-        np.diff(admitted, append=np.inf) > TOGETHER_S
-    )  # of those admitted together
-    left = np.searchsorted(arrived, admitted[last], side="right") - (
-        last + 1
-    )  # waiting after each admission
+    # of those admitted together
+    last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)
+    # waiting after each admission
+    left = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)
     best = (0.0, 0.0)
     start = None
     for instant, waiting in zip(admitted[last], left):
@@ -187,8 +182,9 @@ def batch_sizes(answers: Sequence[Answer]) -> list[int]:
 
 
 def expected_useful_fraction(lengths: Sequence[int], sizes: Sequence[int]) -> float | None:
-    """Σ B · mean(g) / Σ B · E[max of B draws of g]: what request-level batches of these sizes use
-    of their rows.
+    """Which part of their rows request-level batches of these sizes use.
+
+        Σ B · mean(g) / Σ B · E[max of B draws of g]
 
     lengths: the completion tokens g of the trace, in order of arrival, whose own distribution the
     draws are from. None where they are no draws: sorted lengths have batches of equals.
@@ -202,8 +198,9 @@ def expected_useful_fraction(lengths: Sequence[int], sizes: Sequence[int]) -> fl
 
 
 def pollaczek_khinchine(rate: float, service_s: Sequence[float]) -> float:
-    """Mean queue time in seconds of one server under Poisson arrivals: λ E[S²] / 2(1 - ρ). Raises
-    ValueError for ρ >= 1.
+    """Mean queue time in seconds of one server under Poisson arrivals: λ E[S²] / 2(1 - ρ).
+
+    Raises ValueError for ρ >= 1.
     """
     service = np.array(service_s, float)
     if (load := rate * service.mean()) >= 1:
@@ -212,8 +209,9 @@ def pollaczek_khinchine(rate: float, service_s: Sequence[float]) -> float:
 
 
 def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
-    """L, the mean of counts that this client took at random instants, and λ · W with the server's
-    own mean latency W.
+    """L, the mean of counts that this client took at random instants, and λ · W.
+
+    W is the server's own mean latency.
     """
     server = result.get("server")
     if (
@@ -229,11 +227,9 @@ def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How many of the requests that every variant answered got the same text in each, and where the
-    others part.
+    """How many of the requests that all variants answered got one text, and where others part.
 
-    `parted_after`: for each request whose texts differ, the fraction of its longest text that all
-    modes share.
+    `parted_after`: per request whose texts differ, the fraction of the longest that all share.
     """
     texts = [
         {r["id"]: r["text"] for r in result["requests"] if "text" in r}

@@ -1,5 +1,4 @@
-"""How fast this client can send: the highest rate of streaming requests at which it still keeps its
-schedule.
+"""How fast this client can send: up to which rate of streaming requests it keeps its schedule.
 
     python -m client.calibrate
 
@@ -51,6 +50,7 @@ def known() -> dict[str, Any] | None:
 
 def calibrate(progress: Progress) -> dict[str, Any]:
     """Raise the rate until the p99 schedule lag passes its limit; remember and return the result.
+
     Raises ServerError.
     """
     best, points = 0, []
@@ -114,10 +114,9 @@ def sentence(result: dict[str, Any] | None) -> str:
         )
     return (
         f"This client kept its schedule (p99 lag within {CLIENT_LIMITED_MS:g} ms) up to "
-        f"{result['rate']:g} streaming requests "
-        f"of {result['tokens']} tokens a second on this machine, beside a fake engine that "
-        f"answered at most "
-        f"{result['answered']:.0f} (commit {result['commit']}, {result['date'][:10]})."
+        f"{result['rate']:g} streaming requests of {result['tokens']} tokens a second on this "
+        f"machine, beside a fake engine that answered at most {result['answered']:.0f} (commit "
+        f"{result['commit']}, {result['date'][:10]})."
     )
 
 

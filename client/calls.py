@@ -17,8 +17,9 @@ class ServerError(Exception):
 
 
 def headers(key: str | None) -> dict[str, str]:
-    """Of every request to a server. A redirect to another one does not get the key: both libraries
-    take it off.
+    """Of every request to a server.
+
+    A redirect to another one does not get the key: both libraries take it off.
     """
     return {"Content-Type": "application/json"} | (
         {"Authorization": f"Bearer {key}"} if key else {}
@@ -46,8 +47,9 @@ def stream(
     show: Callable[[str], None],
     key: str | None = None,
 ) -> None:
-    """POST to /inference of the server at `url`; `show` each piece of the text as it comes. Raises
-    ServerError.
+    """POST to /inference of the server at `url`; `show` each piece of the text as it comes.
+
+    Raises ServerError.
     """
     with _exchange("POST", f"{url}/inference", body | {"stream": True}, timeout_s, key) as response:
         for line in response.iter_lines():

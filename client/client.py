@@ -59,9 +59,11 @@ from config import MODES, ConfigError, read_key  # noqa: E402
 from stats import latency_line  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
-MEASURES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end-to-end "
-                                                                                    "latency",
-        "normalized_latency": "latency per token", "queue_time": "queue time"}  # fmt: skip
+MEASURES = {
+    "ttft": "time to first token", "tpot": "time per output token",
+    "e2el": "end-to-end latency", "normalized_latency": "latency per token",
+    "queue_time": "queue time",
+}  # fmt: skip
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -138,8 +140,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if arguments.prompt is None and arguments.numsamples is None and arguments.trace is None:
         parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
     exclusive = (
-        "prompt numsamples, prompt trace, trace numsamples, trace lengths, trace "
-        "selection, arrival wait"
+        "prompt numsamples, prompt trace, trace numsamples, trace lengths, trace selection, "
+        "arrival wait"
     )
     for first, second in (pair.split() for pair in exclusive.split(", ")):
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
@@ -154,8 +156,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def server_url(given: str | None) -> str:
-    """--url, else IP from the environment, client/.env or .env, else this machine; port 8500 unless
-    one is named.
+    """--url, else IP from the environment, client/.env or .env, else this machine.
+
+    The port is 8500 unless one is named.
     """
     address = base_url(given or _setting("IP") or "127.0.0.1")
     if "//" not in address:
@@ -256,8 +259,8 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
     console.print(table)
     console.print(
         f"{result['completed']} answered, {result['failed']} failed; "
-        f"{result['output_throughput']:,.1f} tok/s and "
-        f"{result['request_throughput']:.2f} requests a second over {result['wall_clock_s']:.1f} s"
+        f"{result['output_throughput']:,.1f} tok/s and {result['request_throughput']:.2f} requests "
+        f"a second over {result['wall_clock_s']:.1f} s"
     )
     if goodput:
         console.print(

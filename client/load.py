@@ -61,8 +61,9 @@ class Watch:
     def ended(self, outcome: Outcome) -> None: ...
 
     def tick(self) -> None:
-        """Twenty times a second on average from the first send to the last ending, at random
-        instants, also when nothing else happens.
+        """Twenty times a second on average, at random instants, from first send to last ending.
+
+        Also when nothing else happens.
         """
 
 
@@ -74,10 +75,9 @@ def replay(
     watch: Watch | None = None,
     key: str | None = None,
 ) -> list[Outcome]:
-    """Send every request at its instant; return the outcomes in the order of the requests. Raises
-    Interrupted on Ctrl-C.
+    """Send every request at its instant; return the outcomes in the order of the requests.
 
-    `key`: the server's API key, here and below.
+    Raises Interrupted on Ctrl-C. `key`: the server's API key, here and below.
     """
     _allow_open_files(len(requests) + 64)
     outcomes: dict[int, Outcome] = {}
@@ -154,8 +154,9 @@ async def _replay(
 
 
 async def _tick(start: float, watch: Watch) -> None:
-    """Tick once in each TICK_S from `start` on, anywhere in it: equal intervals would beat with
-    equal gaps of a load.
+    """Tick once in each TICK_S from `start` on, anywhere in it.
+
+    Equal intervals would beat with equal gaps of a load.
     """
     rng = random.Random(0)
     for k in itertools.count():
@@ -165,8 +166,9 @@ async def _tick(start: float, watch: Watch) -> None:
 
 @contextlib.contextmanager
 def _no_pauses() -> Iterator[None]:
-    """Python's collector goes through all objects, for milliseconds: while instants are measured,
-    through new ones alone.
+    """While instants are measured, Python's collector goes through new objects alone.
+
+    Going through all of them takes milliseconds.
     """
     gc.collect()
     gc.freeze()

@@ -37,9 +37,7 @@ def cpu() -> str:
 
 
 def gpu() -> str | None:
-    """The first GPU's name, memory and driver, as its driver's own tool says them; None without
-    one.
-    """
+    """The first GPU's name, memory and driver, as its driver's own tool says; None without one."""
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout

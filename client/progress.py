@@ -1,6 +1,4 @@
-"""What long work shows: a line that moves in a terminal, a plain line every few seconds
-elsewhere.
-"""
+"""What long work shows: a line that moves in a terminal, else a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ BAR = 24
 
 
 class Progress:
-    """Shows replays one after another, and above them a table if there is one. A
-    context manager.
-    """
+    """Shows replays one after another, below a table if there is one. A context manager."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -71,7 +67,8 @@ class Progress:
 
 
 class Replayed(Watch):
-    """One replay: answered of all, answers a second, in flight, failed, and the time that is left;
+    """One replay: answered of all, answers a second, in flight, failed, and the time left.
+
     `say` it now and then.
     """
 

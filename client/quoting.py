@@ -1,7 +1,7 @@
-"""Words of others in our Markdown: what a server, its settings or a command line say must not
-become markup of a report.
+"""Words of others in our Markdown, which must not become markup of a report.
 
-A server's name needs none of this: it holds letters, digits and -_. alone (`named`).
+They are what a server, its settings or a command line say. A server's name needs none of this: it
+holds letters, digits and -_. alone (`named`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ NAME = re.compile(r"[\w.-]+")
 
 
 def named(text: str) -> str:
-    """A name for a server, made from what it calls itself or its model: also a file name, and a
-    label in figures.
+    """A name for a server, made from what it calls itself or its model.
+
+    It is also a file name, and a label in figures.
     """
     name = "-".join(NAME.findall(text))
     return name if name not in ("", "summary") else f"{name}-model".lstrip("-")

@@ -36,9 +36,7 @@ def requests_at(rate: float, seconds: float) -> int:
 
 
 def enough_requests(rate: float, slowest_row_s: float) -> int:
-    """Requests that say what a server does at a rate, as long as sending them does not take too
-    long.
-    """
+    """Requests that tell what a server does at a rate, if sending them does not take too long."""
     enough = max(LEAST_REQUESTS, requests_at(rate, max(LEAST_SECONDS, FILLS * slowest_row_s)))
     return min(enough, requests_at(rate, MOST_SECONDS))
 
@@ -75,10 +73,10 @@ def sweep(
 
 
 def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether a rate was beyond the server's capacity, for its queue only grew or requests failed;
-    or beyond this client's.
+    """Whether a rate was beyond the server's capacity, or beyond this client's.
 
-    A client that is behind at most sends, and not at one in a hundred, says nothing of the server.
+    Beyond the server's its queue only grew, or requests failed. A client that is behind at most
+    sends, and not at one in a hundred, says nothing of the server.
     """
     behind = (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
     failed = result["failed"] > LOST * (result["failed"] + result["completed"])
@@ -87,13 +85,13 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def search(measure: Callable[[float], Point], about: float) -> None:
-    """Call `measure` (rate → point with "saturated", "client_behind", "attainment") at the rates
-    that a sweep needs.
+    """Call `measure` at the rates that a sweep needs.
 
-    about: the capacity, roughly. Above it the rate doubles until the queue only grows, or this
-    client is the limit; then bisection finds where that begins, and the highest rate that meets the
-    goodput, each within a step of the lattice. A rate an octave or two below shows the server at
-    ease. No rate is measured twice.
+    measure: rate → point with "saturated", "client_behind", "attainment". about: the
+    capacity, roughly. Above it the rate doubles until the queue only grows, or this client is
+    the limit; then bisection finds where that begins, and the highest rate that meets the
+    goodput, each within a step of the lattice. A rate an octave or two below shows the server
+    at ease. No rate is measured twice.
     """
     points: dict[int, Point] = {}
 
@@ -133,8 +131,9 @@ def sustained(point: Mapping[str, Any]) -> bool:
 
 
 def meets(point: Mapping[str, Any]) -> bool:
-    """Whether a rate's goodput meets the limits, and would go on to: nine in ten of its requests
-    do, and no queue grows.
+    """Whether a rate's goodput meets the limits, and would go on to.
+
+    Nine in ten of its requests do, and no queue grows.
     """
     return (
         not point["saturated"]
@@ -148,11 +147,10 @@ def misses(point: Mapping[str, Any]) -> bool:
 
 
 def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
-    """Requests a second that a server completes while requests are always waiting, over all
-    stretches of these points.
+    """Requests a second that a server completes while requests are always waiting.
 
-    A request counts by its tokens: so many of them are the distribution's mean request. None where
-    nothing waited.
+    That is over all stretches of these points. A request counts by its tokens: so many of them are
+    the distribution's mean request. None where nothing waited.
     """
     busy_s = sum(point["busy_s"] for point in points)
     if not busy_s:
@@ -167,11 +165,12 @@ def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a sweep found: what the server completes at most (`capacity`), between which rates its
-    queue begins to grow (`sustained_rate`, with its point, and `saturated_rate`), and the same of
-    the limits (`goodput_rate`, `missed_rate`).
+    """What a sweep found.
 
-    `capacity` is None where no rate was beyond it: interrupted, or this client was the limit.
+    It holds what the server completes at most (`capacity`), between which rates its queue begins to
+    grow (`sustained_rate`, with its point, and `saturated_rate`), and the same of the limits
+    (`goodput_rate`, `missed_rate`). `capacity` is None where no rate was beyond it: interrupted, or
+    this client was the limit.
     """
     beyond = [p for p in points if p["saturated"]]
     lowest = min((p["rate"] for p in beyond), default=math.inf)

@@ -1,5 +1,4 @@
-"""How to ask a server for a completion, and how to read what it answers: /inference, or OpenAI's
-/v1/completions.
+"""How to ask a server for a completion and read its answer: /inference or OpenAI's /v1/completions.
 
 A wire turns a request into a body, and the pieces of an answer, each with the instant at which it
 came, into an `Answer`. Reading is left until the answer is whole, so that it does not delay the
@@ -21,15 +20,14 @@ APIS = ("inference", "openai")
 
 
 class Unreadable(ValueError):
-    """An answer that is an error, or in another form than asked for; the message is one
-    sentence.
-    """
+    """An answer that is an error, or of another form than asked for; its message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for one request. Instants are seconds since the run's start; `pieces`:
-    (instant, bytes read).
+    """What came back for one request.
+
+    Instants are seconds since the run's start; `pieces`: (instant, bytes read).
     """
 
     request: Request
@@ -56,9 +54,7 @@ class Wire(Protocol):
 
 
 class Plain:
-    """POST /inference, answered as a whole: when tokens came is known from the server's
-    `timings`.
-    """
+    """POST /inference, answered as a whole: the server's `timings` tell when tokens came."""
 
     path = "/inference"
 
@@ -99,8 +95,9 @@ class Streaming(Plain):
 
 
 class OpenAI:
-    """POST /v1/completions as a stream, asking to go on beyond an end-of-text, so that every server
-    computes as much.
+    """POST /v1/completions as a stream, asking to go on beyond an end-of-text.
+
+    That makes every server compute as much.
     """
 
     path = "/v1/completions"
@@ -127,9 +124,8 @@ class OpenAI:
             for at, event in (told := events(reply)):
                 usage = event.get("usage") or usage
                 for choice in event["choices"]:
-                    if (
-                        choice["text"] or choice.get("finish_reason") is None
-                    ):  # an empty last chunk brings no token
+                    # an empty last chunk brings no token
+                    if choice["text"] or choice.get("finish_reason") is None:
                         times.append(at)
                         texts.append(choice["text"] or "")
             if usage is None:
@@ -138,9 +134,8 @@ class OpenAI:
                 )
             if not usage["completion_tokens"]:
                 raise Unreadable("an answer without a token")
-            times = times or [
-                told[0][0]
-            ]  # its tokens decode to nothing; they are tokens all the same
+            # its tokens decode to nothing; they are tokens all the same
+            times = times or [told[0][0]]
             return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
         except (KeyError, TypeError, AttributeError):
             raise Unreadable(
@@ -156,8 +151,9 @@ def wire(api: str, model: str = "", stream: bool = False) -> Wire:
 
 
 def events(reply: Reply) -> list[tuple[float, Any]]:
-    """(instant, JSON) of each server-sent event up to [DONE], which must come. Raises Unreadable,
-    also for an error event.
+    """(instant, JSON) of each server-sent event up to [DONE], which must come.
+
+    Raises Unreadable, also for an error event.
     """
     found: list[tuple[float, Any]] = []
     rest = b""

@@ -24,11 +24,8 @@ from pydoc_data.topics import topics
 
 HELD_OUT_IN = 16  # one document of so many is held out, drawn by a hash of its name
 LONG = 60  # characters; shorter paragraphs ("For example:") may occur again
-TESTS = {
-    "test",
-    "tests",
-    "idle_test",
-}  # their docstrings are about test cases, and not every installation has them
+# their docstrings are about test cases, and not every installation has them
+TESTS = {"test", "tests", "idle_test"}
 COPIED = (
     48  # characters other than white space, about ten words: so long a run in both parts is a copy
 )
@@ -37,8 +34,7 @@ BETWEEN = "\n\n\n"  # between docstrings and between documents
 
 @dataclass(frozen=True)
 class Corpus:
-    """`train` and `held_out` are UTF-8 text; no paragraph of one is in the other, not even with
-    other spacing.
+    """`train` and `held_out` are UTF-8 text that share no paragraph, not even with other spacing.
 
     Paragraphs that are copies but for a few words remain: `copied_bytes` finds them.
     """
@@ -51,9 +47,7 @@ class Corpus:
         return hashlib.sha256(self.train + b"\0" + self.held_out).hexdigest()
 
     def copied_bytes(self) -> list[bool]:
-        """For each held-out byte, whether it stands in a run of COPIED characters that is in the
-        training text too.
-        """
+        """For each held-out byte, whether a run of COPIED characters with it is in `train` too."""
         train = b"".join(self.train.split())
         runs = {train[i : i + COPIED] for i in range(len(train) - COPIED + 1)}
         where = [i for i, byte in enumerate(self.held_out) if not chr(byte).isspace()]
@@ -101,9 +95,8 @@ def _modules(stdlib: Path) -> Iterator[tuple[str, list[str]]]:
 
 def _docstrings(path: Path) -> Iterator[str]:
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # of doubtful escapes: the text must not depend on filters
+        # of doubtful escapes: the text must not depend on filters
+        with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # lib2to3 keeps files that are wrong on purpose
         return
@@ -127,8 +120,9 @@ def _plain(paragraph: str) -> str:
 
 
 def _unseen(text: str, held_out: set[str], seen: set[str]) -> str:
-    """Return `text` without the paragraphs in `held_out` and the long ones in `seen`, which then
-    has them all.
+    """Return `text` without the paragraphs in `held_out` and the long ones in `seen`.
+
+    `seen` has them all afterwards.
     """
     kept = []
     for paragraph in _paragraphs(text):

@@ -49,8 +49,9 @@ PROMPTS = [
 
 
 def causal_logits(model: GPT2, ids: Tensor, positions: Tensor) -> Tensor:
-    """Return the logits after every token of equally long sequences. ids, positions: int64 [B, T]
-    -> [B × T, V].
+    """Return the logits after every token of equally long sequences.
+
+    ids, positions: int64 [B, T] -> [B × T, V].
     """
     b, t = ids.shape
 
@@ -63,11 +64,10 @@ def causal_logits(model: GPT2, ids: Tensor, positions: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def bits_of_bytes(model: GPT2, text: bytes, context: int, stride: int) -> tuple[Tensor, Tensor]:
-    """Return −log₂ of the probability of each byte after the first, and how many bytes it was
-    predicted from: 2 × [N − 1].
+    """Return −log₂ of each byte's probability, and how many bytes it was predicted from.
 
-    Windows of `context` bytes start every `stride` bytes, and a byte counts in the first that has
-    it.
+    Both are [N − 1], of the bytes after the first. Windows of `context` bytes start every `stride`
+    bytes, and a byte counts in the first that has it.
     """
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     bits, before, counted = [], [], 1
@@ -83,9 +83,7 @@ def bits_of_bytes(model: GPT2, text: bytes, context: int, stride: int) -> tuple[
 
 
 def bits_per_byte(model: GPT2, text: bytes, context: int) -> float:
-    """Bits per byte where all bytes but the first half window are predicted from at least half a
-    window.
-    """
+    """Bits per byte, all but the first half window predicted from at least half a window."""
     return bits_of_bytes(model, text, context, stride=context // 2)[0].mean().item()
 
 
@@ -112,13 +110,12 @@ def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: 
 
 
 def share_of_words(texts: Sequence[str]) -> tuple[float, int]:
-    """Return which part of the words in `texts` are English words or Python names, and how many
-    words there are.
+    """Return which part of the words in `texts` is known, and how many words there are.
 
-    A word is three letters or more: most pairs of letters are somebody's name. Known are those of
-    Python's reference, its keywords and its builtins, so it is the vocabulary of the training text
-    rather than a dictionary. The first and the last word of a completion may be halves, and do not
-    count.
+    A word is three letters or more: most pairs of letters are somebody's name. Known, as English
+    words or Python names, are those of Python's reference, its keywords and its builtins, so it is
+    the vocabulary of the training text rather than a dictionary. The first and the last word of a
+    completion may be halves, and do not count.
     """
     known = set(_words(" ".join([*topics.values(), *keyword.kwlist, *dir(builtins)])))
     written = [word for text in texts for word in _words(text)[1:-1]]
@@ -130,8 +127,9 @@ def _words(text: str) -> list[str]:
 
 
 def report(folder: Path) -> Iterator[str]:
-    """The lines of demo/README.md that are measured. Raises ConfigError, WeightsUnavailable or
-    OSError.
+    """The lines of demo/README.md that are measured.
+
+    Raises ConfigError, WeightsUnavailable or OSError.
     """
     config = build("dynamic", {"model": str(folder)}, {})
     model = load_model(config.shape, locate(config), 0, torch.float32, "cpu")

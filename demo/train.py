@@ -38,8 +38,9 @@ from weights import DEMO
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained and how. A batch is `bytes_per_step` bytes, cut into sequences of the phase's
-    context.
+    """What is trained and how.
+
+    A batch is `bytes_per_step` bytes, cut into sequences of the phase's context.
 
     Short contexts come first: with 128 bytes of context the model leaves bigrams behind after 200
     steps, with 1,024 it has not after 400. Their first position is drawn anew for each, so that all
@@ -49,11 +50,8 @@ class Recipe:
     shape: Shape = SHAPES["demo"]
     steps: int = 6000
     bytes_per_step: int = 4096
-    phases: tuple[tuple[float, int], ...] = (
-        (0.4, 128),
-        (0.7, 512),
-        (1.0, 1024),
-    )  # (until this part of the steps, context)
+    # (until this part of the steps, context)
+    phases: tuple[tuple[float, int], ...] = ((0.4, 128), (0.7, 512), (1.0, 1024))
     muon_rate: float = 0.02  # matrices of the blocks (Muon; Jordan et al., 2024)
     adam_rate: float = 3e-3  # embeddings, biases, layer norms
     weight_decay: float = 0.1  # of the matrices
@@ -71,24 +69,22 @@ class CheckpointUnusable(Exception):
 def train(
     recipe: Recipe, corpus: Corpus, checkpoint: Path, say: Callable[[str], None] = print
 ) -> GPT2:
-    """Train to the last step of `recipe`, going on from `checkpoint` if it is there; return the
-    model in float32.
+    """Train to the last step of `recipe`, going on from `checkpoint` if it is there.
 
-    A batch depends on the seed and the number of its step alone, so a run that was interrupted
-    arrives at the weights of one that was not, on the same machine. Raises CheckpointUnusable.
+    Returns the model in float32. A batch depends on the seed and the number of its step alone, so a
+    run that was interrupted arrives at the weights of one that was not, on the same machine. Raises
+    CheckpointUnusable.
     """
     model, optimizers = _start(recipe)
     text = torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
     step, before_s = _resume(checkpoint, recipe, corpus, model, optimizers)
     began, losses = time.monotonic() - before_s, []
     cpu = torch.cpu.get_capabilities()
-    bf16 = any(
-        cpu.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")
-    )  # elsewhere it is emulated, and slow
+    # elsewhere it is emulated, and slow
+    bf16 = any(cpu.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     say(
         f"{recipe.shape.parameters / 1e6:.2f}M parameters, {len(text):,} bytes of text (SHA-256 "
-        f"{corpus.digest}), "
-        f"{recipe.steps:,} steps of {recipe.bytes_per_step:,} bytes in "
+        f"{corpus.digest}), {recipe.steps:,} steps of {recipe.bytes_per_step:,} bytes in "
         f"{'bfloat16' if bf16 else 'float32'}, from step {step:,}"
     )
     while step < recipe.steps:
@@ -112,8 +108,7 @@ def train(
             _save(checkpoint, recipe, corpus, model, optimizers, step, spent_s)
             say(
                 f"step {step:>5,} of {recipe.steps:,}  context {context:>5,}  bits per byte: train "
-                f"{np.mean(losses):.3f}, "
-                f"held out {held_out:.3f}  {spent_s / 60:.1f} min, "
+                f"{np.mean(losses):.3f}, held out {held_out:.3f}  {spent_s / 60:.1f} min, "
                 f"{spent_s / 60 * (recipe.steps / step - 1):.0f} left"
             )
             losses.clear()
@@ -121,8 +116,9 @@ def train(
 
 
 def _start(recipe: Recipe) -> tuple[GPT2, list[Optimizer]]:
-    """The model with GPT-2's initial weights, N(0, 0.02), those that end a residual branch / √(2
-    layers).
+    """The model with GPT-2's initial weights, N(0, 0.02).
+
+    Those that end a residual branch are divided by √(2 layers).
     """
     model = GPT2(recipe.shape).requires_grad_(True)
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -149,9 +145,7 @@ def _start(recipe: Recipe) -> tuple[GPT2, list[Optimizer]]:
 
 
 def _rate(step: int, recipe: Recipe) -> float:
-    """The learning rate of a step as a part of its peak: linear warm-up times a cosine down to
-    `last_rate`.
-    """
+    """A step's part of the peak learning rate: linear warm-up times a cosine to `last_rate`."""
     cosine = (1 + math.cos(math.pi * step / recipe.steps)) / 2
     return min(1.0, (step + 1) / recipe.warm_up) * (
         recipe.last_rate + (1 - recipe.last_rate) * cosine
@@ -194,9 +188,7 @@ def _save(
 def _resume(
     path: Path, recipe: Recipe, corpus: Corpus, model: GPT2, optimizers: list[Optimizer]
 ) -> tuple[int, float]:
-    """Load a checkpoint if there is one; return its step and the seconds that it took
-    to get there.
-    """
+    """Load a checkpoint if there is one; return its step and the seconds it took to get there."""
     if not path.exists():
         return 0, 0.0
     try:
@@ -216,9 +208,7 @@ def _resume(
 
 
 def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
-    """Write the model in 16 bits and its config.json in Hugging Face's form, and the
-    held-out text.
-    """
+    """Write the model in 16 bits, its config.json in Hugging Face's form, and the held-out text."""
     tensors = {
         f"transformer.{name}": parameter.half().contiguous()
         for name, parameter in model.named_parameters()
@@ -262,9 +252,8 @@ def main() -> int:
     torch.set_num_threads(physical_cores())
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (
-            folder / "held_out.txt"
-        ).touch()  # a folder that cannot be written is an error now, not minutes later
+        # a folder that cannot be written is an error now, not minutes later
+        (folder / "held_out.txt").touch()
         corpus = load_corpus()
         shipped = json.loads((DEMO / "config.json").read_text())["trained_on"]
         if corpus.digest != shipped["sha256"]:

@@ -29,8 +29,9 @@ AWAITED = {"nothing": Wait.IDLE, "head": Wait.HEAD, "body": Wait.BODY}
 
 
 class Connection:
-    """One client. The socket blocks, for the threads that write to it; the loop asks it not to,
-    call by call.
+    """One client.
+
+    The socket blocks, for the threads that write to it; the loop asks it not to, call by call.
     """
 
     def __init__(self, number: int, sock: socket.socket, client: Any, server: Any, reader: Reader):
@@ -45,8 +46,9 @@ class Connection:
 
 
 def in_turn(ready: list[Connection]) -> list[Connection]:
-    """Whom to read now: of many some of the newest and some of the oldest, so that nobody waits for
-    a thousand others.
+    """Whom to read now: of many some of the newest and some of the oldest.
+
+    So nobody waits for a thousand others.
     """
     if len(ready) <= AT_ONCE:
         return ready

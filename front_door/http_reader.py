@@ -54,8 +54,8 @@ class Refusal(Exception):
         body = json.dumps({"error": error}, separators=(",", ":")).encode()
         head = (
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: "
-            f"close\r\n\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
         )
         return head.encode() + body
 
@@ -63,8 +63,7 @@ class Refusal(Exception):
 class Reader:
     """The requests of one connection, one after another.
 
-    `settings`: gunicorn's. `client`: its address. `max_body_bytes`: of a body, its chunks put
-    together.
+    `settings`: gunicorn's. `client`: its address. `max_body_bytes`: of a body's chunks together.
     """
 
     def __init__(self, settings: Any, client: Any, max_body_bytes: int):
@@ -89,8 +88,9 @@ class Reader:
 
     @property
     def held_bytes(self) -> int:
-        """At most MAX_HEAD_BYTES + max_body_bytes + what the last `feed` brought, unless requests
-        are pipelined.
+        """At most MAX_HEAD_BYTES + max_body_bytes + what the last `feed` brought.
+
+        This holds unless requests are pipelined.
         """
         return len(self._buffer) + len(self._body)
 
@@ -102,8 +102,9 @@ class Reader:
         self._buffer, self._body = bytearray(), bytearray()
 
     def next_request(self) -> Request | None:
-        """The next request, its whole body in `body`, or None while a part of it is missing. Raises
-        Refusal.
+        """The next request, its whole body in `body`, or None while a part of it is missing.
+
+        Raises Refusal.
         """
         if self._request is None and not self._take_head():
             return None
@@ -116,18 +117,15 @@ class Reader:
         return request
 
     def wants_continue(self) -> bool:
-        """Whether the client waits for "100 Continue" before it sends the body; True once a
-        request.
-        """
+        """Whether the client awaits "100 Continue" before it sends a body; True once a request."""
         if self._request is None or not self._request._expected_100_continue:
             return False
         self._request._expected_100_continue = False  # else gunicorn would say it again
         return not self._buffer and not self._body
 
     def _take_head(self) -> bool:
-        if self._buffer.startswith(
-            b"\r\n"
-        ):  # some clients end a body with one (RFC 9112, section 2.2)
+        # some clients end a body with one (RFC 9112, section 2.2)
+        if self._buffer.startswith(b"\r\n"):
             del self._buffer[:2]
         found = HEAD_ENDS.search(self._buffer, max(0, self._searched - 3))
         end = found.end() if found else len(self._buffer)

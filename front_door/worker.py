@@ -1,10 +1,9 @@
-"""gunicorn's worker: one loop reads every connection, and a thread gets a request when all of it is
-there.
+"""gunicorn's worker: one loop reads every connection, and a thread gets a request once it is whole.
 
-gunicorn's own threaded worker gives a thread to a connection, which a slow client then holds, and
-closes connections on its only loop, waiting up to 2 s for each (27.0.1). Here nothing that a client
-does or leaves undone makes the loop or a thread wait, but a reader that stands still, and that for
-STILL_S.
+gunicorn's own threaded worker gives a thread to a connection, which a slow client then
+holds, and closes connections on its only loop, waiting up to 2 s for each (27.0.1). Here
+nothing that a client does or leaves undone makes the loop or a thread wait, but a reader
+that stands still, and that for STILL_S.
 
 A connection waits in one of four ways, each for a limited time in all, and then is in a thread
 until it is answered:
@@ -120,9 +119,8 @@ class Worker(base.Worker):
         self._drain_until = time.monotonic() + self.config.drain_timeout_s
         self.wsgi.extensions["server"].manager.drain()
         for listener in self.sockets:
-            self._accept(
-                listener, listener.getsockname()
-            )  # who was let in by the system already gets an answer
+            # who was let in by the system already gets an answer
+            self._accept(listener, listener.getsockname())
         self._accept_while(False)
         for listener in self.sockets:
             listener.close()
@@ -195,8 +193,8 @@ class Worker(base.Worker):
             elif self.alive:
                 setting = "--header-timeout-s" if wait is Wait.HEAD else "--body-timeout-s"
                 message = (
-                    f"The request came too slowly; send it within the server's {setting} "
-                    f"of {self._connections.limits[wait]:g} s."
+                    f"The request came too slowly; send it within the server's {setting} of "
+                    f"{self._connections.limits[wait]:g} s."
                 )
                 self._refuse(connection, Refusal(408, "request_timeout", message))
             else:
@@ -300,8 +298,9 @@ class Worker(base.Worker):
         self._linger(connection)
 
     def _linger(self, connection: Connection) -> None:
-        """Close our direction, and wait for the other: else unread bytes would reset the connection
-        (RFC 9112, 9.6).
+        """Close our direction, and wait for the other.
+
+        Else unread bytes would reset the connection (RFC 9112, 9.6).
         """
         self._connections.take(connection)
         connection.reader.forget()
@@ -334,8 +333,9 @@ class Worker(base.Worker):
             self._call(partial(self._served, connection, keep))
 
     def _answer(self, connection: Connection, request: Request) -> bool:
-        """Whether the connection can be used again. Raises OSError if the client is gone,
-        BlockingIOError if it stood still.
+        """Whether the connection can be used again.
+
+        Raises OSError if the client is gone, BlockingIOError if it stood still.
         """
         response, environ = wsgi.create(
             request, connection.sock, connection.client, connection.server, self.cfg

@@ -1,5 +1,6 @@
-"""The engines behind one seam, `inference.Generator`: generate(iteration) -> one id per row that
-samples.
+"""The engines behind one seam, `inference.Generator`.
+
+Its generate(iteration) returns one id per row that samples.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
 
 class OutOfMemory(Exception):
-    """A GPU's memory does not hold what was asked of it; the message names the settings
-    to lower.
-    """
+    """A GPU's memory does not hold what was asked; the message names the settings to lower."""
 
 
 @contextlib.contextmanager
@@ -35,8 +34,7 @@ def memory_for(what: str) -> Iterator[None]:
             raise
         raise OutOfMemory(
             f"this GPU's memory does not hold {what}; lower --token-budget, --max-batch-size, "
-            f"--kv-cache-gb or "
-            "--gpu-memory-utilization, or end what else runs on the GPU"
+            "--kv-cache-gb or --gpu-memory-utilization, or end what else runs on the GPU"
         ) from None
 
 

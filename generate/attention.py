@@ -1,12 +1,12 @@
-"""Attention of an iteration's rows, each over its own blocks of the KV cache. Three ways, one
-result but for rounding.
+"""Attention of an iteration's rows, each over its own blocks of the KV cache.
+
+Three ways, one result but for rounding:
 
     PlainAttention     PyTorch's scaled_dot_product_attention, called once a row; any device
     KernelAttention    kernels/attention.cpp, called once for all rows; CPU
     TritonAttention    kernels/paged_attention.py, called once for all rows; GPU
 
-`prepare(rows)` is called once an iteration and returns the `attend` that the model calls once a
-layer.
+`prepare(rows)`, called once an iteration, returns the `attend` that the model calls once a layer.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ class _Span:
 
     first: int
     end: int
-    live: (
-        slice | Tensor | None
-    )  # slots of all tokens up to the last query; None: the row has no blocks any more
-    mask: (
-        Tensor | None
-    )  # which live tokens each query sees, for a chunk that is not the first; bool [T, L]
+    # slots of all tokens up to the last query; None: the row has no blocks any more
+    live: slice | Tensor | None
+    # which live tokens each query sees, for a chunk that is not the first; bool [T, L]
+    mask: Tensor | None
 
 
 class PlainAttention:
@@ -73,9 +71,8 @@ class PlainAttention:
             answers = []
             for span in spans:
                 queries = q[:, :, span.first : span.end]
-                if (
-                    span.live is None
-                ):  # an idle row whose cache was given back attends to itself alone
+                # an idle row whose cache was given back attends to itself alone
+                if span.live is None:
                     answers.append(v[:, :, span.first : span.end])
                     continue
                 keys, values = self._cache.read(layer, span.live)
@@ -155,8 +152,10 @@ class KernelAttention:
 
 
 class TritonAttention:
-    """What an iteration's rows are lies in one buffer, so that an `attend` which was captured for
-    as many tokens, in rows of one token each, computes whatever rows were prepared last.
+    """What an iteration's rows are lies in one buffer, which a captured `attend` reads again.
+
+    So one that was captured for as many tokens, in rows of one token each, computes whatever rows
+    were prepared last.
     """
 
     def __init__(self, cache: KVCache, max_tokens: int):

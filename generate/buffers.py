@@ -1,6 +1,4 @@
-"""Integers and floats of the host, on their way to the device, without making the host
-wait for it.
-"""
+"""Integers and floats of the host, on their way to the device, without making the host wait."""
 
 from __future__ import annotations
 
@@ -10,12 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = {
-    "i": torch.int32,
-    "q": torch.int64,
-    "f": torch.float32,
-    "d": torch.float64,
-}  # by array's type code
+# by array's type code
+DTYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32, "d": torch.float64}
 
 
 def to_device(values: array[Any], device: torch.device) -> Tensor:
@@ -24,8 +18,9 @@ def to_device(values: array[Any], device: torch.device) -> Tensor:
 
 
 class Buffer:
-    """A tensor that stays where it is, for values that change: a captured graph reads this memory
-    again and again.
+    """A tensor that stays where it is, for values that change.
+
+    A captured graph reads this memory again and again.
     """
 
     def __init__(self, size: int, typecode: str, device: torch.device):
@@ -41,8 +36,9 @@ class Buffer:
 
 
 def _on_host(values: array[Any], device: torch.device) -> Tensor:
-    """Page-locked for a GPU, whose copy then runs beside the host; PyTorch keeps such memory until
-    the copy is over.
+    """Page-locked for a GPU, whose copy then runs beside the host.
+
+    PyTorch keeps such memory until the copy is over.
     """
     tensor = torch.frombuffer(values, dtype=DTYPES[values.typecode])
     return tensor.pin_memory() if device.type == "cuda" else tensor

@@ -1,5 +1,4 @@
-"""The engine: one forward pass over the tokens of all rows, attention per row against its own KV
-cache.
+"""The engine: one forward pass over the tokens of all rows, attention per row over its own cache.
 
 Knows tensors; knows neither the policy nor the clock. An `Iteration` comes in as integers, becomes
 a flat list of tokens with a position each, and one id per sampled row goes out.
@@ -26,9 +25,8 @@ from model import GPT2
 from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
 
 Forward = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
-PADDING = Row(
-    Inference([0], 1), 0, 1, [], samples=False, idle=True
-)  # a row of nobody: it has no blocks and sees itself alone
+# a row of nobody: it has no blocks and sees itself alone
+PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)
 
 
 class CachedGenerator(Generator):
@@ -64,10 +62,9 @@ class CachedGenerator(Generator):
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], padding: int = 0) -> Tensor:
-        """Compute the rows' tokens into the cache; return the logits after each row that samples:
-        [N, V].
+        """Compute the rows' tokens into the cache; return the logits after rows that sample.
 
-        padding: rows of nobody to compute besides.
+        Those are [N, V]. padding: rows of nobody to compute besides.
         """
         n_tokens = sum(row.n_tokens for row in rows) + padding
         i = bisect.bisect_left(self._sizes, n_tokens)
@@ -91,9 +88,8 @@ class CachedGenerator(Generator):
             if row.samples:
                 samples.append(len(ids) - 1)
         n, n_samples = len(ids), len(samples)
-        samples.frombytes(
-            bytes(samples.itemsize * (n - n_samples))
-        )  # a captured pass samples every token
+        # a captured pass samples every token
+        samples.frombytes(bytes(samples.itemsize * (n - n_samples)))
         inputs = self._inputs.load(ids + positions + samples)
         attend = self.attention.prepare(rows)
         tokens, places, sampled = inputs[:n], inputs[n : 2 * n], inputs[2 * n : 2 * n + n_samples]
@@ -101,8 +97,9 @@ class CachedGenerator(Generator):
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], capture: Callable[[Forward], Forward]) -> None:
-        """Replace the forward pass over each of `sizes` tokens by what `capture` makes of it; the
-        largest first.
+        """Replace the forward pass over each of `sizes` tokens by what `capture` makes of it.
+
+        The largest comes first.
         """
         for size in sorted(sizes, reverse=True):
             self._captured[size] = capture(self._prepare([PADDING._replace(samples=True)] * size))
@@ -111,11 +108,11 @@ class CachedGenerator(Generator):
     def warm_up(
         self, max_batch_size: int, token_budget: int, prompt_tokens: int, block_size: int
     ) -> None:
-        """Run what serving will run once, so that the first request does not pay for it, and memory
-        has held the largest.
+        """Run what serving will run once, so that the first request does not pay for it.
 
-        prompt_tokens: of a prompt at most. Most rows have no blocks and so leave the cache alone; a
-        prompt and a token after it use the first blocks, which nobody owns yet.
+        Memory has held the largest then, too. prompt_tokens: of a prompt at most. Most rows have no
+        blocks and so leave the cache alone; a prompt and a token after it use the first blocks,
+        which nobody owns yet.
         """
         prompt_tokens = min(prompt_tokens, token_budget)
         blocks = list(range(-(-(prompt_tokens + 1) // block_size)))

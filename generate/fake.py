@@ -34,9 +34,7 @@ def cost_s(iteration: Iteration) -> float:
 
 
 def token(prompt_ids: list[int], seed: int, index: int) -> int:
-    """The completion id at `index`: a letter that depends on the prompt, the seed and the index
-    alone.
-    """
+    """The completion id at `index`: a letter that only prompt, seed and index decide."""
     key = array("q", [*prompt_ids, seed, index]).tobytes()
     return LETTERS[zlib.crc32(key) % len(LETTERS)]
 

@@ -1,8 +1,8 @@
-"""What a GPU has instead of the plain model's parts: an addition and its norm in one launch, an LM
-head of even width.
+"""What a GPU has instead of the plain model's parts.
 
-Between the products of a decode step lie launches that take longer to begin than to run, so fewer
-of them are what helps.
+That is an addition and its norm in one launch, and an LM head of even width.
+Between the products of a decode step lie launches that take longer to begin than to
+run, so fewer of them are what helps.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class TritonAddNorm(nn.Module):
 
 
 class PaddedHead(nn.Module):
-    """The LM head as a copy of wte with rows of zeros up to a multiple of 64: 50,257 logits a row
-    are no aligned output.
+    """The LM head as a copy of wte with rows of zeros up to a multiple of 64.
 
-    Returns [N, V up to a multiple of 64]; whoever samples looks at the tokenizer's ids alone.
+    50,257 logits a row are no aligned output. Returns [N, V up to a multiple of 64]; whoever
+    samples looks at the tokenizer's ids alone.
     """
 
     def __init__(self, weight: Tensor):

@@ -15,15 +15,14 @@ from torch import Tensor
 
 @functools.cache
 def _beside() -> torch.cuda.Stream:
-    """The stream on which everything is captured: libraries keep memory for each stream that they
-    have seen.
-    """
+    """The stream on which all is captured: libraries keep memory for each stream that they see."""
     return torch.cuda.Stream()
 
 
 class Capture:
-    """Turns a forward pass into one that replays it. All share memory: one must be read before the
-    next is replayed.
+    """Turns a forward pass into one that replays it.
+
+    All share memory: one must be read before the next is replayed.
     """
 
     def __init__(self) -> None:

@@ -3,9 +3,9 @@
     kernel    kernels/linear.cpp: fetches the next weights while it multiplies; on any processor
     onednn    PyTorch's own library: bfloat16 where the processor multiplies it natively (AMX)
 
-The plain layers (model.Linear) hand their weights over in PyTorch's order, which is put into such
-an order again at every call: at 8 to 64 tokens that takes as long as the product
-(benchmarks/README.md).
+The plain layers (model.Linear) hand their weights over in PyTorch's order, which is put
+into such an order again at every call: at 8 to 64 tokens that takes as long as the
+product (benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from model import GPT2, Block, Linear
 
 
 class KernelLinear(nn.Module):
-    """gelu(x W + b) or x W + b. weight: [in, out]. Raises kernels.KernelUnavailable where the
-    kernel cannot be loaded.
+    """gelu(x W + b) or x W + b. weight: [in, out].
+
+    Raises kernels.KernelUnavailable where the kernel cannot be loaded.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
@@ -33,9 +34,8 @@ class KernelLinear(nn.Module):
         self._n_in, self._n_out = weight.shape
         self._gelu = gelu
         panel = library.panel_size()
-        panels = F.pad(weight, (0, -self._n_out % panel)).unflatten(
-            1, (-1, panel)
-        )  # [in, panels, panel]
+        # [in, panels, panel]
+        panels = F.pad(weight, (0, -self._n_out % panel)).unflatten(1, (-1, panel))
         self._packed = panels.transpose(0, 1).contiguous()
         self._bias = bias
         self._addresses = self._packed.data_ptr(), None if bias is None else bias.data_ptr()

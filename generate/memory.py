@@ -1,5 +1,6 @@
-"""How many KV blocks a GPU holds beside the weights, CUDA graphs and the largest iteration: tried,
-not estimated.
+"""How many KV blocks a GPU holds beside the weights, CUDA graphs and the largest iteration.
+
+That is tried, not estimated.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
-    """KV blocks that gpu_memory_utilization leaves room for, and at most as many as the rows can
-    use.
+    """KV blocks that gpu_memory_utilization leaves room for, at most as many as the rows can use.
 
     trial(n_blocks): builds an engine on a pool of that size and runs its largest iterations; it is
     thrown away. Raises OutOfMemory if a request of max_model_len does not fit.
@@ -34,11 +34,9 @@ def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
     if fitting < least:
         raise OutOfMemory(
             f"{config.model}, its largest iteration and a request of {config.max_model_len} tokens "
-            f"need {-room / 1e9:.2f} GB "
-            f"more than {config.gpu_memory_utilization:g} of this GPU's {total / 1e9:.1f} GB; "
-            f"lower --max-batch-size, "
-            "--token-budget or --max-model-len, raise --gpu-memory-utilization, or end what else "
-            "runs on the GPU"
+            f"need {-room / 1e9:.2f} GB more than {config.gpu_memory_utilization:g} of this GPU's "
+            f"{total / 1e9:.1f} GB; lower --max-batch-size, --token-budget or --max-model-len, "
+            "raise --gpu-memory-utilization, or end what else runs on the GPU"
         )
     return min(fitting, config.n_blocks)
 

@@ -1,7 +1,6 @@
 """The oracle: no KV cache, no batching; the whole sequence is computed again for every token.
 
-What the engine must agree with, and the measured cost of having no cache. Its rows run one after
-another.
+What the engine must agree with, and the measured cost of having no cache. Rows run one by one.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ class NaiveGenerator(Generator):
 
     @torch.inference_mode()
     def generate(self, iteration: Iteration) -> list[int]:
-        """Return an id for each row that samples; a chunk of a prompt that samples nothing costs
-        nothing.
-        """
+        """Return an id for each row that samples; a prompt's chunk that does not costs nothing."""
         rows = [row for row in iteration.rows if row.samples]
         with memory_for(f"an iteration of {len(rows)} rows"):
             logits = [self.logits(row.inference, row.start + row.n_tokens) for row in rows]

@@ -1,12 +1,13 @@
-"""From logits to ids. A draw depends on (request seed, token index) and on the row's own logits,
-never on neighbours.
+"""From logits to ids.
+
+A draw depends on (request seed, token index) and on the row's own logits, never on neighbours.
 
     sample            PyTorch's operations; any device
     sample_on_cpu     kernels/sampling.cpp: without sorting for top-p; 10 to 30 times faster
 
-Every step works on each row alone. Where sums could depend on the batch's shape they are kept in
-blocks with float64 partials: a float32 running sum over 50,257 entries flips about one draw in a
-thousand.
+Every step works on each row alone. Where sums could depend on the batch's shape they
+are kept in blocks with float64 partials: a float32 running sum over 50,257 entries
+flips about one draw in a thousand.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ import kernels
 from generate.buffers import to_device
 from scheduling.inference import Sampling
 
-Draws = Sequence[
-    tuple[Sampling, int]
-]  # for each row how to sample, and the index of the token in its completion
+# for each row how to sample, and the index of the token in its completion
+Draws = Sequence[tuple[Sampling, int]]
 Sample = Callable[[Tensor, Draws, int], list[int]]
 BLOCK = 256
 ALL = 2.0  # a top_p that no sum of probabilities reaches
@@ -73,10 +73,9 @@ def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
 
 
 def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
-    """`sample` in C++; a draw that lands within rounding of an id's edge may differ. logits: [N, V]
-    on the CPU.
+    """`sample` in C++; a draw that lands within rounding of an id's edge may differ.
 
-    Raises kernels.KernelUnavailable where the kernel cannot be loaded.
+    logits: [N, V] on the CPU. Raises kernels.KernelUnavailable where the kernel cannot be loaded.
     """
     library = kernels.load()
     kernel = library.sample_float32 if logits.dtype == torch.float32 else library.sample_bfloat16
@@ -111,27 +110,22 @@ def _largest(logits: Tensor, top_k: Tensor, most: int) -> Tensor:
 
 
 def _nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
-    """Mask each row of [R, V] to the fewest that hold top_p of the probability (Holtzman et al.
-    2020, section 3.1).
+    """Mask each row of [R, V] to the fewest that hold top_p of the probability.
 
-    top_p: float64 [R].
+    Holtzman et al. 2020, section 3.1. top_p: float64 [R].
     """
     largest = logits.sort(-1, descending=True).values
     below = largest.double().softmax(-1).cumsum(-1) < top_p[:, None]
-    last = below.sum(-1, keepdim=True).clamp(
-        max=logits.shape[-1] - 1
-    )  # rounding may keep the sum below a top_p of almost 1
+    # rounding may keep the sum below a top_p of almost 1
+    last = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
     return logits.masked_fill(logits < largest.gather(-1, last), -torch.inf)
 
 
 def _invert(probabilities: Tensor, u: Tensor) -> Tensor:
-    """The id at which the cumulative distribution of each row passes u: [R, V], [R] ->
-    int64 [R].
-    """
+    """The id at which each row's cumulative distribution passes u: [R, V], [R] -> int64 [R]."""
     n_rows, n_vocab = probabilities.shape
-    blocks = (
-        F.pad(probabilities, (0, -n_vocab % BLOCK)).view(n_rows, -1, BLOCK).double()
-    )  # [R, V / 256, 256]
+    # [R, V / 256, 256]
+    blocks = F.pad(probabilities, (0, -n_vocab % BLOCK)).view(n_rows, -1, BLOCK).double()
     ends = blocks.sum(-1).cumsum(-1)  # [R, V / 256]
     target = u * ends[:, -1]  # float32 probabilities need not add up to 1
     block = torch.searchsorted(ends, target[:, None], right=True)[:, 0].clamp(max=ends.shape[1] - 1)
@@ -141,6 +135,5 @@ def _invert(probabilities: Tensor, u: Tensor) -> Tensor:
     offset = torch.searchsorted(inside, (target - before)[:, None], right=True)[:, 0]
     # rounding may carry the target past the last id that has any probability: step back to it
     last = BLOCK - 1 - (blocks[row, block].flip(-1) > 0).int().argmax(-1)
-    return (block * BLOCK + torch.minimum(offset, last)).clamp(
-        max=n_vocab - 1
-    )  # also where the logits are no numbers
+    # the clamp holds also where the logits are no numbers
+    return (block * BLOCK + torch.minimum(offset, last)).clamp(max=n_vocab - 1)

@@ -1,10 +1,9 @@
-"""What PyTorch does not do well enough: in C++ for CPUs, and in Triton for GPUs
-(paged_attention.py, add_norm.py).
+"""What PyTorch does not do well enough: in C++ for CPUs, and in Triton for GPUs.
 
 The C++ is built by one compiler call, kept in the user's cache folder, called by ctypes. Knows the
 compiler; knows nothing of models and imports no torch. The sources include no header of torch's
 either, so that a build takes a second or two, and a call passes addresses and lets other threads
-run meanwhile.
+run meanwhile. In Triton are paged_attention.py and add_norm.py.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ class KernelUnavailable(Exception):
 
 @functools.cache
 def build() -> Path:
-    """Compile the kernels if that was not done on such a processor yet; return the library. Raises
-    KernelUnavailable.
+    """Compile the kernels if that was not done on such a processor yet; return the library.
+
+    Raises KernelUnavailable.
     """
     if sys.platform != "linux":
         raise KernelUnavailable("the C++ kernels are built on Linux only")
@@ -62,9 +62,8 @@ def build() -> Path:
             for source in sources:
                 objects.append(f"{folder}/{source.stem}.o")
                 _run([*compiler, *FLAGS, "-c", str(source), "-o", objects[-1]])
-            _run(
-                [*compiler, "-shared", *objects, "-o", str(made)]
-            )  # not with an OpenMP runtime: see `load`
+            # not with an OpenMP runtime: see `load`
+            _run([*compiler, "-shared", *objects, "-o", str(made)])
             made.replace(library)  # whole or not at all, whoever else is building it
     except FileNotFoundError:
         raise KernelUnavailable(
@@ -93,8 +92,9 @@ def _run(command: list[str]) -> None:
 
 
 def why_unavailable() -> str | None:
-    """Why the kernels cannot be used here, or None if they can: it builds and loads them, as
-    serving will.
+    """Why the kernels cannot be used here, or None if they can.
+
+    It builds and loads them, as serving will.
     """
     try:
         load()
@@ -104,8 +104,9 @@ def why_unavailable() -> str | None:
 
 
 def why_no_triton(head_size: int) -> str | None:
-    """Why kernels in Triton cannot be used here, or None if they can. Triton builds its launcher
-    with a C compiler.
+    """Why kernels in Triton cannot be used here, or None if they can.
+
+    Triton builds its launcher with a C compiler.
     """
     if head_size > LARGEST_TRITON_HEAD:
         return f"the model's heads of {head_size} are larger than {LARGEST_TRITON_HEAD}"
@@ -120,12 +121,13 @@ def why_no_triton(head_size: int) -> str | None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Return the library, its functions declared as their sources document them. Raises
-    KernelUnavailable.
+    """Return the library, its functions declared as their sources document them.
 
-    The threads are torch's: a second OpenMP runtime in the process would bring threads of its own,
-    which wait for work by spinning and take the cores from torch's. torch itself need not be
-    imported yet.
+    Raises KernelUnavailable.
+
+    The threads are torch's: a second OpenMP runtime in the process would bring threads
+    of its own, which wait for work by spinning and take the cores from torch's. torch
+    itself need not be imported yet.
     """
     path = build()
     try:
@@ -153,9 +155,7 @@ def load() -> ctypes.CDLL:
 
 
 def _openmp() -> list[str]:
-    """torch's OpenMP runtime: the one that its package brings, else what this process has, else the
-    system's.
-    """
+    """torch's OpenMP runtime: its package's, else what this process has, else the system's."""
     spec = importlib.util.find_spec("torch")
     torch = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
     brought = [

@@ -1,7 +1,7 @@
-"""A residual addition and the layer norm of its sum in one launch, on a GPU: the sum is not read
-again in between.
+"""A residual addition and the layer norm of its sum in one launch, on a GPU.
 
-Written in Triton, as is paged_attention.py. A program takes a row.
+The sum is not read again in between. Written in Triton, as is
+paged_attention.py. A program takes a row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-// sums[n][PANEL] += x[n][k] w[k][PANEL] with the sums in registers: what linear layers and attention to a prompt are made of.
+// sums[n][PANEL] += x[n][k] w[k][PANEL] with the sums in registers: what linear layers and
+// attention to a prompt are made of.
 #pragma once
 
 #include "bfloat16.h"
@@ -17,13 +18,16 @@ typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
 static inline Vector load(const float* p) { return *(const Vector*)p; }
-static inline Vector load(const BFloat16* p) { return (Vector)(__builtin_convertvector(*(const Halves*)p, Bits) << 16); }
+static inline Vector load(const BFloat16* p) {
+    return (Vector)(__builtin_convertvector(*(const Halves*)p, Bits) << 16);
+}
 
-// sums[rows][PANEL] += x[rows][n] w[n][PANEL]. `next` is the memory that will be multiplied after this, `lines` cache
-// lines for each input; of these, every `passes`-th input's are fetched, from `pass` on.
+// sums[rows][PANEL] += x[rows][n] w[n][PANEL]. `next` is the memory that will be multiplied after
+// this, `lines` cache lines for each input; of these, every `passes`-th input's are fetched, from
+// `pass` on.
 template <typename T, int rows>
-static void multiply(const float* x, int64_t x_stride, const T* w, int64_t n, float* sums, const char* next, int lines,
-                     int64_t passes, int64_t pass) {
+static void multiply(const float* x, int64_t x_stride, const T* w, int64_t n, float* sums,
+                     const char* next, int lines, int64_t passes, int64_t pass) {
     Vector sum[rows][VECTORS];  // in registers: the loops over it must be unrolled
     #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -51,8 +55,8 @@ static void multiply(const float* x, int64_t x_stride, const T* w, int64_t n, fl
 
 // The same for any number of rows, ROWS of them at a time.
 template <typename T>
-static void multiply_all(const float* x, int64_t n_tokens, int64_t x_stride, const T* w, int64_t n, float* sums,
-                         const char* next, int lines) {
+static void multiply_all(const float* x, int64_t n_tokens, int64_t x_stride, const T* w, int64_t n,
+                         float* sums, const char* next, int lines) {
     const int64_t passes = (n_tokens + ROWS - 1) / ROWS;
     for (int64_t pass = 0; pass < passes; pass++, x += ROWS * x_stride, sums += ROWS * PANEL)
         switch (std::min<int64_t>(ROWS, n_tokens - pass * ROWS)) {

@@ -1,11 +1,11 @@
-"""Attention over the blocks of the KV cache on a GPU: one launch a layer for all rows, decoding or
-in their prompt.
+"""Attention over the blocks of the KV cache on a GPU: one launch a layer for all rows.
 
-A program takes a *tile*, up to QUERIES tokens of one row, and one head. What the row had before
-this iteration it reads from the row's blocks; what is new it reads from qkv, and it stores its own
-tokens' keys and values in their blocks, so that no program waits for another. The softmax runs
-along with its maximum and sum (FlashAttention, Dao et al. 2022, section 3.1); blocks are found
-through a table (vLLM's PagedAttention, Kwon et al. 2023, section 4.1).
+Rows decode or are in their prompt. A program takes a *tile*, up to QUERIES tokens of one
+row, and one head. What the row had before this iteration it reads from the row's blocks;
+what is new it reads from qkv, and it stores its own tokens' keys and values in their blocks,
+so that no program waits for another. The softmax runs along with its maximum and sum
+(FlashAttention, Dao et al. 2022, section 3.1); blocks are found through a table (vLLM's
+PagedAttention, Kwon et al. 2023, section 4.1).
 
 Written in Triton, whose interpreter (TRITON_INTERPRET=1) runs it on a CPU: the tests do.
 """
@@ -29,9 +29,8 @@ def _accumulate(q, k, v, visible, best, total, y, SCALE: tl.constexpr, PRECISION
     """Take KEYS more keys and values into the running softmax of each query."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
     scores = tl.where(visible, scores, float("-inf"))
-    larger = tl.maximum(
-        best, tl.max(scores, 1)
-    )  # finite: the first keys of a tile are visible to all its queries
+    # finite: the first keys of a tile are visible to all its queries
+    larger = tl.maximum(best, tl.max(scores, 1))
     fade = tl.exp(best - larger)
     weights = tl.exp(scores - larger[:, None])
     y = y * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
@@ -104,13 +103,12 @@ def attention_kernel(
 def paged_attention(
     qkv: Tensor, cache: Tensor, tiles: Tensor, tables: Tensor, n_tiles: int, block_size: int
 ) -> Tensor:
-    """Return y: [T, H, D] of qkv: [T, 3, H, D], and store the new keys and values in `cache`: [2,
-    1, H, S, D].
+    """Return y: [T, H, D] of qkv: [T, 3, H, D], and store the new keys and values in `cache`.
 
-    tiles: int32, TILE for each tile: its first token in T, its tokens (0: nothing to do), the
-    tokens that its row has in the cache, the position of its first token, and where its row's
-    blocks begin in `tables`: int32 (-1: it has none, and nothing is stored). The tiles must cover
-    T.
+    cache: [2, 1, H, S, D]. tiles: int32, TILE for each tile: its first token in T, its tokens (0:
+    nothing to do), the tokens that its row has in the cache, the position of its first token, and
+    where its row's blocks begin in `tables`: int32 (-1: it has none, and nothing is stored). The
+    tiles must cover T.
     """
     n_tokens, _, n_head, head_size = qkv.shape
     qkv = qkv.contiguous()  # the kernel is told an address and no strides
@@ -137,6 +135,5 @@ def paged_attention(
     return out
 
 
-INTERPRETED = not isinstance(
-    attention_kernel, triton.JITFunction
-)  # the interpreter multiplies bfloat16 as if they were integers
+# the interpreter multiplies bfloat16 as if they were integers
+INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)

@@ -1,12 +1,13 @@
 // The sum of an array, as fast as this machine reads: what benchmarks hold the kernels against.
 //
-// Wide loads into sums enough to hide an addition's latency, the next lines on their way, and blocks handed out one by one, as
-// in linear.cpp.
+// Wide loads into sums enough to hide an addition's latency, the next lines on their way, and
+// blocks handed out one by one, as in linear.cpp.
 
 #include <algorithm>
 #include <cstdint>
 
-const int64_t WORDS = 8, SUMS = 8, BLOCK = 1 << 15, AHEAD = 512;  // 64-bit words: a cache line; 256 KB; 4 KB
+// 64-bit words: a cache line; 256 KB; 4 KB
+const int64_t WORDS = 8, SUMS = 8, BLOCK = 1 << 15, AHEAD = 512;
 typedef int64_t Line __attribute__((vector_size(WORDS * 8), aligned(8), may_alias));
 
 // words: [n]. Returns their sum, modulo 2^64.

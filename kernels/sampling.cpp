@@ -1,8 +1,9 @@
-// From logits to ids, a row at a time: temperature, top-k, top-p, and the inverse of the cumulative distribution.
+// From logits to ids, a row at a time: temperature, top-k, top-p, and the inverse of the cumulative
+// distribution.
 //
-// What generate/sampling.py does with PyTorch, without its sort of the whole vocabulary: top-p needs to know only where
-// the probability runs out, so logits are counted into buckets and the one bucket that holds the edge is sorted.
-// A draw depends on its own row alone. Sums are double.
+// What generate/sampling.py does with PyTorch, without its sort of the whole vocabulary: top-p
+// needs to know only where the probability runs out, so logits are counted into buckets and the one
+// bucket that holds the edge is sorted. A draw depends on its own row alone. Sums are double.
 
 #include "bfloat16.h"
 
@@ -17,22 +18,25 @@
 
 const int BUCKETS = 1024, BUCKETS_PER_NAT = 64, BLOCK = 256;
 
-struct Scratch {  // of one thread: memory fresh from the system for every row would cost as much as the arithmetic
+// Of one thread: memory fresh from the system for every row would cost as much as the arithmetic.
+struct Scratch {
     std::vector<float> scaled, weights, ones;
     std::vector<int> buckets;
     std::vector<double> sums;
     std::vector<std::pair<float, float>> inside;
 };
 
-// The largest value such that the weights of all values from it upwards add up to `needed`, or else the smallest value
-// that has any weight. values: ≤ 0.
-static float edge(const std::vector<float>& values, const std::vector<float>& weights, double needed, Scratch& scratch) {
+// The largest value such that the weights of all values from it upwards add up to `needed`, or else
+// the smallest value that has any weight. values: ≤ 0.
+static float edge(const std::vector<float>& values, const std::vector<float>& weights,
+                  double needed, Scratch& scratch) {
     const size_t n = values.size();
     std::vector<int>& bucket = scratch.buckets;
     bucket.resize(n);
     for (size_t i = 0; i < n; i++) {
         bucket[i] = int(std::min(-values[i] * BUCKETS_PER_NAT, float(BUCKETS - 1)));
-        if (unsigned(bucket[i]) >= unsigned(BUCKETS)) bucket[i] = BUCKETS - 1;  // no number: a broken model's logits
+        // no number: a broken model's logits
+        if (unsigned(bucket[i]) >= unsigned(BUCKETS)) bucket[i] = BUCKETS - 1;
     }
     double mass[BUCKETS] = {0}, above = 0;
     for (size_t i = 0; i < n; i++) mass[bucket[i]] += weights[i];
@@ -50,8 +54,8 @@ static float edge(const std::vector<float>& values, const std::vector<float>& we
 }
 
 template <typename T>
-static int64_t draw(const T* logits, int64_t n_vocab, float temperature, int64_t top_k, double top_p, double u,
-                    Scratch& scratch) {
+static int64_t draw(const T* logits, int64_t n_vocab, float temperature, int64_t top_k,
+                    double top_p, double u, Scratch& scratch) {
     std::vector<float>&scaled = scratch.scaled, &weights = scratch.weights;
     scaled.resize(n_vocab), weights.resize(n_vocab), scratch.ones.resize(n_vocab, 1);
     for (int64_t i = 0; i < n_vocab; i++) scaled[i] = float(logits[i]);
@@ -59,9 +63,11 @@ static int64_t draw(const T* logits, int64_t n_vocab, float temperature, int64_t
     for (float& s : scaled) s = (s - largest) / temperature;
     float least = std::numeric_limits<float>::lowest();
     if (top_k < n_vocab) least = edge(scaled, scratch.ones, top_k, scratch);
-    for (int64_t i = 0; i < n_vocab; i++) weights[i] = scaled[i] >= least ? std::exp(std::max(scaled[i], -80.0f)) : 0;
+    for (int64_t i = 0; i < n_vocab; i++)
+        weights[i] = scaled[i] >= least ? std::exp(std::max(scaled[i], -80.0f)) : 0;
     if (top_p < 1) {  // nucleus sampling (Holtzman et al. 2020, section 3.1)
-        least = edge(scaled, weights, top_p * std::accumulate(weights.begin(), weights.end(), 0.0), scratch);
+        least = edge(scaled, weights, top_p * std::accumulate(weights.begin(), weights.end(), 0.0),
+                     scratch);
         for (int64_t i = 0; i < n_vocab; i++) weights[i] = scaled[i] >= least ? weights[i] : 0;
     }
     std::vector<double>& sums = scratch.sums;
@@ -85,8 +91,9 @@ static int64_t draw(const T* logits, int64_t n_vocab, float temperature, int64_t
 }
 
 template <typename T>
-static void sample(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vocab, const float* temperatures,
-                   const int64_t* top_ks, const double* top_ps, const double* us, int64_t* ids, int n_threads) {
+static void sample(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vocab,
+                   const float* temperatures, const int64_t* top_ks, const double* top_ps,
+                   const double* us, int64_t* ids, int n_threads) {
     #pragma omp parallel num_threads(n_threads)
     {
         Scratch scratch;
@@ -100,17 +107,19 @@ static void sample(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vo
             float largest = float(row[0]);
             for (int64_t i = 1; i < n_vocab; i++) largest = std::max(largest, float(row[i]));
             ids[r] = 0;
-            while (ids[r] < n_vocab - 1 && float(row[ids[r]]) != largest) ids[r]++;  // the lowest id of equals
+            // the lowest id of equals
+            while (ids[r] < n_vocab - 1 && float(row[ids[r]]) != largest) ids[r]++;
         }
     }
 }
 
-// logits: [n_rows, stride], of which n_vocab ≤ stride ids may be drawn. Per row: temperature (0: the largest logit, the
-// lowest id of equals), top_k ≥ 1, top_p ≤ 1, u in [0, 1). ids: [n_rows].
-#define EXPORT(name, T)                                                                                              \
-    extern "C" void name(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vocab, const float* temperatures, \
-                         const int64_t* top_ks, const double* top_ps, const double* us, int64_t* ids, int n_threads) { \
-        sample(logits, stride, n_rows, n_vocab, temperatures, top_ks, top_ps, us, ids, n_threads);                    \
+// logits: [n_rows, stride], of which n_vocab ≤ stride ids may be drawn. Per row: temperature (0:
+// the largest logit, the lowest id of equals), top_k ≥ 1, top_p ≤ 1, u in [0, 1). ids: [n_rows].
+#define EXPORT(name, T)                                                                            \
+    extern "C" void name(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vocab,         \
+                         const float* temperatures, const int64_t* top_ks, const double* top_ps,   \
+                         const double* us, int64_t* ids, int n_threads) {                          \
+        sample(logits, stride, n_rows, n_vocab, temperatures, top_ks, top_ps, us, ids, n_threads); \
     }
 EXPORT(sample_float32, float)
 EXPORT(sample_bfloat16, BFloat16)

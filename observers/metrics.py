@@ -1,5 +1,6 @@
-"""What a server does, for Prometheus, under vLLM's names where it has one, so that its dashboards
-work.
+"""What a server does, for Prometheus.
+
+Names are vLLM's where it has one, so that its dashboards work.
 """
 
 from __future__ import annotations
@@ -58,17 +59,15 @@ SECONDS = (
     160.0,
 )
 TOKENS = tuple(2**i for i in range(13))
-REASONS = {
-    State.CANCELLED: "abort",
-    State.EXPIRED: "timeout",
-    State.FAILED: "error",
-}  # FINISHED has its own finish_reason
+# FINISHED has its own finish_reason
+REASONS = {State.CANCELLED: "abort", State.EXPIRED: "timeout", State.FAILED: "error"}
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class Metrics:
-    """An observer of the manager, and a collector in a registry of its own: two apps in one process
-    share nothing.
+    """An observer of the manager, and a collector in a registry of its own.
+
+    So two apps in one process share nothing.
 
     The handler thread tells it of every iteration and token, so what it counts it counts in plain
     numbers, and they become metrics when Prometheus asks; only what is observed once a request goes
@@ -230,8 +229,8 @@ class Metrics:
             computed,
         )
         yield one(
-            GaugeMetricFamily, "batching_occupancy", "live rows of the latest iteration / "
-                                                     "max_batch_size",
+            GaugeMetricFamily, "batching_occupancy",
+            "live rows of the latest iteration / max_batch_size",
             rows["live"] / self._max_batch_size,
         )  # fmt: skip
         family = HistogramMetricFamily(

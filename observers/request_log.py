@@ -1,5 +1,6 @@
-"""One JSON line for every inference that ended, in the order in which they ended, those of a batch
-in the order of its rows.
+"""One JSON line for every inference that ended, in the order in which they ended.
+
+Those of a batch come in the order of its rows.
 
 A thread of its own writes, so that neither a slow nor a full disk disturbs serving: lines that
 cannot be written are lost, counted, and spoken of in the server's log. No line is ever half there:
@@ -22,11 +23,10 @@ log = logging.getLogger("effective_batching")
 
 
 def open_log(path: str) -> int:
-    """A file descriptor to append by. Raises OSError, also for a pipe without a reader, for which
-    it does not wait.
+    """A file descriptor to append by.
 
-    Writing waits: a pipe without room takes a part of a line longer than 4,096 bytes and refuses
-    the rest.
+    Raises OSError, also for a pipe without a reader, for which it does not wait. Writing waits: a
+    pipe without room takes a part of a line longer than 4,096 bytes and refuses the rest.
     """
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
     os.set_blocking(file, True)
@@ -34,8 +34,7 @@ def open_log(path: str) -> int:
 
 
 class RequestLog:
-    """An observer of the manager that appends to a file. Raises OSError if the file cannot be
-    opened.
+    """An observer of the manager that appends to a file. Raises OSError if it cannot open it.
 
     `epoch_offset`: the manager's clock + this = seconds since the epoch. At most `backlog`
     inferences wait to be written.

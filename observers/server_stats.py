@@ -1,5 +1,6 @@
-"""What a server measures of itself, for /stats: an observer that keeps counts for ever and the last
-values in rings.
+"""What a server measures of itself, for /stats.
+
+It is an observer that keeps counts for ever, and the last values in rings.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ PAGE = 10_000
 
 
 class Ring:
-    """The last `size` values, in memory that is taken, and touched, at once: a process that serves
-    does not grow by it.
+    """The last `size` values, in memory that is taken, and touched, at once.
+
+    A process that serves does not grow by it.
     """
 
     def __init__(self, size: int, kind: np.dtype):
@@ -51,9 +53,7 @@ class Ring:
         self.seen += len(values)
 
     def between(self, first: int, end: int) -> np.ndarray:
-        """A copy of the values from number `first` to before number `end`, as far as
-        they are kept.
-        """
+        """A copy of the values from number `first` to before `end`, as far as they are kept."""
         first, end = max(first, self.lost), min(end, self.seen)
         if first >= end:
             return self._values[:0].copy()
@@ -64,8 +64,10 @@ class Ring:
 
 
 class ServerStats:
-    """What /stats answers: an observer of the manager. Counts are exact; distributions cover the
-    last `window` values, and iterations are kept for four times as many.
+    """What /stats answers: an observer of the manager.
+
+    Counts are exact; distributions cover the last `window` values, and iterations
+    are kept for four times as many.
 
     A run begins with the first request that arrives after `reset`; those in flight at the reset are
     left out. Thread-safe: the handler thread observes, HTTP threads read. Its memory, 17 MB, is
@@ -87,9 +89,8 @@ class ServerStats:
             self._last_ending = float("-inf")
             self._counts: Counter[str] = Counter()
             self._reasons: Counter[str] = Counter()
-            self._by_tokens: dict[int, list[float]] = defaultdict(
-                lambda: [0, 0.0]
-            )  # tokens: [requests, Σ latency]
+            # tokens: [requests, Σ latency]
+            self._by_tokens: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
             self._normalized_sum = 0.0
             for ring in (*self._samples.values(), self._iterations):
                 ring.clear()
@@ -172,9 +173,8 @@ class ServerStats:
         """The run so far; changes nothing."""
         with self._lock:
             counts, n = self._counts, self._counts["finished"]
-            wall = max(
-                0.0, self._last_ending - self._first_arrival
-            )  # -inf as long as nothing has ended
+            # -inf as long as nothing has ended
+            wall = max(0.0, self._last_ending - self._first_arrival)
             rates = throughputs(n, counts["prompt_tokens"], counts["completion_tokens"], wall)
             rows, busy = self._rows, self._busy_s
             result: dict[str, Any] = {

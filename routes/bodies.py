@@ -1,5 +1,4 @@
-"""What the completion routes take: the bodies, as the routes validate them and /openapi.json
-describes them.
+"""What the completion routes take: bodies, as the routes validate and /openapi.json describes them.
 
 Types are strict: no "10", no true, no NaN. On OpenAI's routes a field that is null means its
 default, and unknown fields are ignored, as clients send many; one whose value would change the
@@ -232,7 +231,7 @@ class _Message(_Lenient):
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and part.get("type") != "text":
                 raise ValueError(
-                    f"this model reads text alone, and a part has type "
+                    "this model reads text alone, and a part has type "
                     f"{json.dumps(part.get('type'))[:100]}; "
                     'send {"type": "text", "text": …}'
                 )

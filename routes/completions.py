@@ -1,6 +1,4 @@
-"""What the completion routes share: a body is read, its group of inferences is waited for or
-streamed.
-"""
+"""What the completion routes share: a body is read, its group is waited for or streamed."""
 
 from __future__ import annotations
 
@@ -28,8 +26,9 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def read(kind: type[Body]) -> Body:
-    """The current HTTP request's body, validated. Raises InvalidRequest, naming the first field
-    that is wrong.
+    """The current HTTP request's body, validated.
+
+    Raises InvalidRequest, naming the first field that is wrong.
     """
     try:
         raw = request.get_data()
@@ -72,8 +71,9 @@ class Completions:
         self._streamer = Streamer()
 
     def wait(self, group: Sequence[Inference]) -> None:
-        """Queue the group, and wait until all of it is answered. Raises what enqueue does, and the
-        first error of a member.
+        """Queue the group, and wait until all of it is answered.
+
+        Raises what enqueue does, and the first error of a member.
         """
         self.server.manager.enqueue(group)
         try:
@@ -87,8 +87,9 @@ class Completions:
             raise
 
     def _wait(self, event: threading.Event, deadline: float | None) -> None:
-        """Wait; when the deadline passes see to it that the manager knows, whose thread may be in a
-        long iteration.
+        """Wait; when the deadline passes see to it that the manager knows.
+
+        The manager's own thread may be in a long iteration.
         """
         while not event.wait(
             None
@@ -127,9 +128,8 @@ class Completions:
         self._streamer.follow(stream, group)
         self.server.manager.enqueue(group)
         with ExitStack() as stack:
-            stack.callback(
-                self.server.manager.cancel, group
-            )  # does nothing unless the reader has gone before the end
+            # does nothing unless the reader has gone before the end
+            stack.callback(self.server.manager.cancel, group)
             stack.enter_context(self._watcher.watching(connection, group))
             body = stream.body(lambda turn: self._wait(turn, group[0].deadline))
             response = Response(

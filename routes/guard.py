@@ -1,5 +1,4 @@
-"""What is asked before any route: the server's key, and a content type that no web page can send
-unasked.
+"""Asked before any route: the server's key, and a content type that no web page can send unasked.
 
 A page of any site may make a browser POST text or a form to a server on localhost, but not JSON:
 for that the browser first asks this server whether it may, and no answer here says so (there are no

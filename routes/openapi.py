@@ -1,7 +1,7 @@
 """GET /openapi.json: every route, what it takes and what it answers, errors too, as OpenAPI 3.1.
 
-Bodies are the models that the routes validate with (routes/bodies.py), answers those of
-routes/answers.py.
+Bodies are the models that the routes validate with (routes/bodies.py),
+answers those of routes/answers.py.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ HEADERS = {401: "WWW-Authenticate", 429: "Retry-After"}
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`answer`: a model, or the media type of a text. `events`: of its stream. `problems`: beside
-    401.
+    """`answer`: a model, or the media type of a text. `events`: of its stream.
+
+    `problems`: beside 401.
     """
 
     summary: str

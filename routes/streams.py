@@ -41,8 +41,9 @@ class Streamer:
         self._thread: threading.Thread | None = None
 
     def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
-        """Have the progress of `group`, which is not queued yet, told to `stream`. Raises
-        Overloaded.
+        """Have the progress of `group`, which is not queued yet, told to `stream`.
+
+        Raises Overloaded.
         """
         with self._lock:
             self._thread = self._thread or started("streamer", self._run)
@@ -69,9 +70,7 @@ class Part:
         self._read = self._shown = 0
 
     def read(self, told: News) -> tuple[str, int]:
-        """The text that is new and the number of its tokens; nothing of either while the text is
-        held back.
-        """
+        """The new text and the number of its tokens; none of either while the text is held back."""
         self._text += self._detokenizer.completion(
             told.inference.tokens[self._read : told.n_tokens], told.is_over
         )
@@ -124,9 +123,8 @@ class Stream:
                 try:
                     self._write()
                     return
-                except (
-                    Exception
-                ) as error:  # the client is gone, or a defect: the other streams go on
+                # the client is gone, or a defect: the other streams go on
+                except Exception as error:
                     self._failed = error
             self._direct = False
             self._turn.set()

@@ -15,7 +15,7 @@ def started(name: str, run: Callable[[], None]) -> threading.Thread:
         thread.start()
     except RuntimeError as error:
         raise Overloaded(
-            f"The server could not start its {name} thread ({error}); try again later, "
-            "or start it with a higher limit of threads (ulimit -u)."
+            f"The server could not start its {name} thread ({error}); try again later, or start it "
+            "with a higher limit of threads (ulimit -u)."
         ) from None
     return thread

@@ -1,5 +1,4 @@
-"""Notices clients that have gone while their request waits, runs or is streamed, and gives the
-request up.
+"""Notices clients that go while their request waits, runs or is streamed, and gives it up.
 
 The kernel knows that the other side has closed, and tells whoever polls, also behind bytes that
 nobody has read yet. Writing would not tell: the first write after a close succeeds. A client that
@@ -24,9 +23,7 @@ CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "PO
 
 
 class Watcher:
-    """One thread for all connections, started with the first; it looks every
-    `interval_s` seconds.
-    """
+    """One thread for all connections, started with the first; looks every `interval_s` seconds."""
 
     def __init__(self, manager: BatchingManager, interval_s: float = 0.25):
         self._manager = manager
@@ -39,10 +36,9 @@ class Watcher:
     def watching(
         self, connection: socket.socket | None, group: Sequence[Inference]
     ) -> Iterator[None]:
-        """Cancel `group` if its connection closes in this block. Without a connection (a test
-        client) do nothing.
+        """Cancel `group` if its connection closes in this block.
 
-        Raises Overloaded.
+        Without a connection (a test client) do nothing. Raises Overloaded.
         """
         if connection is None:
             yield

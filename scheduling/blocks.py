@@ -7,12 +7,11 @@ from collections.abc import Iterable
 
 
 class BlockPool:
-    """Free KV blocks, as sorted ranges, so that a request gets consecutive blocks when there are
-    any.
+    """Free KV blocks as sorted ranges: a request gets consecutive blocks when there are any.
 
-    Consecutive blocks let the plain PyTorch attention read a row's keys and values as one slice,
-    without gathering them. Free ranges are at most one more than live allocations, so a linear scan
-    is cheap.
+    Consecutive blocks let the plain PyTorch attention read a row's keys and values as
+    one slice, without gathering them. Free ranges are at most one more than live
+    allocations, so a linear scan is cheap.
     """
 
     def __init__(self, n_blocks: int):
@@ -22,7 +21,8 @@ class BlockPool:
 
     def allocate(self, n: int) -> list[int]:
         """Return n blocks: consecutive if any free range is long enough, else from several.
-        ValueError if too few.
+
+        Raises ValueError if there are too few.
         """
         if n > self.free_blocks:
             raise ValueError(f"{n} blocks wanted, {self.free_blocks} free")

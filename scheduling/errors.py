@@ -18,8 +18,9 @@ from typing import Any
 
 
 class ServingError(Exception):
-    """Base of every error a request can end with. `type` is OpenAI's word for the kind of error,
-    `code` ours for which.
+    """Base of every error a request can end with.
+
+    `type` is OpenAI's word for the kind of error, `code` ours for which.
     """
 
     status = 500

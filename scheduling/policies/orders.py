@@ -12,13 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order:
-    """Its fields are settings. A key never changes while a request waits; among equal ones who came
-    first goes first.
+    """Its fields are settings.
+
+    A key never changes while a request waits; among equal ones who came first goes first.
     """
 
     def key(self, group: Sequence[Inference]) -> Any:
-        """The key of a request's members, which wait side by side. They have their
-        arrival already.
+        """The key of a request's members, which wait side by side.
+
+        They have their arrival already.
         """
         raise NotImplementedError
 

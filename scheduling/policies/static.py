@@ -1,6 +1,4 @@
-"""Run to completion: when idle, take what waits; nobody joins; all are answered when the longest is
-done.
-"""
+"""Run to completion: when idle take what waits; nobody joins; all are answered with the longest."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from scheduling.policies.base import Plan, Policy, View, setting, share_budget, 
 class Static(Policy):
     """The batch is what waits when the engine is idle.
 
-    Rows that are done keep being computed (as *idle rows*) until the batch ends, as deployed static
-    batching does; with `compact_batches` they are dropped, as FasterTransformer does. Either way
-    nobody joins.
+    Rows that are done keep being computed (as *idle rows*) until the batch ends, as
+    deployed static batching does; with `compact_batches` they are dropped, as
+    FasterTransformer does. Either way nobody joins.
     """
 
     request_level: ClassVar[bool] = True

@@ -10,12 +10,11 @@ from scheduling.policies.static import Static
 
 @dataclass(frozen=True)
 class Windowed(Static):
-    """A batch forms when `batch_size_target` rows wait, or when the oldest has waited
-    `max_batch_delay_ms`.
+    """A batch forms when `batch_size_target` rows wait, or the oldest has for `max_batch_delay_ms`.
 
-    The delay is measured from its arrival, so that time spent behind a running batch counts. A
-    batch takes at most `batch_size_limit` rows, and can never be larger than its limits, so neither
-    can the target.
+    The delay is measured from its arrival, so that time spent behind a running batch
+    counts. A batch takes at most `batch_size_limit` rows, and can never be larger than its
+    limits, so neither can the target.
     """
 
     max_batch_delay_ms: float = setting(
@@ -35,9 +34,8 @@ class Windowed(Static):
             return []
         return [
             f"batch_size_target {self.batch_size_target} can never be reached with "
-            f"batch_size_limit "
-            f"{self.batch_size_limit or 'none'} and max_batch_size {max_batch_size}: batches form "
-            f"at {most}"
+            f"batch_size_limit {self.batch_size_limit or 'none'} and max_batch_size "
+            f"{max_batch_size}: batches form at {most}"
         ]
 
     def plan(self, view: View) -> Plan:
