@@ -19,13 +19,12 @@ import random
 import statistics
 import time
 import urllib.parse
-import urllib.request
 from dataclasses import asdict, astuple, dataclass
 
 import aiohttp
 import psutil
 
-from client.calls import get
+from client.calls import get, get_text
 from client.machine import stamp
 from client.servers import server
 
@@ -105,11 +104,9 @@ def freed_after_s(url: str, stream: bool) -> float:
     """
 
     def taken() -> bool:
-        with urllib.request.urlopen(f"{url}/metrics") as response:
-            lines = response.read().decode().splitlines()
         return any(
             float(line.split()[-1])
-            for line in lines
+            for line in get_text(f"{url}/metrics").splitlines()
             if line.startswith(("vllm:num_requests_r", "vllm:kv_cache"))
         )
 

@@ -31,6 +31,12 @@ def get(url: str, timeout_s: float = 30.0, key: str | None = None) -> dict[str, 
         return dict(response.json())
 
 
+def get_text(url: str, timeout_s: float = 30.0) -> str:
+    """GET a text, as /metrics is one. Raises ServerError as `get` does."""
+    with _exchange("GET", url, None, timeout_s, None) as response:
+        return response.text
+
+
 def post(
     url: str, body: Any = None, timeout_s: float = 3600.0, key: str | None = None
 ) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from client.calls import get_text
 from client.data import Request
 from client.load import Outcome
 from client.servers import free_port, server
@@ -57,8 +57,7 @@ def client_command(*arguments: str) -> list[str]:
 
 def scrape(url: str) -> str:
     """The text of a server's /metrics."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-        return str(response.read(), "utf-8")
+    return get_text(f"{url}/metrics")
 
 
 def wait_until(

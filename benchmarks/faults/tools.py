@@ -15,14 +15,13 @@ import tempfile
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psutil
 
-from client.calls import get
+from client.calls import get, get_text
 from client.data import Request
 from client.load import Outcome
 from client.servers import ROOT, as_flag, free_port, wait_until_ready
@@ -82,8 +81,7 @@ class Served:
         return parts.hostname or "", parts.port or 0
 
     def metric(self, name: str) -> float:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as response:
-            lines = response.read().decode().splitlines()
+        lines = get_text(f"{self.url}/metrics", PATIENCE_S).splitlines()
         return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def is_free(self) -> bool:
