@@ -1,7 +1,7 @@
 """Whether the engine computes what the oracle does, on the device that serves: fast equals plain.
 
-    python -m benchmarks.agreement --model gpt2-medium --weights random [--n 8] [--tokens 24] [any
-    server setting]
+    python -m benchmarks.agreement --model gpt2-medium --weights random [--n 8] [--tokens 24]
+        [any server setting]
 
 In float32 the engine serves requests in `dynamic` and in `static`, greedy and drawn, with long
 prompts in chunks and decode rows padded as the settings say, and every id must be the oracle's

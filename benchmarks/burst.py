@@ -1,8 +1,6 @@
-"""The offline burst: n requests at once through the real scheduler, manager and engine, without
-HTTP.
+"""The offline burst: n requests at once through scheduler, manager and engine, without HTTP.
 
-    python -m benchmarks.burst --model FOLDER --dtype bfloat16 [--n 64] [--modes dynamic,static]
-    [any server setting]
+    python -m benchmarks.burst --model FOLDER [--n 64] [--modes dynamic,static] [any server setting]
 
 The requests are those of the peers' scripts: lengths of the original experiment, 6,904 completion
 tokens for 64. Each mode serves the burst twice: once measured, then, on a CPU, once more with a

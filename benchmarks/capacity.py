@@ -1,12 +1,10 @@
-"""How far a sweep's capacity is from the truth: whole sweeps in virtual time, against a queue that
-is never empty.
+"""How far a sweep's capacity is from the truth: sweeps in virtual time, against an endless queue.
 
-    python -m benchmarks.capacity [--seeds 12] [--modes nobatch,dynamic] [--processes 2]   the last
-    line is JSON
+    python -m benchmarks.capacity [--seeds 12] [--modes nobatch,dynamic] [--processes 2]
 
 A sweep's own traces, search, verdict and estimate, on the real scheduler and policies; an iteration
 takes what the fake engine's does, and nothing else takes time. The truth: requests completed a
-second while 20,000 are served.
+second while 20,000 are served. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -144,7 +142,10 @@ def study(modes: Sequence[str], seeds: int, requests: int, processes: int) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.capacity", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.capacity",
+        description="How far a sweep's capacity is from the truth, in virtual time.",
+    )
     parser.add_argument("--seeds", type=int, default=12, help="sweeps of each mode (default: 12)")
     parser.add_argument(
         "--modes", default=",".join(MODES), help="separated by commas (default: all)"

@@ -1,8 +1,7 @@
-"""Step time against what the machine allows: its bandwidth and arithmetic are measured before and
-after each step.
+"""Step time against what the machine allows: bandwidth and arithmetic, measured around each step.
 
-    python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256] [--prompts
-    16,128] [any server setting]
+    python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256]
+        [--prompts 16,128] [any server setting]
 
 A step is one iteration of decode rows of one context through the engine, greedy sampling included.
 It cannot be shorter than reading every weight and live key and value once, nor than its arithmetic;

@@ -1,11 +1,11 @@
 """All that is claimed of a GPU, measured in one command of at most nine minutes: benchmarks/gpu.sh.
 
-    python -m benchmarks.gpu [--out FOLDER] [any server setting]        default: gpt2-medium with
-    random weights, no download
+    python -m benchmarks.gpu [--out FOLDER] [any server setting]
 
-Each part is a command of its own, whose output is kept in FOLDER; one that fails or runs out of
-time leaves the others. Ends with exit code 1 unless all of them ran. `--device cpu` runs the same
-on a CPU, which is how it is tested.
+The default is gpt2-medium with random weights, without a download. Each part is a command of its
+own, whose output is kept in FOLDER; one that fails or runs out of time leaves the others. Ends with
+exit code 1 unless all of them ran. `--device cpu` runs the same on a CPU, which is how it is
+tested.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What HTTP costs: requests and chunks per second, and the server's CPU for each, with an engine
-that computes nothing; and how long after its client has gone a request's row and KV blocks are
-free.
+"""What HTTP costs with an engine that computes nothing, and how soon what clients leave is free.
 
-    python -m benchmarks.http [--clients 64] [--tokens 64] [--seconds 5]      the last line is JSON
+    python -m benchmarks.http [--clients 64] [--tokens 64] [--seconds 5]
 
-A server in mode dynamic with `--model fake`, on the same machine as the clients of this program,
-which ask as soon as they are answered. The fake engine sleeps 1 ms + 0.06 ms a row an iteration: at
-most 16,667 tokens a second, whatever HTTP costs.
+Measured are requests and chunks a second and the server's CPU for each, and how long after its
+client has gone a request's row and KV blocks are free. A server in mode dynamic with `--model
+fake`, on the same machine as the clients of this program, which ask as soon as they are answered.
+The fake engine sleeps 1 ms + 0.06 ms a row an iteration: at most 16,667 tokens a second, whatever
+HTTP costs. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def freed_after_s(url: str, stream: bool) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.http", description=__doc__.splitlines()[0] if __doc__ else ""
+        prog="python -m benchmarks.http",
+        description="What HTTP costs with an engine that computes nothing.",
     )
     parser.add_argument("--clients", type=int, default=64, help="connections (default: 64)")
     parser.add_argument(

@@ -1,8 +1,7 @@
-"""Hugging Face's generate() on the burst of benchmarks.burst, with the same weights: what a user
-writes first.
+"""Hugging Face's generate() on benchmarks.burst's requests and weights: what a user writes first.
 
-    python -m benchmarks.huggingface --model gpt2-medium --weights random [--n 64] [--batch 64] [any
-    server setting]
+    python -m benchmarks.huggingface --model gpt2-medium --weights random [--n 64] [--batch 64]
+        [any server setting]
 
 Prompts are padded on the left, and a batch runs until its longest completion is done; only what was
 asked for counts. Needs transformers (requirements-dev.txt). The last line is JSON.

@@ -1,7 +1,7 @@
 """What a long prompt does to the rows that decode beside it, over token budgets.
 
-    python -m benchmarks.long_prompt --model FOLDER [--budgets 16,64,256] [--out FOLDER] [any server
-    setting]
+    python -m benchmarks.long_prompt --model FOLDER [--budgets 16,64,256] [--out FOLDER]
+        [any server setting]
 
 16 rows decode; a prompt of 900 tokens arrives; each iteration computes at most token_budget of
 them. Measured are the gaps between tokens of the 16 rows from the arrival to the prompt's first

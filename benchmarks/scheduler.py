@@ -1,7 +1,8 @@
-"""What queueing and planning cost: enqueue, schedule and apply at full rows, with a short and a
-long queue. No torch.
+"""What queueing and planning cost: at full rows, with a short and a long queue. No torch.
 
-python -m benchmarks.scheduler [--rows 256] [--waiting 100000]      the last line is JSON
+    python -m benchmarks.scheduler [--rows 256] [--waiting 100000]
+
+Timed are enqueue, schedule and apply. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def measure(mode: str, rows: int, waiting: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scheduler",
+        description="What queueing and planning cost.",
+    )
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=100_000)
     options = parser.parse_args()

@@ -1,11 +1,10 @@
-"""Where theory knows the answer, the server gives it: queueing, idle rows, Little's law. Real
-servers, the fake engine.
+"""Where theory knows the answer, the server gives it: queueing, idle rows, Little's law.
 
-    python -m benchmarks.theory [--seeds 6] [--requests 200] [--load 0.6]      the last line is JSON
+    python -m benchmarks.theory [--seeds 6] [--requests 200] [--load 0.6]
 
-`nobatch` under Poisson arrivals is an M/G/1 queue, whose mean queue time Pollaczek and Khinchine
-give; a saturated `static` server uses mean(g) / E[max of B draws of g] of its rows; and in every
-run L = λ · W.
+Real servers with the fake engine. `nobatch` under Poisson arrivals is an M/G/1 queue, whose mean
+queue time Pollaczek and Khinchine give; a saturated `static` server uses
+mean(g) / E[max of B draws of g] of its rows; and in every run L = λ · W. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -89,7 +88,10 @@ def littles_law(requests: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.theory", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.theory",
+        description="Where theory knows the answer, the server gives it.",
+    )
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--requests", type=int, default=200, help="of each run (default: 200)")
     parser.add_argument(
