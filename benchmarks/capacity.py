@@ -73,9 +73,7 @@ def outcome(request: Request, inference: Inference) -> Outcome:
 
 
 def true_capacity(config: Config, n: int) -> float:
-    """Requests a second that a server completes until the last of n, which all came at once, is
-    admitted.
-    """
+    """Requests completed a second until the last of n, which all came at once, is admitted."""
     requests = PromptData(LENGTHS, seed=2**31).requests(n, "burst", scaled=True)
     served = serve(config.model_copy(update={"max_waiting": n}), requests)
     times = [times_of(inference) for inference in served]
@@ -157,14 +155,14 @@ def main() -> None:
     options = parser.parse_args()
     found = study(options.modes.split(","), options.seeds, options.requests, options.processes)
     print(
-        "mode      true, 1/s  found / true (least to most)  the queue begins to grow  rates  a "
-        "sweep takes, s"
+        "mode      true, 1/s  found / true (least to most)  the queue begins to grow  rates  "
+        "a sweep takes, s"
     )
     for mode, of in found.items():
         ratios, sweeps = of["found_to_true"], of["sweeps"]
         print(
-            f"{mode:9} {of['true']:9.3f}  {statistics.mean(ratios):12.3f} ({min(ratios):.3f} to "
-            f"{max(ratios):.3f})  "
+            f"{mode:9} {of['true']:9.3f}  "
+            f"{statistics.mean(ratios):12.3f} ({min(ratios):.3f} to {max(ratios):.3f})  "
             f"{between(sweeps, 'sustained_rate', 'saturated_rate'):>24}  "
             f"{statistics.mean(len(each['points']) for each in sweeps):5.1f}  "
             f"{statistics.mean(each['seconds'] for each in sweeps):16.0f}"

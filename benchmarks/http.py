@@ -34,9 +34,7 @@ GONE = 20
 
 @dataclass
 class Found:
-    """One round. Milliseconds and microseconds are the server's CPU time, user and system, of all
-    its threads.
-    """
+    """One round; ms and µs are CPU time of the server, user and system, of all its threads."""
 
     requests_per_s: float
     tokens_per_s: float
@@ -58,9 +56,7 @@ class Case:
 
 
 async def ask(url: str, case: Case, clients: int, seconds: float) -> tuple[int, int]:
-    """Have `clients` ask for so long, each its next request when it has its answer; return requests
-    and chunks.
-    """
+    """Have `clients` ask, each again when it has its answer; return requests and chunks."""
     body = {"prompt": "hi", case.length: case.tokens, "stream": case.stream, "seed": 1}
     requests = chunks = 0
     end = time.perf_counter() + seconds
@@ -99,9 +95,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def freed_after_s(url: str, stream: bool) -> float:
-    """Seconds from the close of a running request's connection until no row and no KV block is
-    taken.
-    """
+    """Seconds from the close of a running request's connection until nothing of it is taken."""
 
     def taken() -> bool:
         return any(
@@ -170,8 +164,8 @@ def main() -> None:
         for name, found in rounds.items()
     }
     print(
-        f"\nmedians of {REPEATS} rounds, {options.clients} clients, {options.tokens} tokens a "
-        f"request:"
+        f"\nmedians of {REPEATS} rounds, {options.clients} clients, "
+        f"{options.tokens} tokens a request:"
     )
     for name, found in medians.items():
         print(f"{name:18} {show(found)}")
@@ -183,8 +177,8 @@ def main() -> None:
     for name in ("streaming", "streaming, OpenAI"):
         more = medians[name].cpu_us_per_token - medians["plain"].cpu_us_per_token
         print(
-            f"{name}: {medians[name].cpu_us_per_chunk:.0f} µs of CPU a chunk; {more:.0f} µs a "
-            f"token more than a plain answer"
+            f"{name}: {medians[name].cpu_us_per_chunk:.0f} µs of CPU a chunk; "
+            f"{more:.0f} µs a token more than a plain answer"
         )
     for kind, seconds in gone.items():
         print(
@@ -208,8 +202,8 @@ def show(found: Found) -> str:
     return (
         f"{found.requests_per_s:5,.0f} requests/s {found.tokens_per_s:6,.0f} tokens/s "
         f"{found.chunks_per_s:6,.0f} chunks/s  "
-        f"CPU {found.cpu_ms_per_request:5.2f} ms a request, {found.cpu_us_per_token:5.0f} µs a "
-        f"token  "
+        f"CPU {found.cpu_ms_per_request:5.2f} ms a request, "
+        f"{found.cpu_us_per_token:5.0f} µs a token  "
         f"(cores: server {found.server_cores:.2f}, clients {found.client_cores:.2f})"
     )
 

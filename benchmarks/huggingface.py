@@ -22,6 +22,7 @@ from config import Config, ConfigError, Parser
 from model import load_model
 from weights import locate
 
+# no engine of ours
 UNUSED = frozenset(Config.model_fields) - {
     "model",
     "weights",
@@ -29,7 +30,7 @@ UNUSED = frozenset(Config.model_fields) - {
     "dtype",
     "device",
     "threads",
-}  # no engine of ours
+}
 
 
 def measure(config: Config, requests: list[tuple[list[int], int]], batch: int) -> float:
@@ -104,8 +105,8 @@ def main() -> None:
         raise ConfigError(f"--n must be from 1 to {LARGEST}, and --batch at least 1")
     if config.shape.vocab_size < 50257:
         raise ConfigError(
-            f"the burst's prompts are GPT-2's ids and {config.model} has too few; name another "
-            f"--model"
+            f"the burst's prompts are GPT-2's ids and {config.model} has too few; "
+            f"name another --model"
         )
     requests = draw(options.n)
     seconds, tokens = (

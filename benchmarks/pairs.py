@@ -20,9 +20,7 @@ from client.machine import stamp
 
 
 def throughput(command: str) -> float:
-    """Run a command and return the tok/s it says. Raises ValueError with the end of its output if
-    it says none.
-    """
+    """Run a command; return the tok/s it says. Raises ValueError, with what it said, if none."""
     done = subprocess.run(shlex.split(command), capture_output=True, text=True)
     said = done.stdout + done.stderr
     found = re.search(r"([\d,]+(?:\.\d+)?) tok/s", said)

@@ -22,9 +22,7 @@ REPEATS = 100
 
 
 def measure(mode: str, rows: int, waiting: int) -> dict[str, float]:
-    """Median milliseconds of an iteration's `schedule` and `apply`, and microseconds of an
-    `enqueue` behind all that wait.
-    """
+    """Medians: ms of an iteration's schedule and apply, µs of an enqueue behind all that wait."""
     settings = {"model": "fake", "max_batch_size": str(rows), "max_waiting": str(waiting + REPEATS)}
     scheduler = scheduling.build(build(mode, settings, {}))
     scheduler.enqueue([Inference([1] * 10, REPEATS + 10) for _ in range(rows)], 0.0)
@@ -66,8 +64,8 @@ def main() -> None:
             results.setdefault(mode, {})[f"{waiting} waiting"] = found
             print(
                 f"{mode:9} {found['rows']:4} rows, {waiting:7,} waiting: "
-                f"enqueue {found['enqueue_us']:.1f} µs, plan {found['plan_ms']:.3f} ms, apply "
-                f"{found['apply_ms']:.3f} ms"
+                f"enqueue {found['enqueue_us']:.1f} µs, plan {found['plan_ms']:.3f} ms, "
+                f"apply {found['apply_ms']:.3f} ms"
             )
     print(json.dumps({"modes": results} | stamp()))
 

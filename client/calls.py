@@ -72,9 +72,8 @@ def _exchange(
     """A request and its answer; what can go wrong with it becomes a ServerError."""
     try:
         with requests.Session() as session:
-            session.trust_env = (
-                False  # no proxy between a client and a server whose latencies it tells
-            )
+            # no proxy between a client and a server whose latencies it tells
+            session.trust_env = False
             asked = {"json": body} if body is not None else {}
             with session.request(
                 method, url, headers=headers(key), timeout=timeout_s, stream=True, **asked

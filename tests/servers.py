@@ -36,9 +36,8 @@ __all__ = [
 ]
 
 PATIENCE_S = 60
-Serve = Callable[
-    [str, Mapping[str, Any]], contextlib.AbstractContextManager[str]
-]  # server, and the fixture shared_server
+# server, and the fixture shared_server
+Serve = Callable[[str, Mapping[str, Any]], contextlib.AbstractContextManager[str]]
 
 
 def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request]:
@@ -88,9 +87,7 @@ def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
 
 @contextlib.contextmanager
 def launched(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A program in a session of its own, with its output; what is left of it at the end
-    is killed.
-    """
+    """A program in a session of its own, with its output; what is left at the end is killed."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
