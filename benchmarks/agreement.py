@@ -1,7 +1,7 @@
 """Whether the engine computes what the oracle does, on the device that serves: fast equals plain.
 
-    python -m benchmarks.agreement --model gpt2-medium --weights random [--n 8] [--tokens 24] [any
-    server setting]
+    python -m benchmarks.agreement --model gpt2-medium --weights random [--n 8] [--tokens 24]
+        [any server setting]
 
 In float32 the engine serves requests in `dynamic` and in `static`, greedy and drawn, with long
 prompts in chunks and decode rows padded as the settings say, and every id must be the oracle's
@@ -33,17 +33,13 @@ from simulate import drive
 from weights import locate
 
 UNUSED = NO_HTTP | {"mode", "loop_interval_ms"}  # two modes, and no manager
-LOGIT_MARGIN = (
-    1e-3  # a decision of the oracle closer than this may go either way: the sums' order differs
-)
+# a decision of the oracle closer than this may go either way: the sums' order differs
+LOGIT_MARGIN = 1e-3
 DRAW_MARGIN = 1e-5
-LONG = (
-    300,
-    700,
-)  # tokens of prompts that no graph holds, and of which attention reads several rounds of keys
-BFLOAT16_TOLERANCE = (
-    0.05  # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
-)
+# tokens of prompts that no graph holds, and of which attention reads several rounds of keys
+LONG = (300, 700)
+# of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
+BFLOAT16_TOLERANCE = 0.05
 
 
 def serve(config: Config, generator: Generator, inferences: Sequence[Inference]) -> None:
@@ -65,8 +61,9 @@ def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
 
 
 def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, Any]:
-    """Float32: how many of n requests and LONG ones, half of them greedy, get the oracle's ids, in
-    two modes.
+    """Float32: how many of n requests and LONG ones, half of them greedy, get the oracle's ids.
+
+    They are served in two modes, with the settings of `config` and of `static`.
     """
     n_vocab, path = config.shape.vocab_size, locate(config)
     long = [list(range(min(length, config.max_model_len - tokens))) for length in LONG]
@@ -103,9 +100,7 @@ def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, A
 
 
 def near_logits(config: Config, n: int) -> dict[str, float]:
-    """Bfloat16: the largest difference of logits, after a prompt and after one more token, over the
-    largest logit.
-    """
+    """Bfloat16: how far logits are apart at most, after a prompt and after one more token."""
     n_vocab, path = config.shape.vocab_size, locate(config)
     generator = load_generator(config, path, n_vocab)
     oracle = load_generator(
@@ -165,25 +160,28 @@ def main() -> None:
         lambda known: ["dynamic", "static"],
         UNUSED,
         token_budget=lambda known: 280,
-        kv_cache_gb=lambda known: 1,
-    )  # the oracle needs memory beside the engine
+        kv_cache_gb=lambda known: 1,  # the oracle needs memory beside the engine
+    )
     if (
         not 1 <= options.n <= min(64, config.max_batch_size)
         or not 1 <= options.tokens <= config.max_model_len - 64
     ):
         raise ConfigError(
-            "--n must be from 1 to 64 and --max-batch-size, and --tokens leave room for a prompt "
-            "of 64"
+            "--n must be from 1 to 64 and --max-batch-size, "
+            "and --tokens leave room for a prompt of 64"
         )
     first, second = (c.model_copy(update={"dtype": "float32"}) for c in (config, static))
     ids = same_ids(first, second, options.n, options.tokens)
-    print(f"float32: {ids['equal']} of {ids['requests']} requests have the oracle's ids; "
-          f"{ids['undecided']} part where the "
-          f"oracle itself was undecided, {ids['different']} elsewhere")  # fmt: skip
+    print(
+        f"float32: {ids['equal']} of {ids['requests']} requests have the oracle's ids; "
+        f"{ids['undecided']} part where the oracle itself was undecided, "
+        f"{ids['different']} elsewhere"
+    )
     logits = near_logits(config.model_copy(update={"dtype": "bfloat16"}), options.n)
-    print(f"bfloat16: logits differ from the oracle's by {logits['largest_difference']:.3f} at "
-          f"most; the largest is "
-          f"{logits['largest_logit']:.1f}, and {logits['tolerance']:.3f} is allowed")  # fmt: skip
+    print(
+        f"bfloat16: logits differ from the oracle's by {logits['largest_difference']:.3f} at most; "
+        f"the largest is {logits['largest_logit']:.1f}, and {logits['tolerance']:.3f} is allowed"
+    )
     agrees = not ids["different"] and logits["largest_difference"] <= logits["tolerance"]
     print(
         json.dumps(

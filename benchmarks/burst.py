@@ -1,8 +1,6 @@
-"""The offline burst: n requests at once through the real scheduler, manager and engine, without
-HTTP.
+"""The offline burst: n requests at once through scheduler, manager and engine, without HTTP.
 
-    python -m benchmarks.burst --model FOLDER --dtype bfloat16 [--n 64] [--modes dynamic,static]
-    [any server setting]
+    python -m benchmarks.burst --model FOLDER [--n 64] [--modes dynamic,static] [any server setting]
 
 The requests are those of the peers' scripts: lengths of the original experiment, 6,904 completion
 tokens for 64. Each mode serves the burst twice: once measured, then, on a CPU, once more with a
@@ -60,9 +58,8 @@ def measure(
         "weights_gb": config.shape.weight_bytes(config.dtype) / 1e9,
         "kv_used_gb": most_blocks * config.block_bytes / 1e9,
     }
-    if (
-        config.device == "cpu"
-    ):  # a GPU computes while this thread goes on: what a timer sees are launches
+    # a GPU computes while this thread goes on: what a timer sees are launches
+    if config.device == "cpu":
         phases = Phases()
         phases.watch(engine.scheduler, engine.generator)
         result["timed_wall_clock_s"], _ = engine.serve(requests, sampling)
@@ -118,19 +115,19 @@ def main() -> None:
     for config in built:
         if config.shape.vocab_size < 50257:
             raise ConfigError(
-                f"the burst's prompts are GPT-2's ids and {config.model} has too few; name another "
-                f"--model"
+                f"the burst's prompts are GPT-2's ids and {config.model} has too few; "
+                f"name another --model"
             )
         results[config.mode] = found = measure(
             config, requests, Sampling(options.temperature, top_p=options.top_p)
         )
         print(
-            f"{config.mode}: {len(requests)} requests, {found['completion_tokens']:,} tokens in "
-            f"{found['wall_clock_s']:.1f} s, "
-            f"{found['output_throughput']:.1f} tok/s, mean latency "
-            f"{found['mean_e2el_ms'] / 1e3:.2f} s; "
-            f"{found['resident_gb']:.2f} GB resident ({found['weights_gb']:.2f} weights, "
-            f"{found['kv_used_gb']:.2f} KV blocks)"
+            f"{config.mode}: {len(requests)} requests, "
+            f"{found['completion_tokens']:,} tokens in {found['wall_clock_s']:.1f} s, "
+            f"{found['output_throughput']:.1f} tok/s, "
+            f"mean latency {found['mean_e2el_ms'] / 1e3:.2f} s; "
+            f"{found['resident_gb']:.2f} GB resident "
+            f"({found['weights_gb']:.2f} weights, {found['kv_used_gb']:.2f} KV blocks)"
         )
         phases = found.get("phases_s", {})
         whole = sum(phases.values())

@@ -1,12 +1,10 @@
-"""How far a sweep's capacity is from the truth: whole sweeps in virtual time, against a queue that
-is never empty.
+"""How far a sweep's capacity is from the truth: sweeps in virtual time, against an endless queue.
 
-    python -m benchmarks.capacity [--seeds 12] [--modes nobatch,dynamic] [--processes 2]   the last
-    line is JSON
+    python -m benchmarks.capacity [--seeds 12] [--modes nobatch,dynamic] [--processes 2]
 
 A sweep's own traces, search, verdict and estimate, on the real scheduler and policies; an iteration
 takes what the fake engine's does, and nothing else takes time. The truth: requests completed a
-second while 20,000 are served.
+second while 20,000 are served. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -75,9 +73,7 @@ def outcome(request: Request, inference: Inference) -> Outcome:
 
 
 def true_capacity(config: Config, n: int) -> float:
-    """Requests a second that a server completes until the last of n, which all came at once, is
-    admitted.
-    """
+    """Requests completed a second until the last of n, which all came at once, is admitted."""
     requests = PromptData(LENGTHS, seed=2**31).requests(n, "burst", scaled=True)
     served = serve(config.model_copy(update={"max_waiting": n}), requests)
     times = [times_of(inference) for inference in served]
@@ -144,7 +140,10 @@ def study(modes: Sequence[str], seeds: int, requests: int, processes: int) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.capacity", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.capacity",
+        description="How far a sweep's capacity is from the truth, in virtual time.",
+    )
     parser.add_argument("--seeds", type=int, default=12, help="sweeps of each mode (default: 12)")
     parser.add_argument(
         "--modes", default=",".join(MODES), help="separated by commas (default: all)"
@@ -156,14 +155,14 @@ def main() -> None:
     options = parser.parse_args()
     found = study(options.modes.split(","), options.seeds, options.requests, options.processes)
     print(
-        "mode      true, 1/s  found / true (least to most)  the queue begins to grow  rates  a "
-        "sweep takes, s"
+        "mode      true, 1/s  found / true (least to most)  the queue begins to grow  rates  "
+        "a sweep takes, s"
     )
     for mode, of in found.items():
         ratios, sweeps = of["found_to_true"], of["sweeps"]
         print(
-            f"{mode:9} {of['true']:9.3f}  {statistics.mean(ratios):12.3f} ({min(ratios):.3f} to "
-            f"{max(ratios):.3f})  "
+            f"{mode:9} {of['true']:9.3f}  "
+            f"{statistics.mean(ratios):12.3f} ({min(ratios):.3f} to {max(ratios):.3f})  "
             f"{between(sweeps, 'sustained_rate', 'saturated_rate'):>24}  "
             f"{statistics.mean(len(each['points']) for each in sweeps):5.1f}  "
             f"{statistics.mean(each['seconds'] for each in sweeps):16.0f}"

@@ -1,6 +1,4 @@
-"""What the benchmarks share: an engine behind the real scheduler and manager without HTTP,
-settings, and the record.
-"""
+"""What the benchmarks share: an engine without HTTP, settings, and the record of a result."""
 
 from __future__ import annotations
 
@@ -31,15 +29,12 @@ from scheduling.inference import Inference, IterationRecord, Sampling
 from serving import Server
 from weights import WeightsUnavailable
 
-NO_HTTP = frozenset(
-    {*ONLY_OVER_HTTP, "tokenizer"}
-)  # settings without effect where prompts are ids and nobody is asked
+# settings without effect where prompts are ids and nobody is asked
+NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer"})
 
 
 class Engine:
-    """A server without HTTP, with its engine in reach. As an observer it keeps the record of every
-    iteration.
-    """
+    """A server without HTTP, with its engine in reach; it observes and keeps every iteration."""
 
     def __init__(self, config: Config):
         self.iterations: list[IterationRecord] = []
@@ -66,9 +61,7 @@ class Engine:
     def serve(
         self, requests: Sequence[tuple[list[int], int]], sampling: Sampling
     ) -> tuple[float, list[Inference]]:
-        """Serve requests, (prompt ids, completion tokens), that all arrive at once; return the
-        seconds and the inferences.
-        """
+        """Serve (prompt ids, completion tokens), all at once; return seconds and inferences."""
         self.iterations.clear()
         inferences = [Inference(prompt, tokens, sampling) for prompt, tokens in requests]
         start = time.perf_counter()
@@ -91,11 +84,10 @@ def configs(
     unused: Collection[str],
     **defaults: Any,
 ) -> tuple[Any, list[Config]]:
-    """Parse a benchmark's command line: its own options, and a Config for each mode. Raises
-    ConfigError.
+    """Parse a benchmark's command line: its own options, and a Config for each mode.
 
     `unused`: settings that have no effect here, which are not offered. `defaults`: settings where
-    nothing is said, as functions of the parsed options.
+    nothing is said, as functions of the parsed options. Raises ConfigError.
     """
     add_settings(parser, unused)
     known, unknown = parser.parse_known_args(argv)
@@ -108,9 +100,8 @@ def configs(
     if "tokenizer" in unused:
         values["tokenizer"] = "bytes"  # which fits every vocabulary
     asked = list(modes(known))
-    nowhere = {
-        name for name in flags if not any(meaningful(name, mode) for mode in asked)
-    }  # `build` refuses them
+    # `build` refuses them
+    nowhere = {name for name in flags if not any(meaningful(name, mode) for mode in asked)}
     built = [
         build(
             mode,
@@ -132,9 +123,7 @@ def configs(
 
 
 def record(built: Sequence[Config], unused: Collection[str]) -> dict[str, Any]:
-    """What the last line of a benchmark holds besides its numbers; of the settings those that had
-    an effect.
-    """
+    """A benchmark's last line besides its numbers; of the settings those that had an effect."""
     config = built[0]
     name = Path(config.model).name  # where the folder lay on this machine means nothing elsewhere
     used = {

@@ -1,8 +1,7 @@
-"""Step time against what the machine allows: its bandwidth and arithmetic are measured before and
-after each step.
+"""Step time against what the machine allows: bandwidth and arithmetic, measured around each step.
 
-    python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256] [--prompts
-    16,128] [any server setting]
+    python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256]
+        [--prompts 16,128] [any server setting]
 
 A step is one iteration of decode rows of one context through the engine, greedy sampling included.
 It cannot be shorter than reading every weight and live key and value once, nor than its arithmetic;
@@ -58,9 +57,7 @@ def fastest(function: Callable[[], Any], repeats: int) -> float:
 
 
 class Machine:
-    """What this machine allows, by the best of all probes so far: bytes read and floating-point
-    operations a second.
-    """
+    """What this machine allows by its best probe so far: bytes read, and FLOP, a second."""
 
     def __init__(self, config: Config, most_bytes: int, rows: int):
         """most_bytes: that a step reads. rows: of the largest one."""
@@ -73,10 +70,8 @@ class Machine:
             most_bytes = GPU_BYTES
         self._array = torch.ones(most_bytes // 8, dtype=torch.int64, device=config.device)
         width, inner = PROBE_WIDTH[config.device], config.shape.n_embd
-        shapes = [
-            (width, width, width),
-            (rows, inner, 4 * inner),
-        ]  # a large product, and the largest of a step's layers
+        # a large product, and the largest of a step's layers
+        shapes = [(width, width, width), (rows, inner, 4 * inner)]
         self._products = [
             (
                 torch.randn(m, k, device=config.device).to(self.dtype),
@@ -178,8 +173,8 @@ def measure(
     read, multiply = machine.bytes_per_s(), machine.flops_per_s
     where = "this GPU" if config.device == "cuda" else f"this machine, {config.threads} threads"
     print(
-        f"{where}: reads up to {read / 1e9:,.1f} GB/s, {multiply / 1e9:,.0f} GFLOP/s "
-        f"({machine.dtype})"
+        f"{where}: reads up to {read / 1e9:,.1f} GB/s, "
+        f"{multiply / 1e9:,.0f} GFLOP/s ({machine.dtype})"
     )
     print(
         "  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  of the bound"
@@ -189,9 +184,9 @@ def measure(
         memory_s = point["memory_s"] = point["bytes"] / machine.bytes_per_s(point["bytes"])
         arithmetic_s = point["arithmetic_s"] = config.shape.step_flops(n, context) / multiply
         print(
-            f"{n:6} {context:8} {1e3 * seconds:11.2f} {n / seconds:8.1f} {1e3 * memory_s:17.2f} "
-            f"{1e3 * arithmetic_s:21.2f}"
-            f" {100 * max(memory_s, arithmetic_s) / seconds:12.0f}%"
+            f"{n:6} {context:8} {1e3 * seconds:11.2f} {n / seconds:8.1f} "
+            f"{1e3 * memory_s:17.2f} {1e3 * arithmetic_s:21.2f} "
+            f"{100 * max(memory_s, arithmetic_s) / seconds:12.0f}%"
         )
     for tokens in prompts:
         decode = decode_rows(BESIDE, contexts[0], config.block_size)
@@ -256,13 +251,13 @@ def main() -> None:
     prompts = numbers(options.prompts) if options.prompts else []
     if max(contexts + prompts) > config.max_model_len:
         raise ConfigError(
-            f"this model's rows hold at most {config.max_model_len} tokens; lower --contexts or "
-            f"--prompts"
+            f"this model's rows hold at most {config.max_model_len} tokens; "
+            f"lower --contexts or --prompts"
         )
     if max(rows) > config.max_batch_size:
         raise ConfigError(
-            f"--rows {options.rows}: the engine is built for --max-batch-size "
-            f"{config.max_batch_size} at most"
+            f"--rows {options.rows}: "
+            f"the engine is built for --max-batch-size {config.max_batch_size} at most"
         )
     if prompts and (config.max_batch_size <= BESIDE or max(prompts) > config.token_budget):
         raise ConfigError(

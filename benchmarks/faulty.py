@@ -1,5 +1,4 @@
-"""A real server whose engine has faults: what its clients, its /ready and its launcher do is to be
-seen.
+"""A real server whose engine has faults, to see what clients, /ready and the launcher do then.
 
     python -m benchmarks.faulty MODE --fault raise:20 [any server setting]
 

@@ -12,11 +12,11 @@ from client.report.drawing import STYLE, caption_of, looks, plain_log
 
 
 def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
-    """Step time against rows, a colour a context, with the time that memory and arithmetic bound it
-    by (a roofline).
+    """Step time against rows, a colour a context, and what memory and arithmetic bound it by.
 
-    points: {"rows", "context", "seconds", "memory_s", "arithmetic_s"} each. The right panel: which
-    part of the bound (the larger of the two, as if they overlapped wholly) a step reaches.
+    A roofline. points: {"rows", "context", "seconds", "memory_s", "arithmetic_s"} each. The right
+    panel: which part of the bound (the larger of the two, as if they overlapped wholly) a step
+    reaches.
     """
     contexts = sorted({int(point["context"]) for point in points})
     shades = [matplotlib.colormaps["viridis"](x) for x in np.linspace(0.1, 0.75, len(contexts))]

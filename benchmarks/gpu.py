@@ -1,11 +1,11 @@
 """All that is claimed of a GPU, measured in one command of at most nine minutes: benchmarks/gpu.sh.
 
-    python -m benchmarks.gpu [--out FOLDER] [any server setting]        default: gpt2-medium with
-    random weights, no download
+    python -m benchmarks.gpu [--out FOLDER] [any server setting]
 
-Each part is a command of its own, whose output is kept in FOLDER; one that fails or runs out of
-time leaves the others. Ends with exit code 1 unless all of them ran. `--device cpu` runs the same
-on a CPU, which is how it is tested.
+The default is gpt2-medium with random weights, without a download. Each part is a command of its
+own, whose output is kept in FOLDER; one that fails or runs out of time leaves the others. Ends with
+exit code 1 unless all of them ran. `--device cpu` runs the same on a CPU, which is how it is
+tested.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ def commands(
 
 
 def call(command: Sequence[str], log: Path, seconds: float) -> tuple[str | None, list[str]]:
-    """Run `python -m …`; return what went wrong, if anything did, and the lines of its output,
-    which go to `log` too.
-    """
+    """Run `python -m …`; return what went wrong, if anything, and its lines, which go to `log`."""
     print(f"\n$ python -m {shlex.join(command)}", flush=True)
     if seconds <= 0:
         return "no time was left", []
@@ -129,9 +127,7 @@ def call(command: Sequence[str], log: Path, seconds: float) -> tuple[str | None,
 
 
 def startup_s(settings: Mapping[str, Any], seconds: float) -> float:
-    """From the launcher's start until the server says that it is ready. Raises ServerError after
-    `seconds`.
-    """
+    """From the launcher's start until the server is ready. Raises ServerError after `seconds`."""
     start = time.perf_counter()
     with server("dynamic", settings, seconds):
         return time.perf_counter() - start
@@ -142,20 +138,18 @@ def _ms(seconds: float | None) -> str:
 
 
 def steps_part(steps: Mapping[str, Any], eager: Mapping[str, Any]) -> list[str]:
-    """Two tables: steps of decode rows against their bound, and with a prompt; beside each the same
-    without CUDA graphs.
-    """
+    """Two tables: steps against their bound, and with a prompt; beside each without graphs."""
     without = {p["rows"]: p["seconds"] for p in eager.get("steps", [])}
     read, multiply = (
         f"{steps['bytes_per_s'] / 1e9:,.0f} GB/s",
         f"{steps['flops_per_s'] / 1e12:,.1f} TFLOP/s",
     )
     text = (
-        f"A step of decode rows of context {steps['steps'][0]['context']}, with greedy sampling "
-        f"and the wait for the ids. The "
-        f"bound is the larger of two times: reading weights and live keys and values at {read}, "
-        f"and the arithmetic "
-        f"at {multiply}, both measured just before."
+        f"A step of decode rows of context {steps['steps'][0]['context']}, "
+        f"with greedy sampling and the wait for the ids. "
+        f"The bound is the larger of two times: "
+        f"reading weights and live keys and values at {read}, "
+        f"and the arithmetic at {multiply}, both measured just before."
     )
     rows = [
         "| rows | step, ms | tok/s | bound, tok/s | of the bound | step without graphs, ms |",
@@ -194,18 +188,17 @@ def report(found: Mapping[str, Any], config: Config, problems: Mapping[str, str]
     """gpu.md."""
     hardware = found["hardware"]
     text = [
-        f"# {Path(config.model).name}, {config.dtype}, on "
-        f"{processor(hardware, config.model_dump())}"
+        f"# {Path(config.model).name}, {config.dtype}, "
+        f"on {processor(hardware, config.model_dump())}"
     ]
     if agreement := found.get("agreement"):
         ids, logits = agreement["float32"], agreement["bfloat16"]
         text.append(
-            f"Against the oracle (no cache, a request at a time): in float32 {ids['equal']} of "
-            f"{ids['requests']} requests have "
-            f"its ids, {ids['undecided']} part from it where it was itself undecided by less than "
-            f"rounding; bfloat16 logits "
-            f"differ by {logits['largest_difference']:.3f} at most, where the largest is "
-            f"{logits['largest_logit']:.1f}."
+            f"Against the oracle (no cache, a request at a time): "
+            f"in float32 {ids['equal']} of {ids['requests']} requests have its ids, "
+            f"{ids['undecided']} part from it where it was itself undecided by less than rounding; "
+            f"bfloat16 logits differ by {logits['largest_difference']:.3f} at most, "
+            f"where the largest is {logits['largest_logit']:.1f}."
         )
     if steps := found.get("steps"):
         text += steps_part(steps, found.get("steps_eager", {}))
@@ -215,8 +208,8 @@ def report(found: Mapping[str, Any], config: Config, problems: Mapping[str, str]
         if theirs := found.get("burst_huggingface"):
             peer = theirs["output_throughput"]
             line += (
-                f", {mine / peer:.1f} times the {peer:,.0f} tok/s of Hugging Face's generate() "
-                f"in one static batch"
+                f", {mine / peer:.1f} times the {peer:,.0f} tok/s "
+                f"of Hugging Face's generate() in one static batch"
             )
         text.append(line + ".")
     if seconds := found.get("startup_s"):
@@ -234,8 +227,8 @@ def report(found: Mapping[str, Any], config: Config, problems: Mapping[str, str]
         ]
     text += [f"**Missing: {name}** ({reason})" for name, reason in problems.items()]
     text.append(
-        f"- {hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores; torch "
-        f"{hardware['torch']}\n"
+        f"- {hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores; "
+        f"torch {hardware['torch']}\n"
         f"- commit {found['commit']}, {found['date']}\n- `{found['command']}`"
     )
     return "\n\n".join(text) + "\n"

@@ -1,12 +1,12 @@
-"""What HTTP costs: requests and chunks per second, and the server's CPU for each, with an engine
-that computes nothing; and how long after its client has gone a request's row and KV blocks are
-free.
+"""What HTTP costs with an engine that computes nothing, and how soon what clients leave is free.
 
-    python -m benchmarks.http [--clients 64] [--tokens 64] [--seconds 5]      the last line is JSON
+    python -m benchmarks.http [--clients 64] [--tokens 64] [--seconds 5]
 
-A server in mode dynamic with `--model fake`, on the same machine as the clients of this program,
-which ask as soon as they are answered. The fake engine sleeps 1 ms + 0.06 ms a row an iteration: at
-most 16,667 tokens a second, whatever HTTP costs.
+Measured are requests and chunks a second and the server's CPU for each, and how long after its
+client has gone a request's row and KV blocks are free. A server in mode dynamic with `--model
+fake`, on the same machine as the clients of this program, which ask as soon as they are answered.
+The fake engine sleeps 1 ms + 0.06 ms a row an iteration: at most 16,667 tokens a second, whatever
+HTTP costs. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import random
 import statistics
 import time
 import urllib.parse
-import urllib.request
 from dataclasses import asdict, astuple, dataclass
 
 import aiohttp
 import psutil
 
-from client.calls import get
+from client.calls import get, get_text
 from client.machine import stamp
 from client.servers import server
 
@@ -35,9 +34,7 @@ GONE = 20
 
 @dataclass
 class Found:
-    """One round. Milliseconds and microseconds are the server's CPU time, user and system, of all
-    its threads.
-    """
+    """One round; ms and µs are CPU time of the server, user and system, of all its threads."""
 
     requests_per_s: float
     tokens_per_s: float
@@ -59,9 +56,7 @@ class Case:
 
 
 async def ask(url: str, case: Case, clients: int, seconds: float) -> tuple[int, int]:
-    """Have `clients` ask for so long, each its next request when it has its answer; return requests
-    and chunks.
-    """
+    """Have `clients` ask, each again when it has its answer; return requests and chunks."""
     body = {"prompt": "hi", case.length: case.tokens, "stream": case.stream, "seed": 1}
     requests = chunks = 0
     end = time.perf_counter() + seconds
@@ -100,16 +95,12 @@ JSON = {"Content-Type": "application/json"}
 
 
 def freed_after_s(url: str, stream: bool) -> float:
-    """Seconds from the close of a running request's connection until no row and no KV block is
-    taken.
-    """
+    """Seconds from the close of a running request's connection until nothing of it is taken."""
 
     def taken() -> bool:
-        with urllib.request.urlopen(f"{url}/metrics") as response:
-            lines = response.read().decode().splitlines()
         return any(
             float(line.split()[-1])
-            for line in lines
+            for line in get_text(f"{url}/metrics").splitlines()
             if line.startswith(("vllm:num_requests_r", "vllm:kv_cache"))
         )
 
@@ -133,7 +124,8 @@ def freed_after_s(url: str, stream: bool) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.http", description=__doc__.splitlines()[0] if __doc__ else ""
+        prog="python -m benchmarks.http",
+        description="What HTTP costs with an engine that computes nothing.",
     )
     parser.add_argument("--clients", type=int, default=64, help="connections (default: 64)")
     parser.add_argument(
@@ -172,8 +164,8 @@ def main() -> None:
         for name, found in rounds.items()
     }
     print(
-        f"\nmedians of {REPEATS} rounds, {options.clients} clients, {options.tokens} tokens a "
-        f"request:"
+        f"\nmedians of {REPEATS} rounds, {options.clients} clients, "
+        f"{options.tokens} tokens a request:"
     )
     for name, found in medians.items():
         print(f"{name:18} {show(found)}")
@@ -185,8 +177,8 @@ def main() -> None:
     for name in ("streaming", "streaming, OpenAI"):
         more = medians[name].cpu_us_per_token - medians["plain"].cpu_us_per_token
         print(
-            f"{name}: {medians[name].cpu_us_per_chunk:.0f} µs of CPU a chunk; {more:.0f} µs a "
-            f"token more than a plain answer"
+            f"{name}: {medians[name].cpu_us_per_chunk:.0f} µs of CPU a chunk; "
+            f"{more:.0f} µs a token more than a plain answer"
         )
     for kind, seconds in gone.items():
         print(
@@ -210,8 +202,8 @@ def show(found: Found) -> str:
     return (
         f"{found.requests_per_s:5,.0f} requests/s {found.tokens_per_s:6,.0f} tokens/s "
         f"{found.chunks_per_s:6,.0f} chunks/s  "
-        f"CPU {found.cpu_ms_per_request:5.2f} ms a request, {found.cpu_us_per_token:5.0f} µs a "
-        f"token  "
+        f"CPU {found.cpu_ms_per_request:5.2f} ms a request, "
+        f"{found.cpu_us_per_token:5.0f} µs a token  "
         f"(cores: server {found.server_cores:.2f}, clients {found.client_cores:.2f})"
     )
 

@@ -1,8 +1,7 @@
-"""Hugging Face's generate() on the burst of benchmarks.burst, with the same weights: what a user
-writes first.
+"""Hugging Face's generate() on benchmarks.burst's requests and weights: what a user writes first.
 
-    python -m benchmarks.huggingface --model gpt2-medium --weights random [--n 64] [--batch 64] [any
-    server setting]
+    python -m benchmarks.huggingface --model gpt2-medium --weights random [--n 64] [--batch 64]
+        [any server setting]
 
 Prompts are padded on the left, and a batch runs until its longest completion is done; only what was
 asked for counts. Needs transformers (requirements-dev.txt). The last line is JSON.
@@ -23,6 +22,7 @@ from config import Config, ConfigError, Parser
 from model import load_model
 from weights import locate
 
+# no engine of ours
 UNUSED = frozenset(Config.model_fields) - {
     "model",
     "weights",
@@ -30,7 +30,7 @@ UNUSED = frozenset(Config.model_fields) - {
     "dtype",
     "device",
     "threads",
-}  # no engine of ours
+}
 
 
 def measure(config: Config, requests: list[tuple[list[int], int]], batch: int) -> float:
@@ -105,8 +105,8 @@ def main() -> None:
         raise ConfigError(f"--n must be from 1 to {LARGEST}, and --batch at least 1")
     if config.shape.vocab_size < 50257:
         raise ConfigError(
-            f"the burst's prompts are GPT-2's ids and {config.model} has too few; name another "
-            f"--model"
+            f"the burst's prompts are GPT-2's ids and {config.model} has too few; "
+            f"name another --model"
         )
     requests = draw(options.n)
     seconds, tokens = (

@@ -1,7 +1,7 @@
 """What a long prompt does to the rows that decode beside it, over token budgets.
 
-    python -m benchmarks.long_prompt --model FOLDER [--budgets 16,64,256] [--out FOLDER] [any server
-    setting]
+    python -m benchmarks.long_prompt --model FOLDER [--budgets 16,64,256] [--out FOLDER]
+        [any server setting]
 
 16 rows decode; a prompt of 900 tokens arrives; each iteration computes at most token_budget of
 them. Measured are the gaps between tokens of the 16 rows from the arrival to the prompt's first
@@ -34,9 +34,7 @@ AFTER = 4  # tokens of the long request
 
 
 def measure(engine: Engine, token_budget: int, n_vocab: int) -> dict[str, float]:
-    """Serve 16 rows and, once they decode, the long prompt. All of them are asked for enough tokens
-    to overlap.
-    """
+    """Serve 16 rows, of enough tokens to overlap, and, once they decode, the long prompt."""
     engine.scheduler.limits = replace(engine.scheduler.limits, token_budget=token_budget)
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, min(n_vocab, 50256), PROMPT).tolist()
@@ -89,19 +87,19 @@ def main() -> None:
     budgets = numbers(options.budgets)
     if max(budgets) > config.token_budget:
         raise ConfigError(
-            f"--budgets {options.budgets}: the engine is built for --token-budget "
-            f"{config.token_budget} at most"
+            f"--budgets {options.budgets}: "
+            f"the engine is built for --token-budget {config.token_budget} at most"
         )
     if config.max_batch_size <= ROWS or config.max_model_len < PROMPT + AFTER:
         raise ConfigError(
-            f"{ROWS} rows and one of {PROMPT} tokens are needed; raise --max-batch-size or "
-            f"--max-model-len"
+            f"{ROWS} rows and one of {PROMPT} tokens are needed; "
+            f"raise --max-batch-size or --max-model-len"
         )
     engine = Engine(config)
     points: list[dict[str, float]] = []
     print(
-        "  token_budget  median gap, ms  longest gap, ms  longest / median  first token of the "
-        "prompt, s"
+        "  token_budget  median gap, ms  longest gap, ms  longest / median  "
+        "first token of the prompt, s"
     )
     for budget in budgets:
         points.append(point := measure(engine, budget, config.shape.vocab_size))
@@ -115,8 +113,8 @@ def main() -> None:
     )
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (
-        f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · {Path(config.model).name}, "
-        f"{config.dtype} · "
+        f"a prompt of {PROMPT} tokens beside {ROWS} decoding rows · "
+        f"{Path(config.model).name}, {config.dtype} · "
         f"{processor(result['hardware'], result['config'])} · commit {result['commit']}"
     )
     drawing.save(figures.gap_over_budgets(points, LIMIT, caption), options.out / "long_prompt.png")

@@ -1,10 +1,9 @@
-"""Two commands run in turn, and how their throughputs compare: on a shared machine only neighbours
-in time do.
+"""Two commands in turn, and how their throughputs compare: only neighbours in time do.
 
     python -m benchmarks.pairs [--pairs 3] 'OUR COMMAND' 'PEER COMMAND'
 
-Each command says its throughput as "… 123.4 tok/s" somewhere; the first such number counts. The
-last line is JSON.
+The speed of a shared machine changes by the minute. Each command says its throughput as
+"… 123.4 tok/s" somewhere; the first such number counts. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from client.machine import stamp
 
 
 def throughput(command: str) -> float:
-    """Run a command and return the tok/s it says. Raises ValueError with the end of its output if
-    it says none.
-    """
+    """Run a command; return the tok/s it says. Raises ValueError, with what it said, if none."""
     done = subprocess.run(shlex.split(command), capture_output=True, text=True)
     said = done.stdout + done.stderr
     found = re.search(r"([\d,]+(?:\.\d+)?) tok/s", said)
@@ -36,7 +33,8 @@ def throughput(command: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pairs", description=__doc__.splitlines()[0] if __doc__ else ""
+        prog="python -m benchmarks.pairs",
+        description="Two commands run in turn, and how their throughputs compare.",
     )
     parser.add_argument("--pairs", type=int, default=3, help="default: 3")
     parser.add_argument("ours")

@@ -1,6 +1,4 @@
-"""Where an iteration's time goes: timers around the scheduler's and the engine's parts, put there
-from outside.
-"""
+"""Where an iteration's time goes: timers from outside around parts of scheduler and engine."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from scheduling.scheduler import Scheduler
 
 
 class Phases:
-    """Seconds by part. A part's time holds that of the parts inside it until `report` takes them
-    apart.
-    """
+    """Seconds by part, with those of the parts inside it until `report` takes them apart."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -33,9 +29,7 @@ class Phases:
         return run
 
     def watch(self, scheduler: Scheduler, generator: CachedGenerator) -> None:
-        """Put timers around every part. They stay: watch what is not measured otherwise
-        any more.
-        """
+        """Put timers around every part. They stay: what is measured without them comes before."""
         self._replace(scheduler, "schedule", "plan")
         self._replace(scheduler, "apply", "apply")
         self._replace(generator, "logits", "logits")

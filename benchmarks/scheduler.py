@@ -1,7 +1,8 @@
-"""What queueing and planning cost: enqueue, schedule and apply at full rows, with a short and a
-long queue. No torch.
+"""What queueing and planning cost: at full rows, with a short and a long queue. No torch.
 
-python -m benchmarks.scheduler [--rows 256] [--waiting 100000]      the last line is JSON
+    python -m benchmarks.scheduler [--rows 256] [--waiting 100000]
+
+Timed are enqueue, schedule and apply. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ REPEATS = 100
 
 
 def measure(mode: str, rows: int, waiting: int) -> dict[str, float]:
-    """Median milliseconds of an iteration's `schedule` and `apply`, and microseconds of an
-    `enqueue` behind all that wait.
-    """
+    """Medians: ms of an iteration's schedule and apply, µs of an enqueue behind all that wait."""
     settings = {"model": "fake", "max_batch_size": str(rows), "max_waiting": str(waiting + REPEATS)}
     scheduler = scheduling.build(build(mode, settings, {}))
     scheduler.enqueue([Inference([1] * 10, REPEATS + 10) for _ in range(rows)], 0.0)
@@ -51,7 +50,10 @@ def measure(mode: str, rows: int, waiting: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scheduler",
+        description="What queueing and planning cost.",
+    )
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=100_000)
     options = parser.parse_args()
@@ -62,8 +64,8 @@ def main() -> None:
             results.setdefault(mode, {})[f"{waiting} waiting"] = found
             print(
                 f"{mode:9} {found['rows']:4} rows, {waiting:7,} waiting: "
-                f"enqueue {found['enqueue_us']:.1f} µs, plan {found['plan_ms']:.3f} ms, apply "
-                f"{found['apply_ms']:.3f} ms"
+                f"enqueue {found['enqueue_us']:.1f} µs, plan {found['plan_ms']:.3f} ms, "
+                f"apply {found['apply_ms']:.3f} ms"
             )
     print(json.dumps({"modes": results} | stamp()))
 

@@ -1,11 +1,10 @@
-"""Where theory knows the answer, the server gives it: queueing, idle rows, Little's law. Real
-servers, the fake engine.
+"""Where theory knows the answer, the server gives it: queueing, idle rows, Little's law.
 
-    python -m benchmarks.theory [--seeds 6] [--requests 200] [--load 0.6]      the last line is JSON
+    python -m benchmarks.theory [--seeds 6] [--requests 200] [--load 0.6]
 
-`nobatch` under Poisson arrivals is an M/G/1 queue, whose mean queue time Pollaczek and Khinchine
-give; a saturated `static` server uses mean(g) / E[max of B draws of g] of its rows; and in every
-run L = λ · W.
+Real servers with the fake engine. `nobatch` under Poisson arrivals is an M/G/1 queue, whose mean
+queue time Pollaczek and Khinchine give; a saturated `static` server uses
+mean(g) / E[max of B draws of g] of its rows; and in every run L = λ · W. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ WARM = 0.1  # of a run's requests come while the queue is still filling
 
 
 def queueing(seeds: int, requests: int, load: float) -> list[dict[str, float]]:
-    """Mean queue time of `nobatch`, and what Pollaczek and Khinchine expect of the service times
-    measured, for each seed.
-    """
+    """For each seed `nobatch`'s mean queue time, and what is expected of its service times."""
     found = []
     with server("nobatch", {"model": "fake"}) as url:
         target = Target("nobatch", url, wire("inference"))
@@ -66,9 +63,7 @@ def services(outcomes: list[Outcome]) -> list[float]:
 
 
 def useful_rows(rows: int) -> dict[str, float]:
-    """The useful fraction of a static server that always has a whole batch waiting, and what is
-    expected of its trace.
-    """
+    """Useful rows of a static server that always has a batch waiting, measured and expected."""
     burst = PromptData(seed=1).requests(30 * rows, "burst")
     with server("static", {"model": "fake", "max_batch_size": rows}) as url:
         result, _ = measure(Target("static", url, wire("inference")), burst, {}, 600, Watch())
@@ -89,7 +84,10 @@ def littles_law(requests: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.theory", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.theory",
+        description="Where theory knows the answer, the server gives it.",
+    )
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--requests", type=int, default=200, help="of each run (default: 200)")
     parser.add_argument(
@@ -102,9 +100,9 @@ def main() -> None:
     apart = difference([run["expected_s"] for run in results["queueing"]], measured)
     interval = "" if apart.half is None else f" ± {1e3 * apart.half:.1f}"
     print(
-        f"nobatch, mean queue time: {1e3 * estimate(measured).mean:.1f} ms; less "
-        f"Pollaczek-Khinchine's: "
-        f"{1e3 * apart.mean:+.1f}{interval} ms over {options.seeds} seeds: "
+        f"nobatch, mean queue time: {1e3 * estimate(measured).mean:.1f} ms; "
+        f"less Pollaczek-Khinchine's: {1e3 * apart.mean:+.1f}{interval} ms "
+        f"over {options.seeds} seeds: "
         f"{'a difference is shown' if apart.shown else 'no difference shown'}"
     )
     rows = results["useful_rows"] = useful_rows(options.rows)
@@ -117,8 +115,8 @@ def main() -> None:
     for mode, law in results["littles_law"].items():
         apart_by = 100 * (law["in_flight"] / law["rate_x_latency"] - 1)
         print(
-            f"{mode:9} in flight {law['in_flight']:.2f}, rate × latency "
-            f"{law['rate_x_latency']:.2f} ({apart_by:+.1f}%)"
+            f"{mode:9} in flight {law['in_flight']:.2f}, "
+            f"rate × latency {law['rate_x_latency']:.2f} ({apart_by:+.1f}%)"
         )
     print(json.dumps(results | stamp()))
 

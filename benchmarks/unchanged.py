@@ -1,5 +1,4 @@
-"""What another commit's servers answer, and what these do: the same, byte for byte, but for times
-and ids.
+"""Whether these servers answer what another commit's do, byte for byte, but for times and ids.
 
     python -m benchmarks.unchanged COMMIT [--models fake,demo]
 
@@ -148,7 +147,10 @@ def answers(url: str) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.unchanged", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.unchanged",
+        description="Whether these servers answer what another commit's do.",
+    )
     parser.add_argument("commit", help="the one to compare with")
     parser.add_argument(
         "--models", default="fake,demo", help="separated by commas (default: fake,demo)"

@@ -32,6 +32,12 @@ def get(url: str, timeout_s: float = 30.0, key: str | None = None) -> dict[str, 
         return dict(response.json())
 
 
+def get_text(url: str, timeout_s: float = 30.0) -> str:
+    """GET a text, as /metrics is one. Raises ServerError as `get` does."""
+    with _exchange("GET", url, None, timeout_s, None) as response:
+        return response.text
+
+
 def post(
     url: str, body: Any = None, timeout_s: float = 3600.0, key: str | None = None
 ) -> dict[str, Any]:
@@ -68,9 +74,8 @@ def _exchange(
     """A request and its answer; what can go wrong with it becomes a ServerError."""
     try:
         with requests.Session() as session:
-            session.trust_env = (
-                False  # no proxy between a client and a server whose latencies it tells
-            )
+            # no proxy between a client and a server whose latencies it tells
+            session.trust_env = False
             asked = {"json": body} if body is not None else {}
             with session.request(
                 method, url, headers=headers(key), timeout=timeout_s, stream=True, **asked

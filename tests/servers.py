@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from client.calls import get_text
 from client.data import Request
 from client.load import Outcome
 from client.servers import free_port, server
@@ -36,9 +36,8 @@ __all__ = [
 ]
 
 PATIENCE_S = 60
-Serve = Callable[
-    [str, Mapping[str, Any]], contextlib.AbstractContextManager[str]
-]  # server, and the fixture shared_server
+# server, and the fixture shared_server
+Serve = Callable[[str, Mapping[str, Any]], contextlib.AbstractContextManager[str]]
 
 
 def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request]:
@@ -57,8 +56,7 @@ def client_command(*arguments: str) -> list[str]:
 
 def scrape(url: str) -> str:
     """The text of a server's /metrics."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-        return str(response.read(), "utf-8")
+    return get_text(f"{url}/metrics")
 
 
 def wait_until(
@@ -89,9 +87,7 @@ def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
 
 @contextlib.contextmanager
 def launched(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A program in a session of its own, with its output; what is left of it at the end
-    is killed.
-    """
+    """A program in a session of its own, with its output; what is left at the end is killed."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,

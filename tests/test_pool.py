@@ -38,14 +38,16 @@ def test_after_a_peak_one_thread_does_what_comes_one_by_one() -> None:
 
 
 def test_beyond_its_limit_calls_wait_and_all_are_made_in_their_order() -> None:
-    pool, go, made = Pool(2), threading.Event(), SimpleQueue[int]()
-    for _ in range(2):
-        pool.submit(waiting_for(go))
+    pool, made = Pool(2), SimpleQueue[int]()
+    busy, held = threading.Event(), threading.Event()
+    pool.submit(waiting_for(busy))
+    pool.submit(waiting_for(held))
     for i in range(50):
         pool.submit(lambda i=i: made.put(i))  # type: ignore[misc]
     assert made.empty()
-    go.set()
-    assert sorted(made.get(timeout=60) for _ in range(50)) == list(range(50))
+    busy.set()  # one thread makes them all: two take them in order, and may finish in another
+    assert [made.get(timeout=60) for _ in range(50)] == list(range(50))
+    held.set()
     idle(pool, 2)
 
 

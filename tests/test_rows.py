@@ -16,16 +16,8 @@ from model import KVCache
 from scheduling.errors import InvalidRequest
 from scheduling.inference import Inference, Iteration, News, Row
 from scheduling.policies import Dynamic, Policy, Static, Windowed
-from scheduling.scheduler import Scheduler
 from shapes import Shape
-from tests.virtual import make_scheduler
-
-
-def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Iteration, list[Inference]]:
-    iteration, _ = scheduler.schedule(now)
-    return iteration, scheduler.apply(
-        iteration, [7] * sum(row.samples for row in iteration.rows), now + 1
-    )
+from tests.virtual import make_scheduler, step
 
 
 @pytest.mark.parametrize("blocks", [[0, 5, 2], [3, 1, 5], [2, 3, 4], [5, 4, 3]])

@@ -12,13 +12,7 @@ from scheduling.blocks import BlockPool
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, Plan, Static, View
-from scheduling.scheduler import Scheduler
-from tests.virtual import make_scheduler
-
-
-def step(scheduler: Scheduler, now: float) -> list[Inference]:
-    iteration, _ = scheduler.schedule(now)
-    return scheduler.apply(iteration, [7] * sum(row.samples for row in iteration.rows), now + 1)
+from tests.virtual import make_scheduler, step
 
 
 def test_a_queue_is_full_at_max_in_flight() -> None:
@@ -60,15 +54,11 @@ def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> 
         Dynamic(), max_batch_size=8, decoder_batch_sizes=[8, 4, 1], token_budget=3
     )
     padded = []
-    for rows in (
-        1,
-        3,
-        3,
-    ):  # RBLN's example: three requests run on the decoder of 4, seven on that of 8
+    # RBLN's example: three requests run on the decoder of 4, seven on that of 8
+    for rows in (1, 3, 3):
         scheduler.enqueue([Inference([0], 50) for _ in range(rows)], now=0.0)
         for now in (0.0, 1.0):
-            iteration, _ = scheduler.schedule(now)
-            scheduler.apply(iteration, [7] * sum(row.samples for row in iteration.rows), now + 1)
+            iteration, _ = step(scheduler, now)
         padded.append((len(iteration.rows), iteration.padding))
     assert padded == [(1, 0), (4, 0), (7, 1)]
     scheduler.enqueue([Inference([0] * 9, 2)], now=2.0)
@@ -103,7 +93,7 @@ def test_a_cancelled_row_of_dynamic_is_free_before_the_next_iteration() -> None:
     step(scheduler, 0.0)
     assert scheduler.fail([first], Cancelled("gone"), now=1.0) == [first]
     assert first.state is State.CANCELLED and first.blocks == []
-    assert step(scheduler, 1.0) == [second]
+    assert step(scheduler, 1.0)[1] == [second]
     assert scheduler.fail([first, second], Cancelled("again"), now=2.0) == []
     assert second.state is State.FINISHED
 
@@ -132,7 +122,7 @@ def test_a_cancelled_row_of_a_static_batch_stays_idle_and_its_blocks_are_free_at
         (stays, False, True),
     ]
     scheduler.apply(iteration, [7, 7], 2.0)
-    assert step(scheduler, 2.0) == [stays]
+    assert step(scheduler, 2.0)[1] == [stays]
     assert not scheduler.has_work
 
 
@@ -169,7 +159,7 @@ def test_cancelling_the_last_live_row_of_a_batch_answers_those_that_were_held(
     scheduler = make_scheduler(Static(compact))
     held, long = Inference([0], 1), Inference([0], 9)
     scheduler.enqueue([held, long], now=0.0)
-    assert step(scheduler, 0.0) == []
+    assert step(scheduler, 0.0)[1] == []
     assert held.is_over and held.state is State.RUNNING
     assert scheduler.fail([long], Cancelled("gone"), now=1.0) == [long, held]
     assert (held.state, long.state) == (State.FINISHED, State.CANCELLED)
@@ -190,7 +180,7 @@ def test_deadlines_end_waiting_and_running_requests_and_no_others() -> None:
     assert scheduler.expire(1.5) == []
     assert scheduler.expire(2.0) == [running]
     assert running.state is waiting.state is State.EXPIRED
-    assert step(scheduler, 2.0) == [patient]
+    assert step(scheduler, 2.0)[1] == [patient]
 
 
 def test_an_answered_request_is_not_kept_until_its_deadline() -> None:
@@ -228,7 +218,7 @@ def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None
     )
     assert failed == [first] and first.state is State.FAILED
     assert list(scheduler.running.values()) == [second]
-    assert step(scheduler, 1.0) == [] and step(scheduler, 2.0) == [second]
+    assert step(scheduler, 1.0)[1] == [] and step(scheduler, 2.0)[1] == [second]
 
 
 def test_thousands_in_the_queue_leave_in_any_order() -> None:
@@ -239,7 +229,7 @@ def test_thousands_in_the_queue_leave_in_any_order() -> None:
     scheduler.fail(queued[1::2], Cancelled("gone"), now=0.0)
     answered: list[Inference] = []
     while scheduler.has_work:
-        answered += step(scheduler, 0.0)
+        answered += step(scheduler, 0.0)[1]
     assert answered == queued[::2]
 
 

@@ -107,6 +107,13 @@ def make_scheduler(policy: Policy, **limits: Any) -> Scheduler:
     return Scheduler(policy, limits=theirs, **({"n_blocks": 100, "max_in_flight": 1000} | limits))
 
 
+def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Iteration, list[Inference]]:
+    """One iteration, and who is answered by it; every row that samples gets token 7."""
+    iteration, _ = scheduler.schedule(now)
+    tokens = [7] * sum(row.samples for row in iteration.rows)
+    return iteration, scheduler.apply(iteration, tokens, now + 1)
+
+
 def run(
     policy: Policy,
     asks: Sequence[Ask],

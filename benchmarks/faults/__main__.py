@@ -69,8 +69,8 @@ def report(result: Mapping[str, Any]) -> str:
     if "soak" in result:
         text.append("![What a server held over time](soak.png)")
     text.append(
-        f"- {hardware['cpu']}, {hardware['cores']} cores, which servers and clients share; torch "
-        f"{hardware['torch']}\n"
+        f"- {hardware['cpu']}, {hardware['cores']} cores, which servers and clients share; "
+        f"torch {hardware['torch']}\n"
         f"- commit {result['commit']}, {result['date']}\n- `{result['command']}`"
     )
     return "\n\n".join(text) + "\n"

@@ -57,8 +57,8 @@ def overload(short: bool) -> Seen:
     p99 = float(np.percentile([o.ended_at - o.sent_at for o in refused], 99))
     counted = stats["completed"] == len(answered) and stats["refused"] == len(refused)
     text = (
-        f"{len(outcomes)} sent, {len(answered)} answered, {len(refused)} refused (p99 "
-        f"{1e3 * p99:.0f} ms)"
+        f"{len(outcomes)} sent, {len(answered)} answered, "
+        f"{len(refused)} refused (p99 {1e3 * p99:.0f} ms)"
     )
     if len(answered) + len(refused) < len(outcomes):
         text += f"; {Counter(o.error for o in outcomes if o not in answered and o not in refused)}"
@@ -99,17 +99,15 @@ def cut_streams(short: bool) -> Seen:
     whole = sum(texts[i] == alone[i % prompts] for i in rest)
     end = "never" if freed is None else f"{freed:.1f} s after the last"
     text = (
-        f"{whole} of the {len(rest)} others got the text that they get without it; rows and "
-        f"blocks free {end}"
+        f"{whole} of the {len(rest)} others got the text that they get without it; "
+        f"rows and blocks free {end}"
     )
     return Seen(text, whole == len(rest) and freed is not None)
 
 
 @contextlib.contextmanager
 def many(served: Served, n: int, data: bytes) -> Iterator[list[socket.socket]]:
-    """n connections at once, which have sent `data`; those that the server closed meanwhile are
-    among them.
-    """
+    """n connections that have sent `data`, among them those that the server closed meanwhile."""
     made: list[socket.socket] = []
     try:
         with selectors.DefaultSelector() as connecting:
@@ -118,9 +116,8 @@ def many(served: Served, n: int, data: bytes) -> Iterator[list[socket.socket]]:
                 connection.setblocking(False)
                 connection.connect_ex(served.address())
                 connecting.register(connection, selectors.EVENT_WRITE, connection)
-            end = (
-                time.monotonic() + 5
-            )  # who finds no place in the backlog tries again, and may wait longer
+            # who finds no place in the backlog tries again, and may wait longer
+            end = time.monotonic() + 5
             while connecting.get_map() and time.monotonic() < end:
                 for key, _ in connecting.select(0.1):
                     connecting.unregister(key.data)
@@ -159,10 +156,8 @@ def trickle(head: bytes) -> Callable[[bool], Seen]:
     """Clients that send `head`, and then a byte now and then."""
 
     def run(short: bool) -> Seen:
-        n, deadline_s = (
-            min(TRICKLERS, allow_open_files(TRICKLERS + 200) - 200),
-            (1 if short else 10),
-        )
+        n = min(TRICKLERS, allow_open_files(TRICKLERS + 200) - 200)
+        deadline_s = 1 if short else 10
         settings = {"header_timeout_s": deadline_s, "body_timeout_s": deadline_s}
         with (
             serving(settings) as served,
@@ -175,8 +170,8 @@ def trickle(head: bytes) -> Callable[[bool], Seen]:
                 time.sleep(deadline_s / 10)
             dropped_s = time.monotonic() - start
         text = (
-            f"{n - len(left)} of {n} dropped within {dropped_s:.0f} s (deadline {deadline_s} "
-            f"s); {neighbour.said}"
+            f"{n - len(left)} of {n} dropped within {dropped_s:.0f} s "
+            f"(deadline {deadline_s} s); {neighbour.said}"
         )
         return Seen(text, not left and neighbour.fared_well(short))
 

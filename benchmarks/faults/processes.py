@@ -38,9 +38,7 @@ def in_flight(served: Served, n: int, tokens: int) -> Iterator[list[Outcome]]:
 
 
 def signalled(*signals: signal.Signals, answered: bool) -> Callable[[bool], Seen]:
-    """Signals a tenth of a second apart, sent as an orchestrator (SIGTERM) or a terminal (SIGINT,
-    to the whole group) does.
-    """
+    """Signals 0.1 s apart, as an orchestrator (SIGTERM) or a terminal (SIGINT, the group) does."""
 
     def run(short: bool) -> Seen:
         with serving({}) as served:
@@ -169,8 +167,8 @@ def full_disk(short: bool) -> Seen:
         code, said = served.exit_code(), served.said
     warned = "No space left" in said and "lines were lost" in said
     text = (
-        f"{told(outcomes)}; the server {'says' if warned else 'does not say'} that lines are "
-        f"lost; exit code {code}"
+        f"{told(outcomes)}; the server {'says' if warned else 'does not say'} "
+        f"that lines are lost; exit code {code}"
     )
     return Seen(text, warned and code == 0 and all(outcome.answer for outcome in outcomes))
 
@@ -198,8 +196,8 @@ def slow_reader_of_the_log(short: bool) -> Seen:
     torn = sum(not _is_json(line) for line in lines)
     length = len(found) // max(1, len(lines))
     text = (
-        f"{told(outcomes)}; {len(lines)} lines of some {length:,} bytes, {torn} torn; exit code "
-        f"{code}"
+        f"{told(outcomes)}; {len(lines)} lines of some {length:,} bytes, {torn} torn; "
+        f"exit code {code}"
     )
     return Seen(
         text, len(lines) == 60 and not torn and code == 0 and all(o.answer for o in outcomes)

@@ -42,14 +42,14 @@ PANELS = {  # of the figure, and what a sample holds besides its time
 def fault(minutes: float, keep: dict[str, Any]) -> Fault:
     """The soak as a fault; what it measured goes to `keep`."""
     name = (
-        f"{minutes:g} minutes at {LOAD:g} of the capacity, a sixth each {', '.join(KINDS[:-1])} "
-        f"and {KINDS[-1]}"
+        f"{minutes:g} minutes at {LOAD:g} of the capacity, "
+        f"a sixth each {', '.join(KINDS[:-1])} and {KINDS[-1]}"
     )
     promise = (
         "every row has been at its whole context before; "
         f"after the first {100 * WARM:.0f}% of the time memory grows by {MOST_MB:g} MB at most, "
-        f"threads not at all; at the end "
-        "no row and no block is taken, and /stats has counted what the client has"
+        "threads not at all; "
+        "at the end no row and no block is taken, and /stats has counted what the client has"
     )
     return Fault(name, promise, lambda short: soak(minutes, keep))
 
@@ -74,8 +74,9 @@ def soak(minutes: float, keep: dict[str, Any]) -> Seen:
 
 
 def _rate(served: Served) -> float:
-    """Requests a second at LOAD of what a burst shows that it can serve: what is cut or invalid
-    computes next to nothing.
+    """Requests a second at LOAD of what a burst shows that it can serve.
+
+    What is cut or invalid computes next to nothing.
     """
     burst = PromptData().requests(burst_size(build("dynamic", {"model": "demo"}, {})), "burst")
     capacity = measure_capacity(
@@ -88,9 +89,7 @@ def _rate(served: Served) -> float:
 
 
 def _fill(served: Served) -> None:
-    """Have every row at its whole context: pages of the KV cache are taken when they are first
-    written, up to its stated size.
-    """
+    """Have every row at its whole context: the KV cache takes a page when it is first written."""
     replay(
         served.url,
         [Request(id=i, at=0, prompt="x", num_tokens=1000, seed=i) for i in range(MOST_ROWS)],
@@ -133,9 +132,7 @@ async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Re
 async def _load(
     served: Served, worker: psutil.Process, rate: float, seconds: float, every_s: float
 ) -> tuple[list[dict[str, float]], Counter[str]]:
-    """Poisson arrivals for so long; samples of the server, the last when nothing is in flight;
-    {"kind outcome": n}.
-    """
+    """Poisson arrivals; samples of the server, the last when it is idle; {"kind outcome": n}."""
     requests = PromptData(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
     counts: Counter[str] = Counter()
     samples: list[dict[str, float]] = []
@@ -211,11 +208,10 @@ def judge(
     )
     left = bool(samples[-1]["blocks_used"] or samples[-1]["in_flight"])
     text = (
-        f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes; from minute "
-        f"{WARM * end / 60:.0f} on memory "
-        f"{grown:+.1f} MB (then {memory[-1]:.0f} MB), threads {more('threads'):+.0f}, descriptors "
-        f"{more('descriptors'):+.0f}; {'something is' if left else 'nothing is'} left in rows or "
-        f"blocks; "
+        f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes; "
+        f"from minute {WARM * end / 60:.0f} on memory {grown:+.1f} MB (then {memory[-1]:.0f} MB), "
+        f"threads {more('threads'):+.0f}, descriptors {more('descriptors'):+.0f}; "
+        f"{'something is' if left else 'nothing is'} left in rows or blocks; "
         f"/stats and this client {'agree' if counted else 'differ'}"
     )
     flat = grown <= MOST_MB and more("threads") <= 0 and more("descriptors") <= MOST_DESCRIPTORS
@@ -243,8 +239,8 @@ def figure(found: Mapping[str, Any], caption: str) -> Figure:
         for axis in axes[-1]:
             axis.set_xlabel("minutes")
         text = (
-            f"demo, {found['rate']:.1f} requests a second: a sixth each {', '.join(KINDS)} · "
-            f"{caption}"
+            f"demo, {found['rate']:.1f} requests a second: "
+            f"a sixth each {', '.join(KINDS)} · {caption}"
         )
         drawn.supxlabel(text, fontsize=9, color="#555555", x=0.01, ha="left")
     return drawn

@@ -15,14 +15,13 @@ import tempfile
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psutil
 
-from client.calls import get
+from client.calls import get, get_text
 from client.data import Request
 from client.load import Outcome
 from client.servers import ROOT, as_flag, free_port, wait_until_ready
@@ -60,9 +59,7 @@ def fault(name: str, promise: str) -> Callable[[Callable[[bool], Seen]], None]:
 
 
 class Served:
-    """A running server: its launcher's process, which became gunicorn's master, and the
-    worker's.
-    """
+    """A running server: the launcher's process, now gunicorn's master, and the worker's."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, output: Any):
         self.process, self.url, self._output = process, url, output
@@ -82,8 +79,7 @@ class Served:
         return parts.hostname or "", parts.port or 0
 
     def metric(self, name: str) -> float:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as response:
-            lines = response.read().decode().splitlines()
+        lines = get_text(f"{self.url}/metrics", PATIENCE_S).splitlines()
         return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def is_free(self) -> bool:
@@ -102,9 +98,7 @@ class Served:
 def serving(
     settings: Mapping[str, Any], program: tuple[str, ...] = ("app.py", "dynamic")
 ) -> Iterator[Served]:
-    """A real server on the fake model, unless another is named, in a session of its own; killed at
-    the end.
-    """
+    """A real server in a session of its own, on the fake model by default; killed at the end."""
     port = free_port()
     command = [sys.executable, *program, "--host", "127.0.0.1", "--port", str(port)]
     for name, value in ({"model": "fake"} | dict(settings)).items():
@@ -129,8 +123,8 @@ def post_bytes(
     """A whole HTTP request."""
     raw = json.dumps(body).encode()
     head = (
-        f"POST {route} HTTP/{version}\r\nHost: x\r\nContent-Type: "
-        f"application/json\r\n{more}Content-Length: {len(raw)}\r\n\r\n"
+        f"POST {route} HTTP/{version}\r\nHost: x\r\n"
+        f"Content-Type: application/json\r\n{more}Content-Length: {len(raw)}\r\n\r\n"
     )
     return head.encode() + raw
 
@@ -160,9 +154,7 @@ def connect(served: Served, data: bytes = b"") -> socket.socket:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes, or breaks, the connection; then it is closed
-    here, too.
-    """
+    """All that comes until the other side closes, or breaks, it; then it is closed here, too."""
     found = b""
     with connection, contextlib.suppress(OSError):
         while data := connection.recv(1_000_000):
@@ -181,9 +173,7 @@ def until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> float | N
 
 
 def allow_open_files(n: int) -> int:
-    """Let this process, and the servers that it starts, open n files, or as many as the system
-    lets; return how many.
-    """
+    """Let this process and its servers open n files, or as many as they may; return how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = n if hard == resource.RLIM_INFINITY else min(n, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -192,9 +182,7 @@ def allow_open_files(n: int) -> int:
 
 
 class Honest:
-    """A client that asks /health and for five tokens in turn, each on a connection of its own, in a
-    thread.
-    """
+    """A thread that asks /health and for five tokens in turn, each on a connection of its own."""
 
     def __init__(self, served: Served, every_s: float = 0.05):
         self.seconds: list[float] = []
@@ -237,9 +225,7 @@ class Honest:
 
 
 class Neighbour:
-    """An honest client beside a fault, and one at a server that the fault leaves alone, whose waits
-    are the machine's doing.
-    """
+    """An honest client beside a fault, and one without it, whose waits are the machine's doing."""
 
     def __init__(self, served: Served):
         self._served = served
@@ -264,8 +250,8 @@ class Neighbour:
             return "its neighbour never had an answer"
         here, elsewhere = (1e3 * max(honest.seconds) for honest in (self.here, self.elsewhere))
         text = (
-            f"its neighbour waited {here:.0f} ms at most, and {elsewhere:.0f} ms at a server "
-            f"without the fault"
+            f"its neighbour waited {here:.0f} ms at most, "
+            f"and {elsewhere:.0f} ms at a server without the fault"
         )
         failures = self.here.failures
         return text + (f"; {len(failures)} × {failures[0]}" if failures else "")
