@@ -1,8 +1,9 @@
 """One server: from a Config to a running engine, and from a prompt to a group of inferences and
 back. Knows no HTTP.
 
-Everything that serves is composed here, and nobody else reads the settings of a scheduler or an
-engine: app.py, the benchmarks and the tests build a `Server`.
+Everything that serves is composed here: app.py, the benchmarks and the tests build a `Server`. Who
+needs one part alone calls what this calls: `scheduler.build` for a scheduler without an engine,
+`generate.load_generator` for an engine without a scheduler.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ KEYS = {key.name: key for key in (
     Key("rate", "sweep", "requests/s", 1, "{:g}"),
     Key("requests", "sweep", "requests", 1, "{:g}"),
     Key("capacity", "sweep", "capacity, requests/s", 1, "{:.3g}"),
-    Key("goodput_rate", "sweep", "highest rate within limits, requests/s", 1, "{:.3g}"),
+    Key("goodput_rate", "sweep", "highest rate within the limits, requests/s", 1, "{:.3g}"),
 )}  # fmt: skip
 # of our own servers alone: what they say of their iterations, and what follows from that
 OURS = (

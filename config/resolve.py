@@ -83,8 +83,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         resolved.setdefault("linear", "onednn" if onednn else "kernel")
         resolved.setdefault("sampler", "kernel" if compiled else "plain")
     if gpu:
-        reason = kernels.why_no_triton(shape.head_size)
-        for name in ("attention", "norms"):
+        for name, head_size in (("attention", shape.head_size), ("norms", 0)):
+            reason = kernels.why_no_triton(head_size)
             if resolved.get(name) == "triton" and reason:
                 raise ValueError(
                     f"{name} triton cannot be used here: {reason}; or leave --{name} out"

@@ -95,7 +95,8 @@ def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Se
 @pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
 @pytest.mark.usefixtures("undrawn")
 def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
-    small = ["--model", "fake", "--out", str(tmp_path / "out"), "--skip-calibration"]
+    model = "demo" if "--attention" in arguments else "fake"  # which has no attention to choose
+    small = ["--model", model, "--out", str(tmp_path / "out"), "--skip-calibration"]
     if "--variant" not in arguments:
         small += ["--modes", "static"]
     if "--trace" in arguments:

@@ -213,14 +213,14 @@ def capacity_table(sweeps: Mapping[str, Sequence[Mapping[str, Any]]], goodput: b
     rows = [
         [
             "variant",
-            "capacity, requests/s",
+            KEYS["capacity"].heading,
             "its queue begins to grow, requests/s",
             "throughput sustained, tok/s",
             "latency per token p50 there, ms",
         ]
     ]
     if goodput:
-        rows[0].append("highest rate within the limits, requests/s")
+        rows[0].append(KEYS["goodput_rate"].heading)
     for name, found in sweeps.items():
         known = [outcome["point"] for outcome in found if outcome["point"]]
         capacity = cell([outcome["capacity"] for outcome in found], 1, "{:.3g}")
