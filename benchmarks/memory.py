@@ -133,21 +133,31 @@ def values(case: Mapping[str, Any], measure: str) -> list[float]:
     return [seed[measure] for seed in case["seeds"]]
 
 
+def apart(first: Mapping[str, Any], second: Mapping[str, Any], measure: str) -> str:
+    """The paired difference second − first, in words."""
+    gap = difference(values(first, measure), values(second, measure))
+    text = ("+" if gap.mean > 0 else "") + told(gap, SHOWN[measure][1])
+    return text if gap.shown and abs(gap.mean) >= 0.005 else "none shown"
+
+
 def table(found: Sequence[Mapping[str, Any]]) -> str:
-    """Means over seeds with their intervals; of latency also the paired difference to `whole`."""
+    """Means over seeds with their intervals, and paired differences: of latency to `whole`, of
+    what is recomputed to `newest`.
+    """
     headings = [heading for heading, _ in SHOWN.values()]
-    rows = [["pool", "load", "variant", *headings, "latency mean − whole's, s"]]
-    whole: Mapping[str, Any] = {}
+    rows = [["pool", "load", "variant", *headings, "latency − whole's", "recomputed − newest's"]]
     for case in found:
+        same = {c["variant"]: c for c in found if (c["pool"], c["load"]) == place(case)}
         cells = [told(estimate(values(case, m)), form) for m, (_, form) in SHOWN.items()]
-        if case["variant"] == "whole":
-            whole, apart = case, "–"
-        else:
-            gap = difference(values(whole, "mean_s"), values(case, "mean_s"))
-            sign = "+" if gap.mean > 0 else ""
-            apart = sign + told(gap, "{:.2f}") if gap.shown else "no difference shown"
-        rows.append([str(case["pool"]), f"{case['load']:g}", case["variant"], *cells, apart])
+        name = case["variant"]
+        to_whole = "–" if name == "whole" else apart(same["whole"], case, "mean_s")
+        to_newest = "–" if name in ("whole", "newest") else apart(same["newest"], case, "tax")
+        rows.append([str(case["pool"]), f"{case['load']:g}", name, *cells, to_whole, to_newest])
     return markdown(rows, left=3)
+
+
+def place(case: Mapping[str, Any]) -> tuple[int, float]:
+    return case["pool"], case["load"]
 
 
 def figure(found: Sequence[Mapping[str, Any]], caption: str) -> Figure:
@@ -174,13 +184,13 @@ def figure(found: Sequence[Mapping[str, Any]], caption: str) -> Figure:
                         capsize=3,
                         label=variant if variant == "whole" else f"demand, {variant}",
                     )
-            axes[0, column].set_title(f"a pool of {pool}")
+            axes[0, column].set_title(f"a pool of {pool} mean requests")
             axes[1, column].set_xlabel("load, % of what whole completes")
             for axis in axes[:, column]:
                 axis.grid(alpha=0.25)
                 axis.set_ylim(bottom=0)
-        axes[0, 0].set_ylabel("latency, mean, s")
-        axes[1, 0].set_ylabel("recomputed, % of computed tokens")
+        axes[0, 0].set_ylabel("mean latency, s")
+        axes[1, 0].set_ylabel("recomputed tokens, %")
         drawn.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
         caption_of(drawn, caption)
     return drawn
@@ -207,10 +217,10 @@ def main() -> None:
     result["command"] = command_line("python -m benchmarks.memory", sys.argv[1:])
     options.out.mkdir(parents=True, exist_ok=True)
     drawing.save(figure(found, told_of), options.out / "memory.png")
+    made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
     (options.out / "memory.md").write_text(
-        f"# KV blocks reserved, or on demand\n\n{told_of}; commit {result['commit']}, "
-        f"{result['date']}.\n\n{table(found)}\n\n![Latency and recomputed tokens over load]"
-        "(memory.png)\n"
+        f"# KV blocks reserved, or on demand\n\n{told_of}; {made}.\n\n{table(found)}\n\n"
+        "![Latency and recomputed tokens over load](memory.png)\n"
     )
     (options.out / "memory.json").write_text(json.dumps(result, indent=1) + "\n")
     print(table(found))
