@@ -4,7 +4,7 @@
 
 The server's own scheduler at the cost of `--model fake`. A pool is as large as so many requests of
 mean length at their whole lives; a load is a share of what `whole` can complete on that pool. All
-variants serve the same traces, so differences are paired by seed. The last line is JSON.
+variants serve the same traces, so differences are paired by seed.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def main() -> None:
     n = f"{options.requests} requests of lengths {LENGTHS}, {options.seeds} seeds"
     told_of = f"{n}, at most {ROWS} rows; virtual time at the cost of --model fake"
     result = {"cases": found, "variants": VARIANTS, "lengths": LENGTHS} | stamp()
-    result["command"] = command_line("python -m benchmarks.memory", sys.argv[1:])
+    result["command"] = command_line("python", ["-m", "benchmarks.memory", *sys.argv[1:]])
     options.out.mkdir(parents=True, exist_ok=True)
     drawing.save(figure(found, told_of), options.out / "memory.png")
     made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
@@ -224,7 +224,7 @@ def main() -> None:
     )
     (options.out / "memory.json").write_text(json.dumps(result, indent=1) + "\n")
     print(table(found))
-    print(json.dumps({"cases": [{**case, "seeds": len(case["seeds"])} for case in found]}))
+    print(f"memory.md, memory.png and every seed's numbers: {options.out}")
 
 
 if __name__ == "__main__":

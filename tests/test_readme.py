@@ -199,6 +199,14 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         run(module, *arguments, *small[module])
 
 
+def test_what_is_found_of_claims_is_what_was_measured() -> None:
+    """Each number with an interval in the claims of docs/policies.md stands in results/memory."""
+    claims = (ROOT / "docs" / "policies.md").read_text().split("### Claims")[1].split("\n## ")[0]
+    quoted = re.findall(r"[+−]?\d+\.\d+ ± \d+\.\d+", claims)
+    measured = (ROOT / "results" / "memory" / "memory.md").read_text()
+    assert len(quoted) > 10 and [number for number in quoted if f" {number} " not in measured] == []
+
+
 def test_the_scripts_themselves_run(tmp_path: Path) -> None:
     if Path(sys.prefix).resolve() != ROOT / ".venv":
         pytest.skip("the scripts make .venv; run ./test.sh to try them")
