@@ -190,7 +190,7 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
             *["--pools", "4", "--loads", "1", "--seeds", "2"],
             *["--requests", "20", "--processes", "1", "--out", str(tmp_path)],
         ],
-        "benchmarks.theory": ["--seeds", "1", "--requests", "5", "--rows", "1"],
+        "benchmarks.theory": ["--seeds", "1", "--requests", "5", "--rows", "1", "--load", "0.1"],
     }
     monkeypatch.setattr(http, "GONE", 2)
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
