@@ -1,5 +1,5 @@
 """Who runs next. Knows nothing of torch, HTTP, threads or clocks, and needs nothing but the
-standard library.
+standard library and sortedcontainers.
 
 inference   the nouns: Inference, Row, Iteration, and the engine's seam
 errors      what can go wrong with a request

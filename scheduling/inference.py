@@ -56,9 +56,8 @@ class Inference:
     num_tokens: int
     sampling: Sampling = Sampling()
     deadline: float | None = None
-    stop: Callable[[int], bool] | None = (
-        None  # told each token once; True ends the inference with it
-    )
+    # told each token once; True ends the inference with it
+    stop: Callable[[int], bool] | None = None
     listener: Callable[[News], None] | None = None  # called for each token and at the end
     # its caller reads each token at once: in a request-level batch it ends with its own last one
     streamed: bool = False
@@ -96,16 +95,12 @@ class Inference:
 
     @property
     def predicted_tokens(self) -> int:
-        """Completion tokens that an order may reckon with. How many there will really be nobody who
-        decides may know.
-        """
+        """Completion tokens that an order may reckon with; the true number it may not know."""
         return self.num_tokens
 
     @property
     def uncomputed(self) -> int:
-        """Tokens known whose keys and values are not in the cache: of the prompt, and those
-        generated.
-        """
+        """Tokens of prompt and completion whose keys and values are not in the cache."""
         return len(self.prompt_ids) + len(self.tokens) - self.computed
 
     @property
@@ -204,9 +199,8 @@ class IterationRecord:
 class Generator(Protocol):
     """The engine's seam."""
 
-    n_blocks: int | None = (
-        None  # KV blocks that it has, by which the scheduler then goes; None: as many as that has
-    )
+    # KV blocks that it has, by which the scheduler then goes; None: as many as that has
+    n_blocks: int | None = None
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Compute the iteration; return one id per row with `samples`, in row order."""

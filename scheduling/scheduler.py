@@ -89,8 +89,7 @@ class Scheduler:
         if len(self.waiting) + len(self.running) + len(inferences) > self.max_in_flight:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting and {len(self.running)} running; try "
-                f"again later, "
-                "or start the server with a larger --max-waiting."
+                "again later, or start the server with a larger --max-waiting."
             )
         group = self._next_id
         for inference in inferences:
@@ -149,15 +148,11 @@ class Scheduler:
             inference.blocks += self.pool.allocate(blocks)
         used = self.pool.n_blocks - self.pool.free_blocks
         padding = self._padding(rows)
-        return Iteration(
-            rows,
-            len(self.running),
-            len(self.waiting),
-            used,
-            plan.reason,
-            padding,
-            len(plan.preempt),
-        ), plan.wake_at
+        running, waiting = len(self.running), len(self.waiting)
+        iteration = Iteration(
+            rows, running, waiting, used, plan.reason, padding, preempted=len(plan.preempt)
+        )
+        return iteration, plan.wake_at
 
     def _checked(self, plan: Plan) -> tuple[list[Row], list[tuple[Inference, int]]]:
         """The rows of a plan, and how many more KV blocks some of them need. Raises ValueError,
@@ -218,9 +213,7 @@ class Scheduler:
         return ValueError(f"the plan of {self.policy} is impossible: {rule}")
 
     def _preempt(self, inference: Inference, now: float) -> None:
-        """Running → waiting: its blocks are free, and all of its KV is computed again when it comes
-        back.
-        """
+        """Running → waiting: its blocks are free, and its KV is computed again when it is back."""
         del self.running[inference.id]
         self.pool.free(inference.blocks)
         inference.reached = max(inference.reached, inference.computed)
@@ -241,9 +234,8 @@ class Scheduler:
         for row in iteration.rows:
             token = next(sampled) if row.samples else None
             inference = row.inference
-            if (
-                row.idle or inference.state is not State.RUNNING
-            ):  # cancelled meanwhile: its id is dropped
+            # one that was cancelled meanwhile is not running: its id is dropped
+            if row.idle or inference.state is not State.RUNNING:
                 continue
             if not row.decodes:
                 end = min(row.start + row.n_tokens, len(inference.prompt_ids))
@@ -304,9 +296,8 @@ class Scheduler:
         while self._deadlines and (
             self._deadlines[0][0] <= now or self._deadlines[0][2].answered_at is not None
         ):
-            late.append(
-                heapq.heappop(self._deadlines)[2]
-            )  # those answered in time are dropped here too
+            # those answered in time are dropped here too: `fail` leaves them alone
+            late.append(heapq.heappop(self._deadlines)[2])
         if len(self._deadlines) > 2 * (len(self.waiting) + len(self.running)) + SPARE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if entry[2].answered_at is None]
             heapq.heapify(self._deadlines)
@@ -326,9 +317,8 @@ class Scheduler:
             ).append(inference)
         ended = []
         for group in groups.values():
-            if (
-                needed := sum(self.limits.blocks(inference.whole_life) for inference in group)
-            ) > n_blocks:
+            needed = sum(self.limits.blocks(inference.whole_life) for inference in group)
+            if needed > n_blocks:
                 ended += self.fail(group, self._beyond_pool(needed), now)
         return ended
 
