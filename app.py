@@ -90,6 +90,11 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
         stats.reset(manager.clock())
         return jsonify(reset=True)
 
+    @app.post("/reset_prefix_cache")
+    def reset_prefix_cache() -> Response:
+        manager.forget_prefixes()
+        return jsonify({})
+
     @app.get("/health")
     def health() -> Response:
         return jsonify(status="ok")

@@ -125,6 +125,11 @@ class BatchingManager:
         with self._changed:
             self._answer(self._scheduler.expire(self.clock()))
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache: nothing computed so far is found any more."""
+        with self._changed:
+            self._scheduler.forget_prefixes()
+
     def drain(self) -> None:
         """Refuse new requests from now on. Takes no lock, so a signal handler may call it."""
         self.draining = True

@@ -9,6 +9,7 @@ needs one part alone calls what this calls: `scheduler.build` for a scheduler wi
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from generate import load_generator
 from observers.metrics import Metrics
 from observers.request_log import RequestLog
 from observers.server_stats import ServerStats
+from scheduling.blocks import block_keys
 from scheduling.errors import ContextTooLong, InvalidRequest
 from scheduling.inference import Generator, Inference, Sampling
 from scheduling.scheduler import build
@@ -149,22 +151,45 @@ class Server:
         timeout_s: float | None,
         rule: StopRule | None = None,
         user: str | None = None,
+        n: int = 1,
+        cache_salt: str = "",
     ) -> list[Inference]:
-        """One inference a prompt, each with a seed of its own, to be waited for or streamed."""
-        seeds = self._seeds(seed, len(prompts))
-        timeout_s = timeout_s or self.config.request_timeout_s
-        deadline = None if timeout_s is None else self.manager.clock() + timeout_s
-        return [
-            Inference(
-                ids,
-                num_tokens,
-                replace(sampling, seed=seed),
-                deadline,
-                rule.new() if rule else None,
-                user=user,
+        """n inferences a prompt, each with a seed of its own, to be waited for or streamed.
+
+        Raises InvalidRequest if they are more than the server holds. cache_salt: who brings another
+        shares no KV blocks, and so cannot learn from their speed what was asked here.
+        """
+        config = self.config
+        if len(prompts) * n > config.max_in_flight:
+            raise InvalidRequest(
+                f"This server holds {config.max_in_flight} completions at most; lower n.", param="n"
             )
-            for ids, seed in zip(prompts, seeds)
-        ]
+        seeds = iter(self._seeds(seed, len(prompts) * n))
+        timeout_s = timeout_s or config.request_timeout_s
+        deadline = None if timeout_s is None else self.manager.clock() + timeout_s
+        # completions of one prompt share its blocks in any case; without a prefix cache nobody else
+        # finds them
+        salt = cache_salt if config.prefix_caching else secrets.token_hex()
+        group: list[Inference] = []
+        for ids in prompts:
+            keys = None
+            if config.prefix_caching or n > 1:
+                keys = block_keys(ids, config.block_size, salt)
+            leader = None
+            for _ in range(n):
+                member = Inference(
+                    ids,
+                    num_tokens,
+                    replace(sampling, seed=next(seeds)),
+                    deadline,
+                    rule.new() if rule else None,
+                    user=user,
+                    keys=keys and [*keys],
+                    leader=leader,
+                )
+                leader = leader or member
+                group.append(member)
+        return group
 
     def text(self, member: Inference, echo: bool, rule: StopRule | None = None) -> str:
         """The whole text of an answered inference."""

@@ -54,9 +54,9 @@ def server(
         "--port",
         str(port),
     ]
-    for name, value in flags.items():
-        if meaningful(name, mode) and name != "api_key":
-            command += as_flag(name, value)
+    for setting, value in flags.items():
+        if meaningful(setting, mode) and setting != "api_key":
+            command += as_flag(setting, value)
     environment = os.environ | {"EB_API_KEY": key or "none"}
     with tempfile.TemporaryFile() as output:
         # a session of its own: Ctrl-C reaches us alone, and we stop it

@@ -23,8 +23,11 @@ from config.settings import ONLY_ON_GPU, POOL_SIZES, Config, ConfigError
 from config.tables import NEEDS, ONLY_IN, flag, meaningful
 from scheduling.policies import MODES
 
-# of the cached engine alone
-CACHED = ("attention", "linear", "sampler", "norms")
+# what has no meaning with an engine without a KV cache, and with none at all
+UNUSED = {
+    ("generator", "naive"): ("attention", "linear", "sampler", "norms", "prefix_caching"),
+    ("model", "fake"): ("attention", "linear", "sampler", "norms"),
+}
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
 
 
@@ -99,8 +102,8 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
                 f"{flag(name)} has no meaning without {flag(other)} {value}; add that, or leave it "
                 f"out"
             )
-    for name, value in (("generator", "naive"), ("model", "fake")):
-        if chosen.get(name) == value and (unused := [each for each in CACHED if each in flags]):
+    for (name, value), settings in UNUSED.items():
+        if chosen.get(name) == value and (unused := [each for each in settings if each in flags]):
             raise ConfigError(
                 f"{flag(unused[0])} has no meaning with {flag(name)} {value}; leave one of them out"
             )

@@ -133,6 +133,11 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         gt=0,
         le=1,
     )
+    prefix_caching: bool = setting(
+        False,
+        "keep the KV blocks of what was computed, and share them among requests that begin alike",
+        "off",
+    )
     token_budget: int = setting(
         256, "prefill tokens in an iteration at most", "256 on a CPU, 2048 on a GPU", ge=1
     )
@@ -242,8 +247,8 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
 
     @property
     def n_blocks(self) -> int:
-        """KV blocks in the pool: kv_blocks, or what kv_cache_gb holds, but never more than
-        max_batch_size rows can use.
+        """KV blocks in the pool: kv_blocks, or what kv_cache_gb holds, but without prefix_caching
+        never more than max_batch_size rows can use.
 
         Without kv_cache_gb, on a GPU, as many as they can use; the engine may find that its memory
         holds fewer.
@@ -253,7 +258,8 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         usable = self.max_batch_size * self.blocks_per_request
         if self.model == "fake" or self.kv_cache_gb is None:
             return usable
-        return min(usable, int(self.kv_cache_gb * 1e9 / self.block_bytes))
+        held = int(self.kv_cache_gb * 1e9 / self.block_bytes)
+        return held if self.prefix_caching else min(usable, held)
 
     @property
     def pool_is_known(self) -> bool:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
-    """KV blocks that gpu_memory_utilization leaves room for, at most as many as the rows can use.
+    """KV blocks that gpu_memory_utilization leaves room for; without prefix_caching at most as many
+    as the rows can use.
 
     trial(n_blocks): builds an engine on a pool of that size and runs its largest iterations; it is
     thrown away. Raises OutOfMemory if a request of max_model_len does not fit.
@@ -38,7 +39,7 @@ def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
             f"{total / 1e9:.1f} GB; lower --max-batch-size, --token-budget or --max-model-len, "
             "raise --gpu-memory-utilization, or end what else runs on the GPU"
         )
-    return min(fitting, config.n_blocks)
+    return fitting if config.prefix_caching else min(fitting, config.n_blocks)
 
 
 def _release() -> None:

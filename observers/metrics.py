@@ -186,13 +186,28 @@ class Metrics:
             now.blocks_used / now.n_blocks,
         )
         yield one(
-            CounterMetricFamily, "vllm:prompt_tokens", "prompt tokens computed", now.prompt_tokens
+            CounterMetricFamily,
+            "vllm:prompt_tokens",
+            "prompt tokens computed or found cached",
+            now.prompt_tokens,
         )
         yield one(
             CounterMetricFamily,
             "vllm:generation_tokens",
             "completion tokens computed",
             now.completion_tokens,
+        )
+        yield one(
+            CounterMetricFamily,
+            "vllm:prefix_cache_queries",
+            "prompt tokens looked for in the prefix cache",
+            now.prefix_queries,
+        )
+        yield one(
+            CounterMetricFamily,
+            "vllm:prefix_cache_hits",
+            "prompt tokens found in the prefix cache",
+            now.prefix_hits,
         )
         yield one(
             CounterMetricFamily,

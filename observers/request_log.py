@@ -87,7 +87,8 @@ class RequestLog:
             "error": i.error.code if i.error else None,
             "batch_id": i.batch if admitted else None,
             "position": i.position if admitted else None,
-            "prompt_tokens": len(i.prompt_ids),
+            "prompt_tokens": len(i.prompt_ids) if i.leader is None else 0,  # it counts once
+            "cached_tokens": i.cached_tokens if i.leader is None else 0,
             "num_tokens": i.num_tokens,
             "completion_tokens": len(i.tokens),
             "preemptions": i.preemptions,

@@ -135,7 +135,9 @@ class ServerStats:
 
     def _finished(self, inference: Inference) -> None:
         times, n = times_of(inference), len(inference.tokens)
-        self._counts["prompt_tokens"] += len(inference.prompt_ids)
+        if inference.leader is None:  # a prompt counts once
+            self._counts["prompt_tokens"] += len(inference.prompt_ids)
+            self._counts["cached_tokens"] += inference.cached_tokens
         self._counts["completion_tokens"] += n
         self._normalized_sum += times.e2e_s / n
         entry = self._by_tokens[inference.num_tokens]
@@ -196,6 +198,7 @@ class ServerStats:
                 **{f"{kind}_rows": n for kind, n in rows.items()},
                 "preemptions": counts["preemptions"],
                 "recomputed_tokens": counts["recomputed_tokens"],
+                "cached_tokens": counts["cached_tokens"],
                 "busy_s": busy,
                 "batches_formed": dict(self._reasons),
                 "latency-by-requested-tokens": {

@@ -26,10 +26,17 @@ class Error(_Answer):
     error: ErrorDetail
 
 
+class PromptTokensDetails(_Answer):
+    cached_tokens: int = Field(description="found in the prefix cache, and not computed again")
+
+
 class Usage(_Answer):
+    """A prompt counts once, however many completions it has."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 # ---- /inference
@@ -51,7 +58,7 @@ class Timings(_Answer):
 
 class InferenceEnd(_Answer):
     """The last event of a stream of /inference, and what else a plain answer holds; lists of a
-    group.
+    group, or of n completions.
     """
 
     usage: Usage
@@ -64,7 +71,9 @@ class InferenceAnswer(InferenceEnd):
 
 
 class InferencePiece(_Answer):
-    """An event of a stream of /inference: the next tokens of the group's member `index`."""
+    """An event of a stream of /inference: the next tokens of completion `index`, which is the
+    prompt's index × n + which of its n.
+    """
 
     index: int
     text: str
@@ -199,6 +208,7 @@ class Stats(_Answer):
     recomputed_rows: int
     preemptions: int
     recomputed_tokens: int
+    cached_tokens: int
     busy_s: float
     batches_formed: dict[str, int]
     latency_by_requested_tokens: dict[str, OfLength] = Field(alias="latency-by-requested-tokens")
@@ -218,6 +228,10 @@ class Stats(_Answer):
 
 class Reset(_Answer):
     reset: Literal[True]
+
+
+class Forgotten(_Answer):
+    """Nothing to say."""
 
 
 class Health(_Answer):

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 MOST_STOPS, LONGEST_STOP = 16, 256
+MOST_COMPLETIONS = 16  # of a prompt
 
 # fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each
 # is described
@@ -62,6 +63,8 @@ class InferenceRequest(BaseModel):
     seed: int | None = Field(None, ge=0, lt=2**63)
     timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
     user: str | None = Field(None, max_length=256)
+    n: int = Field(1, ge=1, le=MOST_COMPLETIONS)
+    cache_salt: str = Field("", max_length=256)
     echo: bool = False
     stream: bool = False
 
@@ -164,11 +167,12 @@ class _OpenAIRequest(_Lenient):
     ignore_eos: bool = False
     timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
     user: str | None = Field(None, max_length=256)
+    n: int = Field(1, ge=1, le=MOST_COMPLETIONS)
+    cache_salt: str = Field("", max_length=256)
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
 
     # sampling that is not offered
-    n: Annotated[Any, _Only(1)] = 1
     best_of: Annotated[Any, _Only(1)] = 1
     use_beam_search: Annotated[Any, _Only(False)] = False
     length_penalty: Annotated[Any, _Only(1)] = 1

@@ -49,16 +49,16 @@ def read(kind: type[Body]) -> Body:
         raise InvalidRequest(f"{field}: {message}" if field else message, param=field) from None
 
 
-def usage_of(group: Sequence[Inference]) -> dict[str, int]:
-    """The tokens of an answered group."""
-    prompt, completion = (
-        sum(len(member.prompt_ids) for member in group),
-        sum(len(member.tokens) for member in group),
-    )
+def usage_of(group: Sequence[Inference]) -> dict[str, Any]:
+    """The tokens of an answered group; a prompt counts once, however many completions it has."""
+    leaders = [member for member in group if member.leader is None]
+    prompt = sum(len(member.prompt_ids) for member in leaders)
+    completion = sum(len(member.tokens) for member in group)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in leaders)},
     }
 
 

@@ -35,9 +35,16 @@ def blueprint(completions: Completions) -> Blueprint:
         prompts = server.encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
         sampling = Sampling(body.temperature, body.top_k, body.top_p)
         group = server.group(
-            prompts, body.num_tokens, sampling, body.seed, body.timeout_s, user=body.user
+            prompts,
+            body.num_tokens,
+            sampling,
+            body.seed,
+            body.timeout_s,
+            user=body.user,
+            n=body.n,
+            cache_salt=body.cache_salt,
         )
-        one = is_alone(prompt)
+        one = is_alone(prompt) and body.n == 1
 
         def measures() -> dict[str, Any]:
             timings = [_timings(member, server.manager.epoch_offset) for member in group]

@@ -107,7 +107,17 @@ def blueprint(shared: Completions) -> Blueprint:
             body.top_p if 0 < body.top_p < 1 else None,
         )
         seed = None if body.seed == -1 else body.seed
-        group = server.group(prompts, max_tokens, sampling, seed, body.timeout_s, rule, body.user)
+        group = server.group(
+            prompts,
+            max_tokens,
+            sampling,
+            seed,
+            body.timeout_s,
+            rule,
+            body.user,
+            body.n,
+            body.cache_salt,
+        )
         created = int(time.time())
 
         def answer(kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

@@ -100,6 +100,9 @@ ROUTES = {
         parameters=PAGE,
     ),
     "POST /stats/reset": Route("start a new run", answers.Reset, problems=(415,)),
+    "POST /reset_prefix_cache": Route(
+        "forget all prefixes, as vLLM's", answers.Forgotten, problems=(415,)
+    ),
     "GET /metrics": Route("for Prometheus", "text/plain"),
     "GET /health": Route("the process answers", answers.Health),
     "GET /ready": Route("the model is loaded and the handler thread works", answers.Ready),

@@ -1,23 +1,55 @@
-"""Which KV blocks are free, as integers."""
+"""Which KV blocks are free, how many requests share the others, and what they hold: integers and
+hashes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import heapq
-from collections.abc import Iterable
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+def next_key(key: bytes, ids: Sequence[int]) -> bytes:
+    """What names the blocks that `key` names and one more, which holds `ids`.
+
+    SHA-256: nobody can make two prompts whose blocks are taken for each other's.
+    """
+    return hashlib.sha256(key + array("q", ids).tobytes()).digest()
+
+
+def block_keys(ids: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
+    """What names the first 0, 1, 2, … full blocks of a prompt (vLLM's chain of hashes).
+
+    Equal keys mean equal tokens from the first on, and equal salts.
+    """
+    keys = [hashlib.sha256(salt.encode()).digest()]
+    for end in range(block_size, len(ids) + 1, block_size):
+        keys.append(next_key(keys[-1], ids[end - block_size : end]))
+    return keys
 
 
 class BlockPool:
-    """Free KV blocks as sorted ranges: a request gets consecutive blocks when there are any.
+    """KV blocks by reference count. A full one can be found by the key of what it holds.
 
-    Consecutive blocks let the plain PyTorch attention read a row's keys and values as
-    one slice, without gathering them. Free ranges are at most one more than live
-    allocations, so a linear scan is cheap.
+    keeps: one that nobody refers to can still be found until it is needed for something else, the
+    one unused for longest first; else it is forgotten.
+
+    Free blocks that hold nothing are sorted ranges, so that a request gets consecutive ones when
+    there are any: the plain PyTorch attention reads a row's keys and values as one slice then,
+    without gathering them.
     """
 
-    def __init__(self, n_blocks: int):
+    def __init__(self, n_blocks: int, keeps: bool = False):
         self.n_blocks = n_blocks
-        self.free_blocks = n_blocks
+        self.free_blocks = n_blocks  # those kept, too
+        self.references = [0] * n_blocks  # of each block
+        self._keeps = keeps
         self._ranges = [(0, n_blocks)]  # (first, end), disjoint, sorted, never touching
+        self._found: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}  # the inverse
+        self._kept: OrderedDict[int, None] = OrderedDict()  # by when they came free
 
     def allocate(self, n: int) -> list[int]:
         """Return n blocks: consecutive if any free range is long enough, else from several.
@@ -26,7 +58,74 @@ class BlockPool:
         """
         if n > self.free_blocks:
             raise ValueError(f"{n} blocks wanted, {self.free_blocks} free")
+        short = n - (self.free_blocks - len(self._kept))
+        if short > 0:
+            evicted = [self._kept.popitem(last=False)[0] for _ in range(short)]
+            self._forget(evicted)
+            self._give_back(evicted)
         self.free_blocks -= n
+        taken = self._take(n)
+        for block in taken:
+            self.references[block] = 1
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Refer to blocks that were found, once more."""
+        for block in blocks:
+            if not self.references[block]:
+                del self._kept[block]
+                self.free_blocks -= 1
+            self.references[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Give a request's blocks back, the last first, so that of those kept a prompt's end goes
+        before its beginning.
+        """
+        blank = []
+        for block in reversed(blocks):
+            self.references[block] -= 1
+            if self.references[block]:
+                continue
+            self.free_blocks += 1
+            if self._keeps and block in self._keys:
+                self._kept[block] = None
+            else:
+                blank.append(block)
+        if blank:
+            self._forget(blank)
+            self._give_back(blank)
+
+    def name(self, block: int, key: bytes) -> None:
+        """A block is full and computed: it can be found, unless another one is already."""
+        if key not in self._found:
+            self._found[key], self._keys[block] = block, key
+
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of these keys up to the first that there is none of."""
+        found = []
+        for key in keys:
+            if (block := self._found.get(key)) is None:
+                break
+            found.append(block)
+        return found
+
+    def is_named(self, block: int) -> bool:
+        return block in self._keys
+
+    def forget_all(self) -> None:
+        """Nothing that was computed so far can be found any more."""
+        self._found.clear()
+        self._keys.clear()
+        kept = list(self._kept)
+        self._kept.clear()
+        self._give_back(kept)
+
+    def _forget(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if (key := self._keys.pop(block, None)) is not None:
+                del self._found[key]
+
+    def _take(self, n: int) -> list[int]:
         for i, (first, end) in enumerate(self._ranges):
             if end - first >= n:
                 self._ranges[i : i + 1] = [(first + n, end)] if first + n < end else []
@@ -40,12 +139,10 @@ class BlockPool:
                 self._ranges.insert(0, (stop, end))
         return taken
 
-    def free(self, blocks: Iterable[int]) -> None:
-        """Give blocks back, merging neighbours."""
-        returned = [(block, block + 1) for block in blocks]
-        self.free_blocks += len(returned)
+    def _give_back(self, blocks: Iterable[int]) -> None:
+        """To the ranges, merging neighbours."""
         merged: list[tuple[int, int]] = []
-        for first, end in heapq.merge(self._ranges, sorted(returned)):
+        for first, end in heapq.merge(self._ranges, sorted((block, block + 1) for block in blocks)):
             if merged and merged[-1][1] == first:
                 merged[-1] = (merged[-1][0], end)
             else:

@@ -64,6 +64,11 @@ class Inference:
 
     user: str | None = None  # on whose behalf it comes
     priority: int = 0  # smaller goes first, where an order asks for it
+    # `blocks.block_keys` of its prompt, by which others find its KV blocks and it finds theirs;
+    # with its completion's as it comes. None: it shares nothing
+    keys: list[bytes] | None = None
+    # the first completion of the same prompt: this one waits for it to compute what both share
+    leader: Inference | None = None
 
     id: int = -1  # arrival order; given by the scheduler, as are all that follow
     group: int = -1  # the id of the group's first inference
@@ -75,6 +80,8 @@ class Inference:
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are in the cache
+    hashed: int = 0  # its first blocks, which are full and have keys; nobody writes to them
+    cached_tokens: int = 0  # of its prompt, those that it found computed
     tokens: list[int] = field(default_factory=list)  # completion ids
     token_times: list[float] = field(default_factory=list)
     admitted_at: float | None = None
@@ -110,6 +117,13 @@ class Inference:
         """
         generated = len(self.tokens)
         return generated > 0 and self.computed == len(self.prompt_ids) + generated - 1
+
+    def awaits_leader(self, block_size: int) -> bool:
+        """The first completion of its prompt is about to compute full blocks that it can share."""
+        leader = self.leader
+        if leader is None or leader.answered_at is not None:
+            return False
+        return leader.computed < (len(self.prompt_ids) - 1) // block_size * block_size
 
     @property
     def is_over(self) -> bool:

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from sortedcontainers import SortedDict
 
-from scheduling.blocks import BlockPool
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.inference import Inference, Iteration, Row, State
-from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Plan, Policy, View, chosen
+from scheduling.memory import Memory
+from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy, View, chosen
+from scheduling.rows import rows_of
 
 SPARE_DEADLINES = 64  # of answered requests, which may be kept beside as many as are in flight
 _EXITS: dict[type[ServingError], State] = {
@@ -33,8 +34,10 @@ class Snapshot(NamedTuple):
     running: int  # held ones too, but not those whose row is idle and who have their answer
     blocks_used: int
     n_blocks: int
-    prompt_tokens: int
+    prompt_tokens: int  # those found in the prefix cache, too
     completion_tokens: int
+    prefix_queries: int  # prompt tokens that were looked for in the prefix cache
+    prefix_hits: int  # those found
 
 
 class Scheduler:
@@ -42,7 +45,8 @@ class Scheduler:
 
     A state machine without thread, lock or clock; every method that needs the time is told it.
     `decoder_batch_sizes`: an iteration of decode rows alone is filled up with padding rows to the
-    smallest of them that holds it; none: it is as large as its rows.
+    smallest of them that holds it; none: it is as large as its rows. `prefix_caching`: KV blocks
+    stay findable, by inferences that have keys, when nobody has them any more.
     """
 
     def __init__(
@@ -54,13 +58,14 @@ class Scheduler:
         n_blocks: int,
         max_in_flight: int,
         decoder_batch_sizes: Sequence[int] = (),
+        prefix_caching: bool = False,
     ):
         self.policy = policy
         self.order = order
         self.limits = limits
         self.max_in_flight = max_in_flight
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
-        self.pool = BlockPool(n_blocks)
+        self.pool = Memory(n_blocks, limits.block_size, prefix_caching)
         self.waiting: SortedDict[int, Inference] = SortedDict()  # by arrival
         self.running: dict[int, Inference] = {}
         self._queue: SortedDict[tuple[Any, ...], Inference] = SortedDict()  # who waits, by key
@@ -68,6 +73,7 @@ class Scheduler:
         self._next_id = 0
         self._batches = 0
         self._prompt_tokens = self._completion_tokens = 0
+        self._prefix_queries = self._prefix_hits = 0
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
         """Queue one inference, or a group of them: all or none.
@@ -121,6 +127,17 @@ class Scheduler:
 
         Raises ValueError, before anything has moved, if the plan is impossible.
         """
+        found: dict[
+            int, list[int]
+        ] = {}  # by inference: looked up once, so that a plan is consistent
+
+        def find(inference: Inference) -> Sequence[int]:
+            if inference.keys is None:
+                return ()
+            if inference.id not in found:
+                found[inference.id] = self.pool.found_for(inference)
+            return found[inference.id]
+
         view = View(
             now=now,
             waiting=self._queue.values(),
@@ -129,23 +146,24 @@ class Scheduler:
             n_blocks=self.pool.n_blocks,
             limits=self.limits,
             oldest_arrival=next(iter(self.waiting.values())).arrived_at if self.waiting else None,
+            found=find,
+            references=self.pool.references,
         )
         plan = self.policy.plan(view)
-        rows, growth = self._checked(plan)
+        rows, holds = rows_of(plan, view, self.policy, self.running, self.waiting)
+        for inference, _ in holds:  # first of all, before others take what was found
+            if found.get(inference.id):
+                new = self.pool.share_found(inference, found[inference.id])
+                if inference.leader is None:  # completions of one prompt count it once
+                    self._prompt_tokens += new
+                    self._prefix_hits += new
         for inference in plan.preempt:
             self._preempt(inference, now)
-        for inference, tokens in plan.admit:
-            self._leave_queue(inference)
-            inference.blocks += self.pool.allocate(self.limits.blocks(tokens))  # its row has them
-            inference.state = State.RUNNING
-            if inference.admitted_at is None:
-                inference.admitted_at = now
-                inference.batch, inference.position = self._batches, len(self.running)
-            inference.resume(now)
-            self.running[inference.id] = inference
+        for inference, tokens in holds:
+            self.pool.hold(inference, tokens)
+        for inference, _ in plan.admit:
+            self._admit(inference, now)
         self._batches += bool(plan.admit)
-        for inference, blocks in growth:
-            inference.blocks += self.pool.allocate(blocks)
         used = self.pool.n_blocks - self.pool.free_blocks
         padding = self._padding(rows)
         running, waiting = len(self.running), len(self.waiting)
@@ -154,70 +172,24 @@ class Scheduler:
         )
         return iteration, plan.wake_at
 
-    def _checked(self, plan: Plan) -> tuple[list[Row], list[tuple[Inference, int]]]:
-        """The rows of a plan, and how many more KV blocks some of them need. Raises ValueError,
-        naming the policy and the rule, if it cannot be carried out.
-        """
-        limits, free, running = self.limits, self.pool.free_blocks, dict.fromkeys(self.running)
-        for inference in plan.preempt:
-            if self.policy.request_level:
-                raise self._impossible("a row cannot leave a batch that is answered as a whole")
-            if inference.id not in running:
-                raise self._impossible("only what runs can be preempted")
-            del running[inference.id]
-            free += len(inference.blocks)
-        reserved: dict[int, int] = {}
-        for inference, tokens in plan.admit:
-            if inference.id not in self.waiting or inference.id in running:
-                raise self._impossible("only what waits can be admitted, and once")
-            running[inference.id] = None
-            reserved[inference.id] = limits.blocks(tokens)
-        if len(running) > limits.max_batch_size:
-            raise self._impossible(
-                f"{len(running)} rows are more than max_batch_size {limits.max_batch_size}"
-            )
-        rows: list[Row] = []
-        growth: list[tuple[Inference, int]] = []
-        prefill, wanted = 0, sum(reserved.values())
-        for inference, n in plan.run:
-            if inference.id not in running:
-                raise self._impossible("only what runs can be computed")
-            start, mine = inference.computed, inference.blocks
-            if inference.is_over:  # recompute the last position: its cache does not grow
-                rows.append(Row(inference, max(0, start - 1), 1, mine, samples=True, idle=True))
-                continue
-            uncomputed = inference.uncomputed
-            if not 1 <= n <= uncomputed:
-                raise self._impossible(
-                    f"{n} tokens of {uncomputed} uncomputed ones cannot be computed"
-                )
-            held = reserved.get(inference.id) or len(mine)
-            if start + n > held * limits.block_size:
-                growth.append((inference, limits.blocks(start + n) - held))
-                wanted += growth[-1][1]
-            if uncomputed > 1 or not inference.tokens:
-                prefill += n
-            again = min(n, inference.reached - start) if inference.reached > start else 0
-            rows.append(Row(inference, start, n, mine, n == uncomputed, False, again))
-        if len({row.inference.id for row in rows}) < len(rows):
-            raise self._impossible("no inference has two rows")
-        if wanted > free:
-            raise self._impossible(f"it needs {wanted} KV blocks, and {free} are free")
-        if prefill > limits.token_budget:
-            raise self._impossible(
-                f"{prefill} prefill tokens are more than token_budget {limits.token_budget}"
-            )
-        return rows, growth
-
-    def _impossible(self, rule: str) -> ValueError:
-        return ValueError(f"the plan of {self.policy} is impossible: {rule}")
+    def _admit(self, inference: Inference, now: float) -> None:
+        """Waiting → running."""
+        self._leave_queue(inference)
+        inference.state = State.RUNNING
+        if inference.admitted_at is None:
+            inference.admitted_at = now
+            inference.batch, inference.position = self._batches, len(self.running)
+            if self.pool.prefix_caching and inference.leader is None:
+                self._prefix_queries += len(inference.prompt_ids)
+        inference.resume(now)
+        self.running[inference.id] = inference
 
     def _preempt(self, inference: Inference, now: float) -> None:
         """Running → waiting: its blocks are free, and its KV is computed again when it is back."""
         del self.running[inference.id]
-        self.pool.free(inference.blocks)
+        self.pool.release(inference)
         inference.reached = max(inference.reached, inference.computed)
-        inference.blocks, inference.computed = [], 0
+        inference.computed = inference.hashed = 0
         inference.state, inference.preempted_at = State.WAITING, now
         inference.preemptions += 1
         self._wait(inference)
@@ -238,16 +210,22 @@ class Scheduler:
             if row.idle or inference.state is not State.RUNNING:
                 continue
             if not row.decodes:
-                end = min(row.start + row.n_tokens, len(inference.prompt_ids))
-                self._prompt_tokens += max(0, end - row.start - row.recomputed)
+                if inference.leader is None:
+                    end = min(row.start + row.n_tokens, len(inference.prompt_ids))
+                    self._prompt_tokens += max(0, end - row.start - row.recomputed)
                 inference.recomputed_tokens += row.recomputed
             inference.computed += row.n_tokens
+            self.pool.hash_computed(inference)
             if token is not None:
                 self._completion_tokens += 1
                 inference.tokens.append(token)
                 inference.token_times.append(now)
                 inference.stopped = inference.stop is not None and inference.stop(token)
         return self._release(now)
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache; what is being shared stays shared."""
+        self.pool.forget_all()
 
     def _release(self, now: float) -> list[Inference]:
         """Answer what is done: each on its own, or in a request-level batch all of them once nobody
@@ -309,7 +287,7 @@ class Scheduler:
         """Make the pool as large as the engine's, before anything has run; return the requests that
         it can never hold.
         """
-        self.pool = BlockPool(n_blocks)
+        self.pool = Memory(n_blocks, self.limits.block_size, self.pool.prefix_caching)
         groups: dict[int, list[Inference]] = {}
         for inference in self.waiting.values():
             groups.setdefault(
@@ -335,15 +313,22 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot:
         used = self.pool.n_blocks - self.pool.free_blocks
-        tokens = self._prompt_tokens, self._completion_tokens
         running = sum(inference.state is State.RUNNING for inference in self.running.values())
-        return Snapshot(len(self.waiting), running, used, self.pool.n_blocks, *tokens)
+        return Snapshot(
+            len(self.waiting),
+            running,
+            used,
+            self.pool.n_blocks,
+            self._prompt_tokens,
+            self._completion_tokens,
+            self._prefix_queries,
+            self._prefix_hits,
+        )
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         inference.state, inference.answered_at = state, now
         inference.resume(now)
-        self.pool.free(inference.blocks)
-        inference.blocks = []
+        self.pool.release(inference)
 
 
 def build(settings: Any) -> Scheduler:
@@ -355,4 +340,5 @@ def build(settings: Any) -> Scheduler:
         n_blocks=settings.n_blocks,
         max_in_flight=settings.max_in_flight,
         decoder_batch_sizes=settings.decoder_batch_sizes,
+        prefix_caching=settings.prefix_caching,
     )

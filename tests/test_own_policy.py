@@ -36,7 +36,7 @@ class Bunches(Policy):
     def plan(self, view: View) -> Plan:
         if view.running:
             rows = [row for row in view.running if not (self.compact_batches and row.is_over)]
-            return Plan(run=share_budget(rows, view.limits.token_budget))
+            return Plan(run=share_budget(rows, view))
         return start(whole_groups(view, self.most_rows(view.limits.max_batch_size)), view, "bunch")
 
 

@@ -54,7 +54,7 @@ def both(view: View) -> tuple[Inference, Inference]:
             lambda runs, waits: Plan(admit=[(waits, 10), (waits, 10)]),
             "only what waits can be admitted, and once",
         ),
-        (lambda runs, waits: Plan(admit=[(waits, 13)]), "it needs 4 KV blocks, and 3 are free"),
+        (lambda runs, waits: Plan(admit=[(waits, 13)]), "it needs 1 KV blocks more than are free"),
         (lambda runs, waits: Plan(run=[(waits, 1)]), "only what runs can be computed"),
         (lambda runs, waits: Plan(run=[(runs, 1), (runs, 1)]), "no inference has two rows"),
         (

@@ -126,6 +126,8 @@ ASKS = st.lists(
         prompt=st.integers(1, 30),
         tokens=st.integers(1, 12),
         rows=st.integers(1, 3),
+        content=st.none() | st.integers(1, 2),
+        n=st.integers(1, 2),
     ),
     max_size=25,
 ).map(lambda asks: sorted(asks, key=lambda ask: ask.at))
@@ -139,9 +141,16 @@ ASKS = st.lists(
     rows=st.integers(4, 6),
     budget=st.integers(1, 40),
     spare_blocks=st.integers(0, 40),
+    prefix_caching=st.booleans(),
 )
 def test_any_workload_is_served_once_within_every_limit(
-    policy: Policy, order: Order, asks: list[Ask], rows: int, budget: int, spare_blocks: int
+    policy: Policy,
+    order: Order,
+    asks: list[Ask],
+    rows: int,
+    budget: int,
+    spare_blocks: int,
+    prefix_caching: bool,
 ) -> None:
     seen_running: set[int] = set()
     prompts_computed: Counter[int] = Counter()
@@ -157,17 +166,22 @@ def test_any_workload_is_served_once_within_every_limit(
             end = min(row.start + row.n_tokens, len(row.inference.prompt_ids))
             prompts_computed[row.inference.id] += max(0, end - row.start - row.recomputed)
         for row in iteration.rows:
+            # what is shared, or can be found, is only read
+            written = row.blocks[row.start // 4 : (row.start + row.n_tokens - 1) // 4 + 1]
+            assert all(scheduler.pool.references[block] == 1 for block in written)
+            assert not any(scheduler.pool.is_named(block) for block in written)
             assert row.idle <= policy.request_level  # only request-level batches compute idly
             assert not row.idle or not getattr(policy, "compact_batches", False)
-        owned = [block for inference in running.values() for block in inference.blocks]
-        assert len(owned) == len(set(owned))
-        assert len(owned) + scheduler.pool.free_blocks == scheduler.pool.n_blocks
+        owned = Counter(block for inference in running.values() for block in inference.blocks)
+        pool = scheduler.pool
+        assert owned == {block: n for block, n in enumerate(pool.references) if n}
+        assert len(owned) + pool.free_blocks == pool.n_blocks
         if policy.request_level and seen_running & set(running):
             assert set(running) <= seen_running  # nobody joins a batch that has begun
         seen_running.clear()
         seen_running.update(running)
 
-    largest_group = 3 * -(-(30 + 12) // 4)
+    largest_group = 6 * -(-(30 + 12) // 4)
     served = run(
         policy,
         asks,
@@ -176,6 +190,7 @@ def test_any_workload_is_served_once_within_every_limit(
         max_batch_size=rows,
         token_budget=budget,
         n_blocks=largest_group + spare_blocks,
+        prefix_caching=prefix_caching,
     )
     too_large = [
         group
@@ -194,7 +209,8 @@ def test_any_workload_is_served_once_within_every_limit(
         assert inference.arrived_at <= inference.admitted_at < inference.token_times[0]
         assert inference.token_times == sorted(inference.token_times)
         assert inference.token_times[-1] <= inference.answered_at
-        assert prompts_computed[inference.id] == len(inference.prompt_ids)
+        computed = prompts_computed[inference.id] + inference.cached_tokens
+        assert computed == len(inference.prompt_ids)
         if not policy.request_level:
             assert inference.answered_at == inference.token_times[-1]
     admitted = [inference.admitted_at or 0.0 for inference in inferences]

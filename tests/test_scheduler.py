@@ -136,7 +136,7 @@ def test_a_prompt_cancelled_half_way_is_an_idle_row_and_gives_its_share_of_the_b
     assert [(row.n_tokens, row.idle) for row in iteration.rows] == [(1, True), (10, False)]
 
 
-def test_an_idle_row_recomputes_its_last_position_so_that_its_cache_does_not_grow() -> None:
+def test_an_idle_row_computes_its_last_token_over_and_over_and_its_cache_does_not_grow() -> None:
     scheduler = make_scheduler(Static())
     done, long = Inference([0, 0, 0], 2), Inference([0], 5)
     scheduler.enqueue([done, long], now=0.0)
@@ -145,9 +145,9 @@ def test_an_idle_row_recomputes_its_last_position_so_that_its_cache_does_not_gro
     for now in (2.0, 3.0):
         iteration, _ = scheduler.schedule(now)
         idle = iteration.rows[0]
-        # positions 0 … 3 were computed: three of the prompt and the first completion token; the
-        # last never is
-        assert (idle.inference, idle.idle, idle.start, idle.n_tokens) == (done, True, 3, 1)
+        # positions 0 … 3 were computed: three of the prompt and the first completion token
+        assert (idle.inference, idle.idle, idle.start, idle.n_tokens) == (done, True, 4, 1)
+        assert done.computed == 4
         scheduler.apply(iteration, [7, 7], now + 1)
     assert len(done.tokens) == 2
 
@@ -202,7 +202,7 @@ def test_a_policy_that_admits_what_does_not_fit_loses_nobody() -> None:
     scheduler.enqueue(inferences, now=0.0)
     with pytest.raises(
         ValueError,
-        match=r"plan of .*Greedy.* is impossible: it needs 2 KV blocks, and 1 are free",
+        match=r"plan of .*Greedy.* is impossible: it needs 1 KV blocks more than are free",
     ):
         scheduler.schedule(0.0)
     assert scheduler.in_flight() == inferences and not scheduler.running

@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
+from scheduling.blocks import block_keys
 from scheduling.inference import Inference, Iteration
 from scheduling.policies import MODES, ORDERS, Limits, Order, Policy
 from scheduling.scheduler import Scheduler
@@ -66,12 +67,28 @@ def any_order() -> st.SearchStrategy[Order]:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request of `rows` prompts that arrives at `at`."""
+    """A request of `rows` prompts that arrives at `at`. `content`: what a prompt repeats; None: its
+    KV blocks are shared with nobody.
+    """
 
     at: float
     prompt: int = 1
     tokens: int = 1
     rows: int = 1
+    content: int | None = None
+    n: int = 1  # completions of each prompt
+
+    def group(self, block_size: int) -> list[Inference]:
+        ids = [self.content or 0] * self.prompt
+        group = []
+        for _ in range(self.rows):
+            keys = None if self.content is None else block_keys(ids, block_size)
+            leader = None
+            for _ in range(self.n):
+                member = Inference(ids, self.tokens, keys=keys and [*keys], leader=leader)
+                leader = leader or member
+                group.append(member)
+        return group
 
 
 @dataclass
@@ -124,9 +141,9 @@ def run(
     making progress.
     """
     scheduler = make_scheduler(policy, **limits)
-    groups = [[Inference([0] * ask.prompt, ask.tokens) for _ in range(ask.rows)] for ask in asks]
+    groups = [ask.group(scheduler.limits.block_size) for ask in asks]
     result = Run(groups, [], scheduler)
-    most = 2 * sum(ask.rows * (ask.prompt + ask.tokens) for ask in asks) + 100
+    most = 2 * sum(ask.rows * ask.n * (ask.prompt + ask.tokens) for ask in asks) + 100
 
     def planned(now: float, iteration: Iteration) -> None:
         nonlocal most

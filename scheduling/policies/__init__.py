@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from scheduling.policies.base import Limits, Plan, Policy, View, setting
+from scheduling.policies.base import Account, Limits, Plan, Policy, View, setting
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.nobatch import NoBatching
 from scheduling.policies.orders import Fcfs, Order
@@ -20,6 +20,7 @@ from scheduling.policies.windowed import Windowed
 __all__ = [
     "MODES",
     "ORDERS",
+    "Account",
     "Dynamic",
     "Fcfs",
     "Limits",

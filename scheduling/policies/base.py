@@ -7,7 +7,8 @@ same code runs in the server, in tests in virtual time, and in a simulator. What
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -42,6 +43,59 @@ class View:
     n_blocks: int  # in the pool
     limits: Limits
     oldest_arrival: float | None  # of those that wait, whatever their order
+    # KV blocks that hold what an inference would compute next
+    found: Callable[[Inference], Sequence[int]] = lambda inference: ()
+    references: Sequence[int] = ()  # how many inferences have each block
+
+    def cached(self, inference: Inference) -> int:
+        """Tokens that it need not compute, since they are found."""
+        return len(self.found(inference)) * self.limits.block_size
+
+
+class Account:
+    """What a plan takes from the pool of KV blocks and gives back, reckoned before it is done."""
+
+    def __init__(self, view: View):
+        self.free = view.free_blocks  # below 0: the plan cannot be done
+        self._view = view
+        self._change: Counter[int] = Counter()  # of references, by block
+
+    def take(self, inference: Inference, tokens: int) -> None:
+        """It gets the blocks that are found for it, and blocks of its own for the rest of so many
+        tokens.
+        """
+        found, swapped, own = self._needs(inference, tokens)
+        self._refer(found)
+        self._drop(swapped)
+        self.free -= own
+
+    def undo(self, inference: Inference, tokens: int) -> None:
+        """Take that back."""
+        found, swapped, own = self._needs(inference, tokens)
+        self.free += own
+        self._refer(swapped)
+        self._drop(found)
+
+    def give_up(self, inference: Inference) -> None:
+        """It gives back what it has."""
+        self._drop(inference.blocks)
+
+    def _needs(self, inference: Inference, tokens: int) -> tuple[Sequence[int], Sequence[int], int]:
+        """What is found, which of its own blocks that replaces, and how many more it needs."""
+        found, held = self._view.found(inference), len(inference.blocks)
+        end = inference.hashed + len(found) if found else 0
+        own = max(0, self._view.limits.blocks(tokens) - max(held, end))
+        return found, inference.blocks[inference.hashed : end] if found else (), own
+
+    def _refer(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.free -= self._view.references[block] + self._change[block] == 0
+            self._change[block] += 1
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._change[block] -= 1
+            self.free += self._view.references[block] + self._change[block] == 0
 
 
 @dataclass(slots=True)
@@ -100,29 +154,37 @@ class Policy:
         raise NotImplementedError
 
 
-def share_budget(rows: Iterable[Inference], token_budget: int) -> list[tuple[Inference, int]]:
-    """Give every decoding row its one token, and share `token_budget` among prompts in row order.
+def tokens_to_compute(inference: Inference, view: View, token_budget: int) -> int:
+    """One of a row that decodes or is idle; else what is uncomputed and not found, within the
+    budget, and nothing while it waits for the first completion of its prompt.
+    """
+    if inference.decodes or inference.is_over:
+        return 1
+    if inference.awaits_leader(view.limits.block_size):
+        return 0
+    return min(inference.uncomputed - view.cached(inference), token_budget)
+
+
+def share_budget(rows: Iterable[Inference], view: View) -> list[tuple[Inference, int]]:
+    """Give every decoding row its one token, and share the token budget among prompts in row
+    order.
 
     A prompt longer than what is left is computed in chunks; a row that gets nothing sits this
     iteration out. Decode rows are never charged, so a long prompt cannot stall them.
     """
-    run = []
+    run, budget = [], view.limits.token_budget
     for inference in rows:
-        if inference.decodes or inference.is_over:
-            run.append((inference, 1))
-        elif token_budget:
-            n = min(inference.uncomputed, token_budget)
-            token_budget -= n
+        n = tokens_to_compute(inference, view, budget)
+        if n:
             run.append((inference, n))
+            budget -= 0 if inference.decodes or inference.is_over else n
     return run
 
 
 def start(admit: Iterable[Inference], view: View, reason: str) -> Plan:
     """Admit these, each with blocks for its whole life (Orca), and compute all that run."""
     admitted = [(inference, inference.whole_life) for inference in admit]
-    run = share_budget(
-        chain(view.running, (inference for inference, _ in admitted)), view.limits.token_budget
-    )
+    run = share_budget(chain(view.running, (inference for inference, _ in admitted)), view)
     return Plan(admit=admitted, run=run, reason=reason if admitted else "")
 
 
@@ -131,12 +193,14 @@ def whole_groups(view: View, rows: int) -> list[Inference]:
     fit.
     """
     taken: list[Inference] = []
-    blocks = view.free_blocks
+    account = Account(view)
     for _, members in groupby(view.waiting, key=lambda inference: inference.group):
         group = list(members)
-        needed = sum(view.limits.blocks(inference.whole_life) for inference in group)
-        if len(taken) + len(group) > rows or needed > blocks:
+        if len(taken) + len(group) > rows:
             break
-        blocks -= needed
+        for inference in group:
+            account.take(inference, inference.whole_life)
+        if account.free < 0:
+            break
         taken += group
     return taken

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from scheduling.inference import Inference
-from scheduling.policies.base import Plan, View
+from scheduling.policies.base import Account, Plan, View, tokens_to_compute
 
 Victim = Literal["newest", "least_computed", "most_computed"]
 # whom to take from rows in order; of equals the newest
@@ -28,40 +28,55 @@ def on_demand(view: View, victim: Victim, watermark: float) -> Plan:
     it, prompt and what it had generated, fits besides the `watermark`, a share of all blocks that
     admission leaves free while anything runs.
     """
-    limits, plan = view.limits, Plan()
+    limits, plan, account = view.limits, Plan(), Account(view)
     rows = sorted(view.running, key=lambda inference: inference.key)
-    run: dict[int, tuple[Inference, int, int]] = {}  # by id: tokens to compute, blocks for them
-    budget, free = limits.token_budget, view.free_blocks
-    i = 0
-    while i < len(rows):
-        inference = rows[i]
-        n = 1 if inference.decodes else min(inference.uncomputed, budget)
-        needed = limits.blocks(inference.computed + n) - len(inference.blocks) if n else 0
-        if needed > free:
-            loser = VICTIMS[victim](rows[1:])
-            i -= rows.index(loser) < i
-            rows.remove(loser)
+    run: dict[int, tuple[Inference, int]] = {}  # by id: tokens to compute
+    gone: set[int] = set()
+    budget = limits.token_budget
+
+    def charge(inference: Inference, n: int) -> int:
+        return 0 if inference.decodes else n
+
+    def held(inference: Inference, n: int) -> int:
+        """Tokens that it has KV blocks for once n more are computed."""
+        return inference.computed + n + (0 if inference.decodes else view.cached(inference))
+
+    for inference in rows:
+        while inference.id not in gone:
+            if not (n := tokens_to_compute(inference, view, budget)):
+                break
+            tokens = held(inference, n)
+            if tokens > len(inference.blocks) * limits.block_size:
+                account.take(inference, tokens)
+            if account.free >= 0:
+                run[inference.id] = (inference, n)
+                budget -= charge(inference, n)
+                break
+            account.undo(inference, tokens)
+            loser = VICTIMS[victim]([row for row in rows[1:] if row.id not in gone])
+            if loser.id in run:
+                _, its = run.pop(loser.id)
+                account.undo(loser, held(loser, its))
+                budget += charge(loser, its)
+            account.give_up(loser)
+            gone.add(loser.id)
             plan.preempt.append(loser)
-            _, tokens, blocks = run.pop(loser.id, (loser, 0, 0))
-            free += blocks + len(loser.blocks)
-            budget += 0 if loser.decodes else tokens
-            continue
-        if n:
-            run[inference.id] = (inference, n, needed)
-            free -= needed
-            budget -= 0 if inference.decodes else n
-        i += 1
     spare = int(watermark * view.n_blocks)
     for inference in view.waiting if not plan.preempt else ():
-        known, joined = inference.uncomputed, len(rows) + len(plan.admit)
-        fits = limits.blocks(known) <= free - (spare if joined else 0)
-        if joined == limits.max_batch_size or not budget or not fits:
+        joined = len(rows) + len(plan.admit)
+        if joined == limits.max_batch_size or not budget:
             break
-        n = min(known, budget)
-        plan.admit.append((inference, n))
-        run[inference.id] = (inference, n, limits.blocks(n))
-        free -= limits.blocks(n)
-        budget -= n
-    plan.run = [(inference, n) for inference, n, _ in run.values()]
+        account.take(inference, inference.uncomputed)
+        fits = account.free >= (spare if joined else 0)
+        account.undo(inference, inference.uncomputed)
+        if not fits:
+            break
+        n = tokens_to_compute(inference, view, budget)
+        account.take(inference, held(inference, n))
+        plan.admit.append((inference, held(inference, n)))
+        if n:
+            run[inference.id] = (inference, n)
+            budget -= n
+    plan.run = list(run.values())
     plan.reason = "join" if plan.admit else ""
     return plan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduling.inference import Inference
-from scheduling.policies.base import Plan, Policy, View, setting, start
+from scheduling.policies.base import Account, Plan, Policy, View, setting, start
 from scheduling.policies.demand import Victim, on_demand
 
 DEMAND = ("kv_reservation", "demand")
@@ -37,11 +37,12 @@ class Dynamic(Policy):
         if self.kv_reservation == "demand":
             return on_demand(view, self.victim, self.watermark)
         admit: list[Inference] = []
-        rows, blocks = view.limits.max_batch_size - len(view.running), view.free_blocks
-        for inference in view.waiting:
-            needed = view.limits.blocks(inference.whole_life)
-            if len(admit) == rows or needed > blocks:
+        rows, account = view.limits.max_batch_size - len(view.running), Account(view)
+        for inference in view.waiting if rows else ():
+            account.take(inference, inference.whole_life)
+            if account.free < 0:
                 break
-            blocks -= needed
             admit.append(inference)
+            if len(admit) == rows:
+                break
         return start(admit, view, "join")

@@ -17,5 +17,5 @@ class NoBatching(Policy):
 
     def plan(self, view: View) -> Plan:
         if view.running:
-            return Plan(run=share_budget(view.running, view.limits.token_budget))
+            return Plan(run=share_budget(view.running, view))
         return start(islice(view.waiting, 1), view, "idle")

@@ -34,4 +34,4 @@ class Static(Policy):
             for inference in view.running
             if not (self.compact_batches and inference.is_over)
         ]
-        return Plan(run=share_budget(rows, view.limits.token_budget))
+        return Plan(run=share_budget(rows, view))

@@ -1,0 +1,72 @@
+"""The KV blocks of inferences: which they have, which they share, and which hold what they would
+compute next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduling.blocks import BlockPool, next_key
+from scheduling.inference import Inference
+
+
+class Memory(BlockPool):
+    """A pool that knows whose its blocks are.
+
+    Who has keys shares full blocks, and only reads those (vLLM's prefix caching; Kwon et al., SOSP
+    2023, section 4.4). prefix_caching: they can still be found once nobody has them.
+    """
+
+    def __init__(self, n_blocks: int, block_size: int, prefix_caching: bool = False):
+        super().__init__(n_blocks, keeps=prefix_caching)
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+
+    def found_for(self, inference: Inference) -> list[int]:
+        """The blocks that hold what it would compute next. Its last token is not looked for, since
+        who samples computes.
+        """
+        keys, first = inference.keys, inference.hashed
+        if keys is None or inference.computed != first * self.block_size:
+            return []  # it is in the middle of a block of its own
+        most = (inference.computed + inference.uncomputed - 1) // self.block_size
+        return self.find(keys[first + 1 : most + 1])
+
+    def share_found(self, inference: Inference, found: Sequence[int]) -> int:
+        """Give it the blocks that were found for it, in place of its own if it has those; return
+        how many tokens of its prompt are thereby computed that never were for it.
+        """
+        first, start = inference.hashed, max(inference.computed, inference.reached)
+        end = first + len(found)
+        self.share(found)
+        own, inference.blocks[first:end] = inference.blocks[first:end], found
+        self.free(own)
+        inference.hashed, inference.computed = end, end * self.block_size
+        new = max(0, min(inference.computed, len(inference.prompt_ids)) - start)
+        inference.cached_tokens += new
+        return new
+
+    def hold(self, inference: Inference, tokens: int) -> None:
+        """Give it blocks for so many tokens; in place, since its row has the list."""
+        more = -(-tokens // self.block_size) - len(inference.blocks)
+        if more > 0:
+            inference.blocks += self.allocate(more)
+
+    def release(self, inference: Inference) -> None:
+        """Take all of its blocks; a row that is being computed keeps its list."""
+        self.free(inference.blocks)
+        inference.blocks = []
+
+    def hash_computed(self, inference: Inference) -> None:
+        """Let the blocks that it has filled be found: now that they are computed and not before, so
+        that an iteration that fails leaves nothing behind.
+        """
+        keys, size = inference.keys, self.block_size
+        if keys is None:
+            return
+        for i in range(inference.hashed, inference.computed // size):
+            if len(keys) == i + 1:  # its completion's; its prompt's came with it
+                ids = [inference.token(position) for position in range(i * size, (i + 1) * size)]
+                keys.append(next_key(keys[i], ids))
+            self.name(inference.blocks[i], keys[i + 1])
+            inference.hashed = i + 1

@@ -1,0 +1,74 @@
+"""What a plan comes to: the rows of an iteration, or the rule that it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from scheduling.inference import Inference, Row
+from scheduling.policies import Account, Plan, Policy, View
+
+Holds = list[tuple[Inference, int]]  # who gets KV blocks for how many tokens
+
+
+def rows_of(
+    plan: Plan, view: View, policy: Policy, running: Iterable[int], waiting: Container[int]
+) -> tuple[list[Row], Holds]:
+    """The rows of a plan, and what they hold; nothing has moved yet.
+
+    running, waiting: ids. Raises ValueError, naming the policy and the rule, if the plan cannot be
+    carried out.
+    """
+
+    def impossible(rule: str) -> ValueError:
+        return ValueError(f"the plan of {policy} is impossible: {rule}")
+
+    limits, account, runs = view.limits, Account(view), dict.fromkeys(running)
+    for inference in plan.preempt:
+        if policy.request_level:
+            raise impossible("a row cannot leave a batch that is answered as a whole")
+        if inference.id not in runs:
+            raise impossible("only what runs can be preempted")
+        del runs[inference.id]
+        account.give_up(inference)
+    holds: dict[int, tuple[Inference, int]] = {}
+    for inference, tokens in plan.admit:
+        if inference.id not in waiting or inference.id in runs:
+            raise impossible("only what waits can be admitted, and once")
+        runs[inference.id] = None
+        holds[inference.id] = (inference, tokens)
+    if len(runs) > limits.max_batch_size:
+        raise impossible(f"{len(runs)} rows are more than max_batch_size {limits.max_batch_size}")
+    rows: list[Row] = []
+    prefill = 0
+    for inference, n in plan.run:
+        if inference.id not in runs:
+            raise impossible("only what runs can be computed")
+        start, mine = inference.computed, inference.blocks
+        # its last token once more: its cache does not grow, and the block is nobody else's
+        if inference.is_over:
+            rows.append(Row(inference, start, 1, mine, samples=True, idle=True))
+            continue
+        cached = 0 if inference.keys is None else view.cached(inference)
+        start, uncomputed = start + cached, inference.uncomputed - cached
+        if not 1 <= n <= uncomputed:
+            raise impossible(f"{n} tokens of {uncomputed} uncomputed ones cannot be computed")
+        held = len(mine) * limits.block_size
+        if inference.id in holds:
+            held = holds[inference.id][1]
+        if cached or start + n > held:
+            holds[inference.id] = (inference, max(held, start + n))
+        if uncomputed > 1 or not inference.tokens:
+            prefill += n
+        again = min(n, inference.reached - start) if inference.reached > start else 0
+        rows.append(Row(inference, start, n, mine, n == uncomputed, False, again))
+    if len({row.inference.id for row in rows}) < len(rows):
+        raise impossible("no inference has two rows")
+    for inference, tokens in holds.values():
+        account.take(inference, tokens)
+    if account.free < 0:
+        raise impossible(f"it needs {-account.free} KV blocks more than are free")
+    if prefill > limits.token_budget:
+        raise impossible(
+            f"{prefill} prefill tokens are more than token_budget {limits.token_budget}"
+        )
+    return rows, list(holds.values())
