@@ -86,8 +86,8 @@ class Scheduler:
         )
         if together and len(inferences) > most:
             raise InvalidRequest(
-                f"Maximum batch size exceeded: {len(inferences)} prompts in one request, at most "
-                f"{most} in this mode."
+                f"Maximum batch size exceeded: {len(inferences)} completions in one request, at "
+                f"most {most} in this mode."
             )
         needed = [self.limits.blocks(inference.whole_life) for inference in inferences]
         if (blocks := sum(needed) if together else max(needed)) > self.pool.n_blocks:

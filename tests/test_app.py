@@ -15,6 +15,7 @@ from scheduling.inference import Generator, Inference, Iteration
 
 JSON = "application/json"
 HI = {"prompt": "hi", "num_tokens": 5}
+NOT_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
 @pytest.fixture
@@ -26,7 +27,12 @@ def test_a_prompt_is_completed_with_usage_timings_and_the_seed(client: FlaskClie
     answer = client.post("/inference", json=HI | {"seed": 7}).get_json()
     assert set(answer) == {"completion", "usage", "timings", "seed"}
     assert len(answer["completion"]) == 5 and answer["seed"] == 7
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
+    assert answer["usage"] == {
+        **NOT_CACHED,
+        "prompt_tokens": 2,
+        "completion_tokens": 5,
+        "total_tokens": 7,
+    }
     timings = answer["timings"]
     assert set(timings) == {
         "arrived_at",
@@ -79,7 +85,12 @@ def test_a_group_is_answered_together_with_the_texts_each_has_alone(
     ]
     alone = [client.post("/inference", json=ask).get_json() for ask in asks]
     assert group["completion"] == [answer["completion"] for answer in alone]
-    assert group["usage"] == {"prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 15}
+    assert group["usage"] == {
+        **NOT_CACHED,
+        "prompt_tokens": 7,
+        "completion_tokens": 8,
+        "total_tokens": 15,
+    }
     assert len(group["timings"]) == 2
     single = client.post(
         "/inference", json={"prompt": ["hi"], "num_tokens": 4, "seed": 3}
@@ -206,7 +217,7 @@ def test_a_group_beyond_the_modes_limit_is_refused(
     )
     assert response.status_code == 400
     assert response.get_json()["error"]["message"].startswith(
-        "Maximum batch size exceeded: 3 prompts"
+        "Maximum batch size exceeded: 3 completions"
     )
 
 

@@ -18,7 +18,6 @@ COMPLETION = {"prompt": "hi", "max_tokens": 4, "seed": 1}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
 # field: values that change nothing, and those that would
 BOTH: dict[str, tuple[list[Any], list[Any]]] = {
-    "n": ([1], [2, True]),
     "best_of": ([1], [2]),
     "use_beam_search": ([False], [True]),
     "length_penalty": ([1, 1.0], [0.8]),
@@ -104,7 +103,7 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name_and_its_neutral
             )
     offered = (
         "model prompt messages max_tokens max_completion_tokens temperature top_k top_p seed "
-        "stop ignore_eos timeout_s stream user"
+        "stop ignore_eos timeout_s stream user n cache_salt"
     )
     assert set(model.model_fields) - set(fields) <= {*offered.split(), "stream_options", "echo"}, (
         "a field without a test"

@@ -29,6 +29,7 @@ BODIES = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
     "/stats/reset": {},
+    "/reset_prefix_cache": {},
 }
 POSTS = [route.removeprefix("POST ") for route in ROUTES if route.startswith("POST ")]
 

@@ -33,10 +33,15 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class PromptTokensDetails(Strict):
+    cached_tokens: int
+
+
 class Usage(Strict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class Choice(Strict):
@@ -207,7 +212,8 @@ def test_the_bodies_that_real_clients_send_are_answered(
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": True}, "n"),
         ({"best_of": 3}, "best_of"),
         ({"logprobs": 5}, "logprobs"),
         ({"logprobs": 0}, "logprobs"),
@@ -482,8 +488,8 @@ def test_the_official_client_chats_and_sees_errors(url: str) -> None:
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         assert text == answer.choices[0].message.content and text
         with pytest.raises(openai.BadRequestError) as bad:
-            client.completions.create(model="demo", prompt=PROMPT, n=2)
-        assert bad.value.param == "n" and bad.value.type == "invalid_request_error"
+            client.completions.create(model="demo", prompt=PROMPT, best_of=2)
+        assert bad.value.param == "best_of" and bad.value.type == "invalid_request_error"
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="gpt-4", prompt=PROMPT)
         with pytest.raises(openai.APIError, match="deadline"):

@@ -117,11 +117,14 @@ ANSWERS: list[tuple[str, Any, int]] = [
     ("POST /v1/completions", ASK | {"prompt": ["hi", [104, 105]][:1], "stop": ["B"]}, 200),
     ("POST /v1/completions", ASK | USAGE, 200),
     ("POST /v1/completions", ASK | {"model": "gpt-4"}, 404),
-    ("POST /v1/completions", ASK | {"n": 2}, 400),
+    ("POST /v1/completions", ASK | {"n": 2}, 200),
+    ("POST /v1/completions", ASK | {"best_of": 2}, 400),
+    ("POST /inference", {"prompt": "hi", "num_tokens": 3, "n": 2}, 200),
     ("POST /v1/chat/completions", CHAT, 200),
     ("POST /v1/chat/completions", CHAT | USAGE, 200),
     ("POST /v1/chat/completions", CHAT | {"messages": []}, 400),
     ("POST /stats/reset", {}, 200),
+    ("POST /reset_prefix_cache", {}, 200),
 ]
 
 

@@ -38,6 +38,7 @@ FIELDS = {
     "batch_id",
     "position",
     "prompt_tokens",
+    "cached_tokens",
     "num_tokens",
     "completion_tokens",
     "preemptions",

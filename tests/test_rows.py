@@ -104,7 +104,8 @@ def test_a_policy_that_never_splits_a_group_says_how_large_one_may_be(
     scheduler = make_scheduler(policy, max_batch_size=4)
     with pytest.raises(
         InvalidRequest,
-        match=f"Maximum batch size exceeded: {limit + 1} prompts in one request, at most {limit}",
+        match=f"Maximum batch size exceeded: {limit + 1} completions in one request, at most "
+        f"{limit} in this mode",
     ):
         scheduler.enqueue([Inference([0], 1) for _ in range(limit + 1)], now=0.0)
     assert not scheduler.has_work
