@@ -178,7 +178,7 @@ class Scheduler:
             )
         rows: list[Row] = []
         growth: list[tuple[Inference, int]] = []
-        prefill, wanted = 0, sum(reserved.values())
+        charged, wanted = 0, sum(reserved.values())
         for inference, n in plan.run:
             if inference.id not in running:
                 raise self._impossible("only what runs can be computed")
@@ -195,17 +195,16 @@ class Scheduler:
             if start + n > held * limits.block_size:
                 growth.append((inference, limits.blocks(start + n) - held))
                 wanted += growth[-1][1]
-            if uncomputed > 1 or not inference.tokens:
-                prefill += n
+            charged += n if self.policy.charged(inference) else 0
             again = min(n, inference.reached - start) if inference.reached > start else 0
             rows.append(Row(inference, start, n, mine, n == uncomputed, False, again))
         if len({row.inference.id for row in rows}) < len(rows):
             raise self._impossible("no inference has two rows")
         if wanted > free:
             raise self._impossible(f"it needs {wanted} KV blocks, and {free} are free")
-        if prefill > limits.token_budget:
+        if charged > limits.token_budget:
             raise self._impossible(
-                f"{prefill} prefill tokens are more than token_budget {limits.token_budget}"
+                f"{charged} charged tokens are more than token_budget {limits.token_budget}"
             )
         return rows, growth
 

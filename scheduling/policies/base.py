@@ -7,7 +7,7 @@ same code runs in the server, in tests in virtual time, and in a simulator. What
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,7 @@ class Limits:
     """What no plan may go beyond."""
 
     max_batch_size: int  # rows
-    token_budget: int  # prefill tokens an iteration
+    token_budget: int  # tokens an iteration, of those that the policy charges
     block_size: int  # tokens in a KV block
 
     def blocks(self, tokens: int) -> int:
@@ -96,19 +96,35 @@ class Policy:
         """What a user who chose these settings should know."""
         return []
 
+    def charged(self, inference: Inference) -> bool:
+        """Whether its next tokens count against `token_budget`; the scheduler checks that they keep
+        to it.
+        """
+        return prefills(inference)
+
     def plan(self, view: View) -> Plan:
         raise NotImplementedError
 
 
-def share_budget(rows: Iterable[Inference], token_budget: int) -> list[tuple[Inference, int]]:
-    """Give every decoding row its one token, and share `token_budget` among prompts in row order.
+def prefills(inference: Inference) -> bool:
+    """It computes a prompt, or what preemption took; else a token at a time."""
+    return not (inference.decodes or inference.is_over)
+
+
+def share_budget(
+    rows: Iterable[Inference],
+    token_budget: int,
+    charged: Callable[[Inference], bool] = prefills,
+) -> list[tuple[Inference, int]]:
+    """Share `token_budget` among those that it is charged for, in row order: prompts, so that a
+    long one cannot stall the rows that decode, which get their one token each.
 
     A prompt longer than what is left is computed in chunks; a row that gets nothing sits this
-    iteration out. Decode rows are never charged, so a long prompt cannot stall them.
+    iteration out.
     """
     run = []
     for inference in rows:
-        if inference.decodes or inference.is_over:
+        if not charged(inference):
             run.append((inference, 1))
         elif token_budget:
             n = min(inference.uncomputed, token_budget)
@@ -117,12 +133,16 @@ def share_budget(rows: Iterable[Inference], token_budget: int) -> list[tuple[Inf
     return run
 
 
-def start(admit: Iterable[Inference], view: View, reason: str) -> Plan:
+def start(
+    admit: Iterable[Inference],
+    view: View,
+    reason: str,
+    charged: Callable[[Inference], bool] = prefills,
+) -> Plan:
     """Admit these, each with blocks for its whole life (Orca), and compute all that run."""
     admitted = [(inference, inference.whole_life) for inference in admit]
-    run = share_budget(
-        chain(view.running, (inference for inference, _ in admitted)), view.limits.token_budget
-    )
+    rows = chain(view.running, (inference for inference, _ in admitted))
+    run = share_budget(rows, view.limits.token_budget, charged)
     return Plan(admit=admitted, run=run, reason=reason if admitted else "")
 
 

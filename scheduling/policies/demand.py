@@ -19,14 +19,16 @@ VICTIMS: dict[Victim, Callable[[Sequence[Inference]], Inference]] = {
 }
 
 
-def on_demand(view: View, victim: Victim, watermark: float) -> Plan:
+def on_demand(
+    view: View, victim: Victim, watermark: float, charged: Callable[[Inference], bool]
+) -> Plan:
     """Compute every row, the first in order first, and let requests join where blocks are left.
 
     A row whose next tokens need a block when none is free takes those of a victim, which may be
     itself. The first row in order is never one, so that somebody always progresses. Nobody joins in
     an iteration in which somebody gave way; else the head of the queue does if all that is known of
     it, prompt and what it had generated, fits besides the `watermark`, a share of all blocks that
-    admission leaves free while anything runs.
+    admission leaves free while anything runs. `charged`: whose tokens the budget bounds.
     """
     limits, plan = view.limits, Plan()
     rows = sorted(view.running, key=lambda inference: inference.key)
@@ -35,7 +37,7 @@ def on_demand(view: View, victim: Victim, watermark: float) -> Plan:
     i = 0
     while i < len(rows):
         inference = rows[i]
-        n = 1 if inference.decodes else min(inference.uncomputed, budget)
+        n = min(inference.uncomputed, budget) if charged(inference) else 1
         needed = limits.blocks(inference.computed + n) - len(inference.blocks) if n else 0
         if needed > free:
             loser = VICTIMS[victim](rows[1:])
@@ -44,12 +46,12 @@ def on_demand(view: View, victim: Victim, watermark: float) -> Plan:
             plan.preempt.append(loser)
             _, tokens, blocks = run.pop(loser.id, (loser, 0, 0))
             free += blocks + len(loser.blocks)
-            budget += 0 if loser.decodes else tokens
+            budget += tokens if charged(loser) else 0
             continue
         if n:
             run[inference.id] = (inference, n, needed)
             free -= needed
-            budget -= 0 if inference.decodes else n
+            budget -= n if charged(inference) else 0
         i += 1
     spare = int(watermark * view.n_blocks)
     for inference in view.waiting if not plan.preempt else ():
