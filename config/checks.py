@@ -62,6 +62,12 @@ def refuse_what_does_not_fit(config: Config) -> None:
             f"{config.kv_blocks * config.block_size} tokens, and one request of "
             f"{config.max_model_len} needs {blocks}; raise --kv-blocks or lower --max-model-len"
         )
+    if config.budget_counts == "all" and config.token_budget < config.max_batch_size:
+        raise ValueError(
+            f"token_budget {config.token_budget} counts decoded tokens too, and a batch may have "
+            f"{config.max_batch_size} of them; raise --token-budget, lower --max-batch-size, or "
+            "leave --budget-counts out"
+        )
     if config.model == "fake":
         return
     if config.kv_cache_gb is not None and config.n_blocks < blocks:

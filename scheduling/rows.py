@@ -39,7 +39,7 @@ def rows_of(
     if len(runs) > limits.max_batch_size:
         raise impossible(f"{len(runs)} rows are more than max_batch_size {limits.max_batch_size}")
     rows: list[Row] = []
-    prefill = 0
+    charged = 0
     for inference, n in plan.run:
         if inference.id not in runs:
             raise impossible("only what runs can be computed")
@@ -57,8 +57,7 @@ def rows_of(
             held = holds[inference.id][1]
         if cached or start + n > held:
             holds[inference.id] = (inference, max(held, start + n))
-        if uncomputed > 1 or not inference.tokens:
-            prefill += n
+        charged += n if policy.charged(inference) else 0
         again = min(n, inference.reached - start) if inference.reached > start else 0
         rows.append(Row(inference, start, n, mine, n == uncomputed, False, again))
     if len({row.inference.id for row in rows}) < len(rows):
@@ -67,8 +66,8 @@ def rows_of(
         account.take(inference, tokens)
     if account.free < 0:
         raise impossible(f"it needs {-account.free} KV blocks more than are free")
-    if prefill > limits.token_budget:
+    if charged > limits.token_budget:
         raise impossible(
-            f"{prefill} prefill tokens are more than token_budget {limits.token_budget}"
+            f"{charged} charged tokens are more than token_budget {limits.token_budget}"
         )
     return rows, list(holds.values())

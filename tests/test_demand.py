@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 
@@ -19,7 +20,7 @@ from config import ConfigError, build, parse
 from model import GPT2
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, Sampling, State
-from scheduling.policies import Dynamic
+from scheduling.policies import Dynamic, Plan, View
 from scheduling.policies.demand import VICTIMS, Victim
 from scheduling.scheduler import Scheduler
 from simulate import drive
@@ -130,6 +131,41 @@ def test_a_watermark_bars_nobody_from_an_idle_pool() -> None:
     assert served.answered_at == [3.0]
 
 
+@pytest.mark.parametrize("reservation", ["whole", "demand"])
+@pytest.mark.parametrize(("counts", "chunks"), [("prefill", [8, 4]), ("all", [6, 6])])
+def test_a_budget_may_count_decoded_tokens_too(
+    reservation: Literal["whole", "demand"], counts: Literal["prefill", "all"], chunks: list[int]
+) -> None:
+    """Two rows decode when a prompt of 12 comes; the budget is 8."""
+    asks = [Ask(0.0, prompt=2, tokens=9), Ask(0.0, prompt=2, tokens=9), Ask(1.0, prompt=12)]
+    policy = Dynamic(kv_reservation=reservation, budget_counts=counts)
+    served = run(policy, asks, max_batch_size=3, token_budget=8)
+    [late] = served.groups[2]
+    rows = [row for _, iteration in served.iterations for row in iteration.rows]
+    assert [row.n_tokens for row in rows if row.inference is late] == chunks
+
+
+def test_a_budget_that_counts_every_token_and_is_smaller_than_the_batch_serves_the_first() -> None:
+    asks = [Ask(0.0, prompt=1, tokens=3) for _ in range(3)]
+    policy = Dynamic(kv_reservation="demand", budget_counts="all")
+    served = run(policy, asks, max_batch_size=3, token_budget=2)
+    assert served.batches == ["AB", "AB", "AB", "C", "C", "C"]
+    with pytest.raises(ValueError, match="3 charged tokens are more than token_budget 2"):
+        scheduler = make_scheduler(policy, max_batch_size=3, token_budget=3)
+        scheduler.enqueue([Inference([0], 2) for _ in range(3)], 0.0)
+        scheduler.apply(scheduler.schedule(0.0)[0], [7, 7, 7], 1.0)
+        scheduler.limits = replace(scheduler.limits, token_budget=2)
+        scheduler.policy = Unbounded(kv_reservation="demand", budget_counts="all")
+        scheduler.schedule(1.0)
+
+
+class Unbounded(Dynamic):
+    """Says of itself that it counts every token, and does not."""
+
+    def plan(self, view: View) -> Plan:
+        return Plan(run=[(inference, 1) for inference in view.running])
+
+
 @pytest.mark.parametrize("victim", get_args(Victim))
 def test_the_first_in_order_always_progresses(victim: Victim) -> None:
     """Requests of three quarters of the pool each, so that hardly two fit: who came first is never
@@ -212,6 +248,11 @@ def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
         (
             ["dynamic", "--victim", "newest"],
             "--victim has no meaning without --kv-reservation demand; add that, or leave it out",
+        ),
+        (
+            ["dynamic", "--budget-counts", "all", "--token-budget", "8", "--max-batch-size", "9"],
+            "token_budget 8 counts decoded tokens too, and a batch may have 9 of them; "
+            "raise --token-budget, lower --max-batch-size, or leave --budget-counts out",
         ),
         (["dynamic", "--watermark", "0.1"], "--watermark has no meaning without --kv-reservation"),
         (

@@ -68,7 +68,12 @@ def test_members_seeds_of_near_groups_do_not_meet() -> None:
 
 def test_n_completions_are_those_of_n_requests_with_their_seeds(demo: FlaskClient) -> None:
     """Choice index = prompt · n + i; a prompt counts once."""
-    body = {"prompt": ["The file", "A list"], "num_tokens": 9, "temperature": 1.0, "seed": 7}
+    body: dict[str, Any] = {
+        "prompt": ["The file", "A list"],
+        "num_tokens": 9,
+        "temperature": 1.0,
+        "seed": 7,
+    }
     found = answer(demo, body | {"n": 2})
     assert len(set(found["completion"])) == 4 == len(found["timings"])
     for i, (text, seed) in enumerate(zip(found["completion"], found["seed"])):

@@ -268,7 +268,7 @@ def test_several_prompts_are_a_group_that_is_never_split(
     response = client.post("/v1/completions", json=ASK | {"prompt": ["a"] * 5})
     assert (
         response.status_code == 400
-        and "Maximum batch size exceeded: 5 prompts" in response.get_json()["error"]["message"]
+        and "Maximum batch size exceeded: 5 completions" in response.get_json()["error"]["message"]
     )
 
 

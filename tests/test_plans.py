@@ -67,7 +67,7 @@ def both(view: View) -> tuple[Inference, Inference]:
         ),
         (
             lambda runs, waits: Plan(admit=[(waits, 10)], run=[(waits, 7)]),
-            "7 prefill tokens are more than token_budget 6",
+            "7 charged tokens are more than token_budget 6",
         ),
         (lambda runs, waits: Plan(preempt=[waits]), "only what runs can be preempted"),
         (

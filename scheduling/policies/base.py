@@ -22,7 +22,7 @@ class Limits:
     """What no plan may go beyond."""
 
     max_batch_size: int  # rows
-    token_budget: int  # prefill tokens an iteration
+    token_budget: int  # tokens an iteration, of those that the policy charges
     block_size: int  # tokens in a KV block
 
     def blocks(self, tokens: int) -> int:
@@ -150,41 +150,62 @@ class Policy:
         """What a user who chose these settings should know."""
         return []
 
+    def charged(self, inference: Inference) -> bool:
+        """Whether its next tokens count against `token_budget`; the scheduler checks that they keep
+        to it.
+        """
+        return prefills(inference)
+
     def plan(self, view: View) -> Plan:
         raise NotImplementedError
 
 
-def tokens_to_compute(inference: Inference, view: View, token_budget: int) -> int:
-    """One of a row that decodes or is idle; else what is uncomputed and not found, within the
-    budget, and nothing while it waits for the first completion of its prompt.
+def prefills(inference: Inference) -> bool:
+    """It computes a prompt, or what preemption took; else a token at a time."""
+    return not (inference.decodes or inference.is_over)
+
+
+def tokens_to_compute(
+    inference: Inference, view: View, token_budget: int, charged: Callable[[Inference], bool]
+) -> int:
+    """One of a row that the budget is not charged for; else what is uncomputed and not found, as
+    far as the budget goes. None while it waits for the first completion of its prompt.
     """
-    if inference.decodes or inference.is_over:
+    if not charged(inference):
         return 1
     if inference.awaits_leader(view.limits.block_size):
         return 0
     return min(inference.uncomputed - view.cached(inference), token_budget)
 
 
-def share_budget(rows: Iterable[Inference], view: View) -> list[tuple[Inference, int]]:
-    """Give every decoding row its one token, and share the token budget among prompts in row
-    order.
+def share_budget(
+    rows: Iterable[Inference], view: View, charged: Callable[[Inference], bool] = prefills
+) -> list[tuple[Inference, int]]:
+    """Share the token budget among those that it is charged for, in row order: prompts, so that a
+    long one cannot stall the rows that decode, which get their one token each.
 
     A prompt longer than what is left is computed in chunks; a row that gets nothing sits this
-    iteration out. Decode rows are never charged, so a long prompt cannot stall them.
+    iteration out.
     """
     run, budget = [], view.limits.token_budget
     for inference in rows:
-        n = tokens_to_compute(inference, view, budget)
+        n = tokens_to_compute(inference, view, budget, charged)
         if n:
             run.append((inference, n))
-            budget -= 0 if inference.decodes or inference.is_over else n
+            budget -= n if charged(inference) else 0
     return run
 
 
-def start(admit: Iterable[Inference], view: View, reason: str) -> Plan:
+def start(
+    admit: Iterable[Inference],
+    view: View,
+    reason: str,
+    charged: Callable[[Inference], bool] = prefills,
+) -> Plan:
     """Admit these, each with blocks for its whole life (Orca), and compute all that run."""
     admitted = [(inference, inference.whole_life) for inference in admit]
-    run = share_budget(chain(view.running, (inference for inference, _ in admitted)), view)
+    rows = chain(view.running, (inference for inference, _ in admitted))
+    run = share_budget(rows, view, charged)
     return Plan(admit=admitted, run=run, reason=reason if admitted else "")
 
 

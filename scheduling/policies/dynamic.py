@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduling.inference import Inference
-from scheduling.policies.base import Account, Plan, Policy, View, setting, start
+from scheduling.policies.base import Account, Plan, Policy, View, prefills, setting, start
 from scheduling.policies.demand import Victim, on_demand
 
 DEMAND = ("kv_reservation", "demand")
@@ -33,9 +33,18 @@ class Dynamic(Policy):
         0.01, "share of the KV blocks that admission leaves free", needs=DEMAND, ge=0, lt=1
     )
 
+    budget_counts: Literal["prefill", "all"] = setting(
+        "prefill",
+        "tokens that token_budget bounds: prefill (of prompts, and of what preemption took) or all "
+        "(decoded ones too, as in vLLM)",
+    )
+
+    def charged(self, inference: Inference) -> bool:
+        return self.budget_counts == "all" or prefills(inference)
+
     def plan(self, view: View) -> Plan:
         if self.kv_reservation == "demand":
-            return on_demand(view, self.victim, self.watermark)
+            return on_demand(view, self.victim, self.watermark, self.charged)
         admit: list[Inference] = []
         rows, account = view.limits.max_batch_size - len(view.running), Account(view)
         for inference in view.waiting if rows else ():
@@ -45,4 +54,4 @@ class Dynamic(Policy):
             admit.append(inference)
             if len(admit) == rows:
                 break
-        return start(admit, view, "join")
+        return start(admit, view, "join", self.charged)
