@@ -15,18 +15,10 @@ from scipy.special import gammainc
 
 from client import client as program
 from client.calls import ServerError, get
-from client.data import (
-    PromptData,
-    WorkloadError,
-    arrivals,
-    at_rate,
-    count,
-    describe,
-    described,
-    load_trace,
-    rescheduled,
-    save_trace,
-)
+from client.data import PromptData, describe, described, rescheduled
+from client.draws import WorkloadError, arrivals, at_rate
+from client.prompts import count
+from client.traces import load_trace, save_trace
 from tests.programs import ran
 from tests.servers import Serve, client_command, server
 
@@ -242,7 +234,10 @@ def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
         ("nonsense", "line 1: Invalid JSON"),
         ('{"id": 0, "at": -1, "prompt": "a", "num_tokens": 1}', "line 1: at: "),
         ('{"id": 0, "at": 0, "num_tokens": 1}', "line 1: give either prompt or prompt_ids"),
-        ('{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n' * 2, "holds an id twice"),
+        (
+            '{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n' * 2,
+            "line 2: an earlier line has the id 0 too",
+        ),
         ("", "holds no requests"),
         ('{"id": 0, "at": 0, "prompt": "", "num_tokens": 1}', "line 1: the prompt is empty"),
         (

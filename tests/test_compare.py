@@ -19,10 +19,12 @@ import pytest
 
 from client.analysis import identical_outputs
 from client.calls import ServerError, get
-from client.data import PromptData, WorkloadError, load_trace, save_trace
+from client.data import PromptData
+from client.draws import WorkloadError
 from client.options import parse, parse_also, parse_goodput
 from client.report.sentences import identity
 from client.runs import Run, clear
+from client.traces import load_trace, save_trace
 from config import ConfigError
 from tests.programs import ran
 from tests.servers import launched, wait_until

@@ -14,8 +14,9 @@ import pytest
 
 from benchmarks import engine, http
 from client.client import parse as parse_client
-from client.data import PromptData, save_trace
+from client.data import PromptData
 from client.servers import wait_until_ready
+from client.traces import save_trace
 from config.flags import table
 from tests.programs import ran
 from tests.servers import ROOT, Serve, free_port, launched

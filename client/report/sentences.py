@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from client.quoting import escape
@@ -46,12 +46,14 @@ def partial(run: Run) -> str | None:
 
 
 def failures(run: Run) -> list[str]:
-    """Why requests failed, the three commonest reasons of each server."""
+    """Why requests failed, the three commonest reasons of each server, and what may help."""
     found = []
+    every: dict[str, int] = {}
     for name, results in run.variants.items():
         errors: dict[str, int] = {}
         for error, n in (item for result in results for item in result["errors"].items()):
             errors[error] = errors.get(error, 0) + n
+        every |= errors
         if errors:
             told = sorted(errors.items(), key=lambda item: -item[1])[:3]
             found.append(
@@ -59,7 +61,22 @@ def failures(run: Run) -> list[str]:
                 + "; ".join(f"{n} × {escape(error.rstrip('.'))}" for error, n in told)
                 + "."
             )
-    return found
+    hint = too_long(run.first["workload"], every)
+    return [*found, hint] if hint else found
+
+
+def too_long(load: Mapping[str, Any], errors: Iterable[str]) -> str | None:
+    """What helps where a server refused requests of a trace that can be scaled.
+
+    load: the workload, as a summary tells it.
+    """
+    scale = load.get("scale", 1)
+    if scale == 1 or not any(error.startswith("400 ") for error in errors):
+        return None
+    return (
+        f"Each block of the trace became {scale} tokens: if its requests are longer than the "
+        f"server's context, a smaller --scale makes them fit."
+    )
 
 
 def other_lengths(run: Run) -> list[str]:
