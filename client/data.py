@@ -53,7 +53,9 @@ class Request(BaseModel):
 
     @property
     def ids(self) -> list[int]:
-        """The prompt in ids; of a text those that `--tokenizer bytes` gives it."""
+        """The prompt in ids; of a text those that `--tokenizer bytes` gives it; of a later turn
+        its own alone.
+        """
         return self.prompt_ids or list((self.prompt or "").encode())
 
     def continuing(self, said: str) -> Request:

@@ -16,6 +16,7 @@ def sentences(run: Run) -> list[str]:
     found = [
         partial(run),
         *failures(run),
+        too_long(run.first["workload"], _errors(run)),
         *other_lengths(run),
         client_limited(run),
         busy(run.first["hardware"]),
@@ -46,14 +47,12 @@ def partial(run: Run) -> str | None:
 
 
 def failures(run: Run) -> list[str]:
-    """Why requests failed, the three commonest reasons of each server, and what may help."""
+    """Why requests failed, the three commonest reasons of each server."""
     found = []
-    every: dict[str, int] = {}
     for name, results in run.variants.items():
         errors: dict[str, int] = {}
         for error, n in (item for result in results for item in result["errors"].items()):
             errors[error] = errors.get(error, 0) + n
-        every |= errors
         if errors:
             told = sorted(errors.items(), key=lambda item: -item[1])[:3]
             found.append(
@@ -61,8 +60,11 @@ def failures(run: Run) -> list[str]:
                 + "; ".join(f"{n} × {escape(error.rstrip('.'))}" for error, n in told)
                 + "."
             )
-    hint = too_long(run.first["workload"], every)
-    return [*found, hint] if hint else found
+    return found
+
+
+def _errors(run: Run) -> list[str]:
+    return [error for results in run.variants.values() for r in results for error in r["errors"]]
 
 
 def too_long(load: Mapping[str, Any], errors: Iterable[str]) -> str | None:
