@@ -219,7 +219,8 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
         save_trace(arguments.save_trace, requests)
     target = target_of(url, arguments)
     machine = runs.facts() if arguments.out else {}
-    console.print(described(describe(requests)), highlight=False)
+    told_of = describe(requests) | told_of
+    console.print(described(told_of), highlight=False)
     with Progress(console) as progress, progress.replay(target.name, requests) as watch:
         if not arguments.quiet:
             watch.tell(lambda outcome: _show_text(outcome, console))

@@ -251,7 +251,7 @@ def described(load: Mapping[str, Any]) -> str:
         when = f"{rate:.4g} {'conversations' if talk else 'requests'} a second"
         if load["index_of_dispersion"] is not None:
             when += f" with index of dispersion {load['index_of_dispersion']:.2f}"
-    of = f" in {talk['number']} conversations" if talk else ""
+    of = f" in {talk['number']} conversation{'s' * (talk['number'] > 1)}" if talk else ""
     if talk:
         when += f", each later turn {talk['mean_think_s']:.3g} s on average after an answer"
     return (

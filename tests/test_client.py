@@ -359,6 +359,17 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
         assert " answered, " in ended.stdout and "10 answered" not in ended.stdout
 
 
+def test_a_conversation_that_outgrows_the_context_says_what_helps(tmp_path: Path) -> None:
+    asked = ["--numsamples", "3", "--arrival", "burst", "--sessions", "3:0", "--quiet"]
+    asked += ["--lengths", "fixed:60", "--figure", str(tmp_path / "figure.png")]
+    with server("dynamic", {"model": "fake", "max_model_len": 130}) as url:
+        ended = ran("client.client", "--url", url, *asked)
+    said = " ".join(ended.stdout.split())
+    assert ended.returncode == 1 and "3 requests in 1 conversation," in said
+    assert "1 answered, 2 failed" in said and "not sent, as an earlier turn" in said
+    assert "fewer turns or shorter --lengths make it fit" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -367,6 +378,9 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
         (["--numsamples", "3", "--arrival", "auto"], "valid ones are wait"),
         (["--numsamples", "3", "--selection", "ascend"], "invalid choice"),
         (["--numsamples", "3", "--wait", "1", "--arrival", "burst"], "contradict each other"),
+        (["--numsamples", "3", "--sessions", "3"], "give TURNS:THINK_S"),
+        (["--numsamples", "3", "--scale", "4"], "add --trace FILE"),
+        (["--trace", "t.jsonl", "--prefixes", "4:64:1"], "leave out --prefixes"),
     ],
 )
 def test_a_bad_command_line_exits_with_2(arguments: list[str], said: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import memory
 from client.data import PromptData, Request, describe, described, rescheduled
 from client.draws import WorkloadError
 from client.load import replay
@@ -219,6 +220,17 @@ def test_a_bad_line_of_mooncakes_is_refused(
     path.write_text(json.dumps(GOOD) + "\n" + json.dumps(line))
     with pytest.raises(WorkloadError, match=f"mooncake.jsonl, line 2: {said}"):
         load_trace(path)
+
+
+def test_virtual_time_knows_prefixes_too() -> None:
+    rows = {
+        tokens: memory.serve(
+            memory.config_of("whole", 100),
+            PromptData("fixed:50", prefixes=f"2:{tokens}:1").requests(50),
+        )["rows"]
+        for tokens in (16, 320)
+    }
+    assert rows[16] > 3 * rows[320], "longer prompts take more of the same pool"
 
 
 def test_both_wires_carry_ids_and_servers_compute_those(shared_server: Serve) -> None:

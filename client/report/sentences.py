@@ -68,17 +68,23 @@ def _errors(run: Run) -> list[str]:
 
 
 def too_long(load: Mapping[str, Any], errors: Iterable[str]) -> str | None:
-    """What helps where a server refused requests of a trace that can be scaled.
+    """What helps where a server refused requests that the workload may have made too long.
 
     load: the workload, as a summary tells it.
     """
-    scale = load.get("scale", 1)
-    if scale == 1 or not any(error.startswith("400 ") for error in errors):
+    if not any(error.startswith("400 ") for error in errors):
         return None
-    return (
-        f"Each block of the trace became {scale} tokens: if its requests are longer than the "
-        f"server's context, a smaller --scale makes them fit."
-    )
+    if scale := load.get("scale"):
+        return (
+            f"Each block of the trace became {scale} tokens: if its requests are longer than the "
+            f"server's context, a smaller --scale makes them fit."
+        )
+    if load.get("conversations"):
+        return (
+            "Each later turn repeats the conversation so far: if that outgrows the server's "
+            "context, fewer turns or shorter --lengths make it fit."
+        )
+    return None
 
 
 def other_lengths(run: Run) -> list[str]:
