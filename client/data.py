@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,8 +72,8 @@ class PromptData:
     choice of 1, 25 and 100; `exponential` and `lognormal` are rounded up, and cut at their cap.
     Selection: `random`, or `descend` for the longest first. Prompts: `text`, or random `ids`, as
     many as there would be words; `prefixes` ("K:TOKENS:ZIPF") put shared ids before them.
-    `sessions` ("TURNS:THINK_S") make conversations of the requests. None of this changes what
-    else is drawn from a seed. Raises WorkloadError for what it does not know.
+    `sessions` ("TURNS:THINK_S") make conversations of the requests. None of this changes the
+    lengths or the arrivals that are drawn from a seed. Raises WorkloadError for what it does not know.
     """
 
     def __init__(
@@ -135,15 +136,19 @@ class PromptData:
                 id=i, at=at[i // turns], users=users, num_tokens=int(tokens[i]),
                 temperature=self.temperature, seed=i, **prompt,
             )
-            for i, prompt in enumerate(self._prompts(words))
+            for i, prompt in enumerate(self._prompts(words, arrival if scaled else ""))
         ]  # fmt: skip
         return self._in_turns(requests, self._sessions) if self._sessions else requests
 
-    def _prompts(self, words: np.ndarray) -> list[dict[str, Any]]:
-        """Of each request its prompt, as long as so many words."""
+    def _prompts(self, words: np.ndarray, draw: str) -> list[dict[str, Any]]:
+        """Of each request its prompt, as long as so many words.
+
+        draw: which one of own ids. A sweep's rates meet one server: what one of them sent before
+        is in its cache, and own ids that are sent again would be found there.
+        """
         if not self._as_ids:
             return [{"prompt": count(int(n))} for n in words]
-        own = token_ids(np.random.default_rng([self.seed, 3]), words)
+        own = token_ids(np.random.default_rng([self.seed, 3, zlib.crc32(draw.encode())]), words)
         if self._prefixes:
             shared = self._prefixes.draw(len(own), self.seed)
             own = [prefix + suffix for prefix, suffix in zip(shared, own)]

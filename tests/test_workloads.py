@@ -56,6 +56,18 @@ def test_prompts_share_prefixes_as_often_as_zipfs_law_says(zipf: int, shares: li
     assert times.keys().isdisjoint(tuple(ids[:40]) for ids in ids_of(other)), "of each seed its own"
 
 
+def test_the_rates_of_a_sweep_share_prefixes_and_nothing_else_of_their_prompts() -> None:
+    """They meet one server: with one draw for all rates, a prefix cache had every prompt whole."""
+    data = PromptData(seed=3, prefixes="2:40:1")
+    slow, fast, again = (
+        ids_of(data.requests(200, f"poisson:{rate}", scaled=True)) for rate in (5, 6, 5)
+    )
+    assert slow == again, "every mode at the same rate gets the same prompts"
+    assert {tuple(ids[:40]) for ids in slow} == {tuple(ids[:40]) for ids in fast}
+    long = {tuple(ids) for ids in slow if len(ids) > 45}
+    assert len(long) > 100 and long.isdisjoint(tuple(ids) for ids in fast)
+
+
 def test_conversations_begin_as_the_arrival_says_and_go_on_after_answers() -> None:
     alone = PromptData(seed=3).requests(3000)
     requests = PromptData(seed=3, sessions="4:0.5").requests(3000, "poisson:5")
