@@ -73,7 +73,8 @@ class PromptData:
     Selection: `random`, or `descend` for the longest first. Prompts: `text`, or random `ids`, as
     many as there would be words; `prefixes` ("K:TOKENS:ZIPF") put shared ids before them.
     `sessions` ("TURNS:THINK_S") make conversations of the requests. None of this changes the
-    lengths or the arrivals that are drawn from a seed. Raises WorkloadError for what it does not know.
+    lengths or the arrivals that are drawn from a seed. Raises WorkloadError for what it does not
+    know, or what does not go together.
     """
 
     def __init__(
