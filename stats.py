@@ -37,8 +37,10 @@ DEFINITIONS = {
     "goodput": "requests per second that meet every stated limit; failed and refused ones miss",
     "attainment": "share of all requests that meet every stated limit; goodput and it are measured "
     "from the schedule",
-    "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited",
-    "requested_rate": "requests a second as scheduled: (n - 1) / (last - first)",
+    "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited; a later "
+    "turn of a conversation is scheduled think_s after the answer before it",
+    "requested_rate": "requests a second as scheduled: (n - 1) / (last - first); none where "
+    "answers say what is sent when",
     "achieved_rate": "requests a second as sent: (n - 1) / (last - first)",
     "offered_throughput": "completion tokens a second that a trace asks for: requested_rate * its "
     "mean_num_tokens",
@@ -214,10 +216,12 @@ def summarise(
     answers: Sequence[Answer],
     sends: Sequence[tuple[float, float, float]],
     goodput: Mapping[str, float],
+    unsent: int = 0,
 ) -> dict[str, Any]:
     """METRICS of one run from the client's side.
 
-    sends: (scheduled, sent, ended) of every request, the failed ones too. goodput: limits in ms.
+    sends: (scheduled, sent, ended) of every request that was sent, the failed ones too. goodput:
+    limits in ms. unsent: requests that failed before they could be sent.
     """
     sent_at = [sent for _, sent, _ in sends]
     start = min(sent_at, default=0.0)
@@ -228,14 +232,14 @@ def summarise(
     )
     result: dict[str, Any] = {
         "completed": len(answers),
-        "failed": len(sent_at) - len(answers),
+        "failed": len(sent_at) + unsent - len(answers),
         "wall_clock_s": wall,
     }
     result |= {"total_input_tokens": prompt, "total_output_tokens": completion}
     result |= throughputs(len(answers), prompt, completion, wall)
     good = sum(_meets(a, goodput) for a in answers)
     result["goodput"] = (good / wall if wall else 0.0) if goodput and sends else None
-    result["attainment"] = good / len(sends) if goodput and sends else None
+    result["attainment"] = good / (len(sends) + unsent) if goodput and sends else None
     result |= distribution("ttft", (a.ttft_s for a in answers))
     result |= distribution("ttft_from_schedule", (a.ttft_s + a.lag_s for a in answers))
     result |= distribution("tpot", (t for a in answers if (t := a.tpot_s) is not None))

@@ -20,7 +20,8 @@ import psutil
 
 from benchmarks.common import NO_HTTP, Engine, configs, record, run
 from benchmarks.phases import Phases
-from client.data import Request, save_trace
+from client.data import Request
+from client.traces import save_trace
 from config import MODES, Config, ConfigError, Parser
 from scheduling.inference import Sampling
 

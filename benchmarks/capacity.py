@@ -38,9 +38,7 @@ LIMITS = parse_goodput(SWEEP_GOODPUT)
 
 def serve(config: Config, requests: Sequence[Request]) -> list[Inference]:
     """Serve a trace in virtual time to its end; of each request its inference."""
-    served = [
-        Inference(list((request.prompt or "").encode()), request.num_tokens) for request in requests
-    ]
+    served = [Inference(request.ids, request.num_tokens) for request in requests]
     drive(scheduler.build(config), [(r.at, [i]) for r, i in zip(requests, served)], cost_s)
     return served
 

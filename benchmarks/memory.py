@@ -60,7 +60,7 @@ def config_of(variant: str, n_blocks: int) -> Config:
 
 def serve(config: Config, requests: Sequence[Request]) -> dict[str, float]:
     """Serve a trace in virtual time: what came of it."""
-    served = [Inference(list(str(r.prompt).encode()), r.num_tokens) for r in requests]
+    served = [Inference(r.ids, r.num_tokens) for r in requests]
     running_s = busy_s = 0.0
     computed = 0
 
@@ -87,7 +87,7 @@ def serve(config: Config, requests: Sequence[Request]) -> dict[str, float]:
 def blocks_of(pool: int) -> int:
     """KV blocks of so many requests of mean length, and at least of the longest."""
     requests = PromptData(LENGTHS, seed=2**31).requests(2000, "burst")
-    lives = [len(str(r.prompt).encode()) + r.num_tokens for r in requests]
+    lives = [len(r.ids) + r.num_tokens for r in requests]
     return max(round(pool * statistics.mean(lives) / 16), 1024 // 16)
 
 

@@ -34,19 +34,9 @@ from rich.table import Table  # noqa: E402
 
 from client import runs  # noqa: E402
 from client.calls import ServerError, get, stream  # noqa: E402
-from client.data import (  # noqa: E402
-    ARRIVALS,
-    LENGTHS,
-    SELECTIONS,
-    PromptData,
-    Request,
-    WorkloadError,
-    describe,
-    described,
-    load_trace,
-    rescheduled,
-    save_trace,
-)
+from client.data import Request, describe, described  # noqa: E402
+from client.draws import ARRIVALS, WorkloadError  # noqa: E402
+from client.flags import add_workload, contradiction, workload  # noqa: E402
 from client.load import Outcome  # noqa: E402
 from client.machine import command_line  # noqa: E402
 from client.measure import Target, measure, openai_model, whole  # noqa: E402
@@ -54,6 +44,8 @@ from client.options import base_url, parse_goodput  # noqa: E402
 from client.progress import Progress  # noqa: E402
 from client.quoting import named  # noqa: E402
 from client.report import drawing, figures, report  # noqa: E402
+from client.report.sentences import too_long  # noqa: E402
+from client.traces import replayed, save_trace  # noqa: E402
 from client.wire import APIS, wire  # noqa: E402
 from config import MODES, ConfigError, read_key  # noqa: E402
 from stats import latency_line  # noqa: E402
@@ -90,7 +82,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     load = parser.add_argument_group("a load")
     load.add_argument("--numsamples", type=int, help="requests to send")
-    load.add_argument("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
     load.add_argument(
         "--numtokens_range",
         type=int,
@@ -100,16 +91,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     load.add_argument("--arrival", help=f"{ARRIVALS} (default: wait:1)")
     load.add_argument("--wait", type=float, metavar="S", help="the same as --arrival wait:S")
-    load.add_argument(
-        "--selection",
-        choices=SELECTIONS,
-        help="order: random, or descend (longest first; default: random)",
-    )
-    load.add_argument(
-        "--trace",
-        type=Path,
-        help="replay this trace.jsonl, at its own times unless --arrival says others",
-    )
+    add_workload(load)
     load.add_argument(
         "--save-trace", type=Path, metavar="FILE", help="save the workload as a trace"
     )
@@ -139,13 +121,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.prompt is None and arguments.numsamples is None and arguments.trace is None:
         parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
-    exclusive = (
-        "prompt numsamples, prompt trace, trace numsamples, trace lengths, trace selection, "
-        "arrival wait"
-    )
-    for first, second in (pair.split() for pair in exclusive.split(", ")):
+    if arguments.numtokens_range:
+        arguments.lengths = "choice:" + ",".join(map(str, arguments.numtokens_range))
+    for first, second in ("prompt", "numsamples"), ("prompt", "trace"), ("arrival", "wait"):
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
+    if wrong := contradiction(arguments):
+        parser.error(wrong)
     if arguments.prompt is not None and (arguments.api != "inference" or arguments.model):
         parser.error(
             "--prompt asks a server of ours; leave out --api and --model, or send it with --trace"
@@ -202,19 +184,13 @@ def one_prompt(url: str, arguments: argparse.Namespace) -> None:
     print()
 
 
-def load_of(arguments: argparse.Namespace) -> tuple[list[Request], dict[str, str]]:
+def load_of(arguments: argparse.Namespace) -> tuple[list[Request], dict[str, Any]]:
     """The requests to send, and how a report names them. Raises WorkloadError."""
     arrival = arguments.arrival or (None if arguments.wait is None else f"wait:{arguments.wait}")
     if arguments.trace:
-        requests, where = load_trace(arguments.trace), f"as in {arguments.trace}"
-        if arrival:
-            requests = rescheduled(requests, arrival, arguments.seed)
-        return requests, {"lengths": where, "arrival": arrival or where}
-    lengths, arrival = arguments.lengths or "normal", arrival or "wait:1"
-    if arguments.numtokens_range:
-        lengths = "choice:" + ",".join(map(str, arguments.numtokens_range))
-    data = PromptData(lengths, arguments.selection or "random", arguments.seed)
-    return data.requests(arguments.numsamples, arrival), {"lengths": lengths, "arrival": arrival}
+        return replayed(arguments.trace, arguments.scale, arrival, arguments.seed)
+    data, arrival = workload(arguments, arguments.seed), arrival or "wait:1"
+    return data.requests(arguments.numsamples, arrival), data.told | {"arrival": arrival}
 
 
 def target_of(url: str, arguments: argparse.Namespace) -> Target:
@@ -237,13 +213,14 @@ def target_of(url: str, arguments: argparse.Namespace) -> Target:
 
 def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Send a load and show what came of it; return the measurement."""
-    requests, workload = load_of(arguments)
+    requests, told_of = load_of(arguments)
     goodput = parse_goodput(arguments.goodput)
     if arguments.save_trace:
         save_trace(arguments.save_trace, requests)
     target = target_of(url, arguments)
     machine = runs.facts() if arguments.out else {}
-    console.print(described(describe(requests)), highlight=False)
+    told_of = describe(requests) | told_of
+    console.print(described(told_of), highlight=False)
     with Progress(console) as progress, progress.replay(target.name, requests) as watch:
         if not arguments.quiet:
             watch.tell(lambda outcome: _show_text(outcome, console))
@@ -268,6 +245,8 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
         )
     for reason, n in [*result["errors"].items()][:5]:
         console.print(f"  failed: {reason} ({n} times)", style="red", markup=False)
+    if hint := too_long(told_of, result["errors"]):
+        console.print(hint)
     if result["client_limited"]:
         console.print(
             "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "
@@ -297,7 +276,7 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
             arguments.out,
             requests,
             {target.name: whole(result, outcomes)},
-            workload,
+            told_of,
             machine | told,
         )
         report.write(runs.load(arguments.out))

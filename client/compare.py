@@ -20,17 +20,9 @@ from rich.console import Console
 
 from client import calibrate, runs, sweep
 from client.calls import ServerError
-from client.data import (
-    PromptData,
-    Request,
-    WorkloadError,
-    arrivals,
-    describe,
-    described,
-    load_trace,
-    rescheduled,
-    save_trace,
-)  # fmt: skip
+from client.data import PromptData, Request, describe, described
+from client.draws import WorkloadError
+from client.flags import workload
 from client.machine import command_line
 from client.measure import (
     Target,
@@ -46,6 +38,7 @@ from client.progress import Progress
 from client.quoting import unescape
 from client.report import report, sentences, tables
 from client.servers import server
+from client.traces import replayed, save_trace
 from client.wire import wire
 from config import ConfigError
 
@@ -56,13 +49,18 @@ class Comparison:
     def __init__(self, options: Options, progress: Progress):
         self.options = options
         self.progress = progress
-        self.trace = load_trace(options.trace) if options.trace else None
         self.arrival = options.arrival
+        told = None if self.arrival == "auto" else self.arrival
+        self.trace: list[Request] | None = None
+        # a mistyped one is found before any server starts
+        if options.trace:
+            self.trace, self.told = replayed(options.trace, options.scale, told, options.seed)
+        else:
+            data = workload(options, options.seed)
+            data.requests(1, told or "burst")
+            self.told = data.told
         self.capacity: dict[str, Any] | None = None
         self.stopped: KeyboardInterrupt | ServerError | None = None
-        if self.arrival != "auto":  # a mistyped one is found before any server starts
-            arrivals(self.arrival, 1, options.seed)
-        PromptData(options.lengths, options.selection)
         self.machine = runs.facts()
 
     def facts(self) -> dict[str, Any]:
@@ -111,7 +109,7 @@ class Comparison:
         """Measure what the workload depends on: for `auto` the capacity of the reference."""
         if self.arrival != "auto" or self.trace:
             return
-        data = PromptData(self.options.lengths, self.options.selection, self.options.seed)
+        data = workload(self.options, self.options.seed)
         reference = self.options.reference
         burst = data.requests(burst_size(self.options.config(reference)), "burst", scaled=True)
         with (
@@ -138,10 +136,8 @@ class Comparison:
         Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is
         kept, marked as partial.
         """
-        data = PromptData(self.options.lengths, self.options.selection, seed)
+        data = workload(self.options, seed)
         requests = self.trace or data.requests(self.options.numsamples, self.arrival)
-        if self.trace and self.arrival != "auto":
-            requests = rescheduled(self.trace, self.arrival, seed)
         folder.mkdir(parents=True, exist_ok=True)
         save_trace(folder / "trace.jsonl", requests)
         self.progress.say(f"seed {seed}: {described(describe(requests))}")
@@ -178,12 +174,11 @@ class Comparison:
         results = {name: results[name] for name in self.options.names if name in results}
         points = {name: points[name] for name in results if name in points}
         if results:
-            workload = self._told_workload()
             runs.save(
                 folder,
                 requests,
                 results,
-                workload,
+                {"arrival": self.arrival} | self.told,
                 facts,
                 points if self.options.sweep else None,
                 swept,
@@ -220,16 +215,6 @@ class Comparison:
             self.options.config(target.name if target.ours else self.options.reference)
         )
         sweep.sweep(replay, data, self.arrival, burst, self.options.seconds, tell)
-
-    def _told_workload(self) -> dict[str, str]:
-        if self.options.trace:
-            where = f"as in {self.options.trace}"
-            return {"lengths": where, "arrival": where if self.arrival == "auto" else self.arrival}
-        return {
-            "lengths": self.options.lengths,
-            "selection": self.options.selection,
-            "arrival": self.arrival,
-        }
 
 
 def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, BaseException | None]:

@@ -1,8 +1,9 @@
 """Replay of a trace against a server.
 
 The loop is open: what is sent when is fixed beforehand, whatever the server does, so a slow server
-cannot slow its own load (coordinated omission). A trace with `users` closes it. Latencies are of
-answers alone: whatever fails is counted, with its reason, and never timed.
+cannot slow its own load (coordinated omission). A trace with `users` closes it; in conversations
+the first turns are fixed so, and each later one follows an answer. Latencies are of answers alone:
+whatever fails is counted, with its reason, and never timed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from stats import Answer
 KEEPALIVE_S = 1.0
 TICK_S = 0.05
 HEAD_START_S = 0.05  # between the first line of the trace and its sending
+UNSENT = "not sent, as an earlier turn of its conversation failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Outcome:
     answer: Answer | None = None
     text: str = ""
     error: str = ""
+    sent: bool = True  # false where an earlier turn failed, and there was nothing to send
 
 
 class Interrupted(KeyboardInterrupt):
@@ -102,19 +105,25 @@ async def _replay(
 ) -> None:
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-    bodies = {request.id: json.dumps(wire.body(request)).encode() for request in requests}
+    # what can be encoded before the first is sent; what repeats an answer, when it is known
+    bodies = {request.id: _encoded(wire, request) for request in requests if request.after is None}
+    followers = {request.after: request for request in requests if request.after is not None}
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, headers=headers(key)
     ) as session:
         start = time.perf_counter() + HEAD_START_S
 
-        async def send(request: Request, scheduled_at: float) -> None:
+        def end(outcome: Outcome) -> None:
+            outcomes[outcome.request.id] = outcome
+            watch.ended(outcome)
+
+        async def send(request: Request, scheduled_at: float, body: bytes) -> Outcome:
             sent_at = time.perf_counter() - start
             watch.sent()
             pieces = []
             answer, text, error = None, "", ""
             try:
-                async with session.post(url + wire.path, data=bodies.pop(request.id)) as response:
+                async with session.post(url + wire.path, data=body) as response:
                     async for data in response.content.iter_any():
                         pieces.append((time.perf_counter() - start, data))
                 reply = Reply(
@@ -128,29 +137,56 @@ async def _replay(
             except (TimeoutError, aiohttp.ClientError, OSError) as failure:
                 error = f"{type(failure).__name__}: {failure}".rstrip(": ")
             ended_at = answer.answered_at if answer else time.perf_counter() - start
-            outcomes[request.id] = outcome = Outcome(
-                request, scheduled_at, sent_at, ended_at, answer, text, error
-            )
-            watch.ended(outcome)
+            end(outcome := Outcome(request, scheduled_at, sent_at, ended_at, answer, text, error))
+            return outcome
+
+        async def converse(request: Request, scheduled_at: float) -> None:
+            """Send a request, and each later turn when its predecessor's answer says so."""
+            outcome = await send(request, scheduled_at, bodies.pop(request.id))
+            said = ""
+            while following := followers.get(request.id):
+                said += (request.prompt or "") + outcome.text
+                due = outcome.ended_at + (following.think_s or 0.0)
+                if outcome.error:
+                    watch.sent()  # and ended at once: it counts as a request, and is none in flight
+                    at = outcome.ended_at
+                    outcome = Outcome(following, at, at, at, error=UNSENT, sent=False)
+                    end(outcome)
+                else:
+                    body = _encoded(wire, following.continuing(said))
+                    await _until(start + due)
+                    outcome = await send(following, due, body)
+                request = following
 
         first_at = 0.0 if requests[0].users else min(request.at for request in requests)
         ticking = asyncio.create_task(_tick(start + first_at, watch))
         if users := requests[0].users:
             waiting = iter(requests)
-            await asyncio.sleep(start - time.perf_counter())
+            await _until(start)
 
             async def user() -> None:
                 for request in waiting:  # the users share it: each takes the next
-                    await send(request, max(0.0, time.perf_counter() - start))
+                    now = max(0.0, time.perf_counter() - start)
+                    await send(request, now, bodies.pop(request.id))
 
             await asyncio.gather(*(user() for _ in range(users)))
         else:
             async with asyncio.TaskGroup() as tasks:
-                for request in sorted(requests, key=lambda request: request.at):
-                    if (left := start + request.at - time.perf_counter()) > 0:
-                        await asyncio.sleep(left)
-                    tasks.create_task(send(request, request.at))
+                firsts = (request for request in requests if request.after is None)
+                for request in sorted(firsts, key=lambda request: request.at):
+                    await _until(start + request.at)
+                    tasks.create_task(converse(request, request.at))
         ticking.cancel()
+
+
+def _encoded(wire: Wire, request: Request) -> bytes:
+    return json.dumps(wire.body(request)).encode()
+
+
+async def _until(instant: float) -> None:
+    """Sleep until then, on the clock of time.perf_counter; not at all where it is past."""
+    if (left := instant - time.perf_counter()) > 0:
+        await asyncio.sleep(left)
 
 
 async def _tick(start: float, watch: Watch) -> None:

@@ -129,8 +129,12 @@ def judged(
 ) -> dict[str, Any]:
     """What the outcomes of a trace say by themselves, whoever served it; the rest is None."""
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    sent = [outcome for outcome in outcomes if outcome.sent]
     result = summarise(
-        answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], goodput
+        answers,
+        [(o.scheduled_at, o.sent_at, o.ended_at) for o in sent],
+        goodput,
+        unsent=len(outcomes) - len(sent),
     )
     result |= {"partial": False, "mean_in_flight": None, **dict.fromkeys(OURS)}
     asked = describe(requests)
@@ -143,7 +147,7 @@ def judged(
     result["growth"] = growth(answers)
     result["slowest_row_s"] = fill_s = slowest_row_s(answers)
     result["growth_in_flight"] = growth_in_flight(
-        [o.sent_at for o in outcomes], [o.ended_at for o in outcomes], fill_s
+        [o.sent_at for o in sent], [o.ended_at for o in sent], fill_s
     )
     busy = always_waiting(answers)
     result |= {
@@ -192,6 +196,8 @@ def whole(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]
 def _record(outcome: Outcome) -> dict[str, Any]:
     """One request of NAME.json; the gaps between tokens stay out, they are summarised above."""
     record: dict[str, Any] = {"id": outcome.request.id, "num_tokens": outcome.request.num_tokens}
+    if not outcome.sent:
+        return record | {"error": outcome.error}
     record |= {
         "scheduled_at": outcome.scheduled_at,
         "sent_at": outcome.sent_at,

@@ -11,7 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from client.data import ARRIVALS, LENGTHS, SELECTIONS
+from client.draws import ARRIVALS
+from client.flags import add_workload, contradiction
 from client.quoting import NAME
 from client.servers import ROOT
 from config import (
@@ -48,10 +49,14 @@ class Options:
     also: dict[str, str]  # {name: URL} of servers that run already
     baseline: str  # with which the others are compared
     numsamples: int
-    lengths: str
     arrival: str
-    selection: str
+    lengths: str | None  # of a workload what was given, here and below
+    selection: str | None
+    prompts: str | None
+    prefixes: str | None
+    sessions: str | None
     trace: Path | None
+    scale: int | None
     seed: int
     repeats: int
     sweep: bool
@@ -136,20 +141,10 @@ def parse(argv: Sequence[str]) -> Options:
         help="what the others are compared with in pairs (default: the first)",
     )
     add("--numsamples", type=int, help="requests (default: 300)")
-    add("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
     add("--arrival", default="auto", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity "
                                           f"of dynamic, or of the "
         "baseline where no plain dynamic is compared (default: auto)")  # fmt: skip
-    add(
-        "--selection",
-        choices=SELECTIONS,
-        help="of lengths: random, or descend (longest first; default: random)",
-    )
-    add(
-        "--trace",
-        type=Path,
-        help="replay this trace.jsonl, at its own times unless --arrival says others",
-    )
+    add_workload(parser)
     add("--seed", type=int, default=0, help="of the trace (default: 0)")
     add(
         "--sweep",
@@ -197,12 +192,20 @@ def parse(argv: Sequence[str]) -> Options:
             "--modes and --variant both say what is compared; name the modes as variants, "
             "--variant base=dynamic"
         )
-    if known.trace and (known.numsamples or known.lengths or known.selection):
-        raise ConfigError(
-            "--trace holds the requests; leave out --numsamples, --lengths and --selection"
-        )
+    if wrong := contradiction(known):
+        raise ConfigError(wrong)
     if known.trace and (known.sweep or known.repeats > 1):
         raise ConfigError("--sweep and --repeats draw traces of their own; leave out --trace")
+    if known.sessions and known.sweep:
+        raise ConfigError(
+            "--sweep sends at rates of its own, and in conversations answers say when requests are "
+            "sent; leave out --sweep or --sessions"
+        )
+    if known.sessions and known.arrival == "auto":
+        raise ConfigError(
+            "--sessions needs an --arrival, such as poisson:2 (conversations a second): auto goes "
+            "by what a server can do with single requests, and later turns have longer prompts"
+        )
     if known.seconds is not None and not known.sweep:
         raise ConfigError("--seconds is of a sweep; add --sweep")
     goodput = known.goodput if known.goodput is not None else SWEEP_GOODPUT if known.sweep else []
@@ -214,10 +217,14 @@ def parse(argv: Sequence[str]) -> Options:
         also=also,
         baseline=known.baseline or next(iter(variants)),
         numsamples=300 if known.numsamples is None else known.numsamples,
-        lengths=known.lengths or "normal",
         arrival=known.arrival,
-        selection=known.selection or "random",
+        lengths=known.lengths,
+        selection=known.selection,
+        prompts=known.prompts,
+        prefixes=known.prefixes,
+        sessions=known.sessions,
         trace=known.trace,
+        scale=known.scale,
         seed=known.seed,
         repeats=known.repeats,
         sweep=known.sweep,

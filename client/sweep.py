@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from client.analysis import ATTAINMENT, GROWTH
-from client.data import PromptData, Request, at_rate
+from client.data import PromptData, Request
+from client.draws import at_rate
 from client.results import of_point
 from stats import CLIENT_LIMITED_MS
 

@@ -14,7 +14,8 @@ from client.analysis import (
     growth,
     pollaczek_khinchine,
 )
-from client.data import PromptData, arrivals
+from client.data import PromptData
+from client.draws import arrivals
 from scheduling.policies import NoBatching
 from stats import Answer
 from tests.virtual import Ask, run

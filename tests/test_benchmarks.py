@@ -29,7 +29,7 @@ from benchmarks import (
     theory,
 )
 from benchmarks.common import run
-from client.data import load_trace
+from client.traces import load_trace
 from config import ConfigError, build
 from generate import load_generator
 

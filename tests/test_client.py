@@ -15,18 +15,10 @@ from scipy.special import gammainc
 
 from client import client as program
 from client.calls import ServerError, get
-from client.data import (
-    PromptData,
-    WorkloadError,
-    arrivals,
-    at_rate,
-    count,
-    describe,
-    described,
-    load_trace,
-    rescheduled,
-    save_trace,
-)
+from client.data import PromptData, describe, described, rescheduled
+from client.draws import WorkloadError, arrivals, at_rate
+from client.prompts import count
+from client.traces import load_trace, save_trace
 from tests.programs import ran
 from tests.servers import Serve, client_command, server
 
@@ -242,7 +234,10 @@ def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
         ("nonsense", "line 1: Invalid JSON"),
         ('{"id": 0, "at": -1, "prompt": "a", "num_tokens": 1}', "line 1: at: "),
         ('{"id": 0, "at": 0, "num_tokens": 1}', "line 1: give either prompt or prompt_ids"),
-        ('{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n' * 2, "holds an id twice"),
+        (
+            '{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n' * 2,
+            "line 2: an earlier line has the id 0 too",
+        ),
         ("", "holds no requests"),
         ('{"id": 0, "at": 0, "prompt": "", "num_tokens": 1}', "line 1: the prompt is empty"),
         (
@@ -364,6 +359,17 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
         assert " answered, " in ended.stdout and "10 answered" not in ended.stdout
 
 
+def test_a_conversation_that_outgrows_the_context_says_what_helps(tmp_path: Path) -> None:
+    asked = ["--numsamples", "3", "--arrival", "burst", "--sessions", "3:0", "--quiet"]
+    asked += ["--lengths", "fixed:60", "--figure", str(tmp_path / "figure.png")]
+    with server("dynamic", {"model": "fake", "max_model_len": 130}) as url:
+        ended = ran("client.client", "--url", url, *asked)
+    said = " ".join(ended.stdout.split())
+    assert ended.returncode == 1 and "3 requests in 1 conversation," in said
+    assert "1 answered, 2 failed" in said and "not sent, as an earlier turn" in said
+    assert "fewer turns or shorter --lengths make it fit" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -372,6 +378,9 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
         (["--numsamples", "3", "--arrival", "auto"], "valid ones are wait"),
         (["--numsamples", "3", "--selection", "ascend"], "invalid choice"),
         (["--numsamples", "3", "--wait", "1", "--arrival", "burst"], "contradict each other"),
+        (["--numsamples", "3", "--sessions", "3"], "give TURNS:THINK_S"),
+        (["--numsamples", "3", "--scale", "4"], "add --trace FILE"),
+        (["--trace", "t.jsonl", "--prefixes", "4:64:1"], "leave out --prefixes"),
     ],
 )
 def test_a_bad_command_line_exits_with_2(arguments: list[str], said: str) -> None:

@@ -19,14 +19,17 @@ import pytest
 
 from client.analysis import identical_outputs
 from client.calls import ServerError, get
-from client.data import PromptData, WorkloadError, load_trace, save_trace
+from client.data import PromptData
+from client.draws import WorkloadError
 from client.options import parse, parse_also, parse_goodput
 from client.report.sentences import identity
 from client.runs import Run, clear
+from client.traces import load_trace, save_trace
 from config import ConfigError
 from tests.programs import ran
 from tests.servers import launched, wait_until
 from tests.stub import Stub, stub
+from tests.traces import save_mooncake
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -245,6 +248,11 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         (["--goodput", "e2el:-1"], "give ttft:MS, tpot:MS or e2el:MS"),
         (["--trace", "t.jsonl", "--numsamples", "3"], "--trace holds the requests"),
         (["--trace", "t.jsonl", "--sweep"], "draw traces of their own"),
+        (["--trace", "t.jsonl", "--sessions", "2:1"], "leave out --sessions"),
+        (["--scale", "16"], "add --trace FILE"),
+        (["--trace", "t.jsonl", "--scale", "5"], "invalid choice"),
+        (["--sessions", "2:1"], "--sessions needs an --arrival"),
+        (["--sessions", "2:1", "--sweep"], "leave out --sweep or --sessions"),
         (["--seconds", "3"], "add --sweep"),
         (["--sweep", "--seconds", "0"], "--seconds must be a number of seconds above 0"),
         (["--timeout", "nan"], "--timeout must be a number of seconds above 0"),
@@ -268,6 +276,8 @@ def test_a_bad_workload_is_refused_before_any_server_starts(tmp_path: Path) -> N
     for argv in (
         ["--lengths", "zipf"],
         ["--arrival", "soon"],
+        ["--prefixes", "4"],
+        ["--sessions", "2:1", "--arrival", "closed:2"],
         ["--trace", str(tmp_path / "absent")],
     ):
         started = time.monotonic()
@@ -452,3 +462,45 @@ def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:
     before, after = load_trace(old), load_trace(out / "trace.jsonl")
     assert [r.at for r in after] == [0.0] * 4 != [r.at for r in before]
     assert [r.body() for r in after] == [r.body() for r in before]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_conversations_give_the_same_texts_in_every_mode_and_are_replayed(tmp_path: Path) -> None:
+    asked = ["--model", "demo", "--modes", "static,dynamic", "--seed", "3"]
+    drawn = ["--numsamples", "8", "--lengths", "uniform:5:20", "--sessions", "3:0.05"]
+    first, again = tmp_path / "first", tmp_path / "again"
+    done = compare(*asked, *drawn, "--arrival", "poisson:20", "--out", str(first))
+    assert done.returncode == 0, done.stderr
+    said = "All 8 requests that every variant answered got the same text in each."
+    assert said in " ".join(done.stdout.split())
+    report = (first / "report.md").read_text()
+    assert "8 requests in 3 conversations" in report and "sessions `3:0.05`" in report
+    whole = json.loads((first / "dynamic.json").read_text())
+    turns = whole["requests"][:3]
+    trace = load_trace(first / "trace.jsonl")
+    for before, later, request in zip(turns, turns[1:], trace[1:]):
+        assert later["prompt_tokens"] == sum(
+            (before["prompt_tokens"], before["completion_tokens"], len(str(request.prompt)))
+        ), "a byte is a token: nothing of the conversation is lost, and nothing comes twice"
+        assert later["scheduled_at"] == pytest.approx(before["answered_at"] + request.think_s)
+    replayed = compare(*asked, "--trace", str(first / "trace.jsonl"), "--out", str(again))
+    assert replayed.returncode == 0, replayed.stderr
+    texts = [
+        [r["text"] for r in json.loads((out / "dynamic.json").read_text())["requests"]]
+        for out in (first, again)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_mooncakes_trace_is_replayed_and_what_is_too_long_names_the_scale(tmp_path: Path) -> None:
+    trace, out = tmp_path / "mooncake.jsonl", tmp_path / "out"
+    save_mooncake(trace, (0, 600, 90, [0, 1]), (90, 40_000, 9, [0, *range(2, 80)]))
+    asked = ["--model", "fake", "--modes", "dynamic"]
+    done = compare(*asked, "--trace", str(trace), "--scale", "16", "--out", str(out))
+    assert done.returncode == 1 and "1 × 400 1250 prompt tokens" in done.stderr
+    assert "a smaller --scale makes them fit" in " ".join(done.stdout.split())
+    assert "scale `16`" in (out / "report.md").read_text()
+    assert [len(r.prompt_ids or []) for r in load_trace(out / "trace.jsonl")] == [19, 1250]
+    done = compare(*asked, "--trace", str(trace), "--scale", "8", "--out", str(out))
+    assert done.returncode == 0 and "--scale makes them fit" not in done.stdout, done.stderr

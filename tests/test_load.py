@@ -158,6 +158,44 @@ def test_failures_are_told_in_a_sentence_and_never_timed() -> None:
     assert outcome.error.startswith("ClientConnector")
 
 
+@alone
+def test_a_later_turn_repeats_the_conversation_after_a_time_of_thinking() -> None:
+    requests = [
+        Request(id=5, at=0.2, prompt="one", num_tokens=4),
+        Request(id=6, at=0.2, prompt=" two", num_tokens=2, after=5, think_s=0.4),
+        Request(id=8, at=0.0, prompt="three", num_tokens=2),
+        Request(id=7, at=0.2, prompt=" four", num_tokens=2, after=6, think_s=0.0),
+    ]
+    with stub(first_s=0.1) as server:
+        outcomes = replay(server.url, requests, STUB)
+    assert_all_answered(outcomes)
+    assert [outcome.request for outcome in outcomes] == requests
+    assert [body["prompt"] for body in server.bodies] == [
+        "three", "one", "oneabab two", "oneabab twoab four",
+    ], "each earlier prompt, and its answer as it came"  # fmt: skip
+    first, second, _, third = outcomes
+    for before, later, think_s in ((first, second, 0.4), (second, third, 0.0)):
+        assert before.answer and later.answer
+        assert later.scheduled_at == pytest.approx(before.answer.answered_at + think_s)
+        assert 0 <= later.answer.lag_s < 0.2 and later.answer.ttft_s < 0.5, "from when it was due"
+
+
+def test_nothing_follows_a_turn_that_failed() -> None:
+    requests = PromptData("fixed:2", sessions="3:0").requests(8, "constant:50")
+    with stub() as server:
+        target = Target("stub", server.url, wire("openai", "absent"), ours=False)
+        result, outcomes = measure(target, requests, {"e2el": 60e3}, 10, Watch())
+        assert len(server.bodies) == 3, "the first turn of each conversation"
+    assert (result["completed"], result["failed"], result["attainment"]) == (0, 8, 0)
+    assert result["errors"] == {
+        "not sent, as an earlier turn of its conversation failed": 5,
+        "404 no such model": 3,
+    }
+    assert result["achieved_rate"] == pytest.approx(50, rel=0.5), "of those that were sent"
+    records = whole(result, outcomes)["requests"]
+    assert ["sent_at" in record for record in records] == [True, False, False] * 2 + [True, False]
+
+
 def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
     seen: list[Outcome] = []
 

@@ -14,12 +14,14 @@ import pytest
 
 from benchmarks import engine, http
 from client.client import parse as parse_client
-from client.data import PromptData, save_trace
+from client.data import PromptData
 from client.servers import wait_until_ready
+from client.traces import save_trace
 from config.flags import table
 from tests.programs import ran
 from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
+from tests.traces import save_mooncake
 
 PAGES = [
     ROOT / "README.md",
@@ -100,7 +102,10 @@ def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
     if "--variant" not in arguments:
         small += ["--modes", "static"]
     if "--trace" in arguments:
-        save_trace(tmp_path / "trace.jsonl", PromptData("fixed:2").requests(3))
+        if "--scale" in arguments:  # of traces in Mooncake's format alone
+            save_mooncake(tmp_path / "trace.jsonl", (0, 600, 90, [0, 1]), (300, 1024, 1, [0, 2]))
+        else:
+            save_trace(tmp_path / "trace.jsonl", PromptData("fixed:2").requests(3))
         small += ["--trace", str(tmp_path / "trace.jsonl")]
     else:
         small += ["--numsamples", "4", "--arrival", "burst"]

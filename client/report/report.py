@@ -24,6 +24,7 @@ from client.runs import FIGURES, Run, differing
 from stats import DEFINITIONS, ROW_KINDS, latency_line
 
 Drawing = Callable[[], Figure]
+TOLD = ("lengths", "prompts", "prefixes", "sessions", "scale")  # of a workload, where given
 
 
 def drawings(run: Run) -> dict[str, Drawing]:
@@ -157,9 +158,9 @@ def facts(run: Run) -> list[str]:
             f"while every row was busy"
         )
     seeds = ", ".join(str(s["seed"]) for s in run.summaries)
+    asked = [f"{name} {code(str(load[name]))}" for name in TOLD if load.get(name)]
     found = [
-        f"workload: {described(load)}; lengths {code(load['lengths'])}, {arrival}; seed {seeds} "
-        f"(`trace.jsonl`)"
+        f"workload: {described(load)}; {', '.join([*asked, arrival])}; seed {seeds} (`trace.jsonl`)"
     ]
     if config:
         apart = differing(run.results[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from client.quoting import escape
@@ -16,6 +16,7 @@ def sentences(run: Run) -> list[str]:
     found = [
         partial(run),
         *failures(run),
+        too_long(run.first["workload"], _errors(run)),
         *other_lengths(run),
         client_limited(run),
         busy(run.first["hardware"]),
@@ -60,6 +61,30 @@ def failures(run: Run) -> list[str]:
                 + "."
             )
     return found
+
+
+def _errors(run: Run) -> list[str]:
+    return [error for results in run.variants.values() for r in results for error in r["errors"]]
+
+
+def too_long(load: Mapping[str, Any], errors: Iterable[str]) -> str | None:
+    """What helps where a server refused requests that the workload may have made too long.
+
+    load: the workload, as a summary tells it.
+    """
+    if not any(error.startswith("400 ") for error in errors):
+        return None
+    if scale := load.get("scale"):
+        return (
+            f"Each block of the trace became {scale} tokens: if its requests are longer than the "
+            f"server's context, a smaller --scale makes them fit."
+        )
+    if load.get("conversations"):
+        return (
+            "Each later turn repeats the conversation so far: if that outgrows the server's "
+            "context, fewer turns or shorter --lengths make it fit."
+        )
+    return None
 
 
 def other_lengths(run: Run) -> list[str]:
