@@ -28,6 +28,7 @@ from client.machine import command_line, stamp
 from client.report.tables import markdown
 from config import build
 from scheduling import scheduler
+from scheduling.blocks import block_keys
 from scheduling.inference import Inference, Iteration
 from simulate import drive
 
@@ -38,6 +39,8 @@ MISSING = "vLLM is missing: install benchmarks/requirements-vllm.txt in an envir
 RULES = ("prefill", "all")  # what our budget bounds: --budget-counts
 BUDGET = "decoded tokens beside the budget"
 WATERMARK = "watermark of the null block"
+SAME = "found in the same iteration"
+EVICTED = "evicted before it was looked for"
 KINDS = ("preempted", "admitted", "cached", "chunks", "at")  # without a name of their own
 
 
@@ -61,6 +64,11 @@ CASES = [
     Case("few blocks, chunks", rows=16, token_budget=24, kv_blocks=40),
     Case("fewest blocks", rows=8, token_budget=64, kv_blocks=18),
     Case("watermark", rows=32, token_budget=128, kv_blocks=60, watermark=0.1),
+    Case("caching, ample", rows=32, token_budget=256, kv_blocks=2048, caching=True),
+    Case("caching, chunks", rows=16, token_budget=40, kv_blocks=512, caching=True),
+    Case("caching, few blocks, chunks", rows=16, token_budget=24, kv_blocks=40, caching=True),
+    Case("caching, few blocks", rows=32, token_budget=256, kv_blocks=60, caching=True),
+    Case("caching, fewest blocks", rows=8, token_budget=64, kv_blocks=18, caching=True),
     Case("watermark, null block", rows=32, token_budget=128, kv_blocks=59, watermark=0.1),
 ]
 
@@ -131,7 +139,12 @@ def ours(case: Case, trace: Sequence[Asked], counts: str) -> Steps:
     rules: dict[str, Any] = {"kv_reservation": "demand", "watermark": case.watermark}
     rules |= {"budget_counts": counts} | ({"prefix_caching": True} if case.caching else {})
     mine = scheduler.build(build("dynamic", {"model": "fake", **limits, **pool, **rules}, {}))
-    served = [Inference(asked.prompt, len(asked.completion)) for asked in trace]
+    served = [
+        Inference(
+            a.prompt, len(a.completion), keys=block_keys(a.prompt, BLOCK) if case.caching else None
+        )
+        for a in trace
+    ]
     steps = Steps()
 
     def planned(now: float, iteration: Iteration) -> None:
@@ -217,18 +230,38 @@ def theirs(case: Case, trace: Sequence[Asked]) -> Steps:
     return steps
 
 
-def compare(mine: Sequence[Step], its: Sequence[Step], case: Case) -> tuple[int, str | None]:
+def shares_within(step: Step, trace: Sequence[Asked]) -> bool:
+    """Whether somebody who joins has blocks that another row computes in the same iteration."""
+    for request, cached in step.cached.items():
+        its = [*trace[request].prompt, *trace[request].completion]
+        for other, (start, n) in step.rows.items():
+            last = min(cached, (start + n) // BLOCK * BLOCK)  # of the blocks that are full then
+            theirs = [*trace[other].prompt, *trace[other].completion]
+            if other != request and last > start and its[:last] == theirs[:last]:
+                return True
+    return False
+
+
+def compare(
+    mine: Sequence[Step], its: Sequence[Step], case: Case, trace: Sequence[Asked]
+) -> tuple[int, str | None]:
     """How many iterations are equal before the first that is not, and what differs there.
 
-    BUDGET: ours computes more tokens than that, since it does not count decoded ones. WATERMARK:
-    who joins differs, and the null block makes vLLM's watermark a block larger. Else the first of
-    KINDS, and "end" if one goes on where the other is done.
+    BUDGET: ours computes more tokens than that, since it does not count decoded ones. SAME: vLLM
+    gives a block its hash before it is computed, ours once it is. EVICTED: who joins finds more
+    with ours, where rows that run take blocks after that, and not before. WATERMARK: who joins
+    differs, and the null block makes vLLM's watermark a block larger. Else the first of KINDS, and
+    "end" if one goes on where the other is done.
     """
     for i, (first, second) in enumerate(zip(mine, its)):
         if first == second:
             continue
         if sum(first.chunks.values()) > case.token_budget:
             return i, BUDGET
+        if case.caching and shares_within(second, trace):
+            return i, SAME
+        if any(first.cached.get(request, 0) > n for request, n in second.cached.items()):
+            return i, EVICTED
         kind = next(kind for kind in KINDS if getattr(first, kind) != getattr(second, kind))
         blocks = [int(case.watermark * n) for n in (case.kv_blocks, case.kv_blocks + 1)]
         return i, WATERMARK if kind == "admitted" and blocks[0] < blocks[1] else kind
@@ -249,7 +282,7 @@ def study(case: Case, seeds: int) -> dict[str, Any]:
             held["preempted"] += len(step.preempted)
             held["cached tokens"] += sum(step.cached.values())
         for rule, found in rules.items():
-            equal, kind = compare(ours(case, trace, rule), its, case)
+            equal, kind = compare(ours(case, trace, rule), its, case, trace)
             found["equal"] += equal
             found["kinds"][kind or "none"] += 1
     return {"case": asdict(case), "traces": seeds, "theirs": held, "ours": rules}

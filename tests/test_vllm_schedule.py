@@ -14,7 +14,10 @@ import pytest
 from benchmarks import vllm_schedule
 from benchmarks.vllm_schedule import (
     BUDGET,
+    EVICTED,
+    SAME,
     WATERMARK,
+    Asked,
     Case,
     Step,
     Steps,
@@ -66,22 +69,43 @@ def test_a_schedule_says_who_joined_who_gave_way_and_what_was_computed() -> None
     ],
 )  # fmt: skip
 def test_a_planted_difference_is_named_and_placed(plant: Callable[[Step], Step], kind: str) -> None:
-    steps = ours(CASE, draw(0, 30), "all")
+    trace = draw(0, 30)
+    steps = ours(CASE, trace, "all")
     place = next(i for i, step in enumerate(steps) if step.admitted and i > 20)
     other = [*steps[:place], plant(steps[place]), *steps[place + 1 :]]
-    assert compare(steps, steps, CASE) == (len(steps), None)
-    assert compare(steps, other, CASE) == (place, kind)
-    assert compare(steps, steps[:-1], CASE) == (len(steps) - 1, "end")
+    assert compare(steps, steps, CASE, trace) == (len(steps), None)
+    assert compare(steps, other, CASE, trace) == (place, kind)
+    assert compare(steps, steps[:-1], CASE, trace) == (len(steps) - 1, "end")
 
 
 def test_the_rules_that_are_known_to_differ_have_names() -> None:
     trace = draw(0, 30)
-    equal, kind = compare(ours(CASE, trace, "prefill"), ours(CASE, trace, "all"), CASE)
+    equal, kind = compare(ours(CASE, trace, "prefill"), ours(CASE, trace, "all"), CASE, trace)
     assert kind == BUDGET and 0 < equal < 30
     case = Case("watermark", rows=32, token_budget=128, kv_blocks=59, watermark=0.1)
     more = replace(case, watermark=6 / 59)
     trace = draw(0)
-    assert compare(ours(case, trace, "all"), ours(more, trace, "all"), case)[1] == WATERMARK
+    assert compare(ours(case, trace, "all"), ours(more, trace, "all"), case, trace)[1] == WATERMARK
+
+
+def test_blocks_of_the_same_iteration_and_evicted_ones_have_names() -> None:
+    """Two requests with a prompt of 40 tokens in common: the second finds two blocks of 16."""
+    prompt = list(range(40))
+    trace = [Asked(0.0, prompt, [1, 2]), Asked(0.0, prompt, [1, 2])]
+    alone = Step(0.0, {0: (0, 40)}, {0}, set())
+    missed = Step(0.0, {0: (0, 40), 1: (0, 40)}, {0, 1}, set())
+    at_once = Step(0.0, {0: (0, 40), 1: (32, 8)}, {0, 1}, set())
+    case = replace(CASE, token_budget=256, caching=True)
+    assert compare([missed], [at_once], case, trace) == (0, SAME)
+    joins = [Step(1.0, {1: (cached, 40 - cached)}, {1}, set()) for cached in (32, 16)]
+    assert compare([alone, joins[0]], [alone, joins[1]], case, trace) == (1, EVICTED)
+    assert compare([alone, joins[1]], [alone, joins[0]], case, trace) == (1, "cached")
+
+
+def test_with_caching_ours_finds_what_began_alike() -> None:
+    trace = draw(0, 30)
+    cached = [sum(step.cached.values()) for step in ours(replace(CASE, caching=True), trace, "all")]
+    assert sum(cached) > 200
 
 
 def test_the_table_has_counts_and_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
