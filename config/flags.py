@@ -113,6 +113,10 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
         config = Config(**resolve({**values, **flags, "mode": mode}))
         if config.device == "cpu" and (unused := [name for name in flags if name in ONLY_ON_GPU]):
             raise ConfigError(f"{flag(unused[0])} has no meaning on a CPU; leave it out")
+        if config.order == "prefix" and not config.prefix_caching:
+            raise ConfigError(
+                "--order prefix goes by what the prefix cache holds; add --prefix-caching"
+            )
         if flags.get("enforce_eager") and (
             config.attention != "triton" or config.generator != "cached"
         ):

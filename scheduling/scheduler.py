@@ -149,7 +149,7 @@ class Scheduler:
             found=find,
             references=self.pool.references,
         )
-        plan = self.policy.plan(view)
+        plan = self.policy.plan(self.order.seen(view, self.policy.request_level))
         rows, holds = rows_of(plan, view, self.policy, self.running, self.waiting)
         for inference, _ in holds:  # first of all, before others take what was found
             if found.get(inference.id):

@@ -214,7 +214,7 @@ def test_any_workload_is_served_once_within_every_limit(
         if not policy.request_level:
             assert inference.answered_at == inference.token_times[-1]
     admitted = [inference.admitted_at or 0.0 for inference in inferences]
-    assert admitted == sorted(admitted), "somebody was overtaken"
+    assert not order.in_order or admitted == sorted(admitted), "somebody was overtaken"
     if policy.request_level:
         for group in groups:
             assert len({inference.admitted_at for inference in group}) == 1, "a group was split"

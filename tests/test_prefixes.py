@@ -26,7 +26,16 @@ from model import GPT2, KVCache
 from scheduling.blocks import BlockPool, block_keys
 from scheduling.errors import Cancelled, GenerationFailed
 from scheduling.inference import Inference, Sampling
-from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
+from scheduling.policies import (
+    Dynamic,
+    Fcfs,
+    NoBatching,
+    Order,
+    Policy,
+    Prefix,
+    Static,
+    Windowed,
+)
 from simulate import drive
 from tests.servers import metric, server
 from tests.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
@@ -244,6 +253,7 @@ def test_the_texts_are_those_without_caching(
                 n_blocks=n_blocks,
                 block_size=block_size,
                 prefix_caching=True,
+                order=Prefix() if spare == 1 else Fcfs(),
             )
             assert texts == expected, (block_size, spare)
             found_at_all += sum(ask.cached_tokens for ask in asks)
@@ -332,5 +342,94 @@ def test_settings() -> None:
     assert build("static", {"model": "demo", "prefix_caching": True}, {}).n_blocks > 32 * 32, (
         "it is what kv_cache_gb holds, and not what the rows can use"
     )
+    for argv, said in (
+        (["--order", "prefix"], "--order prefix goes by what the prefix cache holds; add --prefix"),
+        (["--prefix-window", "9"], "--prefix-window has no meaning without --order prefix"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parse(["dynamic", *argv], {}, dotenv=None)
     with pytest.raises(ConfigError, match="--prefix-caching has no meaning with --generator naive"):
         parse(["dynamic", "--prefix-caching", "--generator", "naive"], {}, dotenv=None)
+
+
+# A worked example of `--order prefix`: one row, blocks of four tokens, prompts of 36 of which all
+# but the last four are in common by letter, two kinds; 40 tokens an iteration.
+#
+#     request   arrives   kind
+#     A         0         1
+#     B         1         2
+#     C         1.5       1        its first 32 tokens are cached: it goes before B
+#     D         1.6       2
+def alike(kind: int, own: int) -> Inference:
+    return asked([kind] * 32 + [own] * 4)
+
+
+def served_by(order: Order, policy: Policy, **limits: Any) -> tuple[str, list[Inference]]:
+    """In which order A to D are admitted, those of one iteration together."""
+    limits = {"max_batch_size": 1, "token_budget": 40} | limits
+    scheduler = make_scheduler(policy, order=order, prefix_caching=True, **limits)
+    at = (0.0, 1.0, 1.5, 1.6)
+    inferences = [alike(1, 3), alike(2, 4), alike(1, 5), alike(2, 6)]
+    drive(scheduler, [(t, [i]) for t, i in zip(at, inferences)], lambda _: 2.0)
+    names = dict(zip("ABCD", inferences))
+    times = sorted({i.admitted_at for i in inferences if i.admitted_at is not None})
+    batches = [[n for n, i in names.items() if i.admitted_at == t] for t in times]
+    return " ".join("".join(batch) for batch in batches), inferences
+
+
+def test_who_has_the_longest_cached_prefix_goes_first() -> None:
+    assert served_by(Fcfs(), Dynamic())[0] == "A B C D"
+    order, inferences = served_by(Prefix(), Dynamic())
+    assert order == "A C B D"
+    assert [i.cached_tokens for i in inferences] == [0, 0, 32, 32]
+    assert served_by(Prefix(prefix_window=1), Dynamic())[0] == "A B C D"
+
+
+def test_of_those_that_would_compute_the_same_one_goes_and_the_others_wait_for_its_blocks() -> None:
+    """With rows and a budget for all B goes and D waits for its blocks; not if they are a batch, or
+    without hold-back.
+    """
+    limits = {"max_batch_size": 4, "token_budget": 100}
+    order, inferences = served_by(Prefix(), Dynamic(), **limits)
+    assert order == "A BC D"
+    assert [i.cached_tokens for i in inferences] == [0, 0, 32, 32]
+    order, inferences = served_by(Fcfs(), Dynamic(), **limits)
+    assert order == "A BCD"
+    assert [i.cached_tokens for i in inferences] == [0, 0, 32, 0]
+    assert served_by(Prefix(), Static(), **limits)[0] == "A BCD"
+
+
+def test_who_is_held_back_goes_when_the_first_has_left() -> None:
+    scheduler = make_scheduler(Dynamic(), order=Prefix(), token_budget=8, prefix_caching=True)
+    first, second = alike(1, 3), alike(1, 4)
+    scheduler.enqueue([first], 0.0)
+    scheduler.enqueue([second], 0.0)
+    for now in range(2):
+        iteration, _ = step(scheduler, float(now))
+        assert [row.inference for row in iteration.rows] == [first]
+    scheduler.fail([first], Cancelled("gone"), 2.0)
+    iteration, _ = step(scheduler, 2.0)
+    assert [(row.inference, row.start) for row in iteration.rows] == [(second, 16)]
+
+
+def test_completions_of_one_prompt_do_not_hold_each_other_back() -> None:
+    served = run(
+        Dynamic(), [Ask(0.0, prompt=41, tokens=2, content=1, n=2)], order=Prefix(),
+        prefix_caching=True,
+    )  # fmt: skip
+    assert {member.admitted_at for member in served.groups[0]} == {0.0}
+
+
+def test_a_request_is_never_split_by_its_window() -> None:
+    """Two prompts each, a window of two: B's second prompt follows its first before A."""
+    scheduler = make_scheduler(
+        Static(), order=Prefix(prefix_window=2), token_budget=100, prefix_caching=True
+    )
+    warm = asked([2] * 9)
+    scheduler.enqueue([warm], 0.0)
+    step(scheduler, 0.0)
+    a, b = [asked([1] * 9) for _ in range(2)], [asked([2] * 9) for _ in range(2)]
+    scheduler.enqueue(a, 1.0)
+    scheduler.enqueue(b, 2.0)
+    drive(scheduler, [], lambda _: 1.0)
+    assert [i.batch for i in (*b, *a)] == [1, 1, 2, 2]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from scheduling.policies.base import Account, Limits, Plan, Policy, View, setting
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.nobatch import NoBatching
-from scheduling.policies.orders import Fcfs, Order
+from scheduling.policies.orders import Fcfs, Order, Prefix
 from scheduling.policies.static import Static
 from scheduling.policies.windowed import Windowed
 
@@ -28,6 +28,7 @@ __all__ = [
     "Order",
     "Plan",
     "Policy",
+    "Prefix",
     "Static",
     "View",
     "Windowed",
@@ -43,6 +44,7 @@ MODES: dict[str, type[Policy]] = {
 }
 ORDERS: dict[str, type[Order]] = {
     "fcfs": Fcfs,
+    "prefix": Prefix,
 }
 Choice = TypeVar("Choice", Policy, Order)
 

@@ -64,7 +64,8 @@ def on_demand(
             gone.add(loser.id)
             plan.preempt.append(loser)
     spare = int(watermark * view.n_blocks)
-    for inference in view.waiting if not plan.preempt else ():
+    may_join = not plan.preempt and len(rows) < limits.max_batch_size
+    for inference in view.waiting if may_join else ():
         joined = len(rows) + len(plan.admit)
         if joined == limits.max_batch_size or not budget:
             break
