@@ -57,13 +57,11 @@ class Memory(BlockPool):
         self.free(inference.blocks)
         inference.blocks = []
 
-    def hash_computed(self, inference: Inference) -> None:
+    def hash_computed(self, inference: Inference, keys: list[bytes]) -> None:
         """Let the blocks that it has filled be found: now that they are computed and not before, so
         that an iteration that fails leaves nothing behind.
         """
-        keys, size = inference.keys, self.block_size
-        if keys is None:
-            return
+        size = self.block_size
         for i in range(inference.hashed, inference.computed // size):
             if len(keys) == i + 1:  # its completion's; its prompt's came with it
                 ids = [inference.token(position) for position in range(i * size, (i + 1) * size)]

@@ -39,7 +39,8 @@ def rows_of(
     if len(runs) > limits.max_batch_size:
         raise impossible(f"{len(runs)} rows are more than max_batch_size {limits.max_batch_size}")
     rows: list[Row] = []
-    charged = 0
+    size = limits.block_size
+    charged, counts_decoded = 0, policy.counts_decoded
     for inference, n in plan.run:
         if inference.id not in runs:
             raise impossible("only what runs can be computed")
@@ -48,16 +49,17 @@ def rows_of(
         if inference.is_over:
             rows.append(Row(inference, start, 1, mine, samples=True, idle=True))
             continue
-        cached = 0 if inference.keys is None else view.cached(inference)
-        start, uncomputed = start + cached, inference.uncomputed - cached
+        uncomputed, cached = inference.uncomputed, 0
+        if counts_decoded or uncomputed > 1 or not inference.tokens:
+            charged += n
+        if inference.keys is not None:
+            cached = view.cached(inference)
+            start, uncomputed = start + cached, uncomputed - cached
         if not 1 <= n <= uncomputed:
             raise impossible(f"{n} tokens of {uncomputed} uncomputed ones cannot be computed")
-        held = len(mine) * limits.block_size
-        if inference.id in holds:
-            held = holds[inference.id][1]
-        if cached or start + n > held:
+        if cached or start + n > len(mine) * size:
+            _, held = holds.get(inference.id, (inference, len(mine) * size))
             holds[inference.id] = (inference, max(held, start + n))
-        charged += n if policy.charged(inference) else 0
         again = min(n, inference.reached - start) if inference.reached > start else 0
         rows.append(Row(inference, start, n, mine, n == uncomputed, False, again))
     if len({row.inference.id for row in rows}) < len(rows):

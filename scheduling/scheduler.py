@@ -215,7 +215,8 @@ class Scheduler:
                     self._prompt_tokens += max(0, end - row.start - row.recomputed)
                 inference.recomputed_tokens += row.recomputed
             inference.computed += row.n_tokens
-            self.pool.hash_computed(inference)
+            if inference.keys is not None:
+                self.pool.hash_computed(inference, inference.keys)
             if token is not None:
                 self._completion_tokens += 1
                 inference.tokens.append(token)

@@ -150,11 +150,12 @@ class Policy:
         """What a user who chose these settings should know."""
         return []
 
-    def charged(self, inference: Inference) -> bool:
-        """Whether its next tokens count against `token_budget`; the scheduler checks that they keep
-        to it.
+    @property
+    def counts_decoded(self) -> bool:
+        """Whether decoded tokens count against `token_budget`, too; the scheduler checks that plans
+        keep to it.
         """
-        return prefills(inference)
+        return False
 
     def plan(self, view: View) -> Plan:
         raise NotImplementedError
@@ -165,47 +166,41 @@ def prefills(inference: Inference) -> bool:
     return not (inference.decodes or inference.is_over)
 
 
-def tokens_to_compute(
-    inference: Inference, view: View, token_budget: int, charged: Callable[[Inference], bool]
-) -> int:
-    """One of a row that the budget is not charged for; else what is uncomputed and not found, as
-    far as the budget goes. None while it waits for the first completion of its prompt.
+def tokens_to_compute(inference: Inference, view: View, token_budget: int) -> int:
+    """What is uncomputed and not found, as far as the budget goes; nothing while it waits for the
+    first completion of its prompt.
     """
-    if not charged(inference):
-        return 1
     if inference.awaits_leader(view.limits.block_size):
         return 0
     return min(inference.uncomputed - view.cached(inference), token_budget)
 
 
 def share_budget(
-    rows: Iterable[Inference], view: View, charged: Callable[[Inference], bool] = prefills
+    rows: Iterable[Inference], view: View, counts_decoded: bool = False
 ) -> list[tuple[Inference, int]]:
-    """Share the token budget among those that it is charged for, in row order: prompts, so that a
-    long one cannot stall the rows that decode, which get their one token each.
+    """Give rows that decode, or are idle, their one token, and share the token budget among prompts
+    in row order; with `counts_decoded` among all.
 
     A prompt longer than what is left is computed in chunks; a row that gets nothing sits this
-    iteration out.
+    iteration out. So a long prompt cannot stall the rows that decode.
     """
     run, budget = [], view.limits.token_budget
     for inference in rows:
-        n = tokens_to_compute(inference, view, budget, charged)
-        if n:
+        if not counts_decoded and (inference.decodes or inference.is_over):
+            run.append((inference, 1))
+        elif n := tokens_to_compute(inference, view, budget):
             run.append((inference, n))
-            budget -= n if charged(inference) else 0
+            budget -= n
     return run
 
 
 def start(
-    admit: Iterable[Inference],
-    view: View,
-    reason: str,
-    charged: Callable[[Inference], bool] = prefills,
+    admit: Iterable[Inference], view: View, reason: str, counts_decoded: bool = False
 ) -> Plan:
     """Admit these, each with blocks for its whole life (Orca), and compute all that run."""
     admitted = [(inference, inference.whole_life) for inference in admit]
     rows = chain(view.running, (inference for inference, _ in admitted))
-    run = share_budget(rows, view, charged)
+    run = share_budget(rows, view, counts_decoded)
     return Plan(admit=admitted, run=run, reason=reason if admitted else "")
 
 

@@ -19,16 +19,14 @@ VICTIMS: dict[Victim, Callable[[Sequence[Inference]], Inference]] = {
 }
 
 
-def on_demand(
-    view: View, victim: Victim, watermark: float, charged: Callable[[Inference], bool]
-) -> Plan:
+def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool) -> Plan:
     """Compute every row, the first in order first, and let requests join where blocks are left.
 
     A row whose next tokens need a block when none is free takes those of a victim, which may be
     itself. The first row in order is never one, so that somebody always progresses. Nobody joins in
     an iteration in which somebody gave way; else the head of the queue does if all that is known of
     it, prompt and what it had generated, fits besides the `watermark`, a share of all blocks that
-    admission leaves free while anything runs. `charged`: whose tokens the budget bounds.
+    admission leaves free while anything runs. `counts_decoded`: see share_budget.
     """
     limits, plan, account = view.limits, Plan(), Account(view)
     rows = sorted(view.running, key=lambda inference: inference.key)
@@ -36,8 +34,8 @@ def on_demand(
     gone: set[int] = set()
     budget = limits.token_budget
 
-    def cost(inference: Inference, n: int) -> int:
-        return n if charged(inference) else 0
+    def charged(inference: Inference) -> bool:
+        return counts_decoded or not inference.decodes
 
     def held(inference: Inference, n: int) -> int:
         """Tokens that it has KV blocks for once n more are computed."""
@@ -45,21 +43,22 @@ def on_demand(
 
     for inference in rows:
         while inference.id not in gone:
-            if not (n := tokens_to_compute(inference, view, budget, charged)):
+            n = tokens_to_compute(inference, view, budget) if charged(inference) else 1
+            if not n:
                 break
             tokens = held(inference, n)
             if tokens > len(inference.blocks) * limits.block_size:
                 account.take(inference, tokens)
             if account.free >= 0:
                 run[inference.id] = (inference, n)
-                budget -= cost(inference, n)
+                budget -= n if charged(inference) else 0
                 break
             account.undo(inference, tokens)
             loser = VICTIMS[victim]([row for row in rows[1:] if row.id not in gone])
             if loser.id in run:
                 _, its = run.pop(loser.id)
                 account.undo(loser, held(loser, its))
-                budget += cost(loser, its)
+                budget += its if charged(loser) else 0
             account.give_up(loser)
             gone.add(loser.id)
             plan.preempt.append(loser)
@@ -74,7 +73,7 @@ def on_demand(
         account.undo(inference, inference.uncomputed)
         if not fits:
             break
-        n = tokens_to_compute(inference, view, budget, charged)
+        n = tokens_to_compute(inference, view, budget)
         account.take(inference, held(inference, n))
         plan.admit.append((inference, held(inference, n)))
         if n:

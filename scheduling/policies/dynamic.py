@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduling.inference import Inference
-from scheduling.policies.base import Account, Plan, Policy, View, prefills, setting, start
+from scheduling.policies.base import Account, Plan, Policy, View, setting, start
 from scheduling.policies.demand import Victim, on_demand
 
 DEMAND = ("kv_reservation", "demand")
@@ -39,12 +39,13 @@ class Dynamic(Policy):
         "(decoded ones too, as in vLLM)",
     )
 
-    def charged(self, inference: Inference) -> bool:
-        return self.budget_counts == "all" or prefills(inference)
+    @property
+    def counts_decoded(self) -> bool:
+        return self.budget_counts == "all"
 
     def plan(self, view: View) -> Plan:
         if self.kv_reservation == "demand":
-            return on_demand(view, self.victim, self.watermark, self.charged)
+            return on_demand(view, self.victim, self.watermark, self.counts_decoded)
         admit: list[Inference] = []
         rows, account = view.limits.max_batch_size - len(view.running), Account(view)
         for inference in view.waiting if rows else ():
@@ -54,4 +55,4 @@ class Dynamic(Policy):
             admit.append(inference)
             if len(admit) == rows:
                 break
-        return start(admit, view, "join", self.charged)
+        return start(admit, view, "join", self.counts_decoded)
