@@ -2,7 +2,8 @@
 
     python -m benchmarks.scheduler [--rows 256] [--waiting 100000]
 
-Timed are enqueue, schedule and apply. The last line is JSON.
+Timed are enqueue, schedule and apply, and how long a prompt's keys take to hash, which happens
+before it is queued. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -11,42 +12,79 @@ import argparse
 import json
 import statistics
 import time
+from typing import Any
 
 from client.machine import stamp
 from config import MODES, build
 from scheduling import scheduler as scheduling
+from scheduling.blocks import block_keys
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference
 
 REPEATS = 100
+PROMPT = list(range(64))
+CACHING = {"prefix_caching": True}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{mode: (mode, {}) for mode in MODES},
+    "demand": ("dynamic", {"kv_reservation": "demand"}),
+    "caching": ("dynamic", CACHING),
+    "demand, caching": ("dynamic", {"kv_reservation": "demand"} | CACHING),
+    "prefix": ("dynamic", {"order": "prefix"} | CACHING),
+}
 
 
-def measure(mode: str, rows: int, waiting: int) -> dict[str, float]:
-    """Medians: ms of an iteration's schedule and apply, µs of an enqueue behind all that wait."""
-    settings = {"model": "fake", "max_batch_size": str(rows), "max_waiting": str(waiting + REPEATS)}
-    scheduler = scheduling.build(build(mode, settings, {}))
-    scheduler.enqueue([Inference([1] * 10, REPEATS + 10) for _ in range(rows)], 0.0)
+def measure(variant: str, rows: int, waiting: int) -> dict[str, float]:
+    """Medians: ms of an iteration's schedule and apply, µs of an enqueue behind all that wait.
+
+    With caching all prompts begin alike. With `prefix` a row is free and no block, so that it looks
+    whom to take in every iteration.
+    """
+    mode, own = VARIANTS[variant]
+    looks = "order" in own
+    settings = {"model": "fake", "max_batch_size": rows + looks, "max_waiting": waiting + REPEATS}
+    scheduler = scheduling.build(build(mode, settings | own, {}))
+
+    def asked(tokens: int) -> Inference:
+        keys = block_keys(PROMPT, 16) if "prefix_caching" in own else None
+        return Inference(PROMPT, tokens, keys=keys)
+
+    def iterate(now: float) -> tuple[float, float, int]:
+        start = time.perf_counter()
+        iteration, _ = scheduler.schedule(now)
+        planned = time.perf_counter()
+        scheduler.apply(iteration, [1] * sum(row.samples for row in iteration.rows), now)
+        return planned - start, time.perf_counter() - planned, len(iteration.rows)
+
+    scheduler.enqueue([asked(2 * REPEATS + 10) for _ in range(rows)], 0.0)
+    for step in range(REPEATS):  # until all have their prompts
+        iterate(float(step))
+    if looks:
+        scheduler.pool.allocate(scheduler.pool.free_blocks)
     for _ in range(waiting):
-        scheduler.enqueue([Inference([1] * 10, 100)], 0.0)
-    plan, apply, enqueue = [], [], []
-    for inference in [Inference([1] * 10, 100) for _ in range(REPEATS)]:
+        scheduler.enqueue([asked(100)], 0.0)
+    enqueue = []
+    for inference in [asked(100) for _ in range(REPEATS)]:
         start = time.perf_counter()
         scheduler.enqueue([inference], 0.0)
         enqueue.append(time.perf_counter() - start)
         scheduler.fail([inference], Cancelled("it was measured"), 0.0)
-    for step in range(REPEATS):
-        start = time.perf_counter()
-        iteration, _ = scheduler.schedule(1.0 + step)
-        planned = time.perf_counter()
-        scheduler.apply(iteration, [1] * sum(row.samples for row in iteration.rows), 1.0 + step)
-        plan.append(planned - start)
-        apply.append(time.perf_counter() - planned)
+    plan, apply, computed = zip(*(iterate(float(REPEATS + step)) for step in range(REPEATS)))
     return {
         "enqueue_us": 1e6 * statistics.median(enqueue),
         "plan_ms": 1e3 * statistics.median(plan),
         "apply_ms": 1e3 * statistics.median(apply),
-        "rows": len(iteration.rows),
+        "rows": max(computed),
     }
+
+
+def hashing_us() -> float:
+    """Median µs a token of a prompt's keys."""
+    ids, seconds = list(range(1024)), []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        block_keys(ids, 16)
+        seconds.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(seconds) / len(ids)
 
 
 def main() -> None:
@@ -58,16 +96,17 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=100_000)
     options = parser.parse_args()
     results: dict[str, dict[str, dict[str, float]]] = {}
-    for mode in MODES:
+    for variant in VARIANTS:
         for waiting in (0, options.waiting):
-            found = measure(mode, 1 if mode == "nobatch" else options.rows, waiting)
-            results.setdefault(mode, {})[f"{waiting} waiting"] = found
+            found = measure(variant, 1 if variant == "nobatch" else options.rows, waiting)
+            results.setdefault(variant, {})[f"{waiting} waiting"] = found
             print(
-                f"{mode:9} {found['rows']:4} rows, {waiting:7,} waiting: "
+                f"{variant:15} {found['rows']:4} rows, {waiting:7,} waiting: "
                 f"enqueue {found['enqueue_us']:.1f} µs, plan {found['plan_ms']:.3f} ms, "
                 f"apply {found['apply_ms']:.3f} ms"
             )
-    print(json.dumps({"modes": results} | stamp()))
+    print(f"hashing: {hashing_us():.2f} µs a token")
+    print(json.dumps({"variants": results, "hashing_us": hashing_us()} | stamp()))
 
 
 if __name__ == "__main__":

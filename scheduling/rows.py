@@ -52,7 +52,7 @@ def rows_of(
         uncomputed, cached = inference.uncomputed, 0
         if counts_decoded or uncomputed > 1 or not inference.tokens:
             charged += n
-        if inference.keys is not None:
+        if uncomputed > 1 and inference.keys is not None:  # its last token is always computed
             cached = view.cached(inference)
             start, uncomputed = start + cached, uncomputed - cached
         if not 1 <= n <= uncomputed:

@@ -202,7 +202,7 @@ class Scheduler:
 
     def apply(self, iteration: Iteration, ids: Sequence[int], now: float) -> list[Inference]:
         """Take the sampled ids; return the inferences that are to be answered."""
-        sampled = iter(ids)
+        sampled, size = iter(ids), self.limits.block_size
         for row in iteration.rows:
             token = next(sampled) if row.samples else None
             inference = row.inference
@@ -215,7 +215,7 @@ class Scheduler:
                     self._prompt_tokens += max(0, end - row.start - row.recomputed)
                 inference.recomputed_tokens += row.recomputed
             inference.computed += row.n_tokens
-            if inference.keys is not None:
+            if inference.keys is not None and inference.computed >= (inference.hashed + 1) * size:
                 self.pool.hash_computed(inference, inference.keys)
             if token is not None:
                 self._completion_tokens += 1

@@ -300,8 +300,9 @@ def test_planning_is_measured_with_and_without_a_queue(
 ) -> None:
     found = last_line(scheduler.main, ["--rows", "8", "--waiting", "50"], monkeypatch, capsys)
     assert (
-        found["modes"]["dynamic"]["50 waiting"]["rows"] == 8
-        and found["modes"]["nobatch"]["0 waiting"]["rows"] == 1
+        found["variants"]["dynamic"]["50 waiting"]["rows"] == 8
+        and found["variants"]["prefix"]["50 waiting"]["rows"] == 8
+        and found["variants"]["nobatch"]["0 waiting"]["rows"] == 1
     )
 
 

@@ -179,6 +179,22 @@ def test_followers_go_on_without_a_first_that_has_left() -> None:
         assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
 
 
+def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
+    """It may wait for the very blocks that they have; 5 blocks hold one of them and no more."""
+    scheduler = make_scheduler(
+        Dynamic(kv_reservation="demand", watermark=0.0),
+        max_batch_size=2,
+        n_blocks=5,
+        token_budget=8,
+    )
+    first, other = Ask(0.0, prompt=10, tokens=9, content=1, n=2).group(4)
+    scheduler.enqueue([first, other], 0.0)
+    step(scheduler, 0.0)
+    scheduler._preempt(first, 1.0)
+    drive(scheduler, [], lambda _: 1.0)
+    assert [len(member.tokens) for member in (first, other)] == [9, 9]
+
+
 @pytest.mark.parametrize(
     "policy", [Static(), Dynamic(), Dynamic(kv_reservation="demand", watermark=0.0)], ids=str
 )
