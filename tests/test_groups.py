@@ -180,19 +180,21 @@ def test_followers_go_on_without_a_first_that_has_left() -> None:
 
 
 def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
-    """It may wait for the very blocks that they have; 5 blocks hold one of them and no more."""
-    scheduler = make_scheduler(
-        Dynamic(kv_reservation="demand", watermark=0.0),
-        max_batch_size=2,
-        n_blocks=5,
-        token_budget=8,
-    )
-    first, other = Ask(0.0, prompt=10, tokens=9, content=1, n=2).group(4)
+    """It may itself wait for the blocks that they have, and then nobody would go on."""
+    demand = Dynamic(kv_reservation="demand", watermark=0.0)
+    scheduler = make_scheduler(demand, n_blocks=20, token_budget=4)
+    first, other = Ask(0.0, prompt=10, tokens=20, content=1, n=2).group(4)
     scheduler.enqueue([first, other], 0.0)
-    step(scheduler, 0.0)
-    scheduler._preempt(first, 1.0)
-    drive(scheduler, [], lambda _: 1.0)
-    assert [len(member.tokens) for member in (first, other)] == [9, 9]
+    for now in range(14):
+        step(scheduler, float(now))
+    scheduler._preempt(other, 14.0)
+    scheduler.forget_prefixes()
+    step(scheduler, 14.0)
+    assert other.computed == 4, "it has recomputed a part"
+    scheduler._preempt(first, 15.0)
+    scheduler.pool.allocate(scheduler.pool.free_blocks - 3)
+    iteration, _ = scheduler.schedule(15.0)
+    assert [row.inference for row in iteration.rows] == [other]
 
 
 @pytest.mark.parametrize(
