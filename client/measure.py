@@ -99,8 +99,12 @@ def measure(
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is
     `partial`, and has what ended.
+
+    A server of ours begins it with nothing counted and an empty prefix cache, so that it finds what
+    this trace computed and not what an earlier one did.
     """
     if target.ours:
+        post(f"{target.url}/reset_prefix_cache", key=target.key)
         post(f"{target.url}/stats/reset", key=target.key)
     partial, counting = False, _Counting(watch)
     try:
