@@ -76,6 +76,7 @@ DEFINITIONS = {
     "recomputed_rows": "rows that computed tokens once more, after a preemption",
     "recomputed_tokens": "tokens computed once more, after a preemption",
     "cached_tokens": "prompt tokens found in the prefix cache, and not computed again",
+    "cached_fraction": "cached_tokens / prompt tokens, of answered requests",
     "preemptions": "times that a request gave its KV blocks up and waited again",
     "preempted_s": "seconds that it waited again; they lie inside ttft, decode time and gaps",
     "kv_blocks": "KV blocks in the pool",

@@ -32,7 +32,7 @@ from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time, summarise
 LEAST_BURST = 16
 ENGINE = (
     "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
-    *(f"{kind}_rows" for kind in ROW_KINDS),
+    "cached_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),
 )  # fmt: skip
 
 
@@ -99,8 +99,12 @@ def measure(
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is
     `partial`, and has what ended.
+
+    A server of ours begins it with nothing counted and an empty prefix cache, so that it finds what
+    this trace computed and not what an earlier one did.
     """
     if target.ours:
+        post(f"{target.url}/reset_prefix_cache", key=target.key)
         post(f"{target.url}/stats/reset", key=target.key)
     partial, counting = False, _Counting(watch)
     try:
@@ -177,6 +181,8 @@ def _engine(
         "server": engine,
         "config": get(target.url, key=target.key)["config"],
     }
+    prompt_tokens = engine["total_input_tokens"]
+    found["cached_fraction"] = engine["cached_tokens"] / prompt_tokens if prompt_tokens else None
     found["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)
     config = found["config"]
     if MODES[config["mode"]].request_level and not config["compact_batches"]:

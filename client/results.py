@@ -83,6 +83,8 @@ KEYS = {key.name: key for key in (
     Key("recomputed_rows", "summary"),
     Key("preemptions", "point", "preemptions", rare=True),
     Key("recomputed_tokens", "point", "recomputed tokens", rare=True),
+    Key("cached_tokens", "point", "prompt tokens found cached", rare=True),
+    Key("cached_fraction", "point", "prompt tokens found cached, %", 100, rare=True),
     Key("latency_line", "summary"),
     Key("littles_law", "summary"),
     Key("partial", "summary"),
@@ -95,8 +97,8 @@ KEYS = {key.name: key for key in (
 # of our own servers alone: what they say of their iterations, and what follows from that
 OURS = (
     "useful_fraction", "occupancy", "largest_batch", "live_rows", "idle_rows", "padding_rows",
-    "recomputed_rows", "preemptions", "recomputed_tokens", "expected_useful_fraction",
-    "littles_law",
+    "recomputed_rows", "preemptions", "recomputed_tokens", "cached_tokens", "cached_fraction",
+    "expected_useful_fraction", "littles_law",
 )  # fmt: skip
 
 

@@ -313,6 +313,19 @@ def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream
     assert result["server"]["total_input_tokens"] == 24 * 68 == result["total_input_tokens"]
 
 
+def test_each_measured_run_begins_with_an_empty_cache() -> None:
+    """One after another, so that what is found does not hang on who comes when: of 68 tokens the
+    first of each kind finds nothing, and the others 48.
+    """
+    with server("nobatch", {"model": "fake", "prefix_caching": True}) as url:
+        target = Target("cached", url, wire("inference"))
+        results = [measure(target, prompts(9), {}, 60.0, Watch())[0] for _ in range(2)]
+    for result in results:
+        assert (result["failed"], result["server"]["total_input_tokens"]) == (0, 9 * 68)
+        assert result["cached_tokens"] == 6 * 48
+        assert result["cached_fraction"] == pytest.approx(6 * 48 / (9 * 68))
+
+
 def ask(url: str, request: Request, **more: Any) -> dict[str, Any]:
     found: dict[str, Any] = post(f"{url}/inference", request.body() | more)
     return found

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from client import runs
 from client.options import Variant, parse
+from client.report import report
 from config import ConfigError
 from tests.programs import ran
 
@@ -133,3 +135,36 @@ def test_variants_of_a_mode_are_measured_side_by_side(tmp_path: Path) -> None:
         "- narrow: dynamic, max_batch_size 2" in report
         and "max_batch_size" not in report.split("settings: ")[1].split("\n")[0]
     )
+
+
+FOUND = "prompt tokens found cached"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_a_prefix_cache_found_stands_in_the_report_where_there_is_one(tmp_path: Path) -> None:
+    asked = ["--model", "fake", "--prefixes", "4:64:1", "--numsamples", "30", "--arrival"]
+    asked += ["poisson:200", "--lengths", "fixed:4", "--skip-calibration"]
+    plain = ["--variant", "plain=dynamic"]
+    cached = ["--variant", "cached=dynamic --prefix-caching"]
+    done = ran("client.compare", *asked, *plain, *cached, "--out", str(tmp_path / "both"))
+    assert done.returncode == 0, done.stderr
+    saved = json.loads((tmp_path / "both" / "summary.json").read_text())["variants"]
+    found, computed = saved["cached"]["cached_tokens"], saved["plain"]["cached_tokens"]
+    assert computed == 0 < found and found % 16 == 0
+    text = (tmp_path / "both" / "report.md").read_text()
+    assert f"| {FOUND} | {FOUND}, % |" in text
+    share = f"{100 * saved['cached']['cached_fraction']:.0f}"
+    for name, cells in (("plain", "| 0 | 0 |"), ("cached", f"| {found:,} | {share} |")):
+        [row] = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+        assert cells in row, row
+    assert "plain: dynamic, prefix_caching False" in text, "and which is which"
+    done = ran("client.compare", *asked, *plain, "--out", str(tmp_path / "one"))
+    assert done.returncode == 0, done.stderr
+    assert FOUND not in (tmp_path / "one" / "report.md").read_text().split("## Definitions")[0]
+    older = tmp_path / "both" / "summary.json"  # of a version that knew no prefix cache
+    summary = json.loads(older.read_text())
+    for told in summary["variants"].values():
+        del told["cached_tokens"], told["cached_fraction"]
+    older.write_text(json.dumps(summary))
+    text = report.contents(runs.load(tmp_path / "both"))
+    assert FOUND not in text.split("## Definitions")[0]
