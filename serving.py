@@ -167,14 +167,13 @@ class Server:
         seeds = iter(self._seeds(seed, len(prompts) * n))
         timeout_s = timeout_s or config.request_timeout_s
         deadline = None if timeout_s is None else self.manager.clock() + timeout_s
-        # completions of one prompt share its blocks in any case; without a prefix cache nobody else
-        # finds them
-        salt = cache_salt if config.prefix_caching else secrets.token_hex()
         group: list[Inference] = []
         for ids in prompts:
             keys = None
-            if config.prefix_caching or n > 1:
-                keys = block_keys(ids, config.block_size, salt)
+            if config.prefix_caching:
+                keys = block_keys(ids, config.block_size, cache_salt)
+            elif n > 1:  # they share their prompt's blocks all the same, and nobody else finds them
+                keys = block_keys(ids, config.block_size, secrets.token_hex())
             leader = None
             for _ in range(n):
                 member = Inference(

@@ -78,6 +78,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._manager = manager
         self._max_batch_size = config.max_batch_size
+        # else what is looked for is completions of one prompt
+        self._caches = config.prefix_caching
         self._labels = {"model_name": config.model_name, "mode": config.mode}
 
         def histogram(name: str, meaning: str, buckets: Sequence[float] = SECONDS) -> Histogram:
@@ -201,13 +203,13 @@ class Metrics:
             CounterMetricFamily,
             "vllm:prefix_cache_queries",
             "prompt tokens looked for in the prefix cache",
-            now.prefix_queries,
+            now.prefix_queries if self._caches else 0,
         )
         yield one(
             CounterMetricFamily,
             "vllm:prefix_cache_hits",
             "prompt tokens found in the prefix cache",
-            now.prefix_hits,
+            now.prefix_hits if self._caches else 0,
         )
         yield one(
             CounterMetricFamily,

@@ -80,6 +80,7 @@ class RequestLog:
         return {
             "id": i.id,
             "group": i.group,
+            "leader": i.leader.id if i.leader else None,  # whose prompt this one shares
             "user": i.user,
             "mode": self._mode,
             "state": i.state.value,

@@ -9,6 +9,7 @@ import heapq
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 
 def next_key(key: bytes, ids: Sequence[int]) -> bytes:
@@ -24,28 +25,26 @@ def block_keys(ids: Sequence[int], block_size: int, salt: str = "") -> list[byte
 
     Equal keys mean equal tokens from the first on, and equal salts.
     """
-    keys = [hashlib.sha256(salt.encode()).digest()]
+    first = hashlib.sha256(salt.encode()).digest()
+    keys = [hashlib.sha256(first).digest()]  # of 32 bytes, which no block's is: nor can a salt be
     for end in range(block_size, len(ids) + 1, block_size):
         keys.append(next_key(keys[-1], ids[end - block_size : end]))
     return keys
 
 
 class BlockPool:
-    """KV blocks by reference count. A full one can be found by the key of what it holds.
-
-    keeps: one that nobody refers to can still be found until it is needed for something else, the
-    one unused for longest first; else it is forgotten.
+    """KV blocks by reference count. A full one can be found by the key of what it holds, also when
+    nobody refers to it, until it is needed for something else: the one unused for longest first.
 
     Free blocks that hold nothing are sorted ranges, so that a request gets consecutive ones when
     there are any: the plain PyTorch attention reads a row's keys and values as one slice then,
     without gathering them.
     """
 
-    def __init__(self, n_blocks: int, keeps: bool = False):
+    def __init__(self, n_blocks: int):
         self.n_blocks = n_blocks
         self.free_blocks = n_blocks  # those kept, too
         self.references = [0] * n_blocks  # of each block
-        self._keeps = keeps
         self._ranges = [(0, n_blocks)]  # (first, end), disjoint, sorted, never touching
         self._found: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}  # the inverse
@@ -61,7 +60,8 @@ class BlockPool:
         short = n - (self.free_blocks - len(self._kept))
         if short > 0:
             evicted = [self._kept.popitem(last=False)[0] for _ in range(short)]
-            self._forget(evicted)
+            for block in evicted:
+                del self._found[self._keys.pop(block)]
             self._give_back(evicted)
         self.free_blocks -= n
         taken = self._take(n)
@@ -87,12 +87,11 @@ class BlockPool:
             if self.references[block]:
                 continue
             self.free_blocks += 1
-            if self._keeps and block in self._keys:
+            if block in self._keys:
                 self._kept[block] = None
             else:
                 blank.append(block)
         if blank:
-            self._forget(blank)
             self._give_back(blank)
 
     def name(self, block: int, key: bytes) -> None:
@@ -116,14 +115,12 @@ class BlockPool:
         """Nothing that was computed so far can be found any more."""
         self._found.clear()
         self._keys.clear()
-        kept = list(self._kept)
         self._kept.clear()
-        self._give_back(kept)
-
-    def _forget(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            if (key := self._keys.pop(block, None)) is not None:
-                del self._found[key]
+        self._ranges.clear()  # anew, since merging a whole pool into them takes long
+        for used, blocks in groupby(range(self.n_blocks), key=lambda b: self.references[b] > 0):
+            if not used:
+                first, *others = blocks
+                self._ranges.append((first, first + 1 + len(others)))
 
     def _take(self, n: int) -> list[int]:
         for i, (first, end) in enumerate(self._ranges):

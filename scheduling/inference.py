@@ -119,13 +119,14 @@ class Inference:
         return generated > 0 and self.computed == len(self.prompt_ids) + generated - 1
 
     def awaits_leader(self, block_size: int) -> bool:
-        """The first completion of its prompt is about to compute full blocks that it can share. One
-        that had to give way may be waiting for this one's blocks, and is not waited for.
+        """The first completion of its prompt is about to compute full blocks that it will share.
+        One that had to give way may be waiting for this one's blocks, and is not waited for.
         """
         leader = self.leader
         if leader is None or leader.answered_at is not None or leader.preempted_at is not None:
             return False
-        return leader.computed < (len(self.prompt_ids) - 1) // block_size * block_size
+        shared = (len(self.prompt_ids) - 1) // block_size * block_size
+        return self.computed < shared and leader.computed < shared
 
     @property
     def is_over(self) -> bool:

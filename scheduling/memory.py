@@ -14,13 +14,12 @@ class Memory(BlockPool):
     """A pool that knows whose its blocks are.
 
     Who has keys shares full blocks, and only reads those (vLLM's prefix caching; Kwon et al., SOSP
-    2023, section 4.4). prefix_caching: they can still be found once nobody has them.
+    2023, section 4.4).
     """
 
-    def __init__(self, n_blocks: int, block_size: int, prefix_caching: bool = False):
-        super().__init__(n_blocks, keeps=prefix_caching)
+    def __init__(self, n_blocks: int, block_size: int):
+        super().__init__(n_blocks)
         self.block_size = block_size
-        self.prefix_caching = prefix_caching
 
     def found_for(self, inference: Inference) -> list[int]:
         """The blocks that hold what it would compute next. Its last token is not looked for, since

@@ -45,8 +45,7 @@ class Scheduler:
 
     A state machine without thread, lock or clock; every method that needs the time is told it.
     `decoder_batch_sizes`: an iteration of decode rows alone is filled up with padding rows to the
-    smallest of them that holds it; none: it is as large as its rows. `prefix_caching`: KV blocks
-    stay findable, by inferences that have keys, when nobody has them any more.
+    smallest of them that holds it; none: it is as large as its rows.
     """
 
     def __init__(
@@ -58,14 +57,13 @@ class Scheduler:
         n_blocks: int,
         max_in_flight: int,
         decoder_batch_sizes: Sequence[int] = (),
-        prefix_caching: bool = False,
     ):
         self.policy = policy
         self.order = order
         self.limits = limits
         self.max_in_flight = max_in_flight
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
-        self.pool = Memory(n_blocks, limits.block_size, prefix_caching)
+        self.pool = Memory(n_blocks, limits.block_size)
         self.waiting: SortedDict[int, Inference] = SortedDict()  # by arrival
         self.running: dict[int, Inference] = {}
         self._queue: SortedDict[tuple[Any, ...], Inference] = SortedDict()  # who waits, by key
@@ -179,7 +177,7 @@ class Scheduler:
         if inference.admitted_at is None:
             inference.admitted_at = now
             inference.batch, inference.position = self._batches, len(self.running)
-            if self.pool.prefix_caching and inference.leader is None:
+            if inference.keys is not None and inference.leader is None:
                 self._prefix_queries += len(inference.prompt_ids)
         inference.resume(now)
         self.running[inference.id] = inference
@@ -288,7 +286,7 @@ class Scheduler:
         """Make the pool as large as the engine's, before anything has run; return the requests that
         it can never hold.
         """
-        self.pool = Memory(n_blocks, self.limits.block_size, self.pool.prefix_caching)
+        self.pool = Memory(n_blocks, self.limits.block_size)
         groups: dict[int, list[Inference]] = {}
         for inference in self.waiting.values():
             groups.setdefault(
@@ -341,5 +339,4 @@ def build(settings: Any) -> Scheduler:
         n_blocks=settings.n_blocks,
         max_in_flight=settings.max_in_flight,
         decoder_batch_sizes=settings.decoder_batch_sizes,
-        prefix_caching=settings.prefix_caching,
     )

@@ -159,9 +159,12 @@ def test_the_worked_example_of_n() -> None:
         assert used[1:] == [5, 5], "two in common, and one each"
         assert served.scheduler.snapshot().prompt_tokens == 10, "a prompt counts once"
     served = run(NoBatching(), asks, token_budget=8)
-    assert [iteration.rows[0].n_tokens for _, iteration in served.iterations] == [8, 2, 1] * 3, (
-        "one after another, nothing is left to share without --prefix-caching"
-    )
+    alone = [iteration.rows[0].n_tokens for _, iteration in served.iterations]
+    assert alone == [8, 2, 1, 2, 1, 2, 1], "one after another they share, too"
+    single = [Ask(0.0, prompt=10, tokens=1, content=1, n=3)]
+    served = run(Dynamic(), single, max_batch_size=3, token_budget=8)
+    chunks = [[row.n_tokens for row in iteration.rows] for _, iteration in served.iterations]
+    assert chunks == [[8], [2, 2, 2]], "and when the first is done with its prompt"
 
 
 def test_followers_go_on_without_a_first_that_has_left() -> None:
@@ -195,6 +198,38 @@ def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
     scheduler.pool.allocate(scheduler.pool.free_blocks - 3)
     iteration, _ = scheduler.schedule(15.0)
     assert [row.inference for row in iteration.rows] == [other]
+
+
+@pytest.mark.parametrize(
+    ("asks", "limits"),
+    [
+        (
+            [Ask(0.0, 4, 8, content=1), Ask(1.0, 13, 10, content=2, n=4)],
+            {"max_batch_size": 4, "token_budget": 8, "n_blocks": 10},
+        ),
+        (
+            [Ask(0.0, 10, 6, content=1, n=3), Ask(1.0, 11, 13, content=1, n=3)],
+            {"max_batch_size": 6, "token_budget": 6, "n_blocks": 6},
+        ),
+    ],
+)
+def test_nobody_waits_for_ever_when_completions_give_way(
+    asks: list[Ask], limits: dict[str, Any]
+) -> None:
+    """They once waited for a first one that waited for their blocks, and nothing ran."""
+    policy = Dynamic("demand", victim="most_computed", watermark=0.2, budget_counts="all")
+    served = run(policy, asks, **limits)
+    assert all(member.state is State.FINISHED for group in served.groups for member in group)
+
+
+def test_equal_prompts_of_one_request_share_only_with_their_own_completions(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    client = client_of()
+    body = {"prompt": ["x" * 500] * 2, "num_tokens": 2, "n": 2}
+    assert answer(client, body)["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    told = client.get("/metrics").get_data(as_text=True)
+    assert 'vllm:prefix_cache_hits_total{mode="dynamic",model_name="fake"} 0.0' in told
 
 
 @pytest.mark.parametrize(

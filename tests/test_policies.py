@@ -127,7 +127,7 @@ ASKS = st.lists(
         tokens=st.integers(1, 12),
         rows=st.integers(1, 3),
         content=st.none() | st.integers(1, 2),
-        n=st.integers(1, 2),
+        n=st.sampled_from([1, 1, 2, 4]),
     ),
     max_size=25,
 ).map(lambda asks: sorted(asks, key=lambda ask: ask.at))
@@ -141,7 +141,6 @@ ASKS = st.lists(
     rows=st.integers(4, 6),
     budget=st.integers(1, 40),
     spare_blocks=st.integers(0, 40),
-    prefix_caching=st.booleans(),
 )
 def test_any_workload_is_served_once_within_every_limit(
     policy: Policy,
@@ -150,7 +149,6 @@ def test_any_workload_is_served_once_within_every_limit(
     rows: int,
     budget: int,
     spare_blocks: int,
-    prefix_caching: bool,
 ) -> None:
     seen_running: set[int] = set()
     prompts_computed: Counter[int] = Counter()
@@ -181,7 +179,8 @@ def test_any_workload_is_served_once_within_every_limit(
         seen_running.clear()
         seen_running.update(running)
 
-    largest_group = 6 * -(-(30 + 12) // 4)
+    longest = -(-(30 + 12) // 4)
+    least = 12 * longest if policy.request_level else longest
     served = run(
         policy,
         asks,
@@ -189,8 +188,7 @@ def test_any_workload_is_served_once_within_every_limit(
         order=order,
         max_batch_size=rows,
         token_budget=budget,
-        n_blocks=largest_group + spare_blocks,
-        prefix_caching=prefix_caching,
+        n_blocks=least + spare_blocks,
     )
     too_large = [
         group

@@ -72,8 +72,8 @@ def chunks(asks: Sequence[Ask], **limits: Any) -> list[list[int]]:
 def test_the_worked_example() -> None:
     alone = [Ask(ask.at, prompt=12, tokens=2) for ask in EXAMPLE]
     assert chunks(alone) == [[8], [4, 4], [1, 8], [1]]
-    assert chunks(EXAMPLE, prefix_caching=True) == [[8], [4, 4], [1, 1]]
-    served = run(Dynamic(), EXAMPLE, token_budget=8, prefix_caching=True)
+    assert chunks(EXAMPLE) == [[8], [4, 4], [1, 1]]
+    served = run(Dynamic(), EXAMPLE, token_budget=8)
     assert [member.cached_tokens for [member] in served.groups] == [0, 8]
     now = served.scheduler.snapshot()
     assert (now.prefix_queries, now.prefix_hits, now.prompt_tokens) == (24, 8, 24)
@@ -94,7 +94,7 @@ def test_what_is_found_is_what_was_computed_before_under_the_same_salt(
     """One after another, on a pool that holds everything: an oracle knows each full block by all
     that was computed up to its end, completions too; the last prompt token is always computed.
     """
-    scheduler = make_scheduler(NoBatching(), n_blocks=1000, prefix_caching=True)
+    scheduler = make_scheduler(NoBatching(), n_blocks=1000)
     computed: set[tuple[Any, ...]] = set()
     for ids, tokens, salt in asks:
         inference = asked(ids, tokens, salt)
@@ -111,13 +111,12 @@ def test_what_is_found_is_what_was_computed_before_under_the_same_salt(
 def test_a_prompt_of_whole_blocks_computes_its_last_one() -> None:
     served = run(
         Dynamic(), [Ask(0.0, prompt=8, content=1), Ask(1.0, prompt=8, content=1)],
-        prefix_caching=True,
     )  # fmt: skip
     assert [member.cached_tokens for [member] in served.groups] == [0, 4]
 
 
 def test_of_what_is_kept_the_longest_unused_goes_first_and_ends_before_beginnings() -> None:
-    pool = BlockPool(5, keeps=True)
+    pool = BlockPool(5)
     old, new = pool.allocate(3), pool.allocate(2)
     for block in (*old, *new):
         pool.name(block, bytes([block]))
@@ -130,7 +129,7 @@ def test_of_what_is_kept_the_longest_unused_goes_first_and_ends_before_beginning
 
 
 def test_who_is_found_again_is_used_again() -> None:
-    pool = BlockPool(2, keeps=True)
+    pool = BlockPool(2)
     for block in pool.allocate(2):
         pool.name(block, bytes([block]))
         pool.free([block])
@@ -142,7 +141,7 @@ def test_who_is_found_again_is_used_again() -> None:
 
 
 def test_blank_blocks_are_taken_before_anything_is_forgotten() -> None:
-    pool = BlockPool(4, keeps=True)
+    pool = BlockPool(4)
     [block] = pool.allocate(1)
     pool.name(block, b"key")
     pool.free([block])
@@ -150,7 +149,7 @@ def test_blank_blocks_are_taken_before_anything_is_forgotten() -> None:
 
 
 def test_an_iteration_that_fails_leaves_nothing_to_be_found() -> None:
-    scheduler = make_scheduler(Dynamic(), prefix_caching=True)
+    scheduler = make_scheduler(Dynamic())
     scheduler.enqueue([first := asked([1] * 8)], 0.0)
     scheduler.schedule(0.0)
     scheduler.fail([first], GenerationFailed("broken"), 1.0)
@@ -160,7 +159,7 @@ def test_an_iteration_that_fails_leaves_nothing_to_be_found() -> None:
 
 
 def test_who_leaves_while_another_shares_its_blocks_takes_nothing_from_it() -> None:
-    scheduler = make_scheduler(Dynamic(), prefix_caching=True)
+    scheduler = make_scheduler(Dynamic())
     first, second = asked([1] * 9, 9), asked([1] * 9, 9)
     scheduler.enqueue([first], 0.0)
     step(scheduler, 0.0)
@@ -179,13 +178,13 @@ def test_a_preempted_request_finds_what_it_had_computed_unless_it_was_needed() -
     """The worked example of tests/test_demand.py; with six tokens A needs the third block, too."""
     for tokens, recomputed in ((5, 0), (6, 4)):
         asks = [Ask(0.0, 4, tokens, content=1), Ask(0.0, 4, 5, content=2)]
-        served = run(DEMAND, asks, n_blocks=3, prefix_caching=True)
+        served = run(DEMAND, asks, n_blocks=3)
         [_], [b] = served.groups
         assert (b.preemptions, b.recomputed_tokens, b.cached_tokens) == (1, recomputed, 0)
 
 
 def test_forgetting_leaves_what_is_shared_as_it_is() -> None:
-    scheduler = make_scheduler(Dynamic(), prefix_caching=True)
+    scheduler = make_scheduler(Dynamic())
     first, second, third = (asked([1] * 9, 9) for _ in range(3))
     scheduler.enqueue([first], 0.0)
     step(scheduler, 0.0)
@@ -205,7 +204,7 @@ def test_what_is_shared_is_not_paid_for_twice() -> None:
         Ask(1.0, prompt=20, tokens=3, content=1) for _ in range(7)
     ]
     for policy in (Dynamic(), DEMAND):
-        served = run(policy, asks, max_batch_size=8, n_blocks=24, prefix_caching=True)
+        served = run(policy, asks, max_batch_size=8, n_blocks=24)
         assert max(iteration.running for _, iteration in served.iterations) == 8
         assert sum(member.preemptions for [member] in served.groups) == 0
 
@@ -252,7 +251,6 @@ def test_the_texts_are_those_without_caching(
                 asks,
                 n_blocks=n_blocks,
                 block_size=block_size,
-                prefix_caching=True,
                 order=Prefix() if spare == 1 else Fcfs(),
             )
             assert texts == expected, (block_size, spare)
@@ -270,7 +268,7 @@ def test_tritons_attention_and_fixed_sizes_read_shared_blocks(model: GPT2) -> No
     generator = CachedGenerator(model, N_VOCAB, TritonAttention(cache, 40), sample, max_tokens=40)
     asks = conversations(4, Sampling())
     limits: dict[str, Any] = {"n_blocks": 60, "decoder_batch_sizes": [5, 2, 1]}
-    assert serve(DEMAND, generator, asks, prefix_caching=True, **limits) == expected
+    assert serve(DEMAND, generator, asks, **limits) == expected
     assert sum(ask.cached_tokens for ask in asks) > 100
 
 
@@ -380,7 +378,7 @@ def alike(kind: int, own: int) -> Inference:
 def served_by(order: Order, policy: Policy, **limits: Any) -> tuple[str, list[Inference]]:
     """In which order A to D are admitted, those of one iteration together."""
     limits = {"max_batch_size": 1, "token_budget": 40} | limits
-    scheduler = make_scheduler(policy, order=order, prefix_caching=True, **limits)
+    scheduler = make_scheduler(policy, order=order, **limits)
     at = (0.0, 1.0, 1.5, 1.6)
     inferences = [alike(1, 3), alike(2, 4), alike(1, 5), alike(2, 6)]
     drive(scheduler, [(t, [i]) for t, i in zip(at, inferences)], lambda _: 2.0)
@@ -413,7 +411,7 @@ def test_of_those_that_would_compute_the_same_one_goes_and_the_others_wait_for_i
 
 
 def test_who_is_held_back_goes_when_the_first_has_left() -> None:
-    scheduler = make_scheduler(Dynamic(), order=Prefix(), token_budget=8, prefix_caching=True)
+    scheduler = make_scheduler(Dynamic(), order=Prefix(), token_budget=8)
     first, second = alike(1, 3), alike(1, 4)
     scheduler.enqueue([first], 0.0)
     scheduler.enqueue([second], 0.0)
@@ -428,16 +426,13 @@ def test_who_is_held_back_goes_when_the_first_has_left() -> None:
 def test_completions_of_one_prompt_do_not_hold_each_other_back() -> None:
     served = run(
         Dynamic(), [Ask(0.0, prompt=41, tokens=2, content=1, n=2)], order=Prefix(),
-        prefix_caching=True,
     )  # fmt: skip
     assert {member.admitted_at for member in served.groups[0]} == {0.0}
 
 
 def test_a_request_is_never_split_by_its_window() -> None:
     """Two prompts each, a window of two: B's second prompt follows its first before A."""
-    scheduler = make_scheduler(
-        Static(), order=Prefix(prefix_window=2), token_budget=100, prefix_caching=True
-    )
+    scheduler = make_scheduler(Static(), order=Prefix(prefix_window=2), token_budget=100)
     warm = asked([2] * 9)
     scheduler.enqueue([warm], 0.0)
     step(scheduler, 0.0)

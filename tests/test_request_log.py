@@ -30,6 +30,7 @@ from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port
 FIELDS = {
     "id",
     "group",
+    "leader",
     "user",
     "mode",
     "state",
