@@ -57,7 +57,10 @@ class Prefix(Fcfs):
 
     in_order: ClassVar[bool] = False
     prefix_window: int = setting(
-        128, "requests, from the oldest, that it orders", needs=("order", "prefix"), ge=1
+        128,
+        "with --order prefix: how many requests, from the oldest, it orders",
+        needs=("order", "prefix"),
+        ge=1,
     )
 
     def seen(self, view: View, request_level: bool) -> View:
