@@ -70,7 +70,7 @@ def compared(
     found: Cases, measures: Sequence[str], gaps: Sequence[str], base_of: Callable[[str], str]
 ) -> str:
     """Means over seeds with their intervals; paired differences, and ratios of throughput."""
-    base = base_of(FCFS) if base_of(FCFS) == FCFS else "the mode without"
+    base = "`dynamic, caching`" if base_of(FCFS) == FCFS else "the same mode without"
     headings = [SHOWN[measure][0] for measure in measures]
     headings += [f"{SHOWN[gap][0].removesuffix(', ms')} − that of {base}, ms" for gap in gaps]
     rows = [["trace", "load", "variant", *headings, f"tok/s ÷ that of {base}"]]
@@ -109,11 +109,13 @@ def tables(found: Cases) -> str:
     caching = ["computed", "hits", "prefill", "ttft_ms", "ttft_p99_ms", "mean_ms", "throughput"]
     ordered = ["computed", "ttft_ms", "ttft_p99_ms", "wait_ms", "rare_ms", "mean_ms", "throughput"]
     gaps = ["ttft_ms", "mean_ms"]
+    asked = min(seed["requests"] for case in found for seed in case["seeds"])
     return "\n\n".join(
         [
             "## With and without, where all prefixes fit",
             "Load: of what `dynamic` without caching completes. Differences are paired with the "
-            "same mode without caching.",
+            f"same mode without caching. A turn whose conversation has outgrown the context is not "
+            f"asked; {asked:,} requests are at least.",
             compared(mine["caching"], caching, gaps, without_caching),
             "## Orders on a small pool",
             f"{small}: eight mean requests and a third of the 64 prefixes. Load: of what `fcfs` "
