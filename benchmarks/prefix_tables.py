@@ -203,13 +203,13 @@ def _bars(axis: Axes, cases: Cases) -> None:
 
 
 def _over_pool(axis: Axes, cases: Cases) -> None:
-    for trace, variant in dict.fromkeys((c["trace"], c["variant"]) for c in cases):
-        mine = [c for c in cases if (c["trace"], c["variant"]) == (trace, variant)]
+    """Of `fcfs`, to which the order by prefix is equal here."""
+    for trace in dict.fromkeys(case["trace"] for case in cases):
+        mine = [c for c in cases if (c["trace"], c["variant"]) == (trace, FCFS)]
         known, sizes = [shown(c, "hits_to_oracle") for c in mine], [c["pool"] for c in mine]
         halves = [k.half or 0.0 for k in known]
-        look = _look(variant) | ({"ls": ":", "mfc": "white"} if trace == "conversations" else {})
-        label = trace if variant == FCFS else None  # the line says which trace it is
-        axis.errorbar(sizes, [k.mean for k in known], halves, label=label, **look)
+        look = _look(FCFS) | ({"ls": ":", "mfc": "white"} if trace == "conversations" else {})
+        axis.errorbar(sizes, [k.mean for k in known], halves, label=trace, **look)
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
     axis.set_ylim(0, 105)

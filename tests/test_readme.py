@@ -169,7 +169,7 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         for command in COMMANDS
         if command[0] == "python" and command[2].startswith("benchmarks.")
     ]
-    assert len(commands) == 7
+    assert len(commands) == 8
     model = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
     small = {
         "benchmarks.burst": [*model, "--n", "2"],
@@ -195,6 +195,10 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         "benchmarks.memory": [
             *["--pools", "4", "--loads", "1", "--seeds", "2"],
             *["--requests", "20", "--processes", "1", "--out", str(tmp_path)],
+        ],
+        "benchmarks.prefixes": [
+            *["--loads", "1", "--seeds", "2", "--requests", "20"],
+            *["--processes", "1", "--out", str(tmp_path)],
         ],
         "benchmarks.theory": ["--seeds", "1", "--requests", "5", "--rows", "1", "--load", "0.1"],
     }
