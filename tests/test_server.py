@@ -204,7 +204,7 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
             connector=aiohttp.TCPConnector(limit=0), timeout=timeout
         ) as session:
             return await asyncio.gather(
-                *(ask(session, url, n, 30 if n % 2 else 1000) for n in range(500))
+                *(ask(session, url, n, 5 if n % 2 else 1000) for n in range(500))
             )
 
     with shared_server("dynamic", {"model": "demo"}) as url:
