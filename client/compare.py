@@ -55,10 +55,12 @@ class Comparison:
         # a mistyped one is found before any server starts
         if options.trace:
             self.trace, self.told = replayed(options.trace, options.scale, told, options.seed)
+            first = self.trace[0]
         else:
             data = workload(options, options.seed)
-            data.requests(1, told or "burst")
+            [first] = data.requests(1, told or "burst")
             self.told = data.told
+        self.by_ids = first.prompt_ids is not None
         self.capacity: dict[str, Any] | None = None
         self.stopped: KeyboardInterrupt | ServerError | None = None
         self.machine = runs.facts()
@@ -83,7 +85,7 @@ class Comparison:
     def target(self, name: str) -> Iterator[Target]:
         """A server of the comparison, started if it is one of ours, and warm."""
         with self._other(name) if name in self.options.also else self._ours(name) as target:
-            warm_up(target)
+            warm_up(target, self.by_ids)
             yield target
 
     @contextlib.contextmanager

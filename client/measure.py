@@ -58,10 +58,14 @@ def openai_model(url: str, key: str | None = None) -> str:
         raise ServerError(f"{url}/v1/models lists no model to ask for") from None
 
 
-def warm_up(target: Target) -> None:
-    """Two short requests. Raises ServerError if one fails."""
+def warm_up(target: Target, by_ids: bool = False) -> None:
+    """Two short requests, as text or as ids: a server without a tokenizer takes ids alone. Raises
+    ServerError if one fails.
+    """
+    text = "warm up"
+    prompt: dict[str, Any] = {"prompt_ids": list(text.encode())} if by_ids else {"prompt": text}
     for seed in range(2):
-        request = Request(id=seed, at=0, prompt="warm up", num_tokens=8, seed=seed)
+        request = Request(id=seed, at=0, num_tokens=8, seed=seed, **prompt)
         [outcome] = replay(target.url, [request], target.wire, key=target.key)
         if outcome.error:
             raise ServerError(
