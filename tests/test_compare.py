@@ -315,11 +315,14 @@ def test_a_server_that_is_none_of_ours_stands_beside_a_mode(tmp_path: Path) -> N
             "fixed:4",
             "--arrival",
             "closed:3",
+            "--prompts",
+            "ids",
             "--stream",
             "--out",
             str(tmp_path),
         )
     assert done.returncode == 0, done.stderr
+    assert all(isinstance(body["prompt"], list) for body in other.bodies), "it may read ids alone"
     assert other.most_in_flight <= 3 and {body["max_tokens"] for body in other.bodies[2:]} == {4}
     summary = json.loads((tmp_path / "summary.json").read_text())
     ours, others = summary["variants"]["dynamic"], summary["variants"]["stub"]
