@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.burst import draw
-from benchmarks.common import NO_HTTP, configs, record, run
+from benchmarks.common import NO_HTTP, asked, configs, record, run
 from config import Config, ConfigError, Parser
 from generate import load_generator
 from generate.cached import CachedGenerator
@@ -72,16 +72,23 @@ def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, A
         ([i % n_vocab for i in prompt], Sampling(float(i % 2), seed=i))
         for i, prompt in enumerate(prompts)
     ]
+    plain = config.model_copy(
+        update={
+            "generator": "naive",
+            "linear": "plain",
+            "decoder_batch_sizes": (),
+            "prefix_caching": False,
+            "order": "fcfs",
+        }
+    )
     found, also, expected = (
-        [Inference(prompt, tokens, sampling) for prompt, sampling in requests] for _ in range(3)
+        [asked(each, prompt, tokens, sampling) for prompt, sampling in requests]
+        for each in (config, static, plain)
     )
     generator = load_generator(config, path, n_vocab)
     serve(config, generator, found)
     serve(static, generator, also)
     del generator  # its memory is the oracle's now
-    plain = config.model_copy(
-        update={"generator": "naive", "linear": "plain", "decoder_batch_sizes": ()}
-    )
     oracle = load_generator(plain, path, n_vocab)
     assert isinstance(oracle, NaiveGenerator)
     serve(plain, oracle, expected)

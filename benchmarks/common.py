@@ -25,12 +25,20 @@ from config import (
 from generate import OutOfMemory, load_generator
 from generate.cached import CachedGenerator
 from kernels import KernelUnavailable
+from scheduling.blocks import block_keys
 from scheduling.inference import Inference, IterationRecord, Sampling
 from serving import Server
 from weights import WeightsUnavailable
 
 # settings without effect where prompts are ids and nobody is asked
 NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer"})
+PREFIXES = frozenset({"prefix_caching", "order", "prefix_window"})
+
+
+def asked(config: Config, prompt: list[int], tokens: int, sampling: Sampling) -> Inference:
+    """A request as a server of this config queues it."""
+    keys = block_keys(prompt, config.block_size) if config.prefix_caching else None
+    return Inference(prompt, tokens, sampling, keys=keys)
 
 
 class Engine:
@@ -38,6 +46,7 @@ class Engine:
 
     def __init__(self, config: Config):
         self.iterations: list[IterationRecord] = []
+        self._config = config
         start = time.perf_counter()
         server = Server(config, self._load)
         self.scheduler, self.manager = server.scheduler, server.manager
@@ -63,7 +72,7 @@ class Engine:
     ) -> tuple[float, list[Inference]]:
         """Serve (prompt ids, completion tokens), all at once; return seconds and inferences."""
         self.iterations.clear()
-        inferences = [Inference(prompt, tokens, sampling) for prompt, tokens in requests]
+        inferences = [asked(self._config, ids, tokens, sampling) for ids, tokens in requests]
         start = time.perf_counter()
         self.manager.enqueue(inferences)
         wait_for(inferences)

@@ -26,7 +26,7 @@ import torch
 
 import kernels
 from benchmarks import figures
-from benchmarks.common import NO_HTTP, configs, record, run
+from benchmarks.common import NO_HTTP, PREFIXES, configs, record, run
 from client.machine import processor
 from client.report import drawing
 from config import ONLY_IN, Config, ConfigError, Parser
@@ -41,7 +41,7 @@ PROBES = 5  # of which the fastest counts
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
 BESIDE = 8  # rows that decode beside a prompt
 # neither a scheduler nor its loop
-UNUSED = NO_HTTP | {"mode", "order", "max_waiting", "loop_interval_ms", *ONLY_IN}
+UNUSED = NO_HTTP | PREFIXES | {"mode", "max_waiting", "loop_interval_ms", *ONLY_IN}
 
 
 def fastest(function: Callable[[], Any], repeats: int) -> float:

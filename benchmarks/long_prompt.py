@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import figures
-from benchmarks.common import NO_HTTP, Engine, configs, record, run, wait_for
+from benchmarks.common import NO_HTTP, PREFIXES, Engine, configs, record, run, wait_for
 from benchmarks.engine import numbers
 from client.machine import processor
 from client.report import drawing
@@ -31,6 +31,7 @@ from scheduling.inference import Inference
 ROWS, PROMPT, LIMIT = 16, 900, 4.0
 BEFORE = 20  # tokens of each row before the prompt arrives
 AFTER = 4  # tokens of the long request
+UNUSED = NO_HTTP | PREFIXES  # the same long prompt comes for each budget
 
 
 def measure(engine: Engine, token_budget: int, n_vocab: int) -> dict[str, float]:
@@ -81,7 +82,7 @@ def main() -> None:
         parser,
         sys.argv[1:],
         lambda known: ["dynamic"],
-        NO_HTTP,
+        UNUSED,
         token_budget=lambda known: max(numbers(known.budgets)),
     )
     budgets = numbers(options.budgets)
@@ -109,7 +110,7 @@ def main() -> None:
         )
     engine.manager.close()
     result: dict[str, Any] = {"rows": ROWS, "prompt_tokens": PROMPT, "points": points} | record(
-        [config], NO_HTTP
+        [config], UNUSED
     )
     options.out.mkdir(parents=True, exist_ok=True)
     caption = (

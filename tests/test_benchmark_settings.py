@@ -72,6 +72,8 @@ def test_only_settings_with_an_effect_are_recorded(
             for main in (burst.main, engine.main, long_prompt.main, gpu.main)
         ],
         (engine.main, ["--order", "fcfs"], "unknown flag --order"),
+        (engine.main, ["--prefix-caching"], "unknown flag --prefix-caching"),
+        (long_prompt.main, ["--prefix-caching"], "unknown flag --prefix-caching"),
         (agreement.main, ["--request-timeout-s", "3"], "unknown flag --request-timeout-s"),
         (agreement.main, ["--loop-interval-ms", "3"], "unknown flag --loop-interval-ms"),
         (engine.main, ["--max-waiting", "3"], "unknown flag --max-waiting"),

@@ -177,7 +177,8 @@ def test_a_long_prompt_is_measured_over_budgets(
 def test_the_engine_is_held_against_the_oracle(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    arguments = [*small, "--n", "4", "--tokens", "5", "--decoder-batch-sizes", "32,3"]
+    sizes = ["--decoder-batch-sizes", "32,3", "--prefix-caching"]  # the long ones begin alike
+    arguments = [*small, "--n", "4", "--tokens", "5", *sizes]
     found = last_line(agreement.main, arguments, monkeypatch, capsys)
     assert found["agrees"] and found["float32"] == {
         "requests": 12,

@@ -34,22 +34,15 @@ from scheduling.policies import (
     Policy,
     Prefix,
     Static,
-    Windowed,
 )
 from simulate import drive
 from tests.servers import metric, server
 from tests.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
+from tests.test_engine import POLICIES as ENGINE_POLICIES
 from tests.virtual import Ask, make_scheduler, run, step
 
 DEMAND = Dynamic(kv_reservation="demand", watermark=0.0)
-POLICIES: list[Policy] = [
-    NoBatching(),
-    Static(),
-    Static(compact_batches=True),
-    Windowed(max_batch_delay_ms=3000, batch_size_target=2),
-    Dynamic(),
-    DEMAND,
-]
+POLICIES = [*ENGINE_POLICIES, DEMAND]
 
 # A worked example: blocks of four tokens, eight prompt tokens an iteration.
 #
