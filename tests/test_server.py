@@ -170,11 +170,20 @@ def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_r
         assert_all_answered(replay(url, asks(3, 3)))
 
 
+SMALL_POOL = {
+    "kv_reservation": "demand",
+    "kv_blocks": 70,
+    "prefix_caching": True,
+    "order": "prefix",
+}
+
+
+@pytest.mark.parametrize("settings", [{}, SMALL_POOL], ids=["plain", "preempted and cached"])
 def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_the_others_their_text(
-    shared_server: Serve,
+    shared_server: Serve, settings: dict[str, Any]
 ) -> None:
     prompts = [
-        f"{words} {n}"
+        f"{'one two three ' * 5}{words} {n}"
         for n in range(5)
         for words in ("If the", "Return", "a list of", "The", "class")
     ]
@@ -207,7 +216,7 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
                 *(ask(session, url, n, 5 if n % 2 else 1000) for n in range(500))
             )
 
-    with shared_server("dynamic", {"model": "demo"}) as url:
+    with shared_server("dynamic", {"model": "demo"} | settings) as url:
         plain = [{"prompt": prompt, "num_tokens": 60, "temperature": 0} for prompt in prompts]
         alone = [post(f"{url}/inference", body)["completion"] for body in plain]
         assert len(set(alone)) > 15
@@ -220,6 +229,7 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
             "the others had their last token before the server could notice"
         )
         assert stats["failed"] == stats["expired"] == stats["refused"] == 0
+        assert min(stats["preemptions"], stats["cached_tokens"]) > 50 or not settings
 
 
 def test_a_reader_that_stands_still_slows_nobody_and_gets_what_piled_up_in_few_pieces() -> None:
