@@ -108,9 +108,6 @@ class BlockPool:
             found.append(block)
         return found
 
-    def is_named(self, block: int) -> bool:
-        return block in self._keys
-
     def forget_all(self) -> None:
         """Nothing that was computed so far can be found any more."""
         self._found.clear()

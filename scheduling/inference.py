@@ -80,7 +80,7 @@ class Inference:
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are in the cache
-    hashed: int = 0  # its first blocks, which are full and have keys; nobody writes to them
+    named: int = 0  # its first blocks, which are full and have keys; nobody writes to them
     cached_tokens: int = 0  # of its prompt, those that it found computed
     tokens: list[int] = field(default_factory=list)  # completion ids
     token_times: list[float] = field(default_factory=list)

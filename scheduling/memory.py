@@ -25,7 +25,7 @@ class Memory(BlockPool):
         """The blocks that hold what it would compute next. Its last token is not looked for, since
         who samples computes.
         """
-        keys, first = inference.keys, inference.hashed
+        keys, first = inference.keys, inference.named
         if keys is None or inference.computed != first * self.block_size:
             return []  # it is in the middle of a block of its own
         most = (inference.computed + inference.uncomputed - 1) // self.block_size
@@ -35,35 +35,33 @@ class Memory(BlockPool):
         """Give it the blocks that were found for it, in place of its own if it has those; return
         how many tokens of its prompt are thereby computed that never were for it.
         """
-        first, start = inference.hashed, max(inference.computed, inference.reached)
+        first, start = inference.named, max(inference.computed, inference.reached)
         end = first + len(found)
         self.share(found)
         own, inference.blocks[first:end] = inference.blocks[first:end], found
         self.free(own)
-        inference.hashed, inference.computed = end, end * self.block_size
+        inference.named, inference.computed = end, end * self.block_size
         new = max(0, min(inference.computed, len(inference.prompt_ids)) - start)
         inference.cached_tokens += new
         return new
 
-    def hold(self, inference: Inference, tokens: int) -> None:
-        """Give it blocks for so many tokens; in place, since its row has the list."""
-        more = -(-tokens // self.block_size) - len(inference.blocks)
-        if more > 0:
-            inference.blocks += self.allocate(more)
+    def hold(self, inference: Inference, n: int) -> None:
+        """Give it blocks until it has n; in place, since its row has the list."""
+        inference.blocks += self.allocate(max(0, n - len(inference.blocks)))
 
     def release(self, inference: Inference) -> None:
         """Take all of its blocks; a row that is being computed keeps its list."""
         self.free(inference.blocks)
         inference.blocks = []
 
-    def hash_computed(self, inference: Inference, keys: list[bytes]) -> None:
+    def name_computed(self, inference: Inference, keys: list[bytes]) -> None:
         """Let the blocks that it has filled be found: now that they are computed and not before, so
         that an iteration that fails leaves nothing behind.
         """
         size = self.block_size
-        for i in range(inference.hashed, inference.computed // size):
+        for i in range(inference.named, inference.computed // size):
             if len(keys) == i + 1:  # its completion's; its prompt's came with it
                 ids = [inference.token(position) for position in range(i * size, (i + 1) * size)]
                 keys.append(next_key(keys[i], ids))
             self.name(inference.blocks[i], keys[i + 1])
-            inference.hashed = i + 1
+            inference.named = i + 1

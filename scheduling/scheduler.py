@@ -125,9 +125,7 @@ class Scheduler:
 
         Raises ValueError, before anything has moved, if the plan is impossible.
         """
-        found: dict[
-            int, list[int]
-        ] = {}  # by inference: looked up once, so that a plan is consistent
+        found: dict[int, list[int]] = {}  # looked up once, so that a plan is consistent
 
         def find(inference: Inference) -> Sequence[int]:
             if inference.keys is None:
@@ -158,7 +156,7 @@ class Scheduler:
         for inference in plan.preempt:
             self._preempt(inference, now)
         for inference, tokens in holds:
-            self.pool.hold(inference, tokens)
+            self.pool.hold(inference, self.limits.blocks(tokens))
         for inference, _ in plan.admit:
             self._admit(inference, now)
         self._batches += bool(plan.admit)
@@ -187,7 +185,7 @@ class Scheduler:
         del self.running[inference.id]
         self.pool.release(inference)
         inference.reached = max(inference.reached, inference.computed)
-        inference.computed = inference.hashed = 0
+        inference.computed = inference.named = 0
         inference.state, inference.preempted_at = State.WAITING, now
         inference.preemptions += 1
         self._wait(inference)
@@ -213,8 +211,8 @@ class Scheduler:
                     self._prompt_tokens += max(0, end - row.start - row.recomputed)
                 inference.recomputed_tokens += row.recomputed
             inference.computed += row.n_tokens
-            if inference.keys is not None and inference.computed >= (inference.hashed + 1) * size:
-                self.pool.hash_computed(inference, inference.keys)
+            if inference.keys is not None and inference.computed >= (inference.named + 1) * size:
+                self.pool.name_computed(inference, inference.keys)
             if token is not None:
                 self._completion_tokens += 1
                 inference.tokens.append(token)

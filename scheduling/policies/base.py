@@ -83,9 +83,9 @@ class Account:
     def _needs(self, inference: Inference, tokens: int) -> tuple[Sequence[int], Sequence[int], int]:
         """What is found, which of its own blocks that replaces, and how many more it needs."""
         found, held = self._view.found(inference), len(inference.blocks)
-        end = inference.hashed + len(found) if found else 0
+        end = inference.named + len(found) if found else 0
         own = max(0, self._view.limits.blocks(tokens) - max(held, end))
-        return found, inference.blocks[inference.hashed : end] if found else (), own
+        return found, inference.blocks[inference.named : end] if found else (), own
 
     def _refer(self, blocks: Sequence[int]) -> None:
         for block in blocks:

@@ -32,7 +32,6 @@ class Dynamic(Policy):
     watermark: float = setting(
         0.01, "share of the KV blocks that admission leaves free", needs=DEMAND, ge=0, lt=1
     )
-
     budget_counts: Literal["prefill", "all"] = setting(
         "prefill",
         "tokens that token_budget bounds: prefill (of prompts, and of what preemption took) or all "

@@ -107,7 +107,7 @@ class _ByPrefix(Collection["Inference"]):
 
         for inference in self._view.running:
             if prefills(inference):
-                is_first(inference, inference.hashed)
+                is_first(inference, inference.named)
         for inference in ordered:
             if is_first(inference, len(self._view.found(inference))):
                 yield inference
