@@ -254,11 +254,18 @@ def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, Base
     return run, comparison.stopped
 
 
+def sigterm_is_ctrl_c() -> None:
+    """Stop servers on SIGTERM, too.
+
+    By a SIGINT of our own, with which asyncio ends what is in flight, and not by an exception: one
+    that is raised while an object is being deleted is lost.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 def main() -> None:
     console = Console()
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # stop servers on SIGTERM as on Ctrl-C
+    sigterm_is_ctrl_c()
     try:
         options = parse(sys.argv[1:])
         with Progress(console) as progress:

@@ -5,13 +5,16 @@ server with known instants.
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from client.compare import sigterm_is_ctrl_c
 from client.data import PromptData, Request
-from client.load import Outcome, Watch, replay
+from client.load import Interrupted, Outcome, Watch, replay
 from client.measure import Target, measure, openai_model, whole
 from client.wire import wire
 from stats import summarise
@@ -221,6 +224,25 @@ def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
         key for key, value in result.items() if value
     }
     assert json.loads(json.dumps(whole(result, outcomes)))["requests"][3]["text"]
+
+
+def test_a_sigterm_that_comes_while_an_object_is_deleted_ends_the_replay_too() -> None:
+    # an exception raised there is ignored: a comparison that was to end went on until it was killed
+    class Doomed:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    class Deletes(Watch):
+        def sent(self) -> None:
+            Doomed()
+
+    handler = signal.getsignal(signal.SIGTERM)
+    sigterm_is_ctrl_c()
+    try:
+        with stub(first_s=20.0) as server, pytest.raises(Interrupted):
+            replay(server.url, at(0.0), STUB, watch=Deletes())
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
