@@ -6,6 +6,7 @@ ServingError
 │   └── ModelNotFound  404  it names a model that this server does not serve
 ├── Unauthorized       401  the server has an API key, and this is not it
 ├── Overloaded         429  the queue is full; try again after the seconds of its header
+│   └── RateLimited    429  its user has had what a minute allows
 ├── Draining           503  the server is shutting down
 ├── EngineFailed       503  the engine is broken for good, and the server ends
 ├── DeadlinePassed     504  the request's deadline passed before its answer
@@ -13,6 +14,7 @@ ServingError
 └── GenerationFailed   500  the engine raised in an iteration of this request
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +73,16 @@ class Overloaded(ServingError):
     type = "rate_limit_error"
     code = "overloaded"
     headers: Mapping[str, str] = {"Retry-After": "1"}
+
+
+class RateLimited(Overloaded):
+    """retry_after_s: until a request as large as this one would be within the limit."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: float):
+        super().__init__(message)
+        self.headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
 
 
 class Draining(ServingError):

@@ -63,7 +63,10 @@ class Inference:
     streamed: bool = False
 
     user: str | None = None  # on whose behalf it comes
-    priority: int = 0  # smaller goes first, where an order asks for it
+    # its level, 1 first; 0: the default one. The scheduler fills that in where levels have a meaning
+    priority: int = 0
+    # longest wait that it asks of its level's queue policy, which may be shorter
+    queue_timeout_s: float | None = None
     # `blocks.block_keys` of its prompt, by which others find its KV blocks and it finds theirs;
     # with its completion's as it comes. None: it shares nothing
     keys: list[bytes] | None = None
@@ -72,6 +75,8 @@ class Inference:
 
     id: int = -1  # arrival order; given by the scheduler, as are all that follow
     group: int = -1  # the id of the group's first inference
+    # completion tokens that an order may reckon with, of a group its longest; never the true number
+    predicted_tokens: int = 0
     key: tuple[Any, ...] = ()  # its place among those that wait
     batch: int = -1  # counts the times that anyone was admitted
     position: int = -1  # rows in the batch before it when it was admitted
@@ -89,6 +94,8 @@ class Inference:
     preemptions: int = 0  # times that it had to give its KV blocks up and wait again
     preempted_at: float | None = None  # since when it waits again
     preempted_s: float = 0.0  # how long it did
+    paused_at: float | None = None  # since when it runs without being computed
+    paused_s: float = 0.0  # how long it did; its KV blocks were kept
     reached: int = 0  # tokens computed before it was preempted; up to there it recomputes
     recomputed_tokens: int = 0
     stopped: bool = False  # by `stop`
@@ -99,11 +106,6 @@ class Inference:
     def whole_life(self) -> int:
         """Tokens that it may come to: prompt + num_tokens."""
         return len(self.prompt_ids) + self.num_tokens
-
-    @property
-    def predicted_tokens(self) -> int:
-        """Completion tokens that an order may reckon with; the true number it may not know."""
-        return self.num_tokens
 
     @property
     def uncomputed(self) -> int:
