@@ -150,7 +150,10 @@ class Server:
         seed: int | None,
         timeout_s: float | None,
         rule: StopRule | None = None,
+        *,
         user: str | None = None,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
         n: int = 1,
         cache_salt: str = "",
     ) -> list[Inference]:
@@ -183,6 +186,8 @@ class Server:
                     deadline,
                     rule.new() if rule else None,
                     user=user,
+                    priority=priority,
+                    queue_timeout_s=queue_timeout_s,
                     keys=keys and [*keys],
                     leader=leader,
                 )

@@ -41,6 +41,8 @@ def blueprint(completions: Completions) -> Blueprint:
             body.seed,
             body.timeout_s,
             user=body.user,
+            priority=body.priority,
+            queue_timeout_s=body.queue_timeout_s,
             n=body.n,
             cache_salt=body.cache_salt,
         )
