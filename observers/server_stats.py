@@ -96,6 +96,7 @@ class ServerStats:
                 ring.clear()
             self._rows = dict.fromkeys(ROW_KINDS, 0)
             self._busy_s = self._occupied_s = 0.0
+            self._preempted_s = self._paused_s = 0.0
             self._largest_batch = 0
 
     def count(self, what: str) -> None:
@@ -130,6 +131,8 @@ class ServerStats:
             self._first_arrival = min(self._first_arrival, inference.arrived_at)
             self._last_ending = max(self._last_ending, inference.answered_at)
             self._counts[inference.state.value] += 1
+            self._preempted_s += inference.preempted_s
+            self._paused_s += inference.paused_s
             if inference.error is None:
                 self._finished(inference)
 
@@ -197,6 +200,8 @@ class ServerStats:
                 "useful_fraction": rows["live"] / sum(rows.values()) if rows["live"] else 0.0,
                 **{f"{kind}_rows": n for kind, n in rows.items()},
                 "preemptions": counts["preemptions"],
+                "preempted_s": self._preempted_s,
+                "paused_s": self._paused_s,
                 "recomputed_tokens": counts["recomputed_tokens"],
                 "cached_tokens": counts["cached_tokens"],
                 "busy_s": busy,

@@ -43,7 +43,7 @@ class Usage(_Answer):
 
 
 class Timings(_Answer):
-    """Seconds; `arrived_at` since the epoch. `preempted_s` lies inside the others."""
+    """Seconds; `arrived_at` since the epoch. `preempted_s` and `paused_s` lie inside the others."""
 
     arrived_at: float
     queue_s: float
@@ -52,6 +52,7 @@ class Timings(_Answer):
     held_s: float
     e2e_s: float
     preempted_s: float
+    paused_s: float
     recomputed_tokens: int
     itl_s: list[float]
 
@@ -207,6 +208,8 @@ class Stats(_Answer):
     padding_rows: int
     recomputed_rows: int
     preemptions: int
+    preempted_s: float
+    paused_s: float
     recomputed_tokens: int
     cached_tokens: int
     busy_s: float

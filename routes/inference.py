@@ -81,6 +81,7 @@ def _timings(member: Inference, epoch_offset: float) -> dict[str, Any]:
         "arrived_at": times.arrived_at + epoch_offset,
         **seconds,
         "preempted_s": round(member.preempted_s, 6),
+        "paused_s": round(member.paused_s, 6),
         "recomputed_tokens": member.recomputed_tokens,
         "itl_s": [round(gap, 6) for gap in times.itl_s],
     }
