@@ -195,6 +195,11 @@ class Server:
                 group.append(member)
         return group
 
+    def refused(self, group: Sequence[Inference]) -> None:
+        """Count a request that was turned away: by a full queue, by its user's limit."""
+        self.stats.refused(group[0])
+        self.metrics.refused(group[0])
+
     def text(self, member: Inference, echo: bool, rule: StopRule | None = None) -> str:
         """The whole text of an answered inference."""
         detokenizer = Detokenizer(self.tokenizer, rule)
