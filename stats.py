@@ -78,7 +78,14 @@ DEFINITIONS = {
     "cached_tokens": "prompt tokens found in the prefix cache, and not computed again",
     "cached_fraction": "cached_tokens / prompt tokens, of answered requests",
     "preemptions": "times that a request gave its KV blocks up and waited again",
-    "preempted_s": "seconds that it waited again; they lie inside ttft, decode time and gaps",
+    "preempted_s": "seconds that it waited again; they lie inside ttft, decode time and gaps; of a "
+    "run, those of all requests that ended",
+    "paused_s": "seconds that it ran without being computed, its KV blocks kept; they lie inside "
+    "ttft, decode time and gaps; of a run, those of all requests that ended",
+    "users": "measures of each `user`, under an empty name those of requests without one; of the "
+    "first 32 names in a run, and of all later ones together as (others); completed, tokens and "
+    "means are exact, p50 and p99 of the last 1,000 answers",
+    "priorities": "the same of each priority; 0 where levels have no meaning and none was said",
     "kv_blocks": "KV blocks in the pool",
     "padding_rows": "rows of nobody, computed to fill a decoder batch size in iterations of decode "
     "rows",

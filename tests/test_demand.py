@@ -313,6 +313,7 @@ def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream
     assert stats["recomputed_tokens"] == recomputed > 100
     for told in (lines, timings):
         assert sum(each["recomputed_tokens"] for each in told) == recomputed
+    assert stats["preempted_s"] == pytest.approx(sum(t["preempted_s"] for t in timings), abs=1e-4)
     assert {round(line["preempted_s"], 4) for line in lines} == {
         round(timing["preempted_s"], 4) for timing in timings
     }
