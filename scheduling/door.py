@@ -1,5 +1,5 @@
-"""What is said at the door: how long a level's requests may wait and how many of them, and what a
-user may ask for in a minute.
+"""What is said at the door: what can never run, how long a level's requests may wait and how many
+of them, and what a user may ask for in a minute.
 
 Queue policies are Triton's (its model configuration's `ModelQueuePolicy`), a window is that of the
 rate limit that fair queueing is compared with (Sheng et al., OSDI 2024, section 5).
@@ -11,14 +11,36 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from scheduling.errors import InvalidRequest, RateLimited
 from scheduling.inference import Inference
 
+if TYPE_CHECKING:
+    from scheduling.policies import Limits, Policy
+
 MINUTE_S = 60.0
 EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
 IDLE_USERS = 1024  # windows kept before those that are empty are dropped
+
+
+def refuse_too_large(
+    group: Sequence[Inference], policy: Policy, limits: Limits, n_blocks: int
+) -> None:
+    """Raise InvalidRequest for a group of which no batch can be, or a pool of so many KV blocks."""
+    most = policy.most_rows(limits.max_batch_size)
+    if policy.request_level and len(group) > most:
+        raise InvalidRequest(
+            f"Maximum batch size exceeded: {len(group)} completions in one request, at most {most} "
+            "in this mode."
+        )
+    needed = [limits.blocks(inference.whole_life) for inference in group]
+    if (blocks := sum(needed) if policy.request_level else max(needed)) > n_blocks:
+        raise InvalidRequest(
+            f"The request needs {blocks} KV blocks of {limits.block_size} tokens and the whole "
+            f"pool has {n_blocks}: ask for fewer tokens, or start the server with a larger "
+            "--kv-cache-gb or --kv-blocks (on a GPU: --gpu-memory-utilization)."
+        )
 
 
 @dataclass(frozen=True)

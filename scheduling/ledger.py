@@ -1,36 +1,23 @@
 """What each user was served: the counters of fair queueing (VTC; Sheng et al., OSDI 2024).
 
-A counter grows by PROMPT for each prompt token when a request is first admitted, and by COMPLETION
-for each completion token as it comes, both divided by the user's weight. Recomputed tokens are
-never charged. Who comes back is lifted to the least counter of those that wait, or to that of the
-last who left if nobody does: being away saves nothing up.
+A counter grows by what a user was served, divided by its weight. Who comes back is lifted to the
+least counter of those that wait, or to that of the last who left if nobody does: being away saves
+nothing up.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from sortedcontainers import SortedDict
 
 from scheduling.inference import Inference
 
-PROMPT, COMPLETION = 1, 2  # what a token counts
 MANY = 4096  # counters kept before those that no longer matter are looked for
 
 User = str | None  # None: all who name nobody
-
-
-def prompt_charge(group: Sequence[Inference]) -> int:
-    """What admission costs a group. Completions of one prompt have it once; who was admitted before
-    has paid.
-    """
-    return PROMPT * sum(
-        len(member.prompt_ids)
-        for member in group
-        if member.leader is None and member.admitted_at is None
-    )
 
 
 class Ledger:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from statistics import NormalDist
-
-from sortedcontainers import SortedList
 
 from scheduling.inference import Inference
 
@@ -96,7 +95,7 @@ class Bins:
     def __init__(self, n: int):
         self._n = n
         self._latest: deque[int] = deque()
-        self._sorted: SortedList = SortedList()
+        self._sorted: list[int] = []
 
     @property
     def edges(self) -> Sequence[int]:
@@ -110,7 +109,7 @@ class Bins:
             return 0
         bin_ = sum(predicted > edge for edge in self.edges)
         self._latest.append(predicted)
-        self._sorted.add(predicted)
+        insort(self._sorted, predicted)
         if len(self._latest) > REMEMBERED:
-            self._sorted.remove(self._latest.popleft())
+            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
         return bin_

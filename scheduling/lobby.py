@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from scheduling.door import QueuePolicy, UserLimits
 from scheduling.errors import DeadlinePassed, Overloaded
 from scheduling.inference import Inference, State
-from scheduling.ledger import COMPLETION, Ledger, prompt_charge
+from scheduling.ledger import Ledger
 from scheduling.lengths import Bins, Predictor
-from scheduling.policies import Order
+from scheduling.policies.orders import COMPLETION, Order, prompt_charge
 from scheduling.queue import Queue
 from scheduling.timers import Timers
 

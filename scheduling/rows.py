@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Sequence
 
 from scheduling.inference import Inference, Row
 from scheduling.policies import Account, Plan, Policy, View
@@ -75,3 +75,13 @@ def rows_of(
             f"{charged} charged tokens are more than token_budget {limits.token_budget}"
         )
     return rows, list(holds.values())
+
+
+def padding(rows: Sequence[Row], decoder_batch_sizes: Sequence[int]) -> int:
+    """Rows of nobody that fill an iteration of decode rows up to the smallest size, of ascending
+    ones, that holds it.
+    """
+    n = len(rows)
+    if n and decoder_batch_sizes and all(row.decodes for row in rows):
+        return next((size for size in decoder_batch_sizes if size >= n), n) - n
+    return 0

@@ -2,45 +2,33 @@
 
 Knows inferences, rows, KV blocks (as integers) and time as it is told; knows no torch and no HTTP.
 
-    Snapshot    how full the scheduler is
-    Scheduler   enqueue → schedule → apply, with the exits fail and expire
+    enqueue → schedule → apply, with the exits fail and expire
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import astuple
+from typing import Any
 
-from scheduling.door import UserLimits
+from scheduling.door import UserLimits, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
-from scheduling.inference import Inference, Iteration, Row, State
+from scheduling.inference import Inference, Iteration, State
 from scheduling.lengths import predictor
 from scheduling.lobby import Lobby
 from scheduling.memory import Memory
 from scheduling.outbox import Outbox
 from scheduling.pauses import Pauses
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy, View, chosen
-from scheduling.rows import rows_of
+from scheduling.rows import padding, rows_of
 from scheduling.timers import Timers
+from scheduling.totals import Snapshot, Totals
 
 _EXITS: dict[type[ServingError], State] = {
     Cancelled: State.CANCELLED,
     DeadlinePassed: State.EXPIRED,
 }
-
-
-class Snapshot(NamedTuple):
-    """How full a scheduler is, and how many tokens it has seen computed since the start."""
-
-    waiting: int
-    running: int  # held ones too, but not those whose row is idle and who have their answer
-    blocks_used: int
-    n_blocks: int
-    prompt_tokens: int  # those found in the prefix cache, too
-    completion_tokens: int
-    prefix_queries: int  # prompt tokens that were looked for in the prefix cache
-    prefix_hits: int  # those found
 
 
 class Scheduler:
@@ -77,26 +65,14 @@ class Scheduler:
         self._deadlines: Timers[Inference] = Timers(lambda i: i.answered_at is not None)
         self._next_id = 0
         self._batches = 0
-        self._prompt_tokens = self._completion_tokens = 0
-        self._prefix_queries = self._prefix_hits = 0
+        self._totals = Totals()
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
         """Queue one inference, or a group of them: all or none.
 
         Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
         """
-        together, most = (
-            self.policy.request_level,
-            self.policy.most_rows(self.limits.max_batch_size),
-        )
-        if together and len(inferences) > most:
-            raise InvalidRequest(
-                f"Maximum batch size exceeded: {len(inferences)} completions in one request, at "
-                f"most {most} in this mode."
-            )
-        needed = [self.limits.blocks(inference.whole_life) for inference in inferences]
-        if (blocks := sum(needed) if together else max(needed)) > self.pool.n_blocks:
-            raise self._beyond_pool(blocks)
+        refuse_too_large(inferences, self.policy, self.limits, self.pool.n_blocks)
         running = len(self.running) + len(self._held)
         if len(self.waiting) + running + len(inferences) > self.max_in_flight:
             raise Overloaded(
@@ -107,7 +83,7 @@ class Scheduler:
         group = self._next_id
         for inference in inferences:
             inference.id, inference.group, inference.arrived_at = self._next_id, group, now
-            inference.processed_before = self._processed
+            inference.processed_before = self._totals.processed
             self._next_id += 1
         self.lobby.enter(inferences, now)
         if self._outbox is not None:
@@ -126,17 +102,6 @@ class Scheduler:
     def _held(self) -> Mapping[int, Inference]:
         """Who is finished, and has its answer once an earlier one has."""
         return self._outbox.held if self._outbox is not None else {}
-
-    @property
-    def _processed(self) -> int:
-        return self._prompt_tokens + self._completion_tokens
-
-    def _beyond_pool(self, needed: int) -> InvalidRequest:
-        return InvalidRequest(
-            f"The request needs {needed} KV blocks of {self.limits.block_size} tokens and the "
-            f"whole pool has {self.pool.n_blocks}: ask for fewer tokens, or start the server with "
-            "a larger --kv-cache-gb or --kv-blocks (on a GPU: --gpu-memory-utilization)."
-        )
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
         """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to
@@ -169,7 +134,7 @@ class Scheduler:
             request_level=self.policy.request_level,
             rows=self._pauses.rows.values(),
             paused=self._pauses.paused.values(),
-            processed=self._processed,
+            processed=self._totals.processed,
             ledger=self.lobby.ledger,
             found=find,
             references=self.pool.references,
@@ -179,9 +144,7 @@ class Scheduler:
         for inference, _ in holds:  # first of all, before others take what was found
             if found.get(inference.id):
                 new = self.pool.share_found(inference, found[inference.id])
-                if inference.leader is None:  # completions of one prompt count it once
-                    self._prompt_tokens += new
-                    self._prefix_hits += new
+                self._totals.found(inference, new)
         for inference in plan.preempt:
             self._preempt(inference, now)
         for inference, tokens in holds:
@@ -191,10 +154,14 @@ class Scheduler:
         self._pauses.settle((row.inference for row in rows), now)
         self._batches += bool(plan.admit)
         used = self.pool.n_blocks - self.pool.free_blocks
-        padding = self._padding(rows)
-        running, waiting = len(self.running), len(self.waiting)
         iteration = Iteration(
-            rows, running, waiting, used, plan.reason, padding, preempted=len(plan.preempt)
+            rows,
+            len(self.running),
+            len(self.waiting),
+            used,
+            plan.reason,
+            padding(rows, self.decoder_batch_sizes),
+            preempted=len(plan.preempt),
         )
         return iteration, plan.wake_at
 
@@ -206,8 +173,7 @@ class Scheduler:
         if inference.admitted_at is None:
             inference.admitted_at = now
             inference.batch, inference.position = self._batches, len(self.running)
-            if inference.keys is not None and inference.leader is None:
-                self._prefix_queries += len(inference.prompt_ids)
+            self._totals.looked_for(inference)
         inference.resume(now)
         self.running[inference.id] = inference
         self._pauses.begin(inference)
@@ -227,12 +193,6 @@ class Scheduler:
         del self.running[inference.id]
         self._pauses.end(inference, now)
 
-    def _padding(self, rows: Sequence[Row]) -> int:
-        n = len(rows)
-        if n and self.decoder_batch_sizes and all(row.decodes for row in rows):
-            return next((size for size in self.decoder_batch_sizes if size >= n), n) - n
-        return 0
-
     def apply(self, iteration: Iteration, ids: Sequence[int], now: float) -> list[Inference]:
         """Take the sampled ids; return the inferences that are to be answered."""
         sampled, size = iter(ids), self.limits.block_size
@@ -244,9 +204,7 @@ class Scheduler:
             if row.idle or inference.state is not State.RUNNING:
                 continue
             if not row.decodes:
-                if inference.leader is None:
-                    end = min(row.start + row.n_tokens, len(inference.prompt_ids))
-                    self._prompt_tokens += max(0, end - row.start - row.recomputed)
+                self._totals.computed(row)
                 inference.recomputed_tokens += row.recomputed
             inference.computed += row.n_tokens
             if self.order.preemptive:
@@ -254,7 +212,7 @@ class Scheduler:
             if inference.keys is not None and inference.computed >= (inference.named + 1) * size:
                 self.pool.name_computed(inference, inference.keys)
             if token is not None:
-                self._completion_tokens += 1
+                self._totals.completion_tokens += 1
                 served[inference.user] += 1
                 inference.tokens.append(token)
                 inference.token_times.append(now)
@@ -273,7 +231,8 @@ class Scheduler:
         There a stream is answered with its own last token all the same; its row stays, idle, until
         the batch ends.
         """
-        over = [inference for inference in self.running.values() if inference.is_over]
+        may_be = self.running if self.policy.request_level else self._pauses.rows
+        over = [inference for inference in may_be.values() if inference.is_over]
         leave = not self.policy.request_level or len(over) == len(self.running)
         answered = [i for i in over if i.state is State.RUNNING and (leave or i.streamed)]
         for inference in over if leave else ():
@@ -337,9 +296,10 @@ class Scheduler:
             ).append(inference)
         ended = []
         for group in groups.values():
-            needed = sum(self.limits.blocks(inference.whole_life) for inference in group)
-            if needed > n_blocks:
-                ended += self.fail(group, self._beyond_pool(needed), now)
+            try:
+                refuse_too_large(group, self.policy, self.limits, n_blocks)
+            except InvalidRequest as error:
+                ended += self.fail(group, error, now)
         return ended
 
     def next_deadline(self) -> float | None:
@@ -358,16 +318,8 @@ class Scheduler:
         used = self.pool.n_blocks - self.pool.free_blocks
         running = sum(inference.state is State.RUNNING for inference in self.running.values())
         running += len(self._held)
-        return Snapshot(
-            len(self.waiting),
-            running,
-            used,
-            self.pool.n_blocks,
-            self._prompt_tokens,
-            self._completion_tokens,
-            self._prefix_queries,
-            self._prefix_hits,
-        )
+        seen = astuple(self._totals)
+        return Snapshot(len(self.waiting), running, used, self.pool.n_blocks, *seen)
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         self._pauses.resume(inference, now)

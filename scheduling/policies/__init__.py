@@ -50,8 +50,8 @@ MODES: dict[str, type[Policy]] = {
     "nobatch": NoBatching,
     "static": Static,
     "windowed": Windowed,
-    "multibin": MultiBin,
     "dynamic": Dynamic,
+    "multibin": MultiBin,
 }
 ORDERS: dict[str, type[Order]] = {
     "fcfs": Fcfs,

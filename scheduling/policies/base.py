@@ -101,6 +101,11 @@ class Account:
         self._view = view
         self._change: Counter[int] = Counter()  # of references, by block
 
+    def copy(self) -> Account:
+        other = Account(self._view)
+        other.free, other._change = self.free, self._change.copy()
+        return other
+
     def take(self, inference: Inference, tokens: int) -> None:
         """It gets the blocks that are found for it, and blocks of its own for the rest of so many
         tokens.
@@ -252,15 +257,19 @@ def start(
 
 
 def whole_groups(
-    waiting: Iterable[Inference], view: View, rows: int, first: Sequence[Inference] = ()
+    view: View,
+    rows: int,
+    waiting: Iterable[Inference] | None = None,
+    first: Sequence[Inference] = (),
 ) -> list[Inference]:
-    """Take `first`, if it is given, and then from the head of those that wait, never splitting a
-    group; stop at the first that does not fit.
+    """Take `first`, if it is given, and then from the head of those that wait, or of a bin of them,
+    never splitting a group; stop at the first that does not fit.
     """
     taken: list[Inference] = []
     account = Account(view)
     mine = {inference.id for inference in first}
-    queue = chain(first, (inference for inference in waiting if inference.id not in mine))
+    queue = view.waiting if waiting is None else waiting
+    queue = chain(first, (inference for inference in queue if inference.id not in mine))
     for _, members in groupby(queue, key=lambda inference: inference.group):
         group = list(members)
         if len(taken) + len(group) > rows:

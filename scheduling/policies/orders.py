@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from scheduling.door import EXAMPLE, QueuePolicy, queue_policies, user_weights
 from scheduling.errors import InvalidRequest
-from scheduling.ledger import prompt_charge
 from scheduling.policies.base import setting
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
     from scheduling.policies.base import View
     from scheduling.queue import Queue
+
+PROMPT, COMPLETION = 1, 2  # what a token counts in fair queueing
 
 
 @dataclass(frozen=True)
@@ -174,11 +175,24 @@ class Sjf(Bounded):
         return inference.predicted_tokens + self.aging * inference.arrived_at
 
 
+def prompt_charge(group: Sequence[Inference]) -> int:
+    """What admission costs a group. Completions of one prompt have it once; who was admitted before
+    has paid.
+    """
+    return PROMPT * sum(
+        len(member.prompt_ids)
+        for member in group
+        if member.leader is None and member.admitted_at is None
+    )
+
+
 @dataclass(frozen=True)
 class Fair(Order):
     """Who was served least goes first: fair queueing by user, in tokens (VTC; Sheng et al., OSDI
     2024, algorithm 2). Within a user as they came.
 
+    A counter grows by PROMPT for each prompt token when a request is first admitted, cached ones
+    included, and by COMPLETION for each completion token as it comes; recomputed ones are free.
     Among users that always wait the difference of service stays within 2 · max(w_p · longest
     prompt, w_q · tokens in the pool), whoever asks for more.
     """

@@ -41,7 +41,7 @@ class Static(Policy):
     ) -> Plan:
         """A batch of at most so many rows from the head of those that wait, with `first` in it."""
         most = self.most_rows(view.limits.max_batch_size) if rows is None else rows
-        return start(whole_groups(waiting, view, most, first), view, reason)
+        return start(whole_groups(view, most, waiting, first), view, reason)
 
     def _continue(self, view: View) -> Plan:
         rows = [

@@ -106,7 +106,10 @@ def by_turns(
         if account.free >= least:
             return True
         later = sorted((i for i in view.running if i.id not in passed), key=turn)
-        if not on_demand or account.free + sum(len(i.blocks) for i in later) < least:
+        trial = account.copy()  # blocks that they share are not free before all have given them up
+        for loser in later if on_demand else ():
+            trial.give_up(loser)
+        if trial.free < least:
             return False
         while account.free < least and later:
             loser = victim_of(later, victim)
