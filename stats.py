@@ -79,6 +79,16 @@ DEFINITIONS = {
     "cached_fraction": "cached_tokens / prompt tokens, of answered requests",
     "preemptions": "times that a request gave its KV blocks up and waited again",
     "preempted_s": "seconds that it waited again; they lie inside ttft, decode time and gaps",
+    "paused_s": "seconds that it ran without being computed, in favour of others, its KV blocks "
+    "kept; they lie inside ttft, decode time and gaps",
+    "by_length": "requests by the completion tokens that they ask for: quartile 1 is the shortest "
+    "quarter of the trace, 4 the longest; equal lengths are in one, that of their middle",
+    "by_user": "requests by user; output_throughput: completion tokens of the user's answers / "
+    "wall-clock of the run, so that users add up to the run's",
+    "by_priority": "requests by level of priority, 1 the highest; 0: they name none",
+    "refused": "of the failed, those that were answered 429: the queue was full, or their user "
+    "beyond a limit",
+    "mean_paused_ms": "mean of paused_s over answers; likewise mean_preempted_ms of preempted_s",
     "kv_blocks": "KV blocks in the pool",
     "padding_rows": "rows of nobody, computed to fill a decoder batch size in iterations of decode "
     "rows",

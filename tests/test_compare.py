@@ -21,10 +21,11 @@ from client.analysis import identical_outputs
 from client.calls import ServerError, get
 from client.data import PromptData
 from client.draws import WorkloadError
-from client.options import parse, parse_also, parse_goodput
+from client.options import parse, parse_goodput
 from client.report.sentences import identity
 from client.runs import Run, clear
 from client.traces import load_trace, save_trace
+from client.variants import parse_also
 from config import ConfigError
 from tests.programs import ran
 from tests.servers import launched, wait_until
