@@ -91,7 +91,6 @@ KEYS = {key.name: key for key in (
     Key("by_length", "summary"),
     Key("by_user", "summary"),
     Key("by_priority", "summary"),
-    Key("refused", "group", "refused", 1, "{:.3g}", rare=True),
     Key("mean_preempted_ms", "group", "preempted mean, s", 1e-3, "{:.2f}", rare=True),
     Key("mean_paused_ms", "group", "paused mean, s", 1e-3, "{:.2f}", rare=True),
     Key("partial", "summary"),
