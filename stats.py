@@ -82,7 +82,8 @@ DEFINITIONS = {
     "paused_s": "seconds that it ran without being computed, in favour of others, its KV blocks "
     "kept; they lie inside ttft, decode time and gaps",
     "by_length": "requests by the completion tokens that they ask for: quartile 1 is the shortest "
-    "quarter of the trace, 4 the longest; equal lengths are in one, that of their middle",
+    "quarter of the trace, 4 the longest; equal lengths are in one, that of their middle; of up to "
+    "four lengths each is one",
     "by_user": "requests by user; output_throughput: completion tokens of the user's answers / "
     "wall-clock of the run, so that users add up to the run's",
     "by_priority": "requests by level of priority, 1 the highest; 0: they name none",

@@ -26,8 +26,11 @@ REFUSED = "429 "  # how such an error begins: the queue is full, or a user beyon
 def quartiles(lengths: Sequence[int]) -> list[int]:
     """Of each length its quarter: 1 for the shortest, 4 for the longest.
 
-    Equal lengths are in one quarter, that of their middle: a trace of few lengths has fewer.
+    Equal lengths are in one quarter, that of their middle. Of no more than four lengths each is
+    one by itself: where half of a trace is of one length, chance would decide between two quarters.
     """
+    if len(values := np.unique(lengths)) <= 4:
+        return [int(i) + 1 for i in np.searchsorted(values, lengths)]
     ordered = np.sort(lengths)
     first, last = (np.searchsorted(ordered, lengths, side) for side in ("left", "right"))
     middle = (first + last) / 2 / len(lengths)

@@ -54,6 +54,8 @@ def groups(results: Results, kind: str) -> list[Group]:
     """The groups of a kind, in their own order; none of runs whose trace, or version, has none."""
     seeds = [result.get(kind) or {} for mine in results.values() for result in mine]
     names = sorted(dict.fromkeys(name for seed in seeds for name in seed), key=_order(kind))
+    # of few lengths, each is a group by itself
+    quarters = any(g.get("least_tokens") != g.get("most_tokens") for s in seeds for g in s.values())
     found = []
     for name in names:
         numbers = {
@@ -65,7 +67,7 @@ def groups(results: Results, kind: str) -> list[Group]:
         told, of = _name(kind, name), f"{requests} request{'s' * (requests != 1)}"
         if kind == "by_length":
             of = _tokens([seed[name] for seed in seeds if name in seed])
-            told = told if len(names) == len(QUARTERS) else ""  # of few lengths none is a quarter
+            told = told if quarters else ""
         found.append(Group(told, of, requests, numbers))
     return found
 
@@ -146,8 +148,8 @@ def part(results: Results, figure: Sequence[str]) -> list[str]:
     if not groups(results, "by_length"):
         return []
     text = (
-        "The same requests in every variant, by how many completion tokens they ask for: each "
-        "quarter of the trace, requests of equal length in one."
+        "The same requests in every variant, by how many completion tokens they ask for: a quarter "
+        "of the trace each, where it has more than four lengths."
     )
     if len(next(iter(results.values()))) > 1:
         text += " Each seed has quarters of its own; their borders are means over seeds."
