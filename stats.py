@@ -70,17 +70,6 @@ DEFINITIONS = {
     "draws of g], B: batch sizes",
     "latency_line": "least squares of e2el on completion tokens: intercept (queueing), slope "
     "(service), r",
-    "largest_batch": "most inferences admitted at once",
-    "occupancy": "live rows / max_batch_size, weighted by iteration time",
-    "useful_fraction": "live rows / computed rows (live, idle, padding and recomputed)",
-    "recomputed_rows": "rows that computed tokens once more, after a preemption",
-    "recomputed_tokens": "tokens computed once more, after a preemption",
-    "cached_tokens": "prompt tokens found in the prefix cache, and not computed again",
-    "cached_fraction": "cached_tokens / prompt tokens, of answered requests",
-    "preemptions": "times that a request gave its KV blocks up and waited again",
-    "preempted_s": "seconds that it waited again; they lie inside ttft, decode time and gaps",
-    "paused_s": "seconds that it ran without being computed, in favour of others, its KV blocks "
-    "kept; they lie inside ttft, decode time and gaps",
     "by_length": "requests by the completion tokens that they ask for: quartile 1 is the shortest "
     "quarter of the trace, 4 the longest; equal lengths are in one, that of their middle; of up to "
     "four lengths each is one",
@@ -90,6 +79,15 @@ DEFINITIONS = {
     "refused": "of the failed, those that were answered 429: the queue was full, or their user "
     "beyond a limit",
     "mean_paused_ms": "mean of paused_s over answers; likewise mean_preempted_ms of preempted_s",
+    "largest_batch": "most inferences admitted at once",
+    "occupancy": "live rows / max_batch_size, weighted by iteration time",
+    "useful_fraction": "live rows / computed rows (live, idle, padding and recomputed)",
+    "recomputed_rows": "rows that computed tokens once more, after a preemption",
+    "recomputed_tokens": "tokens computed once more, after a preemption",
+    "cached_tokens": "prompt tokens found in the prefix cache, and not computed again",
+    "cached_fraction": "cached_tokens / prompt tokens, of answered requests",
+    "preemptions": "times that a request gave its KV blocks up and waited again",
+    "preempted_s": "seconds that it waited again; they lie inside ttft, decode time and gaps",
     "kv_blocks": "KV blocks in the pool",
     "padding_rows": "rows of nobody, computed to fill a decoder batch size in iterations of decode "
     "rows",

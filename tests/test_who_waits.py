@@ -76,7 +76,7 @@ def test_each_group_has_its_own_numbers_and_users_add_up() -> None:
     shortest, longest = result["by_length"]["1"], result["by_length"]["4"]
     assert (shortest["least_tokens"], shortest["most_tokens"], shortest["completed"]) == (10, 10, 1)
     assert (longest["least_tokens"], longest["failed"], longest["mean_e2el_ms"]) == (40, 2, None)
-    assert {"by_length", "by_user", "by_priority", "refused", "paused_s"} <= DEFINITIONS.keys()
+    assert {"by_length", "by_user", "by_priority", "refused"} <= DEFINITIONS.keys()
     first = whole(result, outcomes)["requests"][0]
     assert (first["user"], first["priority"], first["timings"]["paused_s"]) == ("ann", 1, 0.25)
     assert not {"user", "priority"} & whole(result, outcomes)["requests"][4].keys()
