@@ -39,9 +39,11 @@ def drawings(run: Run) -> dict[str, Drawing]:
     """What can be drawn of a run: each figure's name, and how."""
     load, seeds, limits = run.first["workload"], len(run.summaries), _limits(run)
     requests = f"{load['requests']} requests"
-    caption = _caption(
-        run, f"{requests}{f' × {seeds} seeds' if seeds > 1 else ''}, {load['arrival']}"
-    )
+    sent = [summary["workload"]["requests"] for summary in run.summaries]
+    of_all = f"{requests} × {seeds} seeds" if seeds > 1 else requests
+    if len(set(sent)) > 1:  # users send for their seconds, of each seed another number
+        of_all = f"{sum(sent)} requests in {seeds} seeds"
+    caption = _caption(run, f"{of_all}, {load['arrival']}")
     answered = {name: run.answered(name) for name in run.names}
     lines = {}
     for name, mine in answered.items():
