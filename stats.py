@@ -70,6 +70,15 @@ DEFINITIONS = {
     "draws of g], B: batch sizes",
     "latency_line": "least squares of e2el on completion tokens: intercept (queueing), slope "
     "(service), r",
+    "by_length": "requests by the completion tokens that they ask for: quartile 1 is the shortest "
+    "quarter of the trace, 4 the longest; equal lengths are in one, that of their middle; of up to "
+    "four lengths each is one",
+    "by_user": "requests by user; output_throughput: completion tokens of the user's answers / "
+    "wall-clock of the run, so that users add up to the run's",
+    "by_priority": "requests by level of priority, 1 the highest; 0: they name none",
+    "refused": "of the failed, those that were answered 429: the queue was full, or their user "
+    "beyond a limit",
+    "mean_paused_ms": "mean of paused_s over answers; likewise mean_preempted_ms of preempted_s",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows / max_batch_size, weighted by iteration time",
     "useful_fraction": "live rows / computed rows (live, idle, padding and recomputed)",
