@@ -58,7 +58,8 @@ def test_only_settings_with_an_effect_are_recorded(
     )["config"]
     one = last_line(burst.main, [*small, "--n", "1"], monkeypatch, capsys)["config"]
     assert not {"mode", *NO_HTTP} & set(two) and set(two) - set(one) == {
-        "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches"
+        "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches",
+        "preferred_batch_sizes",
     }  # fmt: skip
     theirs = last_line(huggingface.main, [*small, "--n", "1"], monkeypatch, capsys)["config"]
     assert set(theirs) == {"model", "weights", "weights_seed", "dtype", "device", "threads"}

@@ -29,7 +29,7 @@ from benchmarks import (
 )
 from benchmarks.common import run
 from client.traces import load_trace
-from config import ConfigError, build
+from config import MODES, ConfigError, build
 from generate import load_generator
 
 
@@ -314,7 +314,7 @@ def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, ca
     assert found["useful_rows"]["useful_fraction"] == pytest.approx(
         found["useful_rows"]["expected"], rel=0.15
     )  # 30 batches
-    assert set(found["littles_law"]) == {"nobatch", "static", "windowed", "dynamic"}
+    assert set(found["littles_law"]) == set(MODES)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from tests.servers import (
     launched,
     metric,
     server,
+    wait_until,
     wait_until_free,
 )
 from tests.sse import events, text_of
@@ -80,6 +81,13 @@ def wait_until_running(url: str, n: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("the requests never ran")
+
+
+def wait_until_in_flight(url: str, n: int) -> None:
+    def in_flight() -> float:
+        return metric(url, "vllm:num_requests_running") + metric(url, "vllm:num_requests_waiting")
+
+    wait_until(lambda: in_flight() == n)
 
 
 def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
@@ -159,7 +167,7 @@ def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_r
             send(url, "/inference", native | {"stream": True}),
             send(url, "/v1/completions", openai),
         ]
-        wait_until_running(url, 1 if mode in ("nobatch", "static") else 2)
+        wait_until_in_flight(url, 4)
         going[0].sendall(b"GET /stats")  # bytes that nobody reads must not hide the end behind them
         for connection in going:
             connection.close()

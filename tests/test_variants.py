@@ -156,8 +156,8 @@ def test_what_a_prefix_cache_found_stands_in_the_report_where_there_is_one(tmp_p
     assert f"| {FOUND} | {FOUND}, % |" in text
     share = f"{100 * saved['cached']['cached_fraction']:.0f}"
     for name, cells in (("plain", "| 0 | 0 |"), ("cached", f"| {found:,} | {share} |")):
-        [row] = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
-        assert cells in row, row
+        rows = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+        assert any(cells in row for row in rows), rows
     assert "plain: dynamic, prefix_caching False" in text, "and which is which"
     done = ran("client.compare", *asked, *plain, "--out", str(tmp_path / "one"))
     assert done.returncode == 0, done.stderr
