@@ -5,8 +5,14 @@ seconds; and what our groups, exits and preemptions add to them.
 
 from __future__ import annotations
 
-import pytest
+import time
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+from flask.testing import FlaskClient
+
+from generate.fake import FakeGenerator
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State
 from scheduling.policies import (
@@ -254,10 +260,9 @@ def test_who_is_delayed_may_starve_unless_a_longest_wait_is_promised() -> None:
     """
     asks = [Ask(0.0, tokens=2), Ask(0.0, tokens=1), *[Ask(1.5 + i) for i in range(10)]]
     delay = "1:timeout_ms=1000,action=delay"
-    one_row = {"max_batch_size": 1}
-    starved = run(Dynamic(), asks, order=levels(delay), **one_row)
+    starved = run(Dynamic(), asks, order=levels(delay), max_batch_size=1)
     assert starved.groups[1][0].admitted_at == 12
-    promised = run(Dynamic(), asks, order=levels(delay, max_wait_s=5.0), **one_row)
+    promised = run(Dynamic(), asks, order=levels(delay, max_wait_s=5.0), max_batch_size=1)
     assert promised.groups[1][0].admitted_at == 5
 
 
@@ -268,7 +273,7 @@ def test_who_is_delayed_may_starve_unless_a_longest_wait_is_promised() -> None:
 @pytest.mark.parametrize("action", ["reject", "delay"])
 @in_every_mode
 def test_a_request_of_several_times_out_and_is_delayed_as_a_whole(
-    policy: Policy, action: str, shape: dict[str, int]
+    policy: Policy, action: str, shape: dict[str, Any]
 ) -> None:
     """A runs until 5, and leaves no KV blocks for anybody else. B's time is over at 2."""
     asks = [Ask(0.0, prompt=395, tokens=5), Ask(0.0, prompt=9, content=3, **shape), Ask(4.0)]
@@ -438,3 +443,58 @@ def test_timers_keep_what_is_over_only_while_there_is_little_of_it() -> None:
     timers.keep(1)
     assert len(timers) == SPARE // 2 + 1
     assert [*timers.due(0.0)] == [*range(SPARE + 1, 0, -2)]
+
+
+# ---- over HTTP
+
+
+@pytest.mark.parametrize("mode", ["nobatch", "static", "windowed", "multibin", "dynamic"])
+@pytest.mark.parametrize("route", ["/inference", "/v1/completions", "/v1/chat/completions"])
+def test_over_http_who_waits_too_long_is_answered_504_and_what_has_no_level_400(
+    route: str, mode: str, client_of: Callable[..., FlaskClient]
+) -> None:
+    queue_policy = "2:timeout_ms=1;3:timeout_ms=1,action=delay"
+    client = client_of(
+        mode,
+        engine=lambda: FakeGenerator(lambda seconds: time.sleep(0.01)),
+        order="priority",
+        max_batch_size=1,
+        queue_policy=queue_policy,
+    )
+    asked = (
+        {"messages": [{"role": "user", "content": "hi"}]} if "chat" in route else {"prompt": "a"}
+    )
+    length = "num_tokens" if route == "/inference" else "max_tokens"
+
+    def post(**more: Any) -> Any:
+        return client.post(route, json=asked | {length: 1} | more)
+
+    long = {"prompt": "a", "num_tokens": 900, "stream": True, "priority": 1}
+    runs = client.post("/inference", json=long)
+    assert runs.status_code == 200
+    for level in (0, 2):
+        refused = post(priority=level)
+        assert (refused.status_code, refused.get_json()["error"]["code"]) == (
+            504,
+            "deadline_passed",
+        )
+    for wrong, field in (
+        ({"priority": 4}, "priority"),
+        ({"queue_timeout_s": 1}, "queue_timeout_s"),
+    ):
+        refused = post(**wrong)
+        assert (refused.status_code, refused.get_json()["error"]["param"]) == (400, field)
+    runs.close()
+    assert post(priority=3).status_code == 200
+
+
+def test_over_http_a_full_queue_of_a_level_is_a_429_and_other_levels_are_served(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    client = client_of(order="priority", queue_policy="2:max_size=1")
+    body = {"prompt": "a", "num_tokens": 1, "n": 2}
+    full = client.post("/inference", json=body)
+    assert (full.status_code, full.headers["Retry-After"]) == (429, "1")
+    assert full.get_json()["error"]["code"] == "overloaded"
+    assert client.post("/inference", json=body | {"priority": 3}).status_code == 200
+    assert client.post("/inference", json=body | {"n": 1}).status_code == 200

@@ -77,7 +77,7 @@ def test_tokens_are_those_of_the_prompts_and_all_that_may_be_generated() -> None
     limits = UserLimits(None, 30)
     limits.admit(Ask(0.0, prompt=4, tokens=3, rows=2, n=2).group(4), 0.0)  # 2 · 4 + 4 · 3 = 20
     limits.admit(Ask(0.0, prompt=4, tokens=6).group(4), 0.0)
-    with pytest.raises(RateLimited, match="2 requests and 30 tokens .* of any number and 30"):
+    with pytest.raises(RateLimited, match=r"2 requests and 30 tokens .* of any number and 30"):
         limits.admit(Ask(0.0, prompt=1, tokens=1).group(4), 0.0)
 
 
@@ -85,7 +85,7 @@ def test_a_request_of_several_prompts_is_one_request() -> None:
     limits = UserLimits(2, None)
     for _ in range(2):
         limits.admit(Ask(0.0, rows=9, n=9).group(4), 0.0)
-    with pytest.raises(RateLimited, match="2 requests and .* of 2 and any number"):
+    with pytest.raises(RateLimited, match=r"2 requests and .* of 2 and any number"):
         limits.admit(Ask(0.0).group(4), 0.0)
 
 

@@ -65,6 +65,9 @@ class Windowed(Delayed):
         "none",
     )
 
+    def warnings(self, max_batch_size: int) -> list[str]:
+        return [] if self.preferred_batch_sizes else super().warnings(max_batch_size)
+
     def plan(self, view: View) -> Plan:
         if view.running:
             return self._continue(view)
