@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from config.tables import flag
+from config.tables import flag, meaningful
 from scheduling.door import queue_policies
-from scheduling.policies import ORDERS
+from scheduling.policies import MODES, ORDERS, chosen
 
 if TYPE_CHECKING:
     from config.settings import Config
@@ -46,14 +46,16 @@ def refuse(config: Config, given: Collection[str]) -> None:
             "--preferred-batch-sizes and --batch-size-target both say when a batch is large "
             "enough; leave one of them out"
         )
-    if config.preferred_batch_sizes and (
-        min(config.preferred_batch_sizes) < 1
-        or max(config.preferred_batch_sizes) > config.max_batch_size
-    ):
-        raise ValueError(
-            f"--preferred-batch-sizes must be 1 … {config.max_batch_size}, the max_batch_size"
-        )
-    _refuse_levels(config)
+    if meaningful("preferred_batch_sizes", config.mode):
+        most = chosen(MODES, config.mode, config).most_rows(config.max_batch_size)
+        beyond = [size for size in config.preferred_batch_sizes if not 1 <= size <= most]
+        if beyond:
+            raise ValueError(
+                f"--preferred-batch-sizes {beyond[0]} is no batch size: a batch has 1 … {most} "
+                "rows; leave it out, or raise --max-batch-size and --batch-size-limit"
+            )
+    if config.order == "priority":
+        _refuse_levels(config)
 
 
 def _refuse_levels(config: Config) -> None:

@@ -68,7 +68,7 @@ def queue_policies(text: str) -> dict[int, QueuePolicy]:
     found: dict[int, QueuePolicy] = {}
     for part in filter(None, text.split(";")):
         level, colon, settings = part.partition(":")
-        if not colon or not level.strip().isdigit():
+        if not colon or not level.strip().isdecimal():
             raise ValueError(f"{part!r} names no level; write it as {EXAMPLE!r}")
         if int(level) in found:
             raise ValueError(f"level {int(level)} has two policies; give it one")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 
 from scheduling.inference import Inference
 
@@ -15,10 +15,10 @@ class Outbox:
 
     def __init__(self) -> None:
         self.held: dict[int, Inference] = {}
-        self._expected: deque[Inference] = deque()  # plain ones, as they came
+        self._unanswered: dict[int, Inference] = {}  # plain ones, as they came
 
     def expect(self, group: Iterable[Inference]) -> None:
-        self._expected += (inference for inference in group if not inference.streamed)
+        self._unanswered |= {each.id: each for each in group if not each.streamed}
 
     def hold(self, finished: Iterable[Inference]) -> list[Inference]:
         """Keep those that are plain; return the others."""
@@ -26,14 +26,12 @@ class Outbox:
         self.held |= {inference.id: inference for inference in plain}
         return [inference for inference in finished if inference.streamed]
 
-    def leave(self) -> list[Inference]:
-        """Those before which nobody is left that has no answer."""
-        leaving = []
-        while self._expected:
-            first = self._expected[0]
-            if first.id in self.held:
-                leaving.append(self.held.pop(first.id))
-            elif first.answered_at is None:
-                break
-            self._expected.popleft()
-        return leaving
+    @property
+    def free(self) -> list[Inference]:
+        """Held ones before which nobody is left that has no answer."""
+        return [self.held[id] for id in takewhile(self.held.__contains__, self._unanswered)]
+
+    def forget(self, inference: Inference) -> None:
+        """It is answered, whatever with."""
+        self.held.pop(inference.id, None)
+        self._unanswered.pop(inference.id, None)

@@ -240,7 +240,7 @@ class Scheduler:
         if self._outbox is not None:
             for inference in answered:
                 self.pool.release(inference)
-            answered = self._outbox.hold(answered) + self._outbox.leave()
+            answered = self._outbox.hold(answered) + self._outbox.free
         for inference in answered:
             self._end(inference, State.FINISHED, now)
             self.lobby.learn(inference)
@@ -264,9 +264,9 @@ class Scheduler:
                     self.lobby.leave(inference)
             elif inference.state is not State.RUNNING:
                 continue
-            elif self._outbox is not None and inference.id in self._outbox.held:
-                del self._outbox.held[inference.id]
-            elif state is State.FAILED or not self.policy.request_level:
+            elif inference.id in self.running and (
+                state is State.FAILED or not self.policy.request_level
+            ):
                 self._end_running(inference, now)
             inference.error = error
             self._end(inference, state, now)
@@ -326,6 +326,8 @@ class Scheduler:
         inference.state, inference.answered_at = state, now
         inference.resume(now)
         self.pool.release(inference)
+        if self._outbox is not None:
+            self._outbox.forget(inference)
 
 
 def build(settings: Any) -> Scheduler:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scheduling.blocks import BlockPool
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State
-from scheduling.policies import Dynamic, Plan, Static, View
-from tests.virtual import make_scheduler, step
+from scheduling.policies import Dynamic, Fair, Plan, Static, View
+from tests.virtual import Ask, make_scheduler, run, step
 
 
 def test_a_queue_is_full_at_max_in_flight() -> None:
@@ -231,6 +231,18 @@ def test_thousands_in_the_queue_leave_in_any_order() -> None:
     while scheduler.has_work:
         answered += step(scheduler, 0.0)[1]
     assert answered == queued[::2]
+
+
+def test_to_fair_queueing_a_completion_token_is_worth_two_of_a_prompt() -> None:
+    """One row. Ann has had 1 + 2 · 10 when her second request waits, Bob 22 + 2 · 1."""
+    asks = [
+        Ask(0.0, tokens=10, user="ann"),
+        Ask(0.0, prompt=22, user="bob"),
+        Ask(1.0, user="bob"),
+        Ask(1.5, user="ann"),
+    ]
+    served = run(Dynamic(), asks, order=Fair(), max_batch_size=1)
+    assert served.answered_at == [10, 11, 13, 12]
 
 
 def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it_must() -> None:

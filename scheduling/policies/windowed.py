@@ -65,6 +65,9 @@ class Windowed(Delayed):
         "none",
     )
 
+    def warnings(self, max_batch_size: int) -> list[str]:
+        return [] if self.preferred_batch_sizes else super().warnings(max_batch_size)
+
     def plan(self, view: View) -> Plan:
         if view.running:
             return self._continue(view)
@@ -72,10 +75,11 @@ class Windowed(Delayed):
         if not (oldest := waiting.oldest):
             return Plan()
         most = self.most_rows(view.limits.max_batch_size)
-        sizes = [size for size in self.preferred_batch_sizes if size <= min(len(waiting), most)]
-        # a request of more prompts than that waits for its delay
-        if sizes and (plan := self._begin(waiting, view, "preferred", max(sizes))).admit:
-            return plan
+        for size in sorted(self.preferred_batch_sizes, reverse=True):
+            if size <= min(len(waiting), most):
+                plan = self._begin(waiting, view, "preferred", size)
+                if len(plan.admit) == size:  # requests of several prompts may fill none exactly
+                    return plan
         if not self.preferred_batch_sizes and len(waiting) >= self._target(view):
             return self._begin(waiting, view, "target")
         if view.now >= (due := self._due(oldest[0])):

@@ -1,0 +1,410 @@
+"""`preserve_ordering`: plain answers leave in the order in which their requests came, and nothing
+else changes: rows and KV blocks are free when a request is done, and streams are as they were.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from scheduling.errors import Cancelled, GenerationFailed, Overloaded, ServingError
+from scheduling.inference import Generator, Inference, Iteration, State
+from scheduling.policies import (
+    Dynamic,
+    Fcfs,
+    MultiBin,
+    NoBatching,
+    Order,
+    Policy,
+    Priority,
+    Sjf,
+    Static,
+    Windowed,
+)
+from scheduling.scheduler import Scheduler
+from tests.sse import events
+from tests.virtual import Ask, any_order, any_policy, make_scheduler, run, step
+
+PATIENCE_S = 20  # a guard against hanging, not a measurement
+ORDERS = any_order() | st.sampled_from(
+    [
+        Priority(queue_policy="1:timeout_ms=3000;2:timeout_ms=2000,action=delay;3:max_size=2"),
+        Priority(queue_policy="2:timeout_ms=4000,max_size=3"),
+    ]
+)
+ASKS = st.lists(
+    st.builds(
+        Ask,
+        at=st.integers(0, 12).map(float),
+        prompt=st.integers(1, 9),
+        tokens=st.integers(1, 9),
+        rows=st.integers(1, 2),
+        n=st.integers(1, 2),
+        content=st.none() | st.integers(0, 1),
+        user=st.sampled_from([None, "a"]),
+        priority=st.integers(0, 3),
+        streamed=st.booleans(),
+    ),
+    min_size=1,
+    max_size=10,
+).map(lambda asks: sorted(asks, key=lambda ask: ask.at))
+
+
+# ---- a worked example: two rows, an iteration a second; A has 5 tokens, B 2, C 1, D 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "order", "plain", "in_order"),
+    [
+        (Dynamic(), Fcfs(), [5, 2, 3, 7], [5, 5, 5, 7]),
+        (Dynamic(), Sjf(), [7, 2, 1, 5], [7, 7, 7, 7]),
+        (NoBatching(), Fcfs(), [5, 7, 8, 12], [5, 7, 8, 12]),
+        (NoBatching(), Sjf(), [12, 3, 1, 7], [12, 12, 12, 12]),
+        (Static(), Fcfs(), [5, 5, 9, 9], [5, 5, 9, 9]),
+        (Static(), Sjf(), [7, 2, 2, 7], [7, 7, 7, 7]),
+        (MultiBin(bins=1, batch_size_target=1), Sjf(), [7, 2, 2, 7], [7, 7, 7, 7]),
+        (Windowed(preferred_batch_sizes=(2,)), Sjf(), [7, 2, 2, 7], [7, 7, 7, 7]),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Policy | Order) else "",
+)
+def test_a_short_answer_waits_for_the_longer_one_that_was_asked_for_before(
+    policy: Policy, order: Order, plain: list[float], in_order: list[float]
+) -> None:
+    asks = [Ask(0.0, tokens=n) for n in (5, 2, 1, 4)]
+    served = run(policy, asks, order=order)
+    assert served.answered_at == plain
+    kept = run(policy, asks, order=order, preserve_ordering=True)
+    assert kept.answered_at == in_order
+    assert kept.batches == served.batches, "the same iterations"
+
+
+def test_a_stream_neither_waits_for_an_answer_nor_is_waited_for() -> None:
+    asks = [
+        Ask(0.0, tokens=9, streamed=True),
+        Ask(0.0, tokens=5),
+        Ask(0.0, tokens=1, streamed=True),
+        Ask(0.0, tokens=2),
+    ]
+    served = run(Dynamic(), asks, max_batch_size=4, preserve_ordering=True)
+    assert served.answered_at == [9, 5, 1, 5]
+
+
+# ---- for any workload
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    policy=any_policy(),
+    order=ORDERS,
+    asks=ASKS,
+    rows=st.integers(4, 6),
+    spare_blocks=st.integers(0, 20),
+)
+def test_every_answer_leaves_when_it_and_all_before_it_are_there_and_nothing_else_changes(
+    policy: Policy, order: Order, asks: list[Ask], rows: int, spare_blocks: int
+) -> None:
+    """Each iteration is the one that there would be without; who is rejected releases those behind
+    it, too.
+    """
+    assume(not order.preemptive or isinstance(policy, Dynamic))
+    limits: dict[str, Any] = {"order": order, "max_batch_size": rows}
+    limits["n_blocks"] = 4 * 5 + spare_blocks
+
+    def check(scheduler: Scheduler, iteration: Iteration) -> None:
+        nothing_is_kept_for_those_that_are_held(scheduler)
+
+    free = run(policy, asks, **limits)
+    kept = run(policy, asks, check, preserve_ordering=True, **limits)
+    assert kept.batches == free.batches
+    before, after = members(free.groups), members(kept.groups)
+    for one, other in zip(before, after):
+        assert (one.state, one.token_times) == (other.state, other.token_times)
+    latest = 0.0
+    for one, other in zip(before, after):
+        if one.streamed or one.answered_at is None:  # it was refused
+            assert one.answered_at == other.answered_at
+            continue
+        latest = max(latest, one.answered_at)
+        rejected = other.state is State.EXPIRED
+        assert other.answered_at == (one.answered_at if rejected else latest)
+
+
+def members(groups: Sequence[Sequence[Inference]]) -> list[Inference]:
+    return [inference for group in groups for inference in group]
+
+
+def nothing_is_kept_for_those_that_are_held(scheduler: Scheduler) -> None:
+    """Held ones are finished; they have no row and no KV blocks, and wait for one that is not."""
+    held = scheduler._held
+    others = [*scheduler.waiting.values(), *scheduler.running.values()]
+    awaited = [i.id for i in others if i.answered_at is None and not i.streamed]
+    for inference in held.values():
+        assert inference.is_over and inference.answered_at is None and not inference.streamed
+        assert inference.blocks == [] and inference.id not in scheduler.running
+        assert min(awaited) < inference.id
+    seen = scheduler.snapshot()
+    assert seen.waiting + seen.running == len(scheduler.in_flight()) - sum(
+        i.answered_at is not None for i in scheduler.running.values()
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    policy=any_policy(),
+    order=ORDERS,
+    asks=ASKS,
+    patience=st.lists(st.none() | st.integers(1, 15), min_size=10, max_size=10),
+)
+def test_with_deadlines_too_nobody_is_held_behind_one_that_has_left(
+    policy: Policy, order: Order, asks: list[Ask], patience: list[int | None]
+) -> None:
+    assume(not order.preemptive or isinstance(policy, Dynamic))
+    asks = [
+        Ask(**ask.__dict__ | {"deadline": None if its is None else ask.at + its})
+        for ask, its in zip(asks, patience)
+    ]
+
+    def check(scheduler: Scheduler, iteration: Iteration) -> None:
+        nothing_is_kept_for_those_that_are_held(scheduler)
+
+    served = run(
+        policy,
+        asks,
+        check,
+        order=order,
+        max_batch_size=4,
+        n_blocks=25,
+        preserve_ordering=True,
+    )
+    came = [i for i in members(served.groups) if i.state is not State.WAITING]
+    assert {i.state for i in came} <= {State.FINISHED, State.EXPIRED}
+    finished = [i.answered_at or 0.0 for i in came if not i.streamed and i.state is State.FINISHED]
+    assert finished == sorted(finished)
+    assert not served.scheduler.in_flight()
+    assert served.scheduler.pool.free_blocks == served.scheduler.pool.n_blocks
+
+
+# ---- exits
+
+
+def three(policy: Policy, **more: Any) -> tuple[Scheduler, list[Inference]]:
+    """A runs for long; B and C are finished, and held."""
+    scheduler = make_scheduler(policy, max_batch_size=3, preserve_ordering=True, **more)
+    asked = [Inference([0], 20), Inference([0], 1), Inference([0], 1, deadline=6.0)]
+    for each in asked:
+        scheduler.enqueue([each], 0.0)
+    assert step(scheduler, 0.0)[1] == []
+    assert [i.state for i in asked] == 3 * [State.RUNNING]
+    return scheduler, asked
+
+
+def test_held_ones_run_by_the_count_hold_nothing_and_are_in_flight() -> None:
+    scheduler, (long, *held) = three(Dynamic(), max_in_flight=3)
+    seen = scheduler.snapshot()
+    assert (seen.waiting, seen.running, seen.blocks_used) == (0, 3, len(long.blocks))
+    assert scheduler.in_flight() == [long, *held] and list(scheduler.running) == [long.id]
+    with pytest.raises(Overloaded, match="0 requests are waiting and 3 running"):
+        scheduler.enqueue([Inference([0], 1)], 1.0)
+    assert scheduler.fail([held[0]], Cancelled("gone"), 1.0) == [held[0]]
+    more = Inference([0], 1)
+    scheduler.enqueue([more], 1.0)  # and its row is free at once
+    assert step(scheduler, 1.0)[1] == [] and more.tokens
+
+
+@pytest.mark.parametrize(
+    "error", [Cancelled("gone"), GenerationFailed("broken")], ids=lambda error: error.code
+)
+def test_one_that_fails_or_is_cancelled_releases_those_behind_it(error: ServingError) -> None:
+    scheduler, (long, *held) = three(Dynamic())
+    assert scheduler.fail([long], error, 3.0) == [long, *held]
+    assert [i.answered_at for i in held] == [3.0, 3.0]
+    assert [i.state for i in held] == 2 * [State.FINISHED] and not scheduler.has_work
+
+
+def test_one_that_expires_releases_those_behind_it_and_a_held_one_expires_at_its_own_time() -> None:
+    scheduler = make_scheduler(Dynamic(), max_batch_size=3, preserve_ordering=True)
+    asked = [Inference([0], 20, deadline=9.0), Inference([0], 1), Inference([0], 1, deadline=6.0)]
+    for each in asked:
+        scheduler.enqueue([each], 0.0)
+    step(scheduler, 0.0)
+    assert scheduler.next_deadline() == 6.0
+    assert scheduler.expire(6.0) == [asked[2]] and asked[2].state is State.EXPIRED
+    assert scheduler.expire(9.0) == asked[:2] and asked[1].state is State.FINISHED
+    assert not scheduler.in_flight()
+
+
+def test_one_that_is_rejected_by_its_queue_releases_those_behind_it() -> None:
+    """C comes third and, at level 1, goes second; B is rejected at 3.5, seen at 4."""
+    order = Priority(queue_policy="2:timeout_ms=2500")
+    asks = [Ask(0.0, tokens=2), Ask(1.0, tokens=1), Ask(1.0, priority=1, tokens=3)]
+    served = run(Dynamic(), asks, order=order, max_batch_size=1, preserve_ordering=True)
+    assert [i.state for i in members(served.groups)] == [
+        State.FINISHED,
+        State.EXPIRED,
+        State.FINISHED,
+    ]
+    assert served.answered_at == [2, 4, 5]
+    asks[2] = Ask(1.0, priority=1, tokens=1)
+    asks.append(Ask(1.5, priority=1, tokens=9))
+    served = run(Dynamic(), asks, order=order, max_batch_size=1, preserve_ordering=True)
+    assert served.answered_at == [2, 4, 4, 12], "C was finished at 3"
+
+
+def test_a_request_that_is_cancelled_behind_a_held_one_changes_nothing_for_it() -> None:
+    scheduler, (long, second, third) = three(Dynamic())
+    assert scheduler.fail([third], Cancelled("gone"), 2.0) == [third]
+    assert second.answered_at is None
+    assert scheduler.fail([long, second, third], Cancelled("gone"), 3.0) == [long, second]
+
+
+def test_of_a_request_level_batch_those_wait_that_came_after_one_in_the_queue() -> None:
+    scheduler = make_scheduler(Static(), order=Sjf(), preserve_ordering=True)
+    long, short, shorter = Inference([0], 9), Inference([0], 2), Inference([0], 1)
+    for each in (long, short, shorter):
+        scheduler.enqueue([each], 0.0)
+    step(scheduler, 0.0)
+    assert scheduler.snapshot().blocks_used == 2, "of a batch that has not ended"
+    assert step(scheduler, 1.0)[1] == []
+    seen = scheduler.snapshot()
+    assert (seen.waiting, seen.running, seen.blocks_used) == (1, 2, 0)
+    assert scheduler.fail([long], Cancelled("gone"), 2.0) == [long, short, shorter]
+
+
+def test_those_that_were_answered_meanwhile_are_not_kept_behind_a_long_one() -> None:
+    """Each request that was given up once stayed in the outbox until the longest one before it was
+    answered.
+    """
+    scheduler = make_scheduler(Dynamic(), preserve_ordering=True)
+    scheduler.enqueue([Inference([0], 300)], 0.0)
+    for second in range(200):
+        gone = Inference([0] * 100, 1)
+        scheduler.enqueue([gone], second)
+        scheduler.fail([gone], Cancelled("gone"), second)
+        scheduler.enqueue([Inference([0], 1, streamed=True)], second)
+        assert len(step(scheduler, second)[1]) == 1
+    assert scheduler._outbox is not None
+    assert len(scheduler._outbox._unanswered) == 1 == len(scheduler.in_flight())
+
+
+# ---- over HTTP
+
+
+class Gate(Generator):
+    """Each iteration waits to be let through, and may fail."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(0)
+        self.fails = False
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        assert self.go.acquire(timeout=PATIENCE_S)
+        if self.fails:
+            raise RuntimeError("as was asked for")
+        return [101] * sum(row.samples for row in iteration.rows)
+
+
+def until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.002)
+
+
+class Post(threading.Thread):
+    """A request whose answer is waited for in a thread of its own."""
+
+    def __init__(self, client: FlaskClient, tokens: int, **more: Any):
+        super().__init__()
+        self.client = client.application.test_client()
+        self.body = {"prompt": "hi", "num_tokens": tokens} | more
+        self.start()
+
+    def run(self) -> None:
+        response = self.client.post("/inference", json=self.body)
+        self.status, self.data = response.status_code, response.data
+        self.json = response.get_json(silent=True)
+
+    def answer(self) -> Any:
+        self.join(PATIENCE_S)
+        assert not self.is_alive(), "nobody answered"
+        return self.json
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+def long_and_short(client: FlaskClient, gate: Gate) -> tuple[Post, Post]:
+    """The answer to the first request is not there yet; that to the second is, and held."""
+    snapshot = client.application.extensions["server"].manager.snapshot
+    long = Post(client, 60)
+    until(lambda: snapshot().running == 1)
+    used = snapshot().blocks_used
+    short = Post(client, 1)
+    until(lambda: snapshot().waiting == 1)
+    gate.go.release(2)
+    until(lambda: (snapshot().completion_tokens, snapshot().running) == (3, 2))
+    assert snapshot().blocks_used == used, "those of the finished one are free"
+    assert short.is_alive()
+    return long, short
+
+
+def test_over_http_a_short_answer_comes_after_the_long_one_and_says_how_long_it_was_held(
+    client_of: Callable[..., FlaskClient], gate: Gate
+) -> None:
+    client = client_of(engine=lambda: gate, preserve_ordering=True)
+    long, short = long_and_short(client, gate)
+    stream = Post(client, 1, stream=True)
+    until(lambda: client.application.extensions["server"].manager.snapshot().waiting == 1)
+    gate.go.release(2)
+    stream.join(PATIENCE_S)
+    assert events(stream.data)[-1]["usage"]["completion_tokens"] == 1, "a stream is not held"
+    assert short.is_alive() and long.is_alive()
+    gate.go.release(100)
+    ends = [
+        post.answer()["timings"]["arrived_at"] + post.answer()["timings"]["e2e_s"]
+        for post in (long, short)
+    ]
+    assert ends[1] == pytest.approx(ends[0], abs=1e-4), "at the same instant"
+    timings = short.answer()["timings"]
+    assert timings["held_s"] > 0 and long.answer()["timings"]["held_s"] == 0
+    assert len(short.answer()["completion"]) == 1 and short.status == 200
+
+
+def test_over_http_one_that_fails_releases_the_one_behind_it(
+    client_of: Callable[..., FlaskClient], gate: Gate
+) -> None:
+    client = client_of(engine=lambda: gate, preserve_ordering=True)
+    long, short = long_and_short(client, gate)
+    gate.fails = True
+    gate.go.release()
+    assert long.answer()["error"]["code"] == "generation_failed" and long.status == 500
+    assert short.answer()["completion"] == "e" and short.status == 200
+
+
+def test_over_http_who_is_held_is_answered_504_at_its_deadline_and_503_when_the_server_ends(
+    client_of: Callable[..., FlaskClient], gate: Gate
+) -> None:
+    client = client_of(engine=lambda: gate, preserve_ordering=True)
+    long, short = long_and_short(client, gate)
+    manager = client.application.extensions["server"].manager
+    hasty = Post(client, 1, timeout_s=0.5)
+    until(lambda: manager.snapshot().waiting == 1 or not hasty.is_alive())
+    gate.go.release(2)
+    assert hasty.answer()["error"]["code"] == "deadline_passed" and hasty.status == 504
+    assert long.is_alive() and short.is_alive()
+    closing = threading.Thread(target=manager.close)
+    closing.start()
+    for post in (long, short):
+        assert post.answer()["error"]["code"] == "draining" and post.status == 503
+    gate.go.release(100)
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()

@@ -1,0 +1,277 @@
+"""Settings of who goes first: what has no meaning together is refused in one sentence that names
+the fix.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from config import Config, ConfigError, build, parse, resolve
+from scheduling.policies import MODES, Mlfq, Priority, chosen
+from scheduling.policies.windowed import Windowed
+from scheduling.scheduler import build as scheduler_of
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: False)
+
+
+def refused(line: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(line.split(), environ or {}, dotenv=None)
+    return str(caught.value)
+
+
+EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
+NOT_UNDERSTOOD = (
+    "is not understood: timeout_ms and max_size are numbers from 0 on, action is reject or delay, "
+    f"override yes or no, as in {EXAMPLE!r}"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        # ---- orders
+        (
+            "dynamic --order lifo",
+            "--order 'lifo': input should be 'fcfs', 'priority', 'sjf', 'hrrn'",
+        ),
+        *[
+            (
+                f"{mode} --order {order}",
+                f"--order {order} pauses rows, and in mode {mode} a batch runs to its end; use "
+                "mode dynamic, or one of the orders fcfs, priority, sjf, hrrn, prefix, fair",
+            )
+            for mode in ("static", "windowed", "multibin", "nobatch")
+            for order in ("srpt", "mlfq")
+        ],
+        ("dynamic --order prefix", "--order prefix goes by .*; add --prefix-caching"),
+        *[
+            (
+                f"dynamic{order} --max-wait-s 5",
+                "--max-wait-s has no meaning without --order priority or sjf or hrrn or mlfq; add "
+                "that, or leave it out",
+            )
+            for order in ("", " --order fcfs", " --order fair", " --order srpt")
+        ],
+        ("dynamic --order sjf --max-wait-s 0", "--max-wait-s '0': input should be greater than 0"),
+        ("dynamic --aging 2", "--aging has no meaning without --order sjf; add that, or leave"),
+        ("dynamic --order sjf --aging -1", "--aging '-1': input should be greater than or equal"),
+        ("dynamic --mlfq-levels 3", "--mlfq-levels has no meaning without --order mlfq"),
+        # ---- predicted lengths
+        (
+            "dynamic --order sjf --length-predictor constant",
+            "--order sjf tells requests apart by predicted lengths, and --length-predictor "
+            "constant gives all the same; use exact, noisy:SIGMA or prompt",
+        ),
+        (
+            "multibin --length-predictor constant",
+            "mode multibin tells requests apart by predicted lengths, and --length-predictor",
+        ),
+        *[
+            (
+                f"{what} --length-predictor exact",
+                "--length-predictor has no meaning without --order sjf or srpt or mode multibin, "
+                "which go by lengths; add one of them, or leave it out",
+            )
+            for what in ("dynamic", "static --order fair", "dynamic --order mlfq")
+        ],
+        *[
+            (
+                f"dynamic --order sjf --length-predictor {wrong}",
+                f"--length-predictor '{wrong}': must be exact, noisy:SIGMA (such as noisy:0.7), "
+                "constant or prompt",
+            )
+            for wrong in ("noisy", "noisy:-1", "noisy:nan", "noisy:inf", "oracle", "exact:1")
+        ],
+        # ---- levels and their queues
+        (
+            "dynamic --order priority --queue-policy 4:max_size=1",
+            "--queue-policy names level 4, and there are levels 1 … 3; name one of them, or raise "
+            "--priority-levels",
+        ),
+        ("static --order priority --queue-policy 0:max_size=1", "names level 0, and there are"),
+        (
+            "dynamic --order priority --priority-levels 2 --default-priority-level 3",
+            "--default-priority-level 3 is beyond the 2 levels; lower it, or raise "
+            "--priority-levels",
+        ),
+        ("dynamic --order priority --default-priority-level 0", "should be greater than or equal"),
+        ("dynamic --order priority --priority-levels 65", "should be less than or equal to 64"),
+        ("dynamic --order priority --priority-levels 0", "should be greater than or equal to 1"),
+        *[
+            (
+                f"dynamic --{flag}",
+                f"--{flag.split()[0]} has no meaning without --order priority; add that, or leave",
+            )
+            for flag in ("priority-levels 3", "default-priority-level 1", f"queue-policy {EXAMPLE}")
+        ],
+        *[
+            (
+                f"dynamic --order priority --queue-policy {text}",
+                f"'{text}' names no level; write it as '{EXAMPLE}'",
+            )
+            for text in ("x", "max_size=3", "1.5:max_size=3", "²:max_size=3", ":max_size=3", "1")
+        ],
+        (
+            "dynamic --order priority --queue-policy 1:max_size=1;01:max_size=2",
+            "level 1 has two policies; give it one",
+        ),
+        *[
+            (f"dynamic --order priority --queue-policy 1:{text}", f"{text} {NOT_UNDERSTOOD}")
+            for text in (
+                "timeout_ms=nan",
+                "timeout_ms=inf",
+                "timeout_ms=-1",
+                "timeout_ms=soon",
+                "max_size=-1",
+                "max_size=1.5",
+                "action=drop",
+                "override=true",
+                "timeout=3",
+            )
+        ],
+        # ---- weights and limits
+        *[
+            (
+                f"dynamic --order fair --user-weights {text}",
+                f"'{text}' is no weight; write NAME=WEIGHT with a weight above 0, such as "
+                "alice=2,bob=1",
+            )
+            for text in ("ann", "ann=0", "ann=-1", "ann=nan", "ann=inf", "=2", "ann=", "ann:2")
+        ],
+        ("dynamic --order fair --user-weights a=1,a=2", "a has two weights; give it one"),
+        ("dynamic --user-weights a=1", "--user-weights has no meaning without --order fair"),
+        ("dynamic --user-requests-per-minute 0", "should be greater than or equal to 1"),
+        ("dynamic --user-tokens-per-minute 1.5", "input should be a valid integer"),
+        # ---- sizes and bins
+        (
+            "windowed --preferred-batch-sizes 8,64",
+            "--preferred-batch-sizes 64 is no batch size: a batch has 1 … 32 rows; leave it out, "
+            "or raise --max-batch-size and --batch-size-limit",
+        ),
+        ("windowed --preferred-batch-sizes 0", "--preferred-batch-sizes 0 is no batch size"),
+        (
+            "windowed --preferred-batch-sizes 5 --batch-size-limit 4",
+            "--preferred-batch-sizes 5 is no batch size: a batch has 1 … 4 rows",
+        ),
+        (
+            "windowed --preferred-batch-sizes 4 --batch-size-target 4",
+            "--preferred-batch-sizes and --batch-size-target both say when a batch is large "
+            "enough; leave one of them out",
+        ),
+        ("windowed --preferred-batch-sizes 4;8", "must be numbers separated by commas"),
+        *[
+            (
+                f"{mode} --preferred-batch-sizes 4",
+                f"--preferred-batch-sizes has no meaning in mode {mode}; it belongs to windowed",
+            )
+            for mode in ("dynamic", "multibin", "static", "nobatch")
+        ],
+        *[
+            (f"{mode} --bins 2", f"--bins has no meaning in mode {mode}; it belongs to multibin")
+            for mode in ("dynamic", "windowed", "static", "nobatch")
+        ],
+        ("multibin --bins 0", "--bins '0': input should be greater than or equal to 1"),
+        ("multibin --bins 65", "--bins '65': input should be less than or equal to 64"),
+    ],
+    ids=lambda value: value if " --" in value else "",
+)
+def test_what_has_no_meaning_together_is_answered_in_one_sentence(line: str, said: str) -> None:
+    message = refused(line)
+    assert said.replace(".*", "") in message or re.search(said, message)
+    assert "\n" not in message
+
+
+def test_what_has_a_meaning_is_taken() -> None:
+    def config(line: str) -> Config:
+        return parse([*line.split(), "--model", "fake"], {}, dotenv=None)
+
+    for line in (
+        f"static --order priority --queue-policy {EXAMPLE};3:timeout_ms=0 --max-wait-s 5",
+        "dynamic --order priority --priority-levels 2 --default-priority-level 2",
+        "dynamic --order srpt --length-predictor constant",
+        "multibin --bins 2 --length-predictor noisy:0.5 --order fcfs",
+        "windowed --preferred-batch-sizes 32,1",
+        "windowed --preferred-batch-sizes 4,2 --batch-size-limit 4",
+        "nobatch --user-requests-per-minute 1 --user-tokens-per-minute 9 --preserve-ordering",
+        "dynamic --order fair --user-weights a=1e-3,b=2,c=d=1",
+    ):
+        assert config(line).warnings() == []
+    assert config("windowed --preferred-batch-sizes 2 --batch-size-limit 3").warnings() == [], (
+        "there the target of 4, which 3 rows never reach, has no meaning"
+    )
+
+
+def test_a_queue_policy_says_what_it_states_and_leaves_the_rest_as_it_is() -> None:
+    text = " 1 : timeout_ms=2.5 , override=yes ;;2:max_size=7,;3:"
+    order = Priority(queue_policy=text)
+    one, two, three = (order.policies[level] for level in (1, 2, 3))
+    assert (one.timeout_ms, one.action, one.max_size, one.override) == (2.5, "reject", 0, True)
+    assert (two.timeout_ms, two.action, two.max_size, two.override) == (0, "reject", 7, False)
+    assert (three.timeout_ms, three.max_size) == (0, 0)
+
+
+def test_settings_come_from_the_environment_too_and_reach_the_scheduler(tmp_path: Path) -> None:
+    dotenv = tmp_path / ".env"
+    dotenv.write_text(
+        "EB_ORDER=priority\nEB_PRIORITY_LEVELS=2\nEB_DEFAULT_PRIORITY_LEVEL=2\n"
+        f"EB_QUEUE_POLICY={EXAMPLE}\nEB_MAX_WAIT_S=5\n"
+    )
+    environ = {
+        "EB_PRESERVE_ORDERING": "true",
+        "EB_USER_REQUESTS_PER_MINUTE": "3",
+        "EB_USER_TOKENS_PER_MINUTE": "300",
+        "EB_PREFERRED_BATCH_SIZES": "2,4",
+        "EB_MODEL": "fake",
+    }
+    config = parse(["windowed"], environ, dotenv)
+    assert (config.preserve_ordering, config.user_requests_per_minute) == (True, 3)
+    scheduler = scheduler_of(config)
+    assert scheduler.order == Priority(5.0, 2, 2, EXAMPLE)
+    assert isinstance(scheduler.policy, Windowed)
+    assert scheduler.policy.preferred_batch_sizes == (2, 4)
+    assert scheduler._outbox is not None
+    flags = parse(["windowed", "--priority-levels", "5"], environ, dotenv)
+    assert (flags.priority_levels, flags.default_priority_level) == (5, 2)
+    again = Config.model_validate_json(config.model_dump_json())
+    assert again == config and chosen(MODES, again.mode, again) == scheduler.policy
+
+
+def test_what_the_environment_says_for_other_modes_and_orders_is_no_error() -> None:
+    """A .env may be shared between modes: sizes beyond a smaller server's rows, and levels that
+    another order has, were once refused where they have no meaning.
+    """
+    environ = {
+        "EB_PREFERRED_BATCH_SIZES": "64",
+        "EB_QUEUE_POLICY": "5:max_size=1",
+        "EB_DEFAULT_PRIORITY_LEVEL": "5",
+        "EB_BINS": "8",
+        "EB_AGING": "1",
+        "EB_LENGTH_PREDICTOR": "constant",
+        "EB_MAX_WAIT_S": "5",
+        "EB_USER_WEIGHTS": "a=2",
+    }
+    for line in ("dynamic", "static", "nobatch", "dynamic --order fair", "dynamic --order mlfq"):
+        config = parse([*line.split(), "--model", "fake"], environ, dotenv=None)
+        assert config.bins == 8
+    assert build("dynamic", {"order": "mlfq"}, environ_values(environ)).max_wait_s == 5
+    assert Mlfq(max_wait_s=5.0).promote_after_s == 5
+    assert "64 is no batch size" in refused("windowed", environ)
+    assert "level 3" in refused(
+        "dynamic --order priority --priority-levels 2", {"EB_QUEUE_POLICY": "3:max_size=1"}
+    )
+    assert "default-priority-level 5 is beyond the 3" in refused(
+        "dynamic --order priority", environ
+    )
+    assert "gives all the same" in refused("multibin", environ)
+    assert "no weight" in refused("dynamic", {"EB_USER_WEIGHTS": "a"}), "what cannot be read is"
+
+
+def environ_values(environ: dict[str, str]) -> dict[str, str]:
+    return {name[3:].lower(): value for name, value in environ.items()}

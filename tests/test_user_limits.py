@@ -1,0 +1,267 @@
+"""How many requests and tokens a user may ask for in a minute: a window of 60 s that slides, told
+in virtual time, and what clients see of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.door import IDLE_USERS, UserLimits
+from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
+from scheduling.policies import Dynamic, Priority
+from tests.virtual import Ask, make_scheduler
+
+MODES = ("nobatch", "static", "windowed", "multibin", "dynamic")
+ROUTES: dict[str, dict[str, Any]] = {
+    "/inference": {"prompt": "hi", "num_tokens": 3},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 3},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+}
+
+
+class Door:
+    """Asks for admission only."""
+
+    def __init__(self, requests: int | None = None, tokens: int | None = None):
+        self.limits = UserLimits(requests, tokens)
+
+    def refusal(self, now: float, tokens: int = 2, user: str | None = None) -> ServingError | None:
+        """Why a request of so many tokens, one of them a prompt's, is not let in; None: it is."""
+        try:
+            self.limits.admit(Ask(now, tokens=tokens - 1, user=user).group(4), now)
+        except ServingError as error:
+            return error
+        return None
+
+    def lets_in(self, now: float, tokens: int = 2, user: str | None = None) -> bool:
+        return self.refusal(now, tokens, user) is None
+
+
+def retry_after_s(error: ServingError | None) -> int:
+    assert isinstance(error, RateLimited)
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
+    return int(error.headers["Retry-After"])
+
+
+# ---- the window
+
+
+def test_a_minute_is_sixty_seconds_from_each_request_and_not_a_minute_of_the_clock() -> None:
+    """Two a minute, which came at 50 and 70: the third is let in at 110, the fourth at 130."""
+    door = Door(requests=2)
+    assert door.lets_in(50.0) and door.lets_in(70.0)
+    assert not door.lets_in(71.0) and not door.lets_in(109.875)
+    assert door.lets_in(110.0)
+    assert not door.lets_in(110.0) and not door.lets_in(129.875)
+    assert door.lets_in(130.0)
+
+
+def test_what_sixty_seconds_are_over_is_not_counted_any_more() -> None:
+    door = Door(requests=1, tokens=100)
+    assert door.lets_in(0.0, tokens=40) and door.lets_in(60.0, tokens=70)
+    assert str(door.refusal(60.0, tokens=5)) == (
+        "Whoever names no user has asked for 1 requests and 70 tokens in the last minute, of 1 "
+        "and 100; try again in 60 s."
+    )
+    assert str(Door(requests=1).refusal(0.0)) == "None"
+
+
+def test_tokens_are_those_of_the_prompts_and_all_that_may_be_generated() -> None:
+    limits = UserLimits(None, 30)
+    limits.admit(Ask(0.0, prompt=4, tokens=3, rows=2, n=2).group(4), 0.0)  # 2 · 4 + 4 · 3 = 20
+    limits.admit(Ask(0.0, prompt=4, tokens=6).group(4), 0.0)
+    with pytest.raises(RateLimited, match=r"2 requests and 30 tokens .* of any number and 30"):
+        limits.admit(Ask(0.0, prompt=1, tokens=1).group(4), 0.0)
+
+
+def test_a_request_of_several_prompts_is_one_request() -> None:
+    limits = UserLimits(2, None)
+    for _ in range(2):
+        limits.admit(Ask(0.0, rows=9, n=9).group(4), 0.0)
+    with pytest.raises(RateLimited, match=r"2 requests and .* of 2 and any number"):
+        limits.admit(Ask(0.0).group(4), 0.0)
+
+
+def test_retry_after_waits_for_as_many_old_requests_as_the_same_request_needs_gone() -> None:
+    """100 tokens a minute: 40 at 0, 30 at 10, 30 at 25. 40 more fit at 60, 41 at 70, 71 at 85."""
+    door = Door(tokens=100)
+    for at, tokens in ((0.0, 40), (10.0, 30), (25.0, 30)):
+        assert door.lets_in(at, tokens)
+    for tokens, at in ((40, 60), (41, 70), (70, 70), (71, 85), (100, 85)):
+        assert retry_after_s(door.refusal(30.0, tokens)) == at - 30
+    assert not door.lets_in(69.875, 41) and door.lets_in(70.0, 41)
+
+
+def test_retry_after_is_a_whole_second_or_more_however_soon_it_would_be() -> None:
+    door = Door(requests=1)
+    assert door.lets_in(0.0)
+    waits = [retry_after_s(door.refusal(now)) for now in (0.0, 0.5, 1.0, 58.5, 59.0, 59.875)]
+    assert waits == [60, 60, 59, 2, 1, 1]
+    assert "try again in 2 s." in str(door.refusal(58.5))
+
+
+@given(
+    requests=st.none() | st.integers(1, 4),
+    tokens=st.none() | st.integers(10, 30),
+    asks=st.lists(st.tuples(st.integers(0, 200), st.integers(2, 10)), max_size=25),
+)
+def test_whoever_comes_back_when_told_is_let_in_and_an_eighth_of_a_second_before_is_not(
+    requests: int | None, tokens: int | None, asks: list[tuple[int, int]]
+) -> None:
+    """Against a window that remembers everything. Times are eighths of a second."""
+    door, now = Door(requests, tokens), 0.0
+    came: list[tuple[float, int]] = []
+
+    def has_room(at: float, asked: int) -> bool:
+        last = [its for then, its in came if then + 60 > at]
+        return (requests is None or len(last) < requests) and (
+            tokens is None or sum(last) + asked <= tokens
+        )
+
+    for later, asked in asks:
+        now += later / 8
+        if not has_room(now, asked):
+            first = min(then + 60 for then, _ in came if has_room(then + 60, asked))
+            told = retry_after_s(door.refusal(now, asked))
+            assert told == math.ceil(first - now)
+            before = max(now, first - 1 / 8)
+            assert not door.lets_in(before, asked), "refused ones count for nothing"
+            now = first
+        assert door.lets_in(now, asked)
+        came.append((now, asked))
+
+
+# ---- whose window
+
+
+def test_other_users_are_unharmed_and_whoever_names_none_is_one_user() -> None:
+    door = Door(requests=1)
+    for user in ("ann", "bob", None):
+        assert door.lets_in(0.0, user=user)
+        assert not door.lets_in(1.0, user=user)
+    assert "This user has asked" in str(door.refusal(1.0, user="ann"))
+    assert "Whoever names no user has asked" in str(door.refusal(1.0))
+    assert door.lets_in(1.0, user="eve")
+
+
+def test_a_request_of_exactly_a_minutes_tokens_is_let_in_and_a_larger_one_is_a_400() -> None:
+    door = Door(tokens=10)
+    error = door.refusal(0.0, tokens=11)
+    assert isinstance(error, InvalidRequest) and error.status == 400
+    assert str(error) == (
+        "The request asks for 11 tokens, and a user may ask for 10 a minute; ask for fewer."
+    )
+    assert door.lets_in(0.0, tokens=10)
+    assert isinstance(door.refusal(0.0, tokens=11), InvalidRequest), "no wait would help"
+
+
+def test_what_another_refusal_turns_away_counts_for_nothing() -> None:
+    """One is too large for the pool, one finds the server full, one its level's queue, one has no
+    level: after all of them both requests of the minute are left.
+    """
+    order = Priority(queue_policy="1:max_size=1")
+    scheduler = make_scheduler(
+        Dynamic(), order=order, n_blocks=2, max_in_flight=3, user_limits=UserLimits(2, None)
+    )
+    scheduler.enqueue(Ask(0.0, user="bob", priority=1).group(4), 0.0)
+    for refused in (
+        Ask(0.0, prompt=9, user="ann"),
+        Ask(0.0, rows=3, user="ann"),
+        Ask(0.0, priority=1, user="ann"),
+        Ask(0.0, priority=4, user="ann"),
+    ):
+        with pytest.raises((InvalidRequest, Overloaded)) as caught:
+            scheduler.enqueue(refused.group(4), 0.0)
+        assert not isinstance(caught.value, RateLimited)
+    for _ in range(2):
+        scheduler.enqueue(Ask(0.0, user="ann").group(4), 0.0)
+    assert len(scheduler.waiting) == 3
+
+
+def test_a_refused_request_leaves_nothing_behind() -> None:
+    scheduler = make_scheduler(Dynamic(), user_limits=UserLimits(1, None))
+    scheduler.enqueue(Ask(0.0, deadline=5.0).group(4), 0.0)
+    with pytest.raises(RateLimited):
+        scheduler.enqueue(Ask(0.0, deadline=3.0, rows=3).group(4), 0.0)
+    assert len(scheduler.in_flight()) == 1 and scheduler.next_deadline() == 5.0
+
+
+def test_the_windows_of_idle_users_are_dropped_and_those_of_others_are_not() -> None:
+    door = Door(requests=1)
+    for i in range(IDLE_USERS):
+        assert door.lets_in(0.0, user=f"idle {i}")
+    assert door.lets_in(59.0, user="ann")
+    assert len(door.limits._windows) == IDLE_USERS + 1, "none of them was idle for a minute"
+    most = IDLE_USERS + 1
+    for i in range(10 * IDLE_USERS):
+        assert door.lets_in(60.0 + 60.0 * i, user=f"visitor {i}")
+        most = max(most, len(door.limits._windows))
+    assert most <= 2 * (IDLE_USERS + 1) + 1
+    assert len(door.limits._windows) <= IDLE_USERS
+
+
+def test_dropping_windows_takes_none_of_a_user_that_is_not_idle() -> None:
+    door = Door(requests=2)
+    for i in range(IDLE_USERS - 2):
+        assert door.lets_in(0.0, user=f"idle {i}")
+    assert door.lets_in(0.0, user="ann") and door.lets_in(30.0, user="ann")
+    assert door.lets_in(59.0, user="bob")
+    assert len(door.limits._windows) == IDLE_USERS
+    assert door.lets_in(60.0, user="eve")
+    assert set(door.limits._windows) == {"ann", "bob", "eve"}
+    assert door.lets_in(60.0, user="ann") and not door.lets_in(89.0, user="ann")
+    assert door.lets_in(90.0, user="ann")
+
+
+def test_without_limits_nobody_is_remembered() -> None:
+    door = Door()
+    assert all(door.lets_in(0.0, tokens=10**6) for _ in range(100))
+    assert not door.limits._windows
+
+
+# ---- over HTTP
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("path", ROUTES)
+def test_the_third_request_of_two_a_minute_is_a_429_with_retry_after_while_others_are_served(
+    path: str, mode: str, stream: bool, client_of: Callable[..., FlaskClient]
+) -> None:
+    client = client_of(mode, user_requests_per_minute=2)
+
+    def post(**who: Any) -> Any:
+        return client.post(path, json=ROUTES[path] | {"stream": stream} | who)
+
+    assert [post(user="ann").status_code for _ in range(2)] == [200, 200]
+    for _ in range(2):
+        refused = post(user="ann")
+        error = refused.get_json()["error"]
+        assert (refused.status_code, refused.mimetype) == (429, "application/json")
+        assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert "This user has asked for 2 requests" in error["message"]
+        assert post(user="bob").status_code == 200, "another user is served all the same"
+    assert post().status_code == 200
+    assert client.get("/stats").get_json()["refused"] == 2
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_tokens_a_minute_are_counted_and_a_request_that_never_fits_is_a_400(
+    path: str, client_of: Callable[..., FlaskClient]
+) -> None:
+    client = client_of(user_tokens_per_minute=400)
+    length = "num_tokens" if path == "/inference" else "max_tokens"
+
+    def status(tokens: int, user: str = "ann") -> int:
+        return client.post(path, json=ROUTES[path] | {length: tokens, "user": user}).status_code
+
+    assert [status(240), status(240), status(10), status(400)] == [200, 429, 200, 400]
+    assert status(240, "bob") == 200
