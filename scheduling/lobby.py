@@ -125,7 +125,6 @@ class Lobby:
                 self._remove(member)
                 member.delayed = True
                 self._add(member)
-        self._timeouts.keep(len(self.waiting))
         return rejected
 
     @property

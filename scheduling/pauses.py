@@ -59,7 +59,6 @@ class Pauses:
         since = inference.uncomputed_since
         if self._longest is not None and since is not None:
             self._since.add(since + self._longest, (inference, since))
-            self._since.keep(len(self.rows) + len(self.paused))
 
     def uncomputed_too_long(self, now: float) -> Iterator[Inference]:
         """Those that wait or are paused, and whose time for the first level has come."""

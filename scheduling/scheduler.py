@@ -276,7 +276,6 @@ class Scheduler:
     def expire(self, now: float) -> list[Inference]:
         """End every inference whose deadline has passed, or its time in its level's queue."""
         late = list(self._deadlines.due(now))
-        self._deadlines.keep(len(self.waiting) + len(self.running))
         ended = self.fail(
             late, DeadlinePassed("The request's deadline passed before its answer."), now
         )

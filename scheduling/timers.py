@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-SPARE = 64  # entries without a meaning that may be kept beside as many as have one
+SPARE = 64  # entries without a meaning that may be kept beside as many as had one
 
 T = TypeVar("T")
 
@@ -18,6 +18,7 @@ class Timers(Generic[T]):
         self._is_over = is_over
         self._heap: list[tuple[float, int, T]] = []
         self._added = 0
+        self._most = SPARE
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -25,6 +26,10 @@ class Timers(Generic[T]):
     def add(self, at: float, entry: T) -> None:
         heapq.heappush(self._heap, (at, self._added, entry))
         self._added += 1
+        if len(self._heap) > self._most:
+            self._heap = [each for each in self._heap if not self._is_over(each[2])]
+            heapq.heapify(self._heap)
+            self._most = 2 * len(self._heap) + SPARE
 
     def due(self, now: float) -> Iterator[T]:
         """Take those whose time has come, in its order; over ones are dropped."""
@@ -32,12 +37,6 @@ class Timers(Generic[T]):
             _, _, entry = heapq.heappop(self._heap)
             if not self._is_over(entry):
                 yield entry
-
-    def keep(self, most: int) -> None:
-        """Drop those that are over if there are more than 2 · most + SPARE."""
-        if len(self._heap) > 2 * most + SPARE:
-            self._heap = [each for each in self._heap if not self._is_over(each[2])]
-            heapq.heapify(self._heap)
 
     @property
     def next(self) -> float | None:
