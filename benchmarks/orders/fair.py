@@ -52,8 +52,8 @@ TRACES: dict[str, dict[str, tuple[Sequence[tuple[float, float]], float]]] = {
     "returns": {"greedy": ([(0, 1)], 1.0), "other": ([(0, 1 / 3), (2 / 3, 1)], 0.6)},
 }
 TOLD = {
-    "modest": "one wants all, the other a fifth",
-    "returns": "the other wants 60%, goes, and returns",
+    "modest": "the other one wants 20%",
+    "returns": "it wants 60%, goes and returns",
 }
 LOOKS = {
     "fcfs": GREY,
@@ -64,7 +64,7 @@ LOOKS = {
 SHOWN = {  # measure: heading, format
     "greedy": ("service of the greedy one, % of capacity", "{:.1f}"),
     "other": ("service of the other one, % of capacity", "{:.1f}"),
-    "idle": ("left idle, %", "{:.1f}"),
+    "both": ("of both", "{:.1f}"),
     "refused": ("greedy one's requests refused, %", "{:.1f}"),
     "mean_s": ("latency of the other one, mean, s", "{:.2f}"),
     "p99_s": ("p99, s", "{:.2f}"),
@@ -163,13 +163,12 @@ def largest_difference(service: Service, sent: Sequence[Asked]) -> float:
     answered = [each.inference for each in sent if each.inference.state is State.FINISHED]
     mine, its = (waits(i for i in answered if i.user == user) for user in USERS)
     at = np.array(service.at)
+    more = service.apart(at)
     largest = 0.0
-    for begins, ends in (
-        (max(a[0], b[0]), min(a[1], b[1])) for a, b in itertools.product(mine, its)
-    ):
-        between = at[(at >= begins) & (at <= ends)]
-        if begins < ends and len(between):
-            largest = max(largest, float(np.ptp(service.apart(between))))
+    for (a, b), (c, d) in itertools.product(mine, its):
+        if max(a, c) < min(b, d):
+            first, last = np.searchsorted(at, [max(a, c), min(b, d)])
+            largest = max(largest, float(np.ptp(more[first : last + 1])))
     return largest
 
 
@@ -189,7 +188,7 @@ def task(case: dict[str, Any], n: int, seed: int) -> dict[str, Any]:
     waited = latencies(of["other"])
     return {
         **share,
-        "idle": 100 - sum(share.values()),
+        "both": sum(share.values()),
         "refused": 100 * statistics.mean(i.error is not None for i in of["greedy"]),
         "mean_s": statistics.mean(waited),
         "p99_s": float(np.percentile(waited, 99)),
@@ -231,8 +230,9 @@ def tables(found: Cases) -> str:
     return "\n\n".join(
         [
             "Service is prompt tokens, and completion tokens twice, as VTC counts them; of "
-            "capacity: of what `fcfs` serves while requests always wait. `modest`: "
-            f"{TOLD['modest']} of capacity, all the time. `returns`: {TOLD['returns']}. {limits}: "
+            "capacity: of what `fcfs` serves while requests always wait; what is missing to 100 of "
+            "both is idle. The greedy one wants all of it. `modest`: "
+            f"{TOLD['modest']}. `returns`: {TOLD['returns']}. {limits}: "
             "limits are half of what is completed in a minute; who is refused does not ask again. "
             "While both always wait, VTC bounds the difference of service by "
             f"{bound(longest):,} tokens here.",
@@ -245,10 +245,14 @@ def figure(found: Cases, caption: str) -> Figure:
     """Who is served what over time, a column a variant and a row a trace; below it the difference
     of service within VTC's bound, and how long the other one waits.
     """
-    columns = {"fcfs": "fcfs", "limit, tokens": "a limit per user", "fair": "fair"}
+    columns = {
+        "fcfs": "fcfs: who asks more gets more",
+        "limit, tokens": "a limit: idle once it is used up",
+        "fair": "fair: who asks less is not held up",
+    }
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(14.4, 11), layout="constrained")
-        grid = drawn.add_gridspec(3, 6, height_ratios=(1, 1, 1.25))
+        grid = drawn.add_gridspec(3, 6, height_ratios=(1, 1, 1.3))
         for row, trace in enumerate(TRACES):
             for column, (variant, title) in enumerate(columns.items()):
                 axis = drawn.add_subplot(grid[row, 2 * column : 2 * column + 2])
@@ -256,7 +260,7 @@ def figure(found: Cases, caption: str) -> Figure:
                 _over_time(axis, case)
                 axis.set_title(title if row == 0 else "", loc="left")
                 if column == 0:
-                    axis.set_ylabel(f"{TOLD[trace]}\n\nservice, % of capacity", fontsize=11)
+                    axis.set_ylabel(f"{TOLD[trace]}\n% of capacity")
         handles = axis.get_legend_handles_labels()
         visits, waited = drawn.add_subplot(grid[2, :3]), drawn.add_subplot(grid[2, 3:])
         _visits(visits, only(found, trace="returns"))
@@ -321,9 +325,10 @@ def _latency(axis: Axes, found: Cases) -> None:
     axis.set_xticks(range(len(TRACES)), [TOLD[trace] for trace in TRACES])
     axis.set_yscale("log")
     plain_log(axis.yaxis)
+    axis.set_ylim(top=400)  # room for the legend
     axis.set_ylabel("its latency, s")
     axis.grid(alpha=0.25, axis="y")
-    axis.legend(fontsize=10.5)
+    axis.legend(fontsize=10.5, loc="upper center", ncols=3)
 
 
 PART = Part(
@@ -333,7 +338,7 @@ PART = Part(
         "Service over time by user, its difference, and the other one's latency",
     ),
     f"lengths {LENGTHS}, {ROWS} rows, as long as {{n}} requests take",
-    12_000,
+    13_000,
     {"traces": TRACES, "lengths": LENGTHS, "kv_blocks": BLOCKS},
     cases,
     task,
