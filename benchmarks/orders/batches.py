@@ -38,14 +38,13 @@ LENGTHS = f"uniform:1:{LONGEST}"
 ROWS = (8, 32)
 BINS = (2, 4, 8)
 SIGMA = 0.7
+COLOURS = dict(zip(ROWS, (PURPLE, ORANGE)))
+NOISY = f"multibin, {BINS[-1]} bins, σ {SIGMA:g}"
 PATIENCE_MS = 10_000.0  # of a bin that does not fill, which would otherwise starve
 VARIANTS: dict[str, tuple[str, Settings]] = {
     "static": ("static", {}),
     **{f"multibin, {k} bins": ("multibin", {"bins": k}) for k in BINS},
-    f"multibin, {BINS[-1]} bins, σ {SIGMA:g}": (
-        "multibin",
-        {"bins": BINS[-1], "length_predictor": f"noisy:{SIGMA:g}"},
-    ),
+    NOISY: ("multibin", {"bins": BINS[-1], "length_predictor": f"noisy:{SIGMA:g}"}),
     "static, sjf": ("static", {"order": "sjf"}),
     "dynamic": ("dynamic", {}),
 }
@@ -163,22 +162,17 @@ def figure(found: Cases, caption: str) -> Figure:
 
 def _over_bins(axis: Axes, found: Cases) -> None:
     curve = 2 ** np.linspace(0, 4, 60)
-    for rows, colour in zip(ROWS, (PURPLE, ORANGE)):
-        axis.plot(curve, [gain(rows, k) for k in curve], ":", color=colour, label="closed form")
+    axis.plot([], "k:", label="closed form")
+    for rows, colour in COLOURS.items():
         binned = {k: f"multibin, {k} bins" for k in BINS}
         of = {case["variant"]: case for case in only(found, rows=rows)}
-        known = [times(of["static"], of[name], "throughput") for name in binned.values()]
-        style: dict[str, Any] = {"color": colour, "capsize": 3, "ls": ""}
-        axis.errorbar(
-            list(binned), [k.mean for k in known], [k.half or 0.0 for k in known], marker="o",
-            label=f"batches of {rows}", **style,
-        )  # fmt: skip
-        [noisy] = [case for name, case in of.items() if "σ" in name]
-        wrong = times(of["static"], noisy, "throughput")
-        axis.errorbar(
-            [BINS[-1]], [wrong.mean], [wrong.half or 0.0], marker="o", mfc="white",
-            label=f"the same, predicted with σ {SIGMA:g}", **style,
-        )  # fmt: skip
+        style: dict[str, Any] = {"color": colour, "capsize": 3, "ls": "", "marker": "o"}
+        for bins, look in ((binned, {}), ({BINS[-1]: NOISY}, {"mfc": "white"})):
+            known = [times(of["static"], of[name], "throughput") for name in bins.values()]
+            label = f"batches of {rows}" + (f", lengths predicted with σ {SIGMA:g}" if look else "")
+            halves = [k.half or 0.0 for k in known]
+            axis.errorbar([*bins], [k.mean for k in known], halves, label=label, **style | look)
+        axis.plot(curve, [gain(rows, k) for k in curve], ":", color=colour)
         dynamic = times(of["static"], of["dynamic"], "throughput").mean
         axis.axhline(dynamic, color=colour, lw=1)
         axis.annotate(
@@ -187,17 +181,17 @@ def _over_bins(axis: Axes, found: Cases) -> None:
         )  # fmt: skip
     axis.set_xscale("log", base=2)
     axis.set_xticks([1, *BINS, 16], ["1", *map(str, BINS), "16"])
-    axis.set_ylim(0.75, 2.05)
+    axis.set_ylim(0.6, 2.05)
     axis.set_xlabel("bins")
     axis.set_ylabel("tok/s, times static's")
     axis.set_title("bins come near dynamic, if lengths are known")
     axis.grid(alpha=0.25)
-    axis.legend(loc="lower center", fontsize=10.5, ncols=2)
+    axis.legend(loc="lower right", fontsize=10.5)
 
 
 def _useful(axis: Axes, found: Cases) -> None:
     """A bar a variant and row limit; a line across it where the closed form is."""
-    for i, (rows, colour) in enumerate(zip(ROWS, (PURPLE, ORANGE))):
+    for i, (rows, colour) in enumerate(COLOURS.items()):
         for k, variant in enumerate(VARIANTS):
             [case] = only(found, rows=rows, variant=variant)
             known, at = shown(case, "useful"), k + (i - 0.5) * 0.4

@@ -274,16 +274,17 @@ def figure(found: Cases, caption: str) -> Figure:
 
 def _over_time(axis: Axes, case: Case) -> None:
     """Means over seeds, one above the other; what is left up to 100% is idle."""
-    rates = {u: np.mean([s["rates"][u] for s in case["seeds"]], axis=0) for u in USERS}
-    at = STEP_S * (np.arange(len(rates["other"])) + 0.5)
-    top = np.minimum(rates["other"] + rates["greedy"], 100)
-    colours = {"the other one": PINK, "the greedy one": ORANGE}
+    of = {u: np.mean([s["rates"][u] for s in case["seeds"]], axis=0) for u in USERS}
+    other, greedy = (np.append(of[user], of[user][-1:]) for user in ("other", "greedy"))
+    top = np.minimum(other + greedy, 100)
+    colours = {"the other one": PINK, "the greedy one": ORANGE, "idle": "#e6e6e6"}
+    edges = STEP_S * np.arange(len(other))
     axis.stackplot(
-        at, rates["other"], top - rates["other"], 100 - top, labels=[*colours, "idle"],
-        colors=[*colours.values(), "#e6e6e6"],
+        edges, other, top - other, 100 - top, labels=list(colours), colors=list(colours.values()),
+        step="post",
     )  # fmt: skip
     axis.axhline(50, color="white", lw=1, ls=":")
-    axis.set_xlim(at[0], at[-1])
+    axis.set_xlim(0, edges[-1])
     axis.set_ylim(0, 100)
     axis.set_xlabel("seconds")
 
@@ -303,10 +304,11 @@ def _visits(axis: Axes, cases: Cases) -> None:
             )  # fmt: skip
     most = bound(longest) / 1e3
     axis.axhspan(-most, most, color=GREEN, alpha=0.15, lw=0, label="VTC's bound, if both wait")
+    axis.set_ylim(top=1.7 * axis.get_ylim()[1])  # room for the legend
     axis.set_xlabel("seconds since the other one came")
     axis.set_ylabel("thousand tokens")
     axis.grid(alpha=0.25)
-    axis.legend(fontsize=10.5)
+    axis.legend(fontsize=10.5, loc="upper left", ncols=2)
 
 
 def _latency(axis: Axes, found: Cases) -> None:

@@ -174,14 +174,11 @@ def figure(found: Cases, caption: str) -> Figure:
         _over_noise(noise, binding)
         noise.set_title("wrong predictions cost part of it")
         _who_pays(pays, binding)
-        pays.set_title("the longest requests pay")
+        pays.set_title("the slowest hundredth pays")
         _over_rows(more, only(found, table="rows"))
         more.set_title("with more rows nobody waits")
-        for axis in (noise, pays):
-            axis.text(
-                0.98, 0.98, f"{of} rows, load {100 * load:g}%", ha="right", va="top",
-                transform=axis.transAxes, color="#555555", fontsize=10.5,
-            )  # fmt: skip
+        noise.set_xlabel(f"σ of a predicted length's error; {of} rows, load {100 * load:g}%")
+        pays.set_xlabel(f"{of} rows, load {100 * load:g}%")
         drawn.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
         caption_of(drawn, caption)
     return drawn
@@ -206,15 +203,14 @@ def _over_load(axis: Axes, grid: Cases, rows: int) -> None:
 def _over_noise(axis: Axes, binding: dict[str, Case]) -> None:
     """Orders that predict have a point an error, the others a line."""
     for variant, look in DRAWN.items():
-        names = [of_length(variant, sigma)[0] for sigma in SIGMAS]
         if variant not in ("sjf", "srpt"):
-            names = [variant] * len(SIGMAS)
-        known = [shown(binding[name], "mean_s") for name in names]
-        style = style_of(look) | ({} if len({*names}) > 1 else {"marker": "", "ls": "--"})
-        axis.errorbar(SIGMAS, [k.mean for k in known], [k.half or 0.0 for k in known], **style)
+            axis.axhline(shown(binding[variant], "mean_s").mean, color=look.colour, ls="--")
+            continue
+        known = [shown(binding[of_length(variant, sigma)[0]], "mean_s") for sigma in SIGMAS]
+        halves = [k.half or 0.0 for k in known]
+        axis.errorbar(SIGMAS, [k.mean for k in known], halves, **style_of(look))
     axis.set_xticks(SIGMAS)
     axis.set_ylim(bottom=0)
-    axis.set_xlabel("σ of the predicted length's log-normal error")
     axis.set_ylabel("mean latency, s")
     axis.grid(alpha=0.25)
 

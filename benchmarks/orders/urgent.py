@@ -145,9 +145,9 @@ def figure(found: Cases, caption: str) -> Figure:
         drawn = Figure(figsize=(14.4, 5.6), layout="constrained")
         axes = drawn.subplots(1, 3)
         titles = {
-            "urgent_s": ("urgent ones, a tenth", "mean latency, s"),
-            "others_s": ("the others", "mean latency, s"),
-            "wait_s": ("who waits longest", "longest latency, s"),
+            "urgent_s": ("a tenth is urgent: it hardly waits", "mean latency, s"),
+            "others_s": ("the others pay little", "mean latency, s"),
+            "wait_s": ("who is put behind all may starve", "longest latency, s"),
         }
         for axis, (measure, (title, label)) in zip(axes, titles.items()):
             _over_load(axis, found, measure)
