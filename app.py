@@ -35,7 +35,6 @@ from scheduling.errors import (
     EngineFailed,
     GenerationFailed,
     InvalidRequest,
-    Overloaded,
     ServingError,
 )
 from serving import Load, Server
@@ -125,8 +124,8 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
 
     @app.errorhandler(ServingError)
     def serving_error(error: ServingError) -> tuple[Response, int, Mapping[str, str]]:
-        if isinstance(error, (InvalidRequest, Overloaded)):
-            stats.count("invalid" if isinstance(error, InvalidRequest) else "refused")
+        if isinstance(error, InvalidRequest):
+            stats.invalid()
         return jsonify(error.body()), error.status, error.headers
 
     @app.errorhandler(HTTPException)

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, IterationRecord
-from scheduling.scheduler import Scheduler, Snapshot
+from scheduling.scheduler import Scheduler
+from scheduling.totals import Snapshot
 
 # iterations in a row that fail: an engine that does, a GPU after an illegal access say, never
 # recovers

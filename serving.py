@@ -150,7 +150,10 @@ class Server:
         seed: int | None,
         timeout_s: float | None,
         rule: StopRule | None = None,
+        *,
         user: str | None = None,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
         n: int = 1,
         cache_salt: str = "",
     ) -> list[Inference]:
@@ -183,12 +186,19 @@ class Server:
                     deadline,
                     rule.new() if rule else None,
                     user=user,
+                    priority=priority,
+                    queue_timeout_s=queue_timeout_s,
                     keys=keys and [*keys],
                     leader=leader,
                 )
                 leader = leader or member
                 group.append(member)
         return group
+
+    def refused(self, group: Sequence[Inference]) -> None:
+        """Count a request that was turned away: by a full queue, by its user's limit."""
+        self.stats.refused(group[0])
+        self.metrics.refused(group[0])
 
     def text(self, member: Inference, echo: bool, rule: StopRule | None = None) -> str:
         """The whole text of an answered inference."""

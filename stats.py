@@ -70,6 +70,15 @@ DEFINITIONS = {
     "draws of g], B: batch sizes",
     "latency_line": "least squares of e2el on completion tokens: intercept (queueing), slope "
     "(service), r",
+    "by_length": "requests by the completion tokens that they ask for: quartile 1 is the shortest "
+    "quarter of the trace, 4 the longest; equal lengths are in one, that of their middle; of up to "
+    "four lengths each is one",
+    "by_user": "requests by user; output_throughput: completion tokens of the user's answers / "
+    "wall-clock of the run, so that users add up to the run's",
+    "by_priority": "requests by level of priority, 1 the highest; 0: they name none",
+    "refused": "of the failed, those that were answered 429: the queue was full, or their user "
+    "beyond a limit",
+    "mean_paused_ms": "mean of paused_s over answers; likewise mean_preempted_ms of preempted_s",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows / max_batch_size, weighted by iteration time",
     "useful_fraction": "live rows / computed rows (live, idle, padding and recomputed)",
@@ -78,7 +87,14 @@ DEFINITIONS = {
     "cached_tokens": "prompt tokens found in the prefix cache, and not computed again",
     "cached_fraction": "cached_tokens / prompt tokens, of answered requests",
     "preemptions": "times that a request gave its KV blocks up and waited again",
-    "preempted_s": "seconds that it waited again; they lie inside ttft, decode time and gaps",
+    "preempted_s": "seconds that it waited again; they lie inside ttft, decode time and gaps; of a "
+    "run, those of all requests that ended",
+    "paused_s": "seconds that it ran without being computed, its KV blocks kept; they lie inside "
+    "ttft, decode time and gaps; of a run, those of all requests that ended",
+    "users": "measures of each `user`, under an empty name those of requests without one; of the "
+    "first 32 names in a run, and of all later ones together as (others); completed, tokens and "
+    "means are exact, p50 and p99 of the last 1,000 answers",
+    "priorities": "the same of each priority; 0 where levels have no meaning and none was said",
     "kv_blocks": "KV blocks in the pool",
     "padding_rows": "rows of nobody, computed to fill a decoder batch size in iterations of decode "
     "rows",

@@ -36,16 +36,17 @@ from client import runs  # noqa: E402
 from client.calls import ServerError, get, stream  # noqa: E402
 from client.data import Request, describe, described  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
-from client.flags import add_workload, contradiction, workload  # noqa: E402
+from client.flags import add_workload, contradiction, seconds_say_how_many, workload  # noqa: E402
 from client.load import Outcome  # noqa: E402
 from client.machine import command_line  # noqa: E402
 from client.measure import Target, measure, openai_model, whole  # noqa: E402
-from client.options import base_url, parse_goodput  # noqa: E402
+from client.options import parse_goodput  # noqa: E402
 from client.progress import Progress  # noqa: E402
 from client.quoting import named  # noqa: E402
 from client.report import drawing, figures, report  # noqa: E402
 from client.report.sentences import too_long  # noqa: E402
 from client.traces import replayed, save_trace  # noqa: E402
+from client.variants import base_url  # noqa: E402
 from client.wire import APIS, wire  # noqa: E402
 from config import MODES, ConfigError, read_key  # noqa: E402
 from stats import latency_line  # noqa: E402
@@ -119,15 +120,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="seconds that an answer may take (default: 3600)",
     )
     arguments = parser.parse_args(argv)
-    if arguments.prompt is None and arguments.numsamples is None and arguments.trace is None:
-        parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
     if arguments.numtokens_range:
         arguments.lengths = "choice:" + ",".join(map(str, arguments.numtokens_range))
-    for first, second in ("prompt", "numsamples"), ("prompt", "trace"), ("arrival", "wait"):
+    for first, second in (
+        ("prompt", "numsamples"), ("prompt", "trace"), ("prompt", "users"), ("arrival", "wait"),
+    ):  # fmt: skip
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
-    if wrong := contradiction(arguments):
-        parser.error(wrong)
+    try:
+        if wrong := contradiction(arguments):
+            parser.error(wrong)
+        sized = arguments.numsamples is not None or seconds_say_how_many(arguments)
+    except WorkloadError as error:
+        parser.error(str(error))
+    if arguments.prompt is None and arguments.trace is None and not sized:
+        parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
     if arguments.prompt is not None and (arguments.api != "inference" or arguments.model):
         parser.error(
             "--prompt asks a server of ours; leave out --api and --model, or send it with --trace"
@@ -190,7 +197,7 @@ def load_of(arguments: argparse.Namespace) -> tuple[list[Request], dict[str, Any
     if arguments.trace:
         return replayed(arguments.trace, arguments.scale, arrival, arguments.seed)
     data, arrival = workload(arguments, arguments.seed), arrival or "wait:1"
-    return data.requests(arguments.numsamples, arrival), data.told | {"arrival": arrival}
+    return data.requests(arguments.numsamples, arrival), {"arrival": arrival} | data.told
 
 
 def target_of(url: str, arguments: argparse.Namespace) -> Target:

@@ -52,14 +52,16 @@ class Comparison:
         self.arrival = options.arrival
         told = None if self.arrival == "auto" else self.arrival
         self.trace: list[Request] | None = None
-        # a mistyped one is found before any server starts
+        # one that cannot be drawn, of any seed, is found before any server starts
         if options.trace:
             self.trace, self.told = replayed(options.trace, options.scale, told, options.seed)
             first = self.trace[0]
         else:
-            data = workload(options, options.seed)
-            [first] = data.requests(1, told or "burst")
-            self.told = data.told
+            traces = [
+                workload(options, seed).requests(options.numsamples, told or "burst")
+                for seed in self.seeds
+            ]
+            first, self.told = traces[0][0], workload(options, options.seed).told
         self.by_ids = first.prompt_ids is not None
         self.capacity: dict[str, Any] | None = None
         self.stopped: KeyboardInterrupt | ServerError | None = None
@@ -74,12 +76,15 @@ class Comparison:
             "also": options.also,
             "capacity": self.capacity,
         }
-        seeds = list(range(options.seed, options.seed + options.repeats))
         told |= {
             "baseline": options.baseline,
         }
-        told |= {"asked": {"seeds": seeds, "servers": options.names}, "started_here": True}
+        told |= {"asked": {"seeds": self.seeds, "servers": options.names}, "started_here": True}
         return self.machine | told | {"command": command_line("./compare.sh", sys.argv[1:])}
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(range(self.options.seed, self.options.seed + self.options.repeats))
 
     @contextlib.contextmanager
     def target(self, name: str) -> Iterator[Target]:
@@ -109,7 +114,7 @@ class Comparison:
 
     def prepare(self) -> None:
         """Measure what the workload depends on: for `auto` the capacity of the reference."""
-        if self.arrival != "auto" or self.trace:
+        if self.arrival != "auto" or self.trace or self.options.users:
             return
         data = workload(self.options, self.options.seed)
         reference = self.options.reference
@@ -242,7 +247,7 @@ def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, Base
     except (KeyboardInterrupt, ServerError) as stopped:
         return None, stopped
     measured = False
-    for seed in range(options.seed, options.seed + options.repeats):
+    for seed in comparison.seeds:
         folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
         measured |= comparison.run(seed, folder)
         if comparison.stopped:

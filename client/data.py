@@ -3,7 +3,8 @@ saved as a trace.
 
 A trace is a file of JSON lines, one request each; `at` is seconds from the start. Where `users` is
 given the loop is closed: a request goes out as soon as fewer than `users` are in flight. Where
-`after` is given, the request is a later turn of a conversation. Every mode replays the same trace.
+`after` is given, the request is a later turn of a conversation. `user` and `priority`, where given,
+are told to the server. Every mode replays the same trace.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from client import draws
+from client import draws, groups
 from client.draws import Arrivals, Sessions, WorkloadError, arrivals, folded_normal
 from client.prompts import PROMPTS, Prefixes, count, token_ids
+from client.users import Priorities, Sent, Users
 
 SELECTIONS = ("random", "descend")
 REFERENCE = 2**20  # draws, whose mean is a distribution's within 0.1% (of a standard deviation)
@@ -44,6 +46,8 @@ class Request(BaseModel):
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
+    user: str | None = Field(default=None, min_length=1)  # on whose behalf it is sent
+    priority: int | None = Field(default=None, ge=0)  # its level, 1 is the highest
     after: int | None = None  # id of the turn before it: sent `think_s` after that one's answer
     think_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
@@ -72,9 +76,11 @@ class PromptData:
     choice of 1, 25 and 100; `exponential` and `lognormal` are rounded up, and cut at their cap.
     Selection: `random`, or `descend` for the longest first. Prompts: `text`, or random `ids`, as
     many as there would be words; `prefixes` ("K:TOKENS:ZIPF") put shared ids before them.
-    `sessions` ("TURNS:THINK_S") make conversations of the requests. None of this changes the
-    lengths or the arrivals that are drawn from a seed. Raises WorkloadError for what it does not
-    know, or what does not go together.
+    `sessions` ("TURNS:THINK_S") make conversations of the requests; `priorities` ("SHARE:LEVEL"
+    each) draw a level for each request or conversation. None of this changes the lengths or the
+    arrivals that are drawn from a seed. `users` ("NAME,RATE,LENGTHS[,FROM-TO]" each) bring lengths
+    and arrivals of their own. Raises WorkloadError for what it does not know, or what does not go
+    together.
     """
 
     def __init__(
@@ -86,6 +92,8 @@ class PromptData:
         prompts: str | None = None,
         prefixes: str | None = None,
         sessions: str | None = None,
+        users: Sequence[str] | None = None,
+        priorities: Sequence[str] | None = None,
     ):
         for what, given, valid in (
             ("selection", selection, SELECTIONS),
@@ -96,6 +104,8 @@ class PromptData:
         self._draw_lengths = draws.lengths(lengths)
         self._prefixes = Prefixes.parse(prefixes) if prefixes else None
         self._sessions = Sessions.parse(sessions) if sessions else None
+        self._users = Users(users) if users else None
+        self._priorities = Priorities(priorities) if priorities else None
         if prefixes and prompts == "text":
             raise WorkloadError("shared prefixes are token ids; leave out --prompts text")
         if sessions and (prefixes or prompts == "ids"):
@@ -107,6 +117,9 @@ class PromptData:
         self.selection, self.seed, self.temperature = selection, seed, temperature
         told = {"lengths": lengths, "selection": selection, "prefixes": prefixes}
         told |= {"prompts": "ids" if self._as_ids else None, "sessions": sessions}
+        told |= {"priorities": " ".join(priorities or ())}
+        if users:
+            told |= {"lengths": "of each user", "arrival": " ".join(users)}
         self.told = {name: value for name, value in told.items() if value}  # as a report names it
 
     @functools.cached_property
@@ -114,14 +127,25 @@ class PromptData:
         """Completion tokens of a request on average, of the distribution and not of a draw."""
         return float(np.mean(self._draw_lengths(np.random.default_rng(0), REFERENCE)))
 
-    def requests(self, n: int, arrival: str = "burst", scaled: bool = False) -> list[Request]:
+    def requests(
+        self, n: int | None, arrival: str = "burst", scaled: bool = False
+    ) -> list[Request]:
         """Return n requests that arrive as `arrival` says; the same for the same arguments.
 
-        Of conversations the first turns arrive so. scaled: their mean length is the
+        Of conversations the first turns arrive so. Users arrive as they say, and where they say
+        until when, n is None. scaled: their mean length is the
         distribution's own, as nearly as its lengths allow, and their rate exactly that of
         `arrival`. A draw of a few hundred is apart from either by several percent. Raises
         WorkloadError for an arrival that it does not know, or that conversations cannot have.
         """
+        if self._users:
+            requests = self._of_users(self._users.draw(n, self.seed))
+        else:
+            assert n is not None, "users alone can say until when instead"
+            requests = self._arriving(n, arrival, scaled)
+        return self._with_levels(requests) if self._priorities else requests
+
+    def _arriving(self, n: int, arrival: str, scaled: bool) -> list[Request]:
         rng = np.random.default_rng(self.seed)
         tokens = self._draw_lengths(rng, n)
         if scaled:
@@ -140,6 +164,26 @@ class PromptData:
             for i, prompt in enumerate(self._prompts(words, arrival if scaled else ""))
         ]  # fmt: skip
         return self._in_turns(requests, self._sessions) if self._sessions else requests
+
+    def _of_users(self, sent: Sequence[Sent]) -> list[Request]:
+        words = folded_normal(np.random.default_rng(self.seed), len(sent), 10, 10, most=64)
+        return [
+            Request(
+                id=i, at=each.at, user=each.user, num_tokens=each.num_tokens,
+                temperature=self.temperature, seed=i, **prompt,
+            )
+            for i, (each, prompt) in enumerate(zip(sent, self._prompts(words, "")))
+        ]  # fmt: skip
+
+    def _with_levels(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests with levels of priority; a conversation keeps its own."""
+        assert self._priorities
+        turns = self._sessions.turns if self._sessions else 1
+        levels = self._priorities.draw(math.ceil(len(requests) / turns), self.seed)
+        return [
+            request.model_copy(update={"priority": levels[request.id // turns]})
+            for request in requests
+        ]
 
     def _prompts(self, words: np.ndarray, draw: str) -> list[dict[str, Any]]:
         """Of each request its prompt, as long as so many words.
@@ -239,6 +283,7 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
         "requested_rate": None if pauses else rate,
         "index_of_dispersion": _index_of_dispersion(at),
         "users": requests[0].users,
+        **groups.asked(requests),
         "conversations": {
             "number": len(firsts), "rate": rate, "mean_think_s": float(np.mean(pauses)),
         } if pauses else None,
@@ -262,7 +307,7 @@ def described(load: Mapping[str, Any]) -> str:
         when += f", each later turn {talk['mean_think_s']:.3g} s on average after an answer"
     return (
         f"{load['requests']} requests{of}, {load['mean_num_tokens']:.1f} completion tokens on "
-        f"average, {when}"
+        f"average, {when}{groups.asked_in_words(load)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ from client.data import SELECTIONS, PromptData
 from client.draws import LENGTHS
 from client.prompts import PROMPTS
 from client.traces import BLOCK, SCALES
+from client.users import Users
 from config import flag
 
-DRAWN = ("numsamples", "lengths", "selection", "prompts", "prefixes", "sessions")
+DRAWN = (
+    "numsamples", "lengths", "selection", "prompts", "prefixes", "sessions", "users",
+    "priorities",
+)  # fmt: skip
+OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --users say themselves
 
 
 def add_workload(parser: argparse._ActionsContainer) -> None:
@@ -43,6 +49,20 @@ def add_workload(parser: argparse._ActionsContainer) -> None:
         "answer",
     )
     add(
+        "--users",
+        nargs="+",
+        metavar="NAME,RATE,LENGTHS[,FROM-TO]",
+        help="instead of --arrival and --lengths: two users or more, each with Poisson arrivals of "
+        "RATE requests a second and LENGTHS of its own, FROM second TO second or all the time; the "
+        "trace ends with the last TO; a user who comes back is named twice",
+    )
+    add(
+        "--priorities",
+        nargs="+",
+        metavar="SHARE:LEVEL",
+        help="give a SHARE of the requests priority LEVEL, 1 the highest; shares sum to 1",
+    )
+    add(
         "--trace",
         type=Path,
         help="replay this trace.jsonl, or one in Mooncake's format, at its own times unless "
@@ -60,10 +80,27 @@ def add_workload(parser: argparse._ActionsContainer) -> None:
 
 def contradiction(known: argparse.Namespace) -> str | None:
     """Why these flags of a workload do not go together, in a sentence; None if they do."""
-    if known.trace is None:
-        return None if known.scale is None else "--scale is of a trace; add --trace FILE"
-    given = [flag(name) for name in DRAWN if getattr(known, name) is not None]
-    return f"--trace holds the requests; leave out {', '.join(given)}" if given else None
+    if known.trace is not None:
+        given = _given(known, DRAWN)
+        return f"--trace holds the requests; leave out {given}" if given else None
+    if known.scale is not None:
+        return "--scale is of a trace; add --trace FILE"
+    if not known.users:
+        return None
+    if given := _given(known, OF_USERS):
+        return f"--users say who sends what, and when; leave out {given}"
+    if known.numsamples is not None and seconds_say_how_many(known):
+        return "the seconds of --users say how long they send; leave out them or --numsamples"
+    return None
+
+
+def _given(known: argparse.Namespace, names: Sequence[str]) -> str:
+    return ", ".join(flag(name) for name in names if getattr(known, name, None) is not None)
+
+
+def seconds_say_how_many(known: argparse.Namespace) -> bool:
+    """Whether the requests are those that users send in their seconds. Raises WorkloadError."""
+    return bool(known.users) and Users(known.users).until is not None
 
 
 def workload(asked: Any, seed: int) -> PromptData:
@@ -78,4 +115,6 @@ def workload(asked: Any, seed: int) -> PromptData:
         prompts=asked.prompts,
         prefixes=asked.prefixes,
         sessions=asked.sessions,
+        users=asked.users,
+        priorities=asked.priorities,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from client import groups
 from client.analysis import (
     always_waiting,
     batch_sizes,
@@ -162,6 +163,7 @@ def judged(
         "busy_s": busy.seconds,
         "busy_throughput": busy.tokens / busy.seconds if busy.seconds else None,
     }
+    result |= groups.measured(requests, outcomes, result["wall_clock_s"])
     result["other_length"] = sum(
         o.answer.completion_tokens != o.request.num_tokens for o in outcomes if o.answer
     )
@@ -205,7 +207,9 @@ def whole(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]
 
 def _record(outcome: Outcome) -> dict[str, Any]:
     """One request of NAME.json; the gaps between tokens stay out, they are summarised above."""
-    record: dict[str, Any] = {"id": outcome.request.id, "num_tokens": outcome.request.num_tokens}
+    record: dict[str, Any] = outcome.request.model_dump(
+        include={"id", "num_tokens", "user", "priority"}, exclude_none=True
+    )
     if not outcome.sent:
         return record | {"error": outcome.error}
     record |= {

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from client.draws import ARRIVALS
-from client.flags import add_workload, contradiction
-from client.quoting import NAME
+from client.flags import add_workload, contradiction, seconds_say_how_many
 from client.servers import ROOT
+from client.variants import Variant, parse_also, parse_modes, parse_variants, settings
 from config import (
-    MODES,
     Config,
     ConfigError,
     Parser,
@@ -30,17 +28,8 @@ from config import (
 
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
+REQUESTS = 300
 MOST = 12  # that are told apart in a figure
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A mode with settings of its own: what a comparison compares, under a name. A bare mode is its
-    own variant.
-    """
-
-    mode: str
-    flags: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +37,15 @@ class Options:
     variants: dict[str, Variant]
     also: dict[str, str]  # {name: URL} of servers that run already
     baseline: str  # with which the others are compared
-    numsamples: int
+    numsamples: int | None  # None: as many as users send in their seconds
     arrival: str
     lengths: str | None  # of a workload what was given, here and below
     selection: str | None
     prompts: str | None
     prefixes: str | None
     sessions: str | None
+    users: list[str] | None
+    priorities: list[str] | None
     trace: Path | None
     scale: int | None
     seed: int
@@ -140,8 +131,8 @@ def parse(argv: Sequence[str]) -> Options:
         metavar="NAME",
         help="what the others are compared with in pairs (default: the first)",
     )
-    add("--numsamples", type=int, help="requests (default: 300)")
-    add("--arrival", default="auto", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity "
+    add("--numsamples", type=int, help=f"requests (default: {REQUESTS})")
+    add("--arrival", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity "
                                           f"of dynamic, or of the "
         "baseline where no plain dynamic is compared (default: auto)")  # fmt: skip
     add_workload(parser)
@@ -201,7 +192,12 @@ def parse(argv: Sequence[str]) -> Options:
             "--sweep sends at rates of its own, and in conversations answers say when requests are "
             "sent; leave out --sweep or --sessions"
         )
-    if known.sessions and known.arrival == "auto":
+    arrival = known.arrival or "auto"
+    if known.users and known.sweep:
+        raise ConfigError(
+            "--sweep sends at rates of its own, and --users have theirs; leave out one of them"
+        )
+    if known.sessions and arrival == "auto":
         raise ConfigError(
             "--sessions needs an --arrival, such as poisson:2 (conversations a second): auto goes "
             "by what a server can do with single requests, and later turns have longer prompts"
@@ -209,20 +205,24 @@ def parse(argv: Sequence[str]) -> Options:
     if known.seconds is not None and not known.sweep:
         raise ConfigError("--seconds is of a sweep; add --sweep")
     goodput = known.goodput if known.goodput is not None else SWEEP_GOODPUT if known.sweep else []
-    flags = _settings(known)
+    flags = settings(known)
     variants = parse_variants(known.variant) if known.variant else parse_modes(known.modes)
     also = parse_also(known.also, variants)
     options = Options(
         variants=variants,
         also=also,
         baseline=known.baseline or next(iter(variants)),
-        numsamples=300 if known.numsamples is None else known.numsamples,
-        arrival=known.arrival,
+        numsamples=REQUESTS
+        if known.numsamples is None and not seconds_say_how_many(known)
+        else known.numsamples,
+        arrival=arrival,
         lengths=known.lengths,
         selection=known.selection,
         prompts=known.prompts,
         prefixes=known.prefixes,
         sessions=known.sessions,
+        users=known.users,
+        priorities=known.priorities,
         trace=known.trace,
         scale=known.scale,
         seed=known.seed,
@@ -238,21 +238,6 @@ def parse(argv: Sequence[str]) -> Options:
     )
     _check(options)
     return options
-
-
-def _settings(known: argparse.Namespace) -> dict[str, Any]:
-    """The server settings of a command line. Raises ConfigError."""
-    flags = {
-        name: value
-        for name, value in vars(known).items()
-        if name in Config.model_fields and name != "mode"
-    }
-    for name in ("host", "port"):
-        if name in flags:
-            raise ConfigError(
-                f"{flag(name)} has no meaning here: every variant gets a free port on this machine"
-            )
-    return flags
 
 
 def _check(options: Options) -> None:
@@ -273,65 +258,13 @@ def _check(options: Options) -> None:
             f"{', '.join(options.names)}"
         )
     for name, value in (("numsamples", options.numsamples), ("repeats", options.repeats)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ConfigError(f"{flag(name)} must be at least 1")
     if options.seed < 0:
         raise ConfigError("--seed must be 0 or more")
     for name, seconds in (("seconds", options.seconds), ("timeout", options.timeout)):
         if seconds is not None and not 0 < seconds < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds above 0")
-
-
-def parse_modes(text: str | None) -> dict[str, Variant]:
-    """{"static": …, "dynamic": …} from "static,dynamic". Raises ConfigError."""
-    modes = text.split(",") if text else list(MODES)
-    if len(set(modes)) < len(modes):
-        raise ConfigError("--modes names a mode twice")
-    return {mode: Variant(mode, {}) for mode in modes}
-
-
-def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
-    """{"small": Variant("dynamic", {"token_budget": "32"})} from ["small=dynamic --token-budget
-    32"]. Raises ConfigError.
-    """
-    found: dict[str, Variant] = {}
-    for text in texts:
-        name, _, words = text.partition("=")
-        parser = Parser(prog="--variant", add_help=False, allow_abbrev=False)
-        parser.add_argument("mode", nargs="?")
-        add_settings(parser)
-        try:
-            known, unknown = parser.parse_known_args(shlex.split(words))
-            if not NAME.fullmatch(name) or known.mode is None:
-                raise ConfigError(
-                    "give NAME='MODE --setting …', such as small='dynamic --token-budget 32'"
-                )
-            refuse_unknown(parser, unknown)
-            if name in found or name == "summary" or (name in MODES and name != known.mode):
-                raise ConfigError(f"{name} is taken; choose another name")
-            found[name] = Variant(known.mode, _settings(known))
-            build(known.mode, found[name].flags, {})
-        except (ConfigError, ValueError) as error:
-            raise ConfigError(f"--variant {text!r}: {error}") from None
-    return found
-
-
-def parse_also(texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """{"vllm": "http://host:8000"} from ["vllm=http://host:8000"]. Raises ConfigError."""
-    also: dict[str, str] = {}
-    for text in texts:
-        name, _, url = text.partition("=")
-        if not NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--also {text!r}: give NAME=URL, such as vllm=http://localhost:8000")
-        if name in (*MODES, *taken, *also, "summary"):
-            raise ConfigError(f"--also {text!r}: {name} is taken; choose another name")
-        also[name] = base_url(url)
-    return also
-
-
-def base_url(url: str) -> str:
-    """Where a server's routes begin: OpenAI's clients write /v1 after it."""
-    return url.rstrip("/").removesuffix("/v1")
 
 
 def parse_goodput(texts: Sequence[str]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Part = Literal["point", "summary", "sweep"]
+Part = Literal["point", "summary", "sweep", "group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,8 @@ class Key:
     """A number of a result.
 
     part: what repeats it: each rate of a sweep and the summary ("point"), the summary alone, or
-    none of them, since the sweep itself finds it. heading: in report.md; none: in no table. scale:
+    none of them, since the sweep itself finds it, or groups of requests alone have it ("group").
+    heading: in report.md; none: in no table. scale:
     what it is multiplied with there. short: heading in the terminal; none: not shown there. rare:
     shown only where it is not zero for somebody.
     """
@@ -55,12 +56,12 @@ KEYS = {key.name: key for key in (
     Key("goodput", "point", "goodput, requests/s", 1, "{:.2f}"),
     Key("attainment", "point", "within limits, %", 100),
     Key("mean_e2el_ms", "point", "latency mean, s", 1e-3, "{:.2f}", "mean\ns"),
-    Key("p50_e2el_ms"),
+    Key("p50_e2el_ms", "point", "latency p50, s", 1e-3, "{:.2f}"),
     Key("p99_e2el_ms", "point", "latency p99, s", 1e-3, "{:.2f}", "p99\ns"),
     Key("p99_e2el_from_schedule_ms", "summary"),
-    Key("mean_ttft_ms", "summary"),
+    Key("mean_ttft_ms", "summary", "first token mean, s", 1e-3, "{:.2f}"),
     Key("p50_ttft_ms", "point", "first token p50, s", 1e-3, "{:.2f}", "ttft\np50 s"),
-    Key("p99_ttft_ms"),
+    Key("p99_ttft_ms", "point", "first token p99, s", 1e-3, "{:.2f}"),
     Key("p50_ttft_from_schedule_ms", "summary"),
     Key("mean_tpot_ms"),
     Key("mean_queue_time_ms"),
@@ -87,6 +88,11 @@ KEYS = {key.name: key for key in (
     Key("cached_fraction", "point", "prompt tokens found cached, %", 100, rare=True),
     Key("latency_line", "summary"),
     Key("littles_law", "summary"),
+    Key("by_length", "summary"),
+    Key("by_user", "summary"),
+    Key("by_priority", "summary"),
+    Key("mean_preempted_ms", "group", "preempted mean, s", 1e-3, "{:.2f}", rare=True),
+    Key("mean_paused_ms", "group", "paused mean, s", 1e-3, "{:.2f}", rare=True),
     Key("partial", "summary"),
     Key("other_length", "summary"),
     Key("rate", "sweep", "requests/s", 1, "{:g}"),
@@ -116,4 +122,4 @@ def of_point(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_summary(result: Mapping[str, Any]) -> dict[str, Any]:
     """What a summary repeats of a measurement. Raises KeyError for what was not measured."""
-    return {name: result[name] for name, key in KEYS.items() if key.part != "sweep"}
+    return {name: result[name] for name, key in KEYS.items() if key.part in ("point", "summary")}

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from dotenv import dotenv_values
 from pydantic import ValidationError
 
+from config import orders
 from config.resolve import resolve
 from config.settings import ONLY_ON_GPU, POOL_SIZES, Config, ConfigError
 from config.tables import NEEDS, ONLY_IN, flag, meaningful
@@ -96,11 +97,11 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
             )
     chosen = {**values, **flags}
     for name in flags.keys() & NEEDS.keys():
-        other, value = NEEDS[name]
-        if chosen.get(other) != value:
+        other, of_which = NEEDS[name]
+        if chosen.get(other) not in of_which:
             raise ConfigError(
-                f"{flag(name)} has no meaning without {flag(other)} {value}; add that, or leave it "
-                f"out"
+                f"{flag(name)} has no meaning without {flag(other)} {' or '.join(of_which)}; add "
+                "that, or leave it out"
             )
     for (name, value), settings in UNUSED.items():
         if chosen.get(name) == value and (unused := [each for each in settings if each in flags]):
@@ -113,10 +114,7 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
         config = Config(**resolve({**values, **flags, "mode": mode}))
         if config.device == "cpu" and (unused := [name for name in flags if name in ONLY_ON_GPU]):
             raise ConfigError(f"{flag(unused[0])} has no meaning on a CPU; leave it out")
-        if config.order == "prefix" and not config.prefix_caching:
-            raise ConfigError(
-                "--order prefix goes by what the prefix cache holds; add --prefix-caching"
-            )
+        orders.refuse(config, flags)
         if flags.get("enforce_eager") and (
             config.attention != "triton" or config.generator != "cached"
         ):

@@ -20,6 +20,9 @@ from pydantic import (
 
 from config import checks
 from config.tables import of_tables, setting
+from scheduling.door import queue_policies, user_weights
+from scheduling.lengths import predictor
+from scheduling.policies import ORDERS
 from shapes import SHAPES, Shape, shape_of
 
 ONLY_OVER_HTTP = (
@@ -138,6 +141,20 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         "keep the KV blocks of what was computed, and share them among requests that begin alike",
         "off",
     )
+    length_predictor: str = setting(
+        "exact",
+        "completion tokens that orders and bins by length go by: exact (the stated ones), "
+        "noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)",
+    )
+    user_requests_per_minute: int | None = setting(
+        None, "requests that each user may send in a minute; beyond it 429", "none", ge=1
+    )
+    user_tokens_per_minute: int | None = setting(
+        None, "the same of tokens, prompt and completion as stated", "none", ge=1
+    )
+    preserve_ordering: bool = setting(
+        False, "plain answers leave in the order in which their requests came", "off"
+    )
     token_budget: int = setting(
         256, "prefill tokens in an iteration at most", "256 on a CPU, 2048 on a GPU", ge=1
     )
@@ -190,7 +207,7 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         "info", "debug, info, warning or error"
     )
 
-    @field_validator("decoder_batch_sizes", mode="before")
+    @field_validator("decoder_batch_sizes", "preferred_batch_sizes", mode="before")
     @classmethod
     def _read_sizes(cls, value: Any) -> Any:
         """A flag's text, to numbers."""
@@ -224,6 +241,15 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
             raise ValueError(f"{min(sizes)} is no batch size; every one must be 1 or more")
         return tuple(sorted({*sizes, most}, reverse=True))
 
+    @field_validator("length_predictor", "queue_policy", "user_weights")
+    @classmethod
+    def _reads(cls, text: str, info: ValidationInfo) -> str:
+        """What reads it says what is wrong with it."""
+        {"length_predictor": predictor, "queue_policy": queue_policies}.get(
+            str(info.field_name), user_weights
+        )(text)
+        return text
+
     @model_validator(mode="after")
     def _fits(self) -> Config:
         checks.refuse_what_does_not_fit(self)
@@ -247,8 +273,8 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
 
     @property
     def n_blocks(self) -> int:
-        """KV blocks in the pool: kv_blocks, or what kv_cache_gb holds, but without prefix_caching
-        never more than max_batch_size rows can use.
+        """KV blocks in the pool: kv_blocks, or what kv_cache_gb holds, but never more than
+        max_batch_size rows can use, unless prefix_caching or paused rows use more.
 
         Without kv_cache_gb, on a GPU, as many as they can use; the engine may find that its memory
         holds fewer.
@@ -259,7 +285,8 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         if self.model == "fake" or self.kv_cache_gb is None:
             return usable
         held = int(self.kv_cache_gb * 1e9 / self.block_bytes)
-        return held if self.prefix_caching else min(usable, held)
+        more = self.prefix_caching or ORDERS[self.order].preemptive
+        return held if more else min(usable, held)
 
     @property
     def pool_is_known(self) -> bool:

@@ -21,13 +21,17 @@ ONLY_IN = {
     for each in fields(policy)
 }
 
-# of each setting that has a meaning only with a value of another one, that one and the value
-NEEDS = {
-    each.name: each.metadata["needs"]
+# of each setting that has a meaning only with some values of another one, that one and the values
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    each.name: (each.metadata["needs"][0], (each.metadata["needs"][1],))
     for kind in KINDS
     for each in fields(kind)
     if each.metadata["needs"]
 }
+for order in ORDERS.values():  # a field of orders, those orders
+    for each in fields(order):
+        having = (name for name, its in ORDERS.items() if each.name in its.__dataclass_fields__)
+        NEEDS[each.name] = ("order", tuple(having))
 
 
 def flag(name: str) -> str:
@@ -61,6 +65,8 @@ def of_tables() -> type[BaseModel]:
         for each in fields(kind):
             told, modes = each.metadata, ONLY_IN.get(each.name, tuple(MODES))
             whose = f"{', '.join(modes)}: " if len(modes) < len(MODES) else ""
+            if (needs := NEEDS.get(each.name)) and needs[0] == "order":
+                whose = f"with --order {' or '.join(needs[1])}: "
             found[each.name] = (
                 types[each.name],
                 setting(each.default, whose + told["meaning"], told["shown"], **told["limits"]),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +17,10 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 
+from observers.tallies import ENDINGS, Tallies, Tally
 from scheduling.inference import Inference, IterationRecord, State
 from stats import ROW_KINDS, times_of, tpot_s
 
@@ -104,6 +106,7 @@ class Metrics:
 
         self._lock = threading.Lock()  # of all that follows
         self._ended = Counter(dict.fromkeys(("stop", "length", *REASONS.values()), 0))
+        self._tallies = Tallies()
         self._flushes: Counter[str] = Counter()
         self._rows = self._computed = dict.fromkeys(ROW_KINDS, 0)
         self._preemptions = self._recomputed = 0
@@ -126,6 +129,7 @@ class Metrics:
         finished = inference.state is State.FINISHED
         with self._lock:
             self._ended[inference.finish_reason if finished else REASONS[inference.state]] += 1
+            self._tallies.ended(inference)
         if not finished:
             return
         times, n = times_of(inference), len(inference.tokens)
@@ -142,6 +146,11 @@ class Metrics:
                 self._gaps += gaps
                 self._gaps_s += times.decode_s
 
+    def refused(self, inference: Inference) -> None:
+        """Count a request that was turned away, of which this is the first inference."""
+        with self._lock:
+            self._tallies.refused(inference)
+
     def collect(self) -> Iterator[Metric]:
         """What was counted in plain numbers, for the registry."""
         names, values = tuple(self._labels), tuple(self._labels.values())
@@ -155,6 +164,10 @@ class Metrics:
             )
             gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
             preemptions, recomputed = self._preemptions, self._recomputed
+            tallies = {
+                "user": self._tallies.users.tallies(),
+                "priority": self._tallies.priorities.tallies(),
+            }
 
         def one(kind: type[Family], name: str, meaning: str, value: float) -> Metric:
             family = kind(name, meaning, labels=names)
@@ -255,3 +268,38 @@ class Metrics:
         )
         family.add_metric(values, [*zip([*map(str, SECONDS), "+Inf"], gaps)], sum_value=gaps_s)
         yield family
+        for label, by_name in tallies.items():
+            yield from _tallied(label, by_name, self._labels)
+
+
+def _tallied(
+    label: str, tallies: Mapping[str, Tally], labels: Mapping[str, str]
+) -> Iterator[Metric]:
+    """What became of the requests of each `label`, a user or a priority."""
+    names = (*labels, label)
+    prefix, of = f"batching_{label}", f"of each {label}"
+    requests = CounterMetricFamily(
+        f"{prefix}_requests", f"requests that ended or were refused, {of}", labels=(*names, "state")
+    )
+    prompt = CounterMetricFamily(
+        f"{prefix}_prompt_tokens", f"prompt tokens of answered requests, {of}", labels=names
+    )
+    completion = CounterMetricFamily(
+        f"{prefix}_completion_tokens", f"completion tokens of answered requests, {of}", labels=names
+    )
+    e2e = SummaryMetricFamily(
+        f"{prefix}_e2e_latency_seconds", f"answered - arrival, {of}", labels=names
+    )
+    queue = SummaryMetricFamily(
+        f"{prefix}_queue_time_seconds", f"admitted - arrival, {of}", labels=names
+    )
+    for name, tally in tallies.items():
+        values = (*labels.values(), name)
+        for ending in ENDINGS:
+            requests.add_metric((*values, ending), tally.endings[ending])
+        prompt.add_metric(values, tally.prompt_tokens)
+        completion.add_metric(values, tally.completion_tokens)
+        n = tally.endings["finished"]
+        e2e.add_metric(values, n, tally.e2e_s)
+        queue.add_metric(values, n, tally.queue_s)
+    yield from (requests, prompt, completion, e2e, queue)

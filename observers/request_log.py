@@ -82,6 +82,8 @@ class RequestLog:
             "group": i.group,
             "leader": i.leader.id if i.leader else None,  # whose prompt this one shares
             "user": i.user,
+            "priority": i.priority,
+            "predicted_tokens": i.predicted_tokens,
             "mode": self._mode,
             "state": i.state.value,
             "finish_reason": i.finish_reason if i.state is State.FINISHED else None,
@@ -94,6 +96,7 @@ class RequestLog:
             "completion_tokens": len(i.tokens),
             "preemptions": i.preemptions,
             "preempted_s": round(i.preempted_s, 6),
+            "paused_s": round(i.paused_s, 6),
             "recomputed_tokens": i.recomputed_tokens,
             "arrived_at": epoch(i.arrived_at),
             "admitted_at": epoch(i.admitted_at),

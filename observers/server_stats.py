@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from observers.ring import Ring
+from observers.tallies import ENDINGS, Tallies, Tally
 from scheduling.inference import Inference, IterationRecord
 from stats import DEFINITIONS, ROW_KINDS, distribution, throughputs, times_of, tpot_s
 
@@ -19,48 +20,9 @@ DISTRIBUTIONS = ("ttft", "itl", "e2el", "normalized_latency", "queue_time", "hel
 ITERATION = np.dtype(
     [("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROW_KINDS)]
 )
+LATEST = 1_000  # answers of each user and priority, of which percentiles are told
 # iterations told at once: while they are written as JSON no other thread runs, for 20 to 50 ms
 PAGE = 10_000
-
-
-class Ring:
-    """The last `size` values, in memory that is taken, and touched, at once.
-
-    A process that serves does not grow by it.
-    """
-
-    def __init__(self, size: int, kind: np.dtype):
-        self._values = np.full(size, np.zeros((), kind))
-        self.seen = 0  # values since it was empty, kept or not
-
-    def clear(self) -> None:
-        self.seen = 0
-
-    @property
-    def lost(self) -> int:
-        """How many of the values seen are no longer kept."""
-        return max(0, self.seen - len(self._values))
-
-    def extend(self, values: Sequence[Any]) -> None:
-        """Add values."""
-        size = len(self._values)
-        self.seen += max(0, len(values) - size)
-        values = values[-size:]
-        at = self.seen % size
-        before_the_end = values[: size - at]
-        self._values[at : at + len(before_the_end)] = before_the_end
-        self._values[: len(values) - len(before_the_end)] = values[len(before_the_end) :]
-        self.seen += len(values)
-
-    def between(self, first: int, end: int) -> np.ndarray:
-        """A copy of the values from number `first` to before `end`, as far as they are kept."""
-        first, end = max(first, self.lost), min(end, self.seen)
-        if first >= end:
-            return self._values[:0].copy()
-        first, end = first % len(self._values), (end - 1) % len(self._values) + 1
-        if first < end:
-            return self._values[first:end].copy()
-        return np.concatenate([self._values[first:], self._values[:end]])
 
 
 class ServerStats:
@@ -71,7 +33,8 @@ class ServerStats:
 
     A run begins with the first request that arrives after `reset`; those in flight at the reset are
     left out. Thread-safe: the handler thread observes, HTTP threads read. Its memory, 17 MB, is
-    taken at the start and does not grow.
+    taken at the start; users and priorities add 16 kB each until as many are known as have measures
+    of their own, 1 MB in all.
     """
 
     def __init__(self, max_batch_size: int, window: int = 100_000):
@@ -79,6 +42,7 @@ class ServerStats:
         self._max_batch_size = max_batch_size
         self._samples = {name: Ring(window, np.dtype(float)) for name in DISTRIBUTIONS}
         self._iterations = Ring(4 * window, ITERATION)
+        self._latest = min(window, LATEST)
         self.reset(float("-inf"))
 
     def reset(self, now: float) -> None:
@@ -88,6 +52,7 @@ class ServerStats:
             self._first_arrival = float("inf")
             self._last_ending = float("-inf")
             self._counts: Counter[str] = Counter()
+            self._tallies = Tallies(self._latest)
             self._reasons: Counter[str] = Counter()
             # tokens: [requests, Σ latency]
             self._by_tokens: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
@@ -96,12 +61,19 @@ class ServerStats:
                 ring.clear()
             self._rows = dict.fromkeys(ROW_KINDS, 0)
             self._busy_s = self._occupied_s = 0.0
+            self._preempted_s = self._paused_s = 0.0
             self._largest_batch = 0
 
-    def count(self, what: str) -> None:
-        """Count a request that never became an inference: "refused" or "invalid"."""
+    def invalid(self) -> None:
+        """Count a request that could not be read or never be served."""
         with self._lock:
-            self._counts[what] += 1
+            self._counts["invalid"] += 1
+
+    def refused(self, inference: Inference) -> None:
+        """Count a request that was turned away, of which this is the first inference."""
+        with self._lock:
+            self._counts["refused"] += 1
+            self._tallies.refused(inference)
 
     def iteration(self, record: IterationRecord) -> None:
         rows, iteration = record.rows, record.iteration
@@ -130,6 +102,9 @@ class ServerStats:
             self._first_arrival = min(self._first_arrival, inference.arrived_at)
             self._last_ending = max(self._last_ending, inference.answered_at)
             self._counts[inference.state.value] += 1
+            self._tallies.ended(inference)
+            self._preempted_s += inference.preempted_s
+            self._paused_s += inference.paused_s
             if inference.error is None:
                 self._finished(inference)
 
@@ -197,6 +172,8 @@ class ServerStats:
                 "useful_fraction": rows["live"] / sum(rows.values()) if rows["live"] else 0.0,
                 **{f"{kind}_rows": n for kind, n in rows.items()},
                 "preemptions": counts["preemptions"],
+                "preempted_s": self._preempted_s,
+                "paused_s": self._paused_s,
                 "recomputed_tokens": counts["recomputed_tokens"],
                 "cached_tokens": counts["cached_tokens"],
                 "busy_s": busy,
@@ -207,6 +184,32 @@ class ServerStats:
                 },
             }
             samples = {name: ring.between(0, ring.seen) for name, ring in self._samples.items()}
+            by_name = {
+                kind: (names.tallies(), names.times())
+                for kind, names in (
+                    ("users", self._tallies.users),
+                    ("priorities", self._tallies.priorities),
+                )
+            }
         for name, values in samples.items():  # numpy on up to 100,000 values: not under the lock
             result |= distribution(name, values) if len(values) else {}
+        for kind, (tallies, times) in by_name.items():
+            result[kind] = {name: _measures(tally, times[name]) for name, tally in tallies.items()}
         return result | {"definitions": DEFINITIONS}
+
+
+def _measures(tally: Tally, times: np.ndarray) -> dict[str, Any]:
+    """What /stats tells of a user or a priority; `times`: TIMES of the latest answers."""
+    n = tally.endings["finished"]
+    result: dict[str, Any] = {
+        "completed": n,
+        **{ending: tally.endings[ending] for ending in ENDINGS if ending != "finished"},
+        "prompt_tokens": tally.prompt_tokens,
+        "completion_tokens": tally.completion_tokens,
+    }
+    for name, total in (("e2el", tally.e2e_s), ("queue_time", tally.queue_s)):
+        result[f"mean_{name}_ms"] = round(total / n * 1e3, 3) if n else None
+        latest = np.percentile(times[name], (50, 99)) * 1e3 if n else (None, None)
+        for p, value in zip((50, 99), latest):
+            result[f"p{p}_{name}_ms"] = None if value is None else round(float(value), 3)
+    return result

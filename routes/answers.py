@@ -43,7 +43,7 @@ class Usage(_Answer):
 
 
 class Timings(_Answer):
-    """Seconds; `arrived_at` since the epoch. `preempted_s` lies inside the others."""
+    """Seconds; `arrived_at` since the epoch. `preempted_s` and `paused_s` lie inside the others."""
 
     arrived_at: float
     queue_s: float
@@ -52,6 +52,7 @@ class Timings(_Answer):
     held_s: float
     e2e_s: float
     preempted_s: float
+    paused_s: float
     recomputed_tokens: int
     itl_s: list[float]
 
@@ -168,6 +169,24 @@ class OfLength(_Answer):
     mean_latency_s: float
 
 
+class OfName(_Answer):
+    """Measures of a user, or of a priority; times are there once one was answered."""
+
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int
+    refused: int
+    prompt_tokens: int
+    completion_tokens: int
+    mean_e2el_ms: float | None
+    p50_e2el_ms: float | None
+    p99_e2el_ms: float | None
+    mean_queue_time_ms: float | None
+    p50_queue_time_ms: float | None
+    p99_queue_time_ms: float | None
+
+
 class Stats(_Answer):
     """Measures of the run since the last reset, as `definitions` says; distributions are there once
     they have values.
@@ -207,11 +226,15 @@ class Stats(_Answer):
     padding_rows: int
     recomputed_rows: int
     preemptions: int
+    preempted_s: float
+    paused_s: float
     recomputed_tokens: int
     cached_tokens: int
     busy_s: float
     batches_formed: dict[str, int]
     latency_by_requested_tokens: dict[str, OfLength] = Field(alias="latency-by-requested-tokens")
+    users: dict[str, OfName]
+    priorities: dict[str, OfName]
     definitions: dict[str, str]
     iterations: list[tuple[float, float, int, int, int, int]] = Field(
         [],

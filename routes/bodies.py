@@ -34,6 +34,9 @@ Integers = Annotated[list[int], Field(fail_fast=True)]
 Lists = Annotated[list[Integers], Field(fail_fast=True)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or as ids
+# a level, 1 first; 0: the default one. Which levels there are the scheduler knows, and judges
+Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 ONE_PROMPT: dict[str, Any] = {  # exactly one of the two
     "oneOf": [
@@ -61,8 +64,10 @@ class InferenceRequest(BaseModel):
     top_k: int | None = Field(None, ge=1, lt=2**63)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=0, lt=2**63)
-    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    timeout_s: Timeout | None = None
     user: str | None = Field(None, max_length=256)
+    priority: Priority = 0
+    queue_timeout_s: Timeout | None = None  # in the queue alone
     n: int = Field(1, ge=1, le=MOST_COMPLETIONS)
     cache_salt: str = Field("", max_length=256)
     echo: bool = False
@@ -165,8 +170,10 @@ class _OpenAIRequest(_Lenient):
     seed: int | None = Field(None, ge=-1, lt=2**63)  # −1: none
     stop: Stop = []
     ignore_eos: bool = False
-    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    timeout_s: Timeout | None = None
     user: str | None = Field(None, max_length=256)
+    priority: Priority = 0
+    queue_timeout_s: Timeout | None = None  # in the queue alone
     n: int = Field(1, ge=1, le=MOST_COMPLETIONS)
     cache_salt: str = Field("", max_length=256)
     stream: bool = False

@@ -17,7 +17,7 @@ from batching import LONGEST_WAIT_S
 from config import MAX_BODY_BYTES
 from routes.streams import Part, Stream, Streamer
 from routes.watcher import Watcher
-from scheduling.errors import InvalidRequest
+from scheduling.errors import InvalidRequest, Overloaded
 from scheduling.inference import Inference
 from serving import Server
 from tokenizer import Detokenizer, StopRule
@@ -75,7 +75,7 @@ class Completions:
 
         Raises what enqueue does, and the first error of a member.
         """
-        self.server.manager.enqueue(group)
+        self._enqueue(group)
         try:
             with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
                 for member in group:
@@ -84,6 +84,15 @@ class Completions:
                         raise member.error
         except BaseException:
             self.server.manager.cancel(group)  # nobody will see the others' texts
+            raise
+
+    def _enqueue(self, group: Sequence[Inference], stream: Stream | None = None) -> None:
+        try:
+            if stream is not None:
+                self._streamer.follow(stream, group)
+            self.server.manager.enqueue(group)
+        except Overloaded:
+            self.server.refused(group)
             raise
 
     def _wait(self, event: threading.Event, deadline: float | None) -> None:
@@ -125,8 +134,7 @@ class Completions:
             and request.environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
         )
         stream = Stream(parts, piece, end, connection if chunked else None)
-        self._streamer.follow(stream, group)
-        self.server.manager.enqueue(group)
+        self._enqueue(group, stream)
         with ExitStack() as stack:
             # does nothing unless the reader has gone before the end
             stack.callback(self.server.manager.cancel, group)

@@ -41,6 +41,8 @@ def blueprint(completions: Completions) -> Blueprint:
             body.seed,
             body.timeout_s,
             user=body.user,
+            priority=body.priority,
+            queue_timeout_s=body.queue_timeout_s,
             n=body.n,
             cache_salt=body.cache_salt,
         )
@@ -79,6 +81,7 @@ def _timings(member: Inference, epoch_offset: float) -> dict[str, Any]:
         "arrived_at": times.arrived_at + epoch_offset,
         **seconds,
         "preempted_s": round(member.preempted_s, 6),
+        "paused_s": round(member.paused_s, 6),
         "recomputed_tokens": member.recomputed_tokens,
         "itl_s": [round(gap, 6) for gap in times.itl_s],
     }

@@ -114,9 +114,11 @@ def blueprint(shared: Completions) -> Blueprint:
             seed,
             body.timeout_s,
             rule,
-            body.user,
-            body.n,
-            body.cache_salt,
+            user=body.user,
+            priority=body.priority,
+            queue_timeout_s=body.queue_timeout_s,
+            n=body.n,
+            cache_salt=body.cache_salt,
         )
         created = int(time.time())
 

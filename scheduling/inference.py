@@ -63,7 +63,7 @@ class Inference:
     streamed: bool = False
 
     user: str | None = None  # on whose behalf it comes
-    # its level, 1 first; 0: the default one. The scheduler fills that in where levels have a meaning
+    # its level, 1 first; 0: the default one, which is filled in where levels have a meaning
     priority: int = 0
     # longest wait that it asks of its level's queue policy, which may be shorter
     queue_timeout_s: float | None = None
@@ -77,7 +77,13 @@ class Inference:
     group: int = -1  # the id of the group's first inference
     # completion tokens that an order may reckon with, of a group its longest; never the true number
     predicted_tokens: int = 0
-    key: tuple[Any, ...] = ()  # its place among those that wait
+    key: tuple[Any, ...] = ()  # its turn when it began to wait, or was paused
+    bin: int = 0  # its queue, in modes with several
+    delayed: bool = False  # behind all others of its level, by a queue policy
+    processed_before: int = 0  # tokens that the server had when it came
+    level: int = 0  # of a multi-level feedback queue, with the tokens it used there, and since when
+    level_tokens: int = 0
+    level_at: float = 0.0
     batch: int = -1  # counts the times that anyone was admitted
     position: int = -1  # rows in the batch before it when it was admitted
     arrived_at: float = 0.0
@@ -136,11 +142,20 @@ class Inference:
         full = len(self.tokens) == self.num_tokens
         return full or self.stopped or self.answered_at is not None
 
+    @property
+    def uncomputed_since(self) -> float | None:
+        """Since when it waits or is paused; None: it is computed."""
+        if self.state is State.WAITING:
+            return self.arrived_at if self.preempted_at is None else self.preempted_at
+        return self.paused_at
+
     def resume(self, now: float) -> None:
-        """It no longer waits after a preemption, if it did."""
+        """It no longer waits after a preemption, nor is it paused."""
         if self.preempted_at is not None:
             self.preempted_s += now - self.preempted_at
-            self.preempted_at = None
+        if self.paused_at is not None:
+            self.paused_s += now - self.paused_at
+        self.preempted_at = self.paused_at = None
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:

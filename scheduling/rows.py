@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Sequence
 
 from scheduling.inference import Inference, Row
 from scheduling.policies import Account, Plan, Policy, View
@@ -11,7 +11,7 @@ Holds = list[tuple[Inference, int]]  # who gets KV blocks for how many tokens
 
 
 def rows_of(
-    plan: Plan, view: View, policy: Policy, running: Iterable[int], waiting: Container[int]
+    plan: Plan, view: View, policy: Policy, running: Collection[int], waiting: Container[int]
 ) -> tuple[list[Row], Holds]:
     """The rows of a plan, and what they hold; nothing has moved yet.
 
@@ -22,27 +22,29 @@ def rows_of(
     def impossible(rule: str) -> ValueError:
         return ValueError(f"the plan of {policy} is impossible: {rule}")
 
-    limits, account, runs = view.limits, Account(view), dict.fromkeys(running)
+    limits, account, preemptive = view.limits, Account(view), view.order.preemptive
+    gone: set[int] = set()
     for inference in plan.preempt:
         if policy.request_level:
             raise impossible("a row cannot leave a batch that is answered as a whole")
-        if inference.id not in runs:
-            raise impossible("only what runs can be preempted")
-        del runs[inference.id]
+        if inference.id not in running or inference.id in gone:
+            raise impossible("only what runs can be preempted, and once")
+        gone.add(inference.id)
         account.give_up(inference)
     holds: dict[int, tuple[Inference, int]] = {}
     for inference, tokens in plan.admit:
-        if inference.id not in waiting or inference.id in runs:
+        if inference.id not in waiting or inference.id in holds:
             raise impossible("only what waits can be admitted, and once")
-        runs[inference.id] = None
         holds[inference.id] = (inference, tokens)
-    if len(runs) > limits.max_batch_size:
-        raise impossible(f"{len(runs)} rows are more than max_batch_size {limits.max_batch_size}")
+    admitted = set(holds)
+    n_rows = len(plan.run) if preemptive else len(running) - len(gone) + len(admitted)
+    if n_rows > limits.max_batch_size:
+        raise impossible(f"{n_rows} rows are more than max_batch_size {limits.max_batch_size}")
     rows: list[Row] = []
     size = limits.block_size
     charged, counts_decoded = 0, policy.counts_decoded
     for inference, n in plan.run:
-        if inference.id not in runs:
+        if inference.id not in admitted and (inference.id not in running or inference.id in gone):
             raise impossible("only what runs can be computed")
         start, mine = inference.computed, inference.blocks
         # its last token once more: its cache does not grow, and the block is nobody else's
@@ -73,3 +75,13 @@ def rows_of(
             f"{charged} charged tokens are more than token_budget {limits.token_budget}"
         )
     return rows, list(holds.values())
+
+
+def padding(rows: Sequence[Row], decoder_batch_sizes: Sequence[int]) -> int:
+    """Rows of nobody that fill an iteration of decode rows up to the smallest size, of ascending
+    ones, that holds it.
+    """
+    n = len(rows)
+    if n and decoder_batch_sizes and all(row.decodes for row in rows):
+        return next((size for size in decoder_batch_sizes if size >= n), n) - n
+    return 0

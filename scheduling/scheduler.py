@@ -2,42 +2,33 @@
 
 Knows inferences, rows, KV blocks (as integers) and time as it is told; knows no torch and no HTTP.
 
-    Snapshot    how full the scheduler is
-    Scheduler   enqueue → schedule → apply, with the exits fail and expire
+    enqueue → schedule → apply, with the exits fail and expire
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
 
-from sortedcontainers import SortedDict
-
+from scheduling.door import UserLimits, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
-from scheduling.inference import Inference, Iteration, Row, State
+from scheduling.inference import Inference, Iteration, State
+from scheduling.lengths import predictor
+from scheduling.lobby import Lobby
 from scheduling.memory import Memory
+from scheduling.outbox import Outbox
+from scheduling.pauses import Pauses
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy, View, chosen
-from scheduling.rows import rows_of
+from scheduling.rows import padding, rows_of
+from scheduling.timers import Timers
+from scheduling.totals import Snapshot, Totals
 
-SPARE_DEADLINES = 64  # of answered requests, which may be kept beside as many as are in flight
 _EXITS: dict[type[ServingError], State] = {
     Cancelled: State.CANCELLED,
     DeadlinePassed: State.EXPIRED,
 }
-
-
-class Snapshot(NamedTuple):
-    """How full a scheduler is, and how many tokens it has seen computed since the start."""
-
-    waiting: int
-    running: int  # held ones too, but not those whose row is idle and who have their answer
-    blocks_used: int
-    n_blocks: int
-    prompt_tokens: int  # those found in the prefix cache, too
-    completion_tokens: int
-    prefix_queries: int  # prompt tokens that were looked for in the prefix cache
-    prefix_hits: int  # those found
 
 
 class Scheduler:
@@ -57,6 +48,9 @@ class Scheduler:
         n_blocks: int,
         max_in_flight: int,
         decoder_batch_sizes: Sequence[int] = (),
+        length_predictor: str = "exact",
+        user_limits: UserLimits = UserLimits(None, None),  # noqa: B008  (without any, it keeps none)
+        preserve_ordering: bool = False,
     ):
         self.policy = policy
         self.order = order
@@ -64,60 +58,50 @@ class Scheduler:
         self.max_in_flight = max_in_flight
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
         self.pool = Memory(n_blocks, limits.block_size)
-        self.waiting: SortedDict[int, Inference] = SortedDict()  # by arrival
+        self.lobby = Lobby(order, policy.n_bins, predictor(length_predictor), user_limits)
         self.running: dict[int, Inference] = {}
-        self._queue: SortedDict[tuple[Any, ...], Inference] = SortedDict()  # who waits, by key
-        self._deadlines: list[tuple[float, int, Inference]] = []
+        self._pauses = Pauses(order)
+        self._outbox = Outbox() if preserve_ordering else None
+        self._deadlines: Timers[Inference] = Timers(lambda i: i.answered_at is not None)
         self._next_id = 0
         self._batches = 0
-        self._prompt_tokens = self._completion_tokens = 0
-        self._prefix_queries = self._prefix_hits = 0
+        self._totals = Totals()
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
         """Queue one inference, or a group of them: all or none.
 
         Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
         """
-        together, most = (
-            self.policy.request_level,
-            self.policy.most_rows(self.limits.max_batch_size),
-        )
-        if together and len(inferences) > most:
-            raise InvalidRequest(
-                f"Maximum batch size exceeded: {len(inferences)} completions in one request, at "
-                f"most {most} in this mode."
-            )
-        needed = [self.limits.blocks(inference.whole_life) for inference in inferences]
-        if (blocks := sum(needed) if together else max(needed)) > self.pool.n_blocks:
-            raise self._beyond_pool(blocks)
-        if len(self.waiting) + len(self.running) + len(inferences) > self.max_in_flight:
+        refuse_too_large(inferences, self.policy, self.limits, self.pool.n_blocks)
+        running = len(self.running) + len(self._held)
+        if len(self.waiting) + running + len(inferences) > self.max_in_flight:
             raise Overloaded(
-                f"{len(self.waiting)} requests are waiting and {len(self.running)} running; try "
+                f"{len(self.waiting)} requests are waiting and {running} running; try "
                 "again later, or start the server with a larger --max-waiting."
             )
+        self.lobby.check(inferences, now)
         group = self._next_id
         for inference in inferences:
             inference.id, inference.group, inference.arrived_at = self._next_id, group, now
+            inference.processed_before = self._totals.processed
             self._next_id += 1
-        key = self.order.key(inferences)
+        self.lobby.enter(inferences, now)
+        if self._outbox is not None:
+            self._outbox.expect(inferences)
         for inference in inferences:
-            inference.key = (key, inference.id)
-            self._wait(inference)
+            self._pauses.watch(inference)
             if inference.deadline is not None:
-                heapq.heappush(self._deadlines, (inference.deadline, inference.id, inference))
+                self._deadlines.add(inference.deadline, inference)
 
-    def _wait(self, inference: Inference) -> None:
-        self.waiting[inference.id] = self._queue[inference.key] = inference
+    @property
+    def waiting(self) -> Mapping[int, Inference]:
+        """Who waits, by id."""
+        return self.lobby.waiting
 
-    def _leave_queue(self, inference: Inference) -> None:
-        del self.waiting[inference.id], self._queue[inference.key]
-
-    def _beyond_pool(self, needed: int) -> InvalidRequest:
-        return InvalidRequest(
-            f"The request needs {needed} KV blocks of {self.limits.block_size} tokens and the "
-            f"whole pool has {self.pool.n_blocks}: ask for fewer tokens, or start the server with "
-            "a larger --kv-cache-gb or --kv-blocks (on a GPU: --gpu-memory-utilization)."
-        )
+    @property
+    def _held(self) -> Mapping[int, Inference]:
+        """Who is finished, and has its answer once an earlier one has."""
+        return self._outbox.held if self._outbox is not None else {}
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
         """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to
@@ -134,71 +118,85 @@ class Scheduler:
                 found[inference.id] = self.pool.found_for(inference)
             return found[inference.id]
 
+        for inference in self._pauses.uncomputed_too_long(now):
+            if inference.state is State.WAITING:
+                self.lobby.promote(inference, now)
+            else:
+                self._pauses.promote(inference, now)
         view = View(
             now=now,
-            waiting=self._queue.values(),
+            queues=self.lobby.queues,
             running=self.running.values(),
             free_blocks=self.pool.free_blocks,
             n_blocks=self.pool.n_blocks,
             limits=self.limits,
-            oldest_arrival=next(iter(self.waiting.values())).arrived_at if self.waiting else None,
+            order=self.order,
+            request_level=self.policy.request_level,
+            rows=self._pauses.rows.values(),
+            paused=self._pauses.paused.values(),
+            processed=self._totals.processed,
+            ledger=self.lobby.ledger,
             found=find,
             references=self.pool.references,
         )
-        plan = self.policy.plan(self.order.seen(view, self.policy.request_level))
+        plan = self.policy.plan(view)
         rows, holds = rows_of(plan, view, self.policy, self.running, self.waiting)
         for inference, _ in holds:  # first of all, before others take what was found
             if found.get(inference.id):
                 new = self.pool.share_found(inference, found[inference.id])
-                if inference.leader is None:  # completions of one prompt count it once
-                    self._prompt_tokens += new
-                    self._prefix_hits += new
+                self._totals.found(inference, new)
         for inference in plan.preempt:
             self._preempt(inference, now)
         for inference, tokens in holds:
             self.pool.hold(inference, self.limits.blocks(tokens))
         for inference, _ in plan.admit:
             self._admit(inference, now)
+        self._pauses.settle((row.inference for row in rows), now)
         self._batches += bool(plan.admit)
         used = self.pool.n_blocks - self.pool.free_blocks
-        padding = self._padding(rows)
-        running, waiting = len(self.running), len(self.waiting)
         iteration = Iteration(
-            rows, running, waiting, used, plan.reason, padding, preempted=len(plan.preempt)
+            rows,
+            len(self.running),
+            len(self.waiting),
+            used,
+            plan.reason,
+            padding(rows, self.decoder_batch_sizes),
+            preempted=len(plan.preempt),
         )
         return iteration, plan.wake_at
 
     def _admit(self, inference: Inference, now: float) -> None:
         """Waiting → running."""
-        self._leave_queue(inference)
+        self.lobby.leave(inference)
+        self.lobby.charge_prompt(inference)
         inference.state = State.RUNNING
         if inference.admitted_at is None:
             inference.admitted_at = now
             inference.batch, inference.position = self._batches, len(self.running)
-            if inference.keys is not None and inference.leader is None:
-                self._prefix_queries += len(inference.prompt_ids)
+            self._totals.looked_for(inference)
         inference.resume(now)
         self.running[inference.id] = inference
+        self._pauses.begin(inference)
 
     def _preempt(self, inference: Inference, now: float) -> None:
         """Running → waiting: its blocks are free, and its KV is computed again when it is back."""
-        del self.running[inference.id]
+        self._end_running(inference, now)
         self.pool.release(inference)
         inference.reached = max(inference.reached, inference.computed)
         inference.computed = inference.named = 0
-        inference.state, inference.preempted_at = State.WAITING, now
+        inference.preempted_at = now
         inference.preemptions += 1
-        self._wait(inference)
+        self.lobby.wait_again(inference)
+        self._pauses.watch(inference)
 
-    def _padding(self, rows: Sequence[Row]) -> int:
-        n = len(rows)
-        if n and self.decoder_batch_sizes and all(row.decodes for row in rows):
-            return next((size for size in self.decoder_batch_sizes if size >= n), n) - n
-        return 0
+    def _end_running(self, inference: Inference, now: float) -> None:
+        del self.running[inference.id]
+        self._pauses.end(inference, now)
 
     def apply(self, iteration: Iteration, ids: Sequence[int], now: float) -> list[Inference]:
         """Take the sampled ids; return the inferences that are to be answered."""
         sampled, size = iter(ids), self.limits.block_size
+        served: Counter[str | None] = Counter()  # completion tokens of each user
         for row in iteration.rows:
             token = next(sampled) if row.samples else None
             inference = row.inference
@@ -206,18 +204,20 @@ class Scheduler:
             if row.idle or inference.state is not State.RUNNING:
                 continue
             if not row.decodes:
-                if inference.leader is None:
-                    end = min(row.start + row.n_tokens, len(inference.prompt_ids))
-                    self._prompt_tokens += max(0, end - row.start - row.recomputed)
+                self._totals.computed(row)
                 inference.recomputed_tokens += row.recomputed
             inference.computed += row.n_tokens
+            if self.order.preemptive:
+                self.order.computed(inference, row.n_tokens - row.recomputed, now)
             if inference.keys is not None and inference.computed >= (inference.named + 1) * size:
                 self.pool.name_computed(inference, inference.keys)
             if token is not None:
-                self._completion_tokens += 1
+                self._totals.completion_tokens += 1
+                served[inference.user] += 1
                 inference.tokens.append(token)
                 inference.token_times.append(now)
                 inference.stopped = inference.stop is not None and inference.stop(token)
+        self.lobby.charge_completions(served)
         return self._release(now)
 
     def forget_prefixes(self) -> None:
@@ -231,13 +231,19 @@ class Scheduler:
         There a stream is answered with its own last token all the same; its row stays, idle, until
         the batch ends.
         """
-        over = [inference for inference in self.running.values() if inference.is_over]
+        may_be = self.running if self.policy.request_level else self._pauses.rows
+        over = [inference for inference in may_be.values() if inference.is_over]
         leave = not self.policy.request_level or len(over) == len(self.running)
         answered = [i for i in over if i.state is State.RUNNING and (leave or i.streamed)]
         for inference in over if leave else ():
-            del self.running[inference.id]
+            self._end_running(inference, now)
+        if self._outbox is not None:
+            for inference in answered:
+                self.pool.release(inference)
+            answered = self._outbox.hold(answered) + self._outbox.leave()
         for inference in answered:
             self._end(inference, State.FINISHED, now)
+            self.lobby.learn(inference)
         return answered
 
     def fail(
@@ -255,30 +261,28 @@ class Scheduler:
         for inference in inferences:
             if inference.state is State.WAITING:
                 if inference.id in self.waiting:
-                    self._leave_queue(inference)
+                    self.lobby.leave(inference)
             elif inference.state is not State.RUNNING:
                 continue
+            elif self._outbox is not None and inference.id in self._outbox.held:
+                del self._outbox.held[inference.id]
             elif state is State.FAILED or not self.policy.request_level:
-                del self.running[inference.id]
+                self._end_running(inference, now)
             inference.error = error
             self._end(inference, state, now)
             ended.append(inference)
         return ended + self._release(now)
 
     def expire(self, now: float) -> list[Inference]:
-        """End every inference whose deadline has passed."""
-        late = []
-        while self._deadlines and (
-            self._deadlines[0][0] <= now or self._deadlines[0][2].answered_at is not None
-        ):
-            # those answered in time are dropped here too: `fail` leaves them alone
-            late.append(heapq.heappop(self._deadlines)[2])
-        if len(self._deadlines) > 2 * (len(self.waiting) + len(self.running)) + SPARE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if entry[2].answered_at is None]
-            heapq.heapify(self._deadlines)
-        return self.fail(
+        """End every inference whose deadline has passed, or its time in its level's queue."""
+        late = list(self._deadlines.due(now))
+        self._deadlines.keep(len(self.waiting) + len(self.running))
+        ended = self.fail(
             late, DeadlinePassed("The request's deadline passed before its answer."), now
         )
+        for inference, error in self.lobby.timed_out(now):
+            ended += self.fail([inference], error, now)
+        return ended
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
         """Make the pool as large as the engine's, before anything has run; return the requests that
@@ -292,37 +296,33 @@ class Scheduler:
             ).append(inference)
         ended = []
         for group in groups.values():
-            needed = sum(self.limits.blocks(inference.whole_life) for inference in group)
-            if needed > n_blocks:
-                ended += self.fail(group, self._beyond_pool(needed), now)
+            try:
+                refuse_too_large(group, self.policy, self.limits, n_blocks)
+            except InvalidRequest as error:
+                ended += self.fail(group, error, now)
         return ended
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next, if anything has a deadline."""
-        return self._deadlines[0][0] if self._deadlines else None
+        times = [t for t in (self._deadlines.next, self.lobby.next_timeout) if t is not None]
+        return min(times, default=None)
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
     def in_flight(self) -> list[Inference]:
-        return [*self.waiting.values(), *self.running.values()]
+        return [*self.waiting.values(), *self.running.values(), *self._held.values()]
 
     def snapshot(self) -> Snapshot:
         used = self.pool.n_blocks - self.pool.free_blocks
         running = sum(inference.state is State.RUNNING for inference in self.running.values())
-        return Snapshot(
-            len(self.waiting),
-            running,
-            used,
-            self.pool.n_blocks,
-            self._prompt_tokens,
-            self._completion_tokens,
-            self._prefix_queries,
-            self._prefix_hits,
-        )
+        running += len(self._held)
+        seen = astuple(self._totals)
+        return Snapshot(len(self.waiting), running, used, self.pool.n_blocks, *seen)
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
+        self._pauses.resume(inference, now)
         inference.state, inference.answered_at = state, now
         inference.resume(now)
         self.pool.release(inference)
@@ -337,4 +337,7 @@ def build(settings: Any) -> Scheduler:
         n_blocks=settings.n_blocks,
         max_in_flight=settings.max_in_flight,
         decoder_batch_sizes=settings.decoder_batch_sizes,
+        length_predictor=settings.length_predictor,
+        user_limits=UserLimits(settings.user_requests_per_minute, settings.user_tokens_per_minute),
+        preserve_ordering=settings.preserve_ordering,
     )

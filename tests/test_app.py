@@ -43,6 +43,7 @@ def test_a_prompt_is_completed_with_usage_timings_and_the_seed(client: FlaskClie
         "e2e_s",
         "itl_s",
         "preempted_s",
+        "paused_s",
         "recomputed_tokens",
     }
     assert len(timings["itl_s"]) == 4 and sum(timings["itl_s"]) == pytest.approx(

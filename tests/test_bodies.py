@@ -103,7 +103,7 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name_and_its_neutral
             )
     offered = (
         "model prompt messages max_tokens max_completion_tokens temperature top_k top_p seed "
-        "stop ignore_eos timeout_s stream user n cache_salt"
+        "stop ignore_eos timeout_s stream user priority queue_timeout_s n cache_salt"
     )
     assert set(model.model_fields) - set(fields) <= {*offered.split(), "stream_options", "echo"}, (
         "a field without a test"

@@ -380,6 +380,11 @@ def test_a_conversation_that_outgrows_the_context_says_what_helps(tmp_path: Path
         (["--numsamples", "3", "--wait", "1", "--arrival", "burst"], "contradict each other"),
         (["--numsamples", "3", "--sessions", "3"], "give TURNS:THINK_S"),
         (["--numsamples", "3", "--scale", "4"], "add --trace FILE"),
+        (["--users", "a,2,normal", "b,2,normal"], "give --prompt TEXT, --numsamples N or"),
+        (["--users", "a,2,normal", "b,2,normal,0-3", "--wait", "1"], "leave out --wait"),
+        (["--users", "a,2,normal", "b,2,normal,0-3", "--prompt", "hi"], "contradict each other"),
+        (["--users", "a,2,normal", "b"], "unknown user 'b'; give NAME,RATE,LENGTHS"),
+        (["--numsamples", "3", "--priorities", "0.5:1"], "sum to 0.5; make it 1"),
         (["--trace", "t.jsonl", "--prefixes", "4:64:1"], "leave out --prefixes"),
     ],
 )

@@ -21,10 +21,11 @@ from client.analysis import identical_outputs
 from client.calls import ServerError, get
 from client.data import PromptData
 from client.draws import WorkloadError
-from client.options import parse, parse_also, parse_goodput
+from client.options import parse, parse_goodput
 from client.report.sentences import identity
 from client.runs import Run, clear
 from client.traces import load_trace, save_trace
+from client.variants import parse_also
 from config import ConfigError
 from tests.programs import ran
 from tests.servers import launched, wait_until
@@ -58,7 +59,13 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
         done.stdout.split()
     )
     modes = ["nobatch", "static", "windowed", "dynamic"]
-    figures = ["latency_vs_tokens.png", "occupancy.png", "rows.png", "distributions.png"]
+    figures = [
+        "latency_vs_tokens.png",
+        "who_waits.png",
+        "occupancy.png",
+        "rows.png",
+        "distributions.png",
+    ]
     wanted = {
         "trace.jsonl",
         "summary.json",
@@ -277,6 +284,8 @@ def test_a_bad_workload_is_refused_before_any_server_starts(tmp_path: Path) -> N
         ["--lengths", "zipf"],
         ["--arrival", "soon"],
         ["--prefixes", "4"],
+        ["--users", "a,2,normal", "b,2"],
+        ["--priorities", "0.5:1"],
         ["--sessions", "2:1", "--arrival", "closed:2"],
         ["--trace", str(tmp_path / "absent")],
     ):

@@ -108,7 +108,7 @@ def test_nobody_joins_in_an_iteration_in_which_somebody_gave_way() -> None:
     scheduler.enqueue([late], 1.0)
     scheduler.schedule(1.0)
     assert rows[2].state is late.state is State.WAITING
-    assert next(iter(scheduler.waiting.values())) is rows[2]
+    assert scheduler.lobby.queues[0].oldest == [rows[2]]
 
 
 def test_a_head_of_queue_joins_only_if_all_that_is_known_of_it_fits_besides_the_watermark() -> None:
@@ -232,7 +232,7 @@ def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
         assert again.state is State.WAITING and again.tokens == [1]
         if late:
             again.deadline = 2.0
-            scheduler._deadlines.append((2.0, again.id, again))
+            scheduler._deadlines.add(2.0, again)
             ended = scheduler.expire(3.0)
         else:
             ended = scheduler.fail([again], Cancelled("gone"), 3.0)
@@ -313,6 +313,7 @@ def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream
     assert stats["recomputed_tokens"] == recomputed > 100
     for told in (lines, timings):
         assert sum(each["recomputed_tokens"] for each in told) == recomputed
+    assert stats["preempted_s"] == pytest.approx(sum(t["preempted_s"] for t in timings), abs=1e-4)
     assert {round(line["preempted_s"], 4) for line in lines} == {
         round(timing["preempted_s"], 4) for timing in timings
     }

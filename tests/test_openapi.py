@@ -74,7 +74,7 @@ def fitting(case: Case[Any]) -> Case[Any]:
         for name in ("num_tokens", "max_tokens", "max_completion_tokens"):
             if body.get(name) and isinstance(body[name], (int, float)):
                 body[name] = 1 + int(body[name]) % 50
-        for name in ("seed", "top_k"):
+        for name in ("seed", "top_k", "priority"):
             if isinstance(body.get(name), float):
                 body[name] = int(body[name])
         ids = body.get("prompt_ids") or [0]
@@ -110,6 +110,8 @@ ANSWERS: list[tuple[str, Any, int]] = [
     ("POST /inference", {"prompt": "hi", "num_tokens": 3}, 200),
     ("POST /inference", {"prompt": ["hi", "there"], "num_tokens": 3, "seed": 1, "echo": True}, 200),
     ("POST /inference", {"prompt_ids": [[1], [2]], "num_tokens": 3, "stream": True}, 200),
+    ("POST /inference", {"prompt": "hi", "num_tokens": 3, "user": "ann", "priority": 2}, 200),
+    ("POST /inference", {"prompt": "hi", "num_tokens": 3, "queue_timeout_s": 0}, 400),
     ("POST /inference", {"prompt": "hi", "num_tokens": 0}, 400),
     ("POST /inference", {"prompt": "hi", "num_tokens": 100, "timeout_s": 1e-9}, 504),
     ("POST /inference", {"prompt": "x" * 1_000_001, "num_tokens": 1}, 413),
@@ -118,6 +120,7 @@ ANSWERS: list[tuple[str, Any, int]] = [
     ("POST /v1/completions", ASK | USAGE, 200),
     ("POST /v1/completions", ASK | {"model": "gpt-4"}, 404),
     ("POST /v1/completions", ASK | {"n": 2}, 200),
+    ("POST /v1/completions", ASK | {"priority": -1, "queue_timeout_s": 9}, 200),
     ("POST /v1/completions", ASK | {"best_of": 2}, 400),
     ("POST /inference", {"prompt": "hi", "num_tokens": 3, "n": 2}, 200),
     ("POST /v1/chat/completions", CHAT, 200),

@@ -65,7 +65,7 @@ def test_it_serves_and_is_offered(environment: dict[str, str]) -> None:
         "--bunch-size X" in (shown := run("app.py", "--help"))
         and "bunches: rows in a batch at most" in shown
     )
-    assert "static, windowed, bunches: drop rows" in " ".join(shown.split())
+    assert "static, windowed, multibin, bunches: drop rows" in " ".join(shown.split())
     elsewhere = [sys.executable, "app.py", "dynamic", "--bunch-size", "2"]
     refused = subprocess.run(elsewhere, cwd=ROOT, capture_output=True, text=True)
     assert (

@@ -4,7 +4,7 @@ computing is carried out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,17 +101,17 @@ def test_a_row_of_a_request_level_batch_cannot_be_preempted() -> None:
 
 
 def test_who_waits_is_kept_by_arrival_also_after_a_preemption() -> None:
-    seen: list[float | None] = []
+    seen: list[list[Inference]] = []
 
     def looked(view: View) -> Plan:
-        seen.append(view.oldest_arrival)
+        seen.append(view.waiting.oldest)
         return Plan()
 
     scheduler, [runs, waits] = prepared(lambda view: Plan(preempt=[*view.running]))
     scheduler.schedule(1.0)
     scheduler.policy = Says(looked)
     scheduler.schedule(2.0)
-    assert [*scheduler.waiting.values()] == [runs, waits] and seen == [0.0]
+    assert [*scheduler.lobby.queues[0].by_arrival.values()] == [runs, waits] and seen == [[runs]]
 
 
 def test_more_rows_than_max_batch_size_are_refused() -> None:
@@ -174,14 +174,10 @@ def test_who_is_preempted_waits_in_its_place_and_computes_everything_again() -> 
 def test_an_order_says_who_goes_first_and_keeps_groups_together() -> None:
     @dataclass(frozen=True)
     class ByPriority(Order):
-        def key(self, group: Sequence[Inference]) -> int:
-            return group[0].priority
+        def key(self, inference: Inference) -> int:
+            return inference.priority
 
     scheduler = make_scheduler(Dynamic(), order=ByPriority(), max_batch_size=1)
     late, urgent = ([Inference([0], 1, priority=priority) for _ in range(2)] for priority in (1, 0))
     drive(scheduler, [(0.0, late), (0.0, urgent)], lambda _: 1.0)
     assert [inference.admitted_at for inference in (*urgent, *late)] == [0.0, 1.0, 2.0, 3.0]
-
-
-def test_predicted_tokens_are_the_stated_ones() -> None:
-    assert Inference([0], 9).predicted_tokens == 9

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scheduling.errors import InvalidRequest
 from scheduling.inference import Inference, Iteration, State
-from scheduling.policies import Dynamic, Limits, NoBatching, Order, Policy, Static, View, Windowed
+from scheduling.policies import (
+    Dynamic,
+    Fcfs,
+    Limits,
+    NoBatching,
+    Order,
+    Policy,
+    Priority,
+    Static,
+    View,
+    Windowed,
+)
+from scheduling.queue import Queue
 from scheduling.scheduler import Scheduler
 from tests.virtual import Ask, any_order, any_policy, every_policy, run
 
@@ -110,11 +122,11 @@ def test_prompts_share_the_budget_in_order_and_the_last_sits_out() -> None:
 
 
 def test_a_policy_keeps_no_state() -> None:
-    inference = Inference([0], 1)
-    view = View(
-        0.0, [inference], [], free_blocks=1, n_blocks=1, limits=Limits(1, 1, 2), oldest_arrival=0.0
-    )
+    inference, queue = Inference([0], 1), Queue()
+    queue.add(inference, by_user=False)
     for policy in every_policy():
+        queues = [queue] * policy.n_bins
+        view = View(0.0, queues, [], 1, n_blocks=1, limits=Limits(1, 1, 2), order=Fcfs())
         assert policy.plan(view) == policy.plan(view)
         assert inference.state is State.WAITING
 
@@ -128,9 +140,17 @@ ASKS = st.lists(
         rows=st.integers(1, 3),
         content=st.none() | st.integers(1, 2),
         n=st.sampled_from([1, 1, 2, 4]),
+        user=st.sampled_from([None, "a", "b"]),
+        priority=st.integers(0, 3),
+        seed=st.integers(0, 9),
     ),
     max_size=25,
 ).map(lambda asks: sorted(asks, key=lambda ask: ask.at))
+
+
+def is_a_level(order: Priority, inference: Inference) -> bool:
+    default = order.default_priority_level or (order.priority_levels + 1) // 2
+    return 1 <= (inference.priority or default) <= order.priority_levels
 
 
 @settings(max_examples=200, deadline=None)
@@ -141,6 +161,8 @@ ASKS = st.lists(
     rows=st.integers(4, 6),
     budget=st.integers(1, 40),
     spare_blocks=st.integers(0, 40),
+    length_predictor=st.sampled_from(["exact", "noisy:1", "prompt"]),
+    preserve_ordering=st.booleans(),
 )
 def test_any_workload_is_served_once_within_every_limit(
     policy: Policy,
@@ -149,13 +171,17 @@ def test_any_workload_is_served_once_within_every_limit(
     rows: int,
     budget: int,
     spare_blocks: int,
+    length_predictor: str,
+    preserve_ordering: bool,
 ) -> None:
+    assume(not order.preemptive or isinstance(policy, Dynamic))
     seen_running: set[int] = set()
     prompts_computed: Counter[int] = Counter()
 
     def check(scheduler: Scheduler, iteration: Iteration) -> None:
         running = scheduler.running
-        assert len(running) <= policy.most_rows(rows)
+        assert len(iteration.rows) <= policy.most_rows(rows)
+        assert order.preemptive or len(running) <= policy.most_rows(rows)
         assert len(iteration.rows) <= len(running)
         assert len({row.inference.id for row in iteration.rows}) == len(iteration.rows)
         prefill = [row for row in iteration.rows if not row.decodes]
@@ -189,16 +215,19 @@ def test_any_workload_is_served_once_within_every_limit(
         max_batch_size=rows,
         token_budget=budget,
         n_blocks=least + spare_blocks,
+        length_predictor=length_predictor,
+        preserve_ordering=preserve_ordering,
     )
-    too_large = [
+    refused = [
         group
         for group in served.groups
-        if policy.request_level and len(group) > policy.most_rows(rows)
+        if (policy.request_level and len(group) > policy.most_rows(rows))
+        or (isinstance(order, Priority) and not is_a_level(order, group[0]))
     ]
     assert all(
-        isinstance(inference.error, InvalidRequest) for group in too_large for inference in group
+        isinstance(inference.error, InvalidRequest) for group in refused for inference in group
     )
-    groups = [group for group in served.groups if group not in too_large]
+    groups = [group for group in served.groups if group not in refused]
     inferences = [inference for group in groups for inference in group]
     for inference in inferences:
         assert inference.state is State.FINISHED
@@ -209,10 +238,13 @@ def test_any_workload_is_served_once_within_every_limit(
         assert inference.token_times[-1] <= inference.answered_at
         computed = prompts_computed[inference.id] + inference.cached_tokens
         assert computed == len(inference.prompt_ids)
-        if not policy.request_level:
+        if not policy.request_level and not preserve_ordering:
             assert inference.answered_at == inference.token_times[-1]
+    answered = [inference.answered_at or 0.0 for inference in inferences]
+    assert not preserve_ordering or answered == sorted(answered), "an answer overtook another"
     admitted = [inference.admitted_at or 0.0 for inference in inferences]
-    assert not order.in_order or admitted == sorted(admitted), "somebody was overtaken"
+    in_order = order.in_order and policy.in_order
+    assert not in_order or admitted == sorted(admitted), "somebody was overtaken"
     if policy.request_level:
         for group in groups:
             assert len({inference.admitted_at for inference in group}) == 1, "a group was split"

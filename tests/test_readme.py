@@ -108,6 +108,8 @@ def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
         else:
             save_trace(tmp_path / "trace.jsonl", PromptData("fixed:2").requests(3))
         small += ["--trace", str(tmp_path / "trace.jsonl")]
+    elif "--users" in arguments:
+        small += ["--users", "greedy,40,fixed:2", "modest,40,fixed:2,0-0.3"]
     else:
         small += ["--numsamples", "4", "--arrival", "burst"]
     if "--repeats" in arguments:
@@ -232,6 +234,8 @@ ANSWERS = [  # in the order of the pages: what each curl command's answer holds
     ['"text_completion"', '"cached_tokens":16'],
     ['"text_completion"', '"cached_tokens":0'],
     ["{}"],
+    ['"completion"', '"paused_s":0.0'],
+    ['"ann":{"completed":1,', '"prompt_tokens":11,"completion_tokens":20,', '"priorities":{"0":'],
 ]
 
 

@@ -87,6 +87,8 @@ def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_togeth
         throughput["mean"] == pytest.approx(sum(throughput["values"]) / 2)
         and throughput["half"] > 0
     )
+    by_length = together["variants"]["static"]["by_length"]
+    assert list(by_length) == ["1", "2"] and by_length["2"]["p99_e2el_ms"]["half"] > 0
     [pair] = together["differences"]
     each = [together["variants"][mode]["output_throughput"]["values"] for mode in MODES]
     assert (pair["first"], pair["second"]) == ("static", "dynamic")
@@ -99,6 +101,7 @@ def test_the_report_shows_intervals_rates_and_figures(swept: Path) -> None:
     assert (
         "## From light load to beyond capacity" in text and "highest rate within the limits" in text
     )
+    assert re.search(r"\| static \| 30 tokens \| \d+ \| [\d.]+ ± [\d.]+ \|", text)
     assert text.count("the queue only grows |") >= 4 and "Seed 1:" in text
     assert re.search(r"Little's law: .* differ by [+−]\d+\.\d% at most", text)
     for name in runs.FIGURES:
@@ -135,8 +138,8 @@ def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:
     page = Page()
     page.feed(text)
     assert (
-        page.open == [] and page.tables == 5
-    )  # headlines, differences, capacities, every rate of two seeds
+        page.open == [] and page.tables == 6
+    )  # headlines, differences, who waits, capacities, every rate of two seeds
     assert len(page.sources) == len(runs.FIGURES) and all(
         s.startswith("data:image/svg+xml;base64,") for s in page.sources
     )

@@ -24,7 +24,7 @@ from client.load import replay
 from client.servers import wait_until_ready
 from config import MODES
 from observers.request_log import RequestLog
-from scheduling.inference import Inference, State
+from scheduling.inference import Generator, Inference, Iteration, State
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
 
 FIELDS = {
@@ -32,6 +32,8 @@ FIELDS = {
     "group",
     "leader",
     "user",
+    "priority",
+    "predicted_tokens",
     "mode",
     "state",
     "finish_reason",
@@ -44,6 +46,7 @@ FIELDS = {
     "completion_tokens",
     "preemptions",
     "preempted_s",
+    "paused_s",
     "recomputed_tokens",
     "arrived_at",
     "admitted_at",
@@ -113,6 +116,48 @@ def test_a_line_says_on_whose_behalf_a_request_came(
     assert [line["user"] for line in lines(tmp_path / "log.jsonl")] == ["ann", "bob", None]
 
 
+def test_a_line_says_the_level_of_a_request_and_what_was_predicted_of_its_length(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    client = client_of("dynamic", request_log=str(path))
+    for priority in (2, 0, -1):
+        client.post("/inference", json={"prompt": "hi", "num_tokens": 2, "priority": priority})
+    server = client.application.extensions["server"]
+    server.request_log.answered(Inference([0], 9, predicted_tokens=7, answered_at=1.0))
+    server.close()
+    *served, told = lines(path)
+    assert [line["priority"] for line in served] == [2, 0, -1]
+    assert (told["predicted_tokens"], told["num_tokens"]) == (7, 9)
+
+
+def test_paused_time_is_the_same_in_the_answer_the_log_and_the_stats(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
+    class Pausing(Generator):
+        """It says of each request what a scheduler says that left it out for a while."""
+
+        def generate(self, iteration: Iteration) -> list[int]:
+            for row in iteration.rows:
+                row.inference.paused_s = 0.25 * len(row.inference.prompt_ids)
+            return [65 for row in iteration.rows if row.samples]
+
+    path = tmp_path / "log.jsonl"
+    client = client_of(engine=Pausing, request_log=str(path))
+    told = [
+        client.post("/inference", json={"prompt": prompt, "num_tokens": 2}).get_json()["timings"]
+        for prompt in ("a", "bc")
+    ]
+    stats = client.get("/stats").get_json()
+    client.application.extensions["server"].close()
+    assert [timings["paused_s"] for timings in told] == [0.25, 0.5]
+    assert [line["paused_s"] for line in lines(path)] == [0.25, 0.5]
+    assert (stats["paused_s"], stats["preempted_s"]) == (0.75, 0.0)
+    assert "paused_s" in stats["definitions"]
+    client.post("/stats/reset", json={})
+    assert client.get("/stats").get_json()["paused_s"] == 0.0
+
+
 def test_what_ended_otherwise_is_a_line_too(
     client_of: Callable[..., FlaskClient], tmp_path: Path
 ) -> None:
@@ -172,7 +217,7 @@ def test_no_line_is_half_there_when_the_file_can_grow_no_further(tmp_path: Path)
     program = f"""
 import resource, sys
 sys.path.insert(0, {str(ROOT)!r})
-from scheduling.inference import Inference, State
+from scheduling.inference import Generator, Inference, Iteration, State
 from observers.request_log import RequestLog
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 log = RequestLog({str(path)!r}, "dynamic", 0.0)

@@ -12,7 +12,8 @@ from flask.testing import FlaskClient
 from client import measure
 from client.wire import wire
 from observers import server_stats
-from observers.server_stats import Ring, ServerStats
+from observers.ring import Ring
+from observers.server_stats import ServerStats
 from tests.test_stats import finished, record
 
 

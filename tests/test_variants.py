@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from client import runs
-from client.options import Variant, parse
+from client.options import parse
 from client.report import report
+from client.variants import Variant
 from config import ConfigError
 from tests.programs import ran
 

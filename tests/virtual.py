@@ -9,10 +9,15 @@ from typing import Any, get_args, get_type_hints
 from hypothesis import strategies as st
 
 from scheduling.blocks import block_keys
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import Inference, Iteration, Sampling
 from scheduling.policies import MODES, ORDERS, Limits, Order, Policy
 from scheduling.scheduler import Scheduler
 from simulate import drive
+
+TEXTS = {  # of settings that are text, what they may say
+    "queue_policy": ["", "1:max_size=100;2:timeout_ms=5000,action=delay"],
+    "user_weights": ["", "a=3"],
+}
 
 
 def every_policy() -> list[Policy]:
@@ -47,7 +52,11 @@ def _values(setting: Field[Any], types: dict[str, Any]) -> st.SearchStrategy[Any
     if isinstance(default, bool):
         return st.booleans()
     if isinstance(default, str):
-        return st.sampled_from(get_args(types[setting.name]))
+        return st.sampled_from(get_args(types[setting.name]) or TEXTS[setting.name])
+    if isinstance(default, tuple):
+        return st.lists(st.integers(1, 4), max_size=2).map(tuple)
+    if float in get_args(types[setting.name]):
+        return st.none() | st.sampled_from([0.5, 3.0])
     if isinstance(default, float):
         most = limits.get("le", 0.99 * limits["lt"] if "lt" in limits else 2500.0)
         return st.sampled_from([default, float(least), most])
@@ -77,6 +86,12 @@ class Ask:
     rows: int = 1
     content: int | None = None
     n: int = 1  # completions of each prompt
+    user: str | None = None
+    priority: int = 0
+    seed: int = 0  # of the error that a predictor makes
+    queue_timeout_s: float | None = None
+    deadline: float | None = None
+    streamed: bool = False
 
     def group(self, block_size: int) -> list[Inference]:
         ids = [self.content or 0] * self.prompt
@@ -85,7 +100,18 @@ class Ask:
             keys = None if self.content is None else block_keys(ids, block_size)
             leader = None
             for _ in range(self.n):
-                member = Inference(ids, self.tokens, keys=keys and [*keys], leader=leader)
+                member = Inference(
+                    ids,
+                    self.tokens,
+                    Sampling(seed=self.seed),
+                    self.deadline,
+                    streamed=self.streamed,
+                    user=self.user,
+                    priority=self.priority,
+                    queue_timeout_s=self.queue_timeout_s,
+                    keys=keys and [*keys],
+                    leader=leader,
+                )
                 leader = leader or member
                 group.append(member)
         return group
@@ -144,6 +170,8 @@ def run(
     groups = [ask.group(scheduler.limits.block_size) for ask in asks]
     result = Run(groups, [], scheduler)
     most = 2 * sum(ask.rows * ask.n * (ask.prompt + ask.tokens) for ask in asks) + 100
+    if scheduler.order.preemptive:  # what paused rows lose is computed again
+        most *= 10
 
     def planned(now: float, iteration: Iteration) -> None:
         nonlocal most

@@ -5,7 +5,7 @@ is in the run's JSON.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,32 @@ from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
 from client.data import described, dumps
 from client.machine import processor
 from client.quoting import code, escape, unescape
-from client.report import drawing, figures, sentences, tables
+from client.report import drawing, figures, sentences, tables, who_waits
 from client.report.page import as_page
+from client.results import Key
 from client.runs import FIGURES, Run, differing
 from stats import DEFINITIONS, ROW_KINDS, latency_line
 
 Drawing = Callable[[], Figure]
-TOLD = ("lengths", "prompts", "prefixes", "sessions", "scale")  # of a workload, where given
+TOLD = (
+    "lengths",
+    "prompts",
+    "prefixes",
+    "sessions",
+    "priorities",
+    "scale",
+)  # of a workload, where given
 
 
 def drawings(run: Run) -> dict[str, Drawing]:
     """What can be drawn of a run: each figure's name, and how."""
     load, seeds, limits = run.first["workload"], len(run.summaries), _limits(run)
     requests = f"{load['requests']} requests"
-    caption = _caption(
-        run, f"{requests}{f' × {seeds} seeds' if seeds > 1 else ''}, {load['arrival']}"
-    )
+    sent = [summary["workload"]["requests"] for summary in run.summaries]
+    of_all = f"{requests} × {seeds} seeds" if seeds > 1 else requests
+    if len(set(sent)) > 1:  # users send for their seconds, of each seed another number
+        of_all = f"{sum(sent)} requests in {seeds} seeds"
+    caption = _caption(run, f"{of_all}, {load['arrival']}")
     answered = {name: run.answered(name) for name in run.names}
     lines = {}
     for name, mine in answered.items():
@@ -45,6 +55,8 @@ def drawings(run: Run) -> dict[str, Drawing]:
     found: dict[str, Drawing] = {
         "latency_vs_tokens": lambda: figures.latency_vs_tokens(lines, caption)
     }
+    if who_waits.groups(run.variants, "by_length"):
+        found["who_waits"] = lambda: who_waits.figure(run.variants, caption)
     if points := run.points:
         n = sum(len(mine) for several in points.values() for mine in several)
         rates = _caption(run, f"{n} rates, lengths {load['lengths']}")
@@ -160,7 +172,8 @@ def facts(run: Run) -> list[str]:
     seeds = ", ".join(str(s["seed"]) for s in run.summaries)
     asked = [f"{name} {code(str(load[name]))}" for name in TOLD if load.get(name)]
     found = [
-        f"workload: {described(load)}; {', '.join([*asked, arrival])}; seed {seeds} (`trace.jsonl`)"
+        f"workload: {escape(described(load))}; {', '.join([*asked, arrival])}; seed {seeds} "
+        f"(`trace.jsonl`)"
     ]
     if config:
         apart = differing(run.results[0])
@@ -204,7 +217,8 @@ def contents(run: Run) -> str:
         parts.append(tables.differences_table(run.variants, run.baseline))
     parts += [
         sentences.conditions(run),
-        *shown("latency_vs_tokens"), *sweep_part(run), *shown("latency_vs_throughput", "goodput"),
+        *shown("latency_vs_tokens"), *who_waits.part(run.variants, shown("who_waits")),
+        *sweep_part(run), *shown("latency_vs_throughput", "goodput"),
         "## Rows and latencies", *shown("occupancy", "rows", "distributions"),
         "## How it was made", "\n".join(f"- {fact}" for fact in facts(run)),
     ]  # fmt: skip
@@ -230,18 +244,11 @@ def write(run: Run) -> None:
 
 def over_seeds(run: Run) -> dict[str, Any]:
     """summary.json of several seeds: each headline's mean, half of its interval, and its values;
-    paired differences.
+    paired differences. Of each group of requests, too.
     """
     keys = dict.fromkeys([*tables.HEADLINES, *tables.COMPARED])
     variants = {
-        name: {
-            key.name: {
-                **asdict(estimate(values, tables.STEPS.get(key.name, 0.0))),
-                "values": values,
-            }
-            for key in keys
-            if len(values := [v for r in mine if (v := key.of(r)) is not None]) == len(mine)
-        }
+        name: _estimates(keys, mine) | who_waits.of_groups(mine, _estimates)
         for name, mine in run.variants.items()
     }
     differences = [
@@ -255,6 +262,15 @@ def over_seeds(run: Run) -> dict[str, Any]:
         "seeds": [s["seed"] for s in run.summaries],
         "variants": variants,
         "differences": differences,
+    }
+
+
+def _estimates(keys: Iterable[Key], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of each number that all seeds have its mean, half of its interval, and its values."""
+    return {
+        key.name: {**asdict(estimate(values, tables.STEPS.get(key.name, 0.0))), "values": values}
+        for key in keys
+        if len(values := [v for r in results if (v := key.of(r)) is not None]) == len(results)
     }
 
 
@@ -280,6 +296,9 @@ def show(run: Run, console: Console) -> None:
                 markup=False,
                 highlight=False,
             )
+    for kind in ("by_user", "by_priority"):
+        if table := who_waits.terminal_table(run.variants, kind):
+            console.print(table)
     if run.points:
         console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))
     console.print(

@@ -46,13 +46,13 @@ def cell(values: Sequence[float | None], scale: float, form: str, step: float = 
     return told(estimate(known, step), form)
 
 
-def _cell(key: Key, results: Sequence[Mapping[str, Any]]) -> str:
+def cell_of(key: Key, results: Sequence[Mapping[str, Any]]) -> str:
     """What some seeds have of a number."""
     step = STEPS.get(key.name, 0.0)
     return cell([key.of(result) for result in results], key.scale, key.form, step)
 
 
-def _known(keys: Sequence[Key], runs: Iterable[Results]) -> list[Key]:
+def present(keys: Sequence[Key], runs: Iterable[Results]) -> list[Key]:
     """Those that anybody has."""
     found = [result for run in runs for mine in run.values() for result in mine]
     return [
@@ -101,18 +101,18 @@ def terminal_table(results: Results) -> Table:
     for key in shown:
         table.add_column(key.short, justify="right", no_wrap=True)
     for name, mine in results.items():
-        cells = [_cell(key, mine).split(" ±")[0] for key in shown]
+        cells = [cell_of(key, mine).split(" ±")[0] for key in shown]
         table.add_row(label(name, mine), *cells)
     return table
 
 
 def markdown_table(results: Results) -> str:
     """The headline table; a column that nobody has is left out."""
-    columns = _known(HEADLINES, [results])
+    columns = present(HEADLINES, [results])
     rows = [["variant", *(key.heading for key in columns), "latency of a request", "answered"]]
     for name, mine in results.items():
         answered, failed = sum(r["completed"] for r in mine), sum(r["failed"] for r in mine)
-        row = [label(name, mine), *(_cell(key, mine) for key in columns)]
+        row = [label(name, mine), *(cell_of(key, mine) for key in columns)]
         row += [line_text(mine[0]["latency_line"]) if len(mine) == 1 else mean_line(mine)]
         rows.append([*row, f"{answered}, {failed} failed" if failed else str(answered)])
     return markdown(rows)
@@ -181,7 +181,7 @@ def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
 
     paired: all ran the same traces, so that with several seeds the change has an interval.
     """
-    columns = _known(COMPARED, runs.values())
+    columns = present(COMPARED, runs.values())
     rows = [["variant", "run", *(key.heading for key in columns)]]
     for name in dict.fromkeys(name for run in runs.values() for name in run):
         base: dict[str, list[float]] = {}
@@ -191,7 +191,7 @@ def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
             cells = []
             for key in columns:
                 step = STEPS.get(key.name, 0.0)
-                text = _cell(key, results[name])
+                text = cell_of(key, results[name])
                 values = [v * key.scale for r in results[name] if (v := key.of(r)) is not None]
                 if (
                     values
@@ -259,11 +259,11 @@ def points_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         name: [{"requests": point["completed"] + point["failed"], **point} for point in mine]
         for name, mine in points.items()
     }
-    columns = _known(POINTS, [shown])
+    columns = present(POINTS, [shown])
     rows = [["variant", *(key.heading for key in columns), "verdict"]]
     for name, mine in shown.items():
         for point in mine:
-            cells = [_cell(key, [point]) for key in columns]
+            cells = [cell_of(key, [point]) for key in columns]
             rows.append([name, *cells, point_verdict(point)])
     return markdown(rows)
 
@@ -314,9 +314,12 @@ def sweep_table(points: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
         found = sweep.outcome(mine)
         best = found["point"] or {}
         cells = [
-            _cell(KEYS["capacity"], [found]),
+            cell_of(KEYS["capacity"], [found]),
             between([found], "sustained_rate", "saturated_rate"),
-            *(_cell(key, [best]) for key in keys("output_throughput", "p50_normalized_latency_ms")),
+            *(
+                cell_of(key, [best])
+                for key in keys("output_throughput", "p50_normalized_latency_ms")
+            ),
         ]
         table.add_row(name, str(len(mine)), *cells, between([found], "goodput_rate", "missed_rate"))
     return table

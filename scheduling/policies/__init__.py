@@ -12,23 +12,33 @@ from typing import Any, TypeVar
 
 from scheduling.policies.base import Account, Limits, Plan, Policy, View, setting
 from scheduling.policies.dynamic import Dynamic
+from scheduling.policies.multibin import MultiBin
 from scheduling.policies.nobatch import NoBatching
-from scheduling.policies.orders import Fcfs, Order, Prefix
+from scheduling.policies.orders import Fair, Fcfs, Order, Priority, Sjf
 from scheduling.policies.static import Static
+from scheduling.policies.turns import Mlfq, Srpt
 from scheduling.policies.windowed import Windowed
+from scheduling.policies.windows import Hrrn, Prefix
 
 __all__ = [
     "MODES",
     "ORDERS",
     "Account",
     "Dynamic",
+    "Fair",
     "Fcfs",
+    "Hrrn",
     "Limits",
+    "Mlfq",
+    "MultiBin",
     "NoBatching",
     "Order",
     "Plan",
     "Policy",
     "Prefix",
+    "Priority",
+    "Sjf",
+    "Srpt",
     "Static",
     "View",
     "Windowed",
@@ -41,10 +51,17 @@ MODES: dict[str, type[Policy]] = {
     "static": Static,
     "windowed": Windowed,
     "dynamic": Dynamic,
+    "multibin": MultiBin,
 }
 ORDERS: dict[str, type[Order]] = {
     "fcfs": Fcfs,
+    "priority": Priority,
+    "sjf": Sjf,
+    "hrrn": Hrrn,
     "prefix": Prefix,
+    "fair": Fair,
+    "srpt": Srpt,
+    "mlfq": Mlfq,
 }
 Choice = TypeVar("Choice", Policy, Order)
 

@@ -8,13 +8,16 @@ same code runs in the server, in tests in virtual time, and in a simulator. What
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
+    from scheduling.ledger import Ledger
+    from scheduling.policies.orders import Order
+    from scheduling.queue import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,29 @@ class Limits:
         return -(-tokens // self.block_size)
 
 
+class Waiting(Collection["Inference"]):
+    """Those of a queue that wait, in the order; looked for when somebody iterates, since most
+    iterations have no row free.
+    """
+
+    def __init__(self, queue: Queue, view: View):
+        self._queue, self._view = queue, view
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __contains__(self, inference: object) -> bool:
+        return inference in self._queue.by_arrival.values()
+
+    def __iter__(self) -> Iterator[Inference]:
+        return self._view.order.ordered(self._queue, self._view)
+
+    @property
+    def oldest(self) -> list[Inference]:
+        """The request that came first, whatever the order; none if nobody waits."""
+        return self._queue.oldest
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What a policy may know. Time is in seconds on the scheduler's clock, KV is
@@ -37,15 +63,30 @@ class View:
     """
 
     now: float
-    waiting: Collection[Inference]  # by the order's key
+    queues: Sequence[Queue]  # who waits; one, or one a bin
     running: Collection[Inference]  # in admission order; in a request-level batch, held ones too
     free_blocks: int
     n_blocks: int  # in the pool
     limits: Limits
-    oldest_arrival: float | None  # of those that wait, whatever their order
+    order: Order
+    request_level: bool = False
+    rows: Collection[Inference] = ()  # of those that run, who is not paused
+    paused: Collection[Inference] = ()  # who is, in the order
+    processed: int = 0  # prompt and completion tokens since the start
+    ledger: Ledger | None = None  # what each user was served, for an order that goes by it
     # KV blocks that hold what an inference would compute next
     found: Callable[[Inference], Sequence[int]] = lambda inference: ()
     references: Sequence[int] = ()  # how many inferences have each block
+
+    @property
+    def waiting(self) -> Waiting:
+        """Those that wait, in the order; in modes with bins those of the first."""
+        return Waiting(self.queues[0], self)
+
+    @property
+    def bins(self) -> list[Waiting]:
+        """Those that wait in each bin."""
+        return [Waiting(queue, self) for queue in self.queues]
 
     def cached(self, inference: Inference) -> int:
         """Tokens that it need not compute, since they are found."""
@@ -59,6 +100,11 @@ class Account:
         self.free = view.free_blocks  # below 0: the plan cannot be done
         self._view = view
         self._change: Counter[int] = Counter()  # of references, by block
+
+    def copy(self) -> Account:
+        other = Account(self._view)
+        other.free, other._change = self.free, self._change.copy()
+        return other
 
     def take(self, inference: Inference, tokens: int) -> None:
         """It gets the blocks that are found for it, and blocks of its own for the rest of so many
@@ -141,6 +187,12 @@ class Policy:
     """
 
     request_level: ClassVar[bool] = False
+    in_order: ClassVar[bool] = True  # admits nobody before one that goes before in the order
+
+    @property
+    def n_bins(self) -> int:
+        """Queues that those who wait are put into, by the length that is predicted for them."""
+        return 1
 
     def most_rows(self, max_batch_size: int) -> int:
         """Rows of a batch at most."""
@@ -204,13 +256,21 @@ def start(
     return Plan(admit=admitted, run=run, reason=reason if admitted else "")
 
 
-def whole_groups(view: View, rows: int) -> list[Inference]:
-    """Take from the head of the queue, never splitting a group; stop at the first that does not
-    fit.
+def whole_groups(
+    view: View,
+    rows: int,
+    waiting: Iterable[Inference] | None = None,
+    first: Sequence[Inference] = (),
+) -> list[Inference]:
+    """Take `first`, if it is given, and then from the head of those that wait, or of a bin of them,
+    never splitting a group; stop at the first that does not fit.
     """
     taken: list[Inference] = []
     account = Account(view)
-    for _, members in groupby(view.waiting, key=lambda inference: inference.group):
+    mine = {inference.id for inference in first}
+    queue = view.waiting if waiting is None else waiting
+    queue = chain(first, (inference for inference in queue if inference.id not in mine))
+    for _, members in groupby(queue, key=lambda inference: inference.group):
         group = list(members)
         if len(taken) + len(group) > rows:
             break

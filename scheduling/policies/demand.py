@@ -19,6 +19,17 @@ VICTIMS: dict[Victim, Callable[[Sequence[Inference]], Inference]] = {
 }
 
 
+def victim_of(rows: Sequence[Inference], victim: Victim) -> Inference:
+    """Who of them, in order, gives way: one of the last rank (of the lowest priority)."""
+    last = rows[-1].key[0]
+    return VICTIMS[victim]([row for row in rows if row.key[0] == last])
+
+
+def held(inference: Inference, n: int, view: View) -> int:
+    """Tokens that it has KV blocks for once n more are computed."""
+    return inference.computed + n + (0 if inference.decodes else view.cached(inference))
+
+
 def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool) -> Plan:
     """Compute every row, the first in order first, and let requests join where blocks are left.
 
@@ -37,16 +48,12 @@ def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool
     def charged(inference: Inference) -> bool:
         return counts_decoded or not inference.decodes
 
-    def held(inference: Inference, n: int) -> int:
-        """Tokens that it has KV blocks for once n more are computed."""
-        return inference.computed + n + (0 if inference.decodes else view.cached(inference))
-
     for inference in rows:
         while inference.id not in gone:
             n = tokens_to_compute(inference, view, budget) if charged(inference) else 1
             if not n:
                 break
-            tokens = held(inference, n)
+            tokens = held(inference, n, view)
             if tokens > len(inference.blocks) * limits.block_size:
                 account.take(inference, tokens)
             if account.free >= 0:
@@ -54,10 +61,10 @@ def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool
                 budget -= n if charged(inference) else 0
                 break
             account.undo(inference, tokens)
-            loser = VICTIMS[victim]([row for row in rows[1:] if row.id not in gone])
+            loser = victim_of([row for row in rows[1:] if row.id not in gone], victim)
             if loser.id in run:
                 _, its = run.pop(loser.id)
-                account.undo(loser, held(loser, its))
+                account.undo(loser, held(loser, its, view))
                 budget += its if charged(loser) else 0
             account.give_up(loser)
             gone.add(loser.id)
@@ -74,8 +81,8 @@ def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool
         if not fits:
             break
         n = tokens_to_compute(inference, view, budget)
-        account.take(inference, held(inference, n))
-        plan.admit.append((inference, held(inference, n)))
+        account.take(inference, held(inference, n, view))
+        plan.admit.append((inference, held(inference, n, view)))
         if n:
             run[inference.id] = (inference, n)
             budget -= n

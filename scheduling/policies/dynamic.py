@@ -8,6 +8,7 @@ from typing import Literal
 from scheduling.inference import Inference
 from scheduling.policies.base import Account, Plan, Policy, View, setting, start
 from scheduling.policies.demand import Victim, on_demand
+from scheduling.policies.turns import by_turns
 
 DEMAND = ("kv_reservation", "demand")
 
@@ -43,6 +44,9 @@ class Dynamic(Policy):
         return self.budget_counts == "all"
 
     def plan(self, view: View) -> Plan:
+        if view.order.preemptive:
+            demand = self.kv_reservation == "demand"
+            return by_turns(view, demand, self.victim, self.watermark, self.counts_decoded)
         if self.kv_reservation == "demand":
             return on_demand(view, self.victim, self.watermark, self.counts_decoded)
         admit: list[Inference] = []

@@ -1,113 +1,231 @@
-"""Who goes first among those that wait."""
+"""Who goes first among those that wait. Orders that also pause rows are in `turns`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, groupby, islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scheduling.policies.base import View, prefills, setting
+from scheduling.door import EXAMPLE, QueuePolicy, queue_policies, user_weights
+from scheduling.errors import InvalidRequest
+from scheduling.policies.base import setting
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
+    from scheduling.policies.base import View
+    from scheduling.queue import Queue
 
-HOLD_BACK = 32  # tokens
+PROMPT, COMPLETION = 1, 2  # what a token counts in fair queueing
 
 
 @dataclass(frozen=True)
 class Order:
     """Its fields are settings.
 
-    A key never changes while a request waits, smallest first; among equal ones who came first goes
-    first. `in_order`: nobody goes before an earlier one.
+    Those that wait go by `turn`, smallest first, which does not change while they do unless
+    `ordered` says otherwise. `in_order`: nobody is admitted before an earlier one. `preemptive`:
+    rows go by their turn too, and those beyond max_batch_size are paused. `by_user`: it goes by the
+    view's ledger. `by_length`: it goes by predicted lengths.
     """
 
     in_order: ClassVar[bool] = True
+    preemptive: ClassVar[bool] = False
+    by_user: ClassVar[bool] = False
+    by_length: ClassVar[bool] = False
 
-    def key(self, group: Sequence[Inference]) -> Any:
-        """The key of a request's members, which wait side by side.
+    @property
+    def policies(self) -> Mapping[int, QueuePolicy]:
+        """Of the levels' queues that have one."""
+        return {}
 
-        They have their arrival already.
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Of users; who is not there has 1."""
+        return {}
+
+    @property
+    def promote_after_s(self) -> float | None:
+        """Who is not computed for so long gets another turn, by `promote`."""
+        return None
+
+    def check(self, group: Sequence[Inference]) -> None:
+        """Raises InvalidRequest for a request that the order cannot place."""
+
+    def arrive(self, group: Sequence[Inference]) -> None:
+        """A request comes, and gets what its turn goes by."""
+
+    def turn(self, inference: Inference) -> tuple[Any, ...]:
+        """Where it stands now: its rank, its key, and its id, so that who came first of equals
+        goes first, and members of a request side by side.
         """
-        raise NotImplementedError
+        return self.rank(inference), self.key(inference), inference.id
 
-    def seen(self, view: View, request_level: bool) -> View:
-        """The view of a policy, with those that wait in an order that keys cannot express."""
-        return view
+    def rank(self, inference: Inference) -> Any:
+        """Before its key; where blocks run out, those of the last rank give way."""
+        return 0
+
+    def key(self, inference: Inference) -> Any:
+        return inference.arrived_at
+
+    def computed(self, inference: Inference, tokens: int, now: float) -> None:
+        """So many tokens were computed for it, recomputed ones aside. Told of `preemptive` orders,
+        whose turns it may change.
+        """
+
+    def promote(self, inference: Inference, now: float) -> None:
+        """It was not computed for `promote_after_s`."""
+
+    def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
+        """Those of a queue, who goes first first."""
+        return iter(queue.by_key.values())
 
 
 @dataclass(frozen=True)
 class Fcfs(Order):
     """First come, first served."""
 
-    def key(self, group: Sequence[Inference]) -> float:
-        return group[0].arrived_at
-
 
 @dataclass(frozen=True)
-class Prefix(Fcfs):
-    """The longest cached prefix first, among those that came first (SGLang's longest prefix match;
-    Zheng et al., NeurIPS 2024, section 3).
-
-    *Hold-back*: of requests that have HOLD_BACK tokens or more in common which are not cached, one
-    goes at a time; the others wait until it has computed them, or has ended. Never within one
-    request, and not in request-level modes, where a batch would wait for another one.
+class Bounded(Order):
+    """Before all others go those that have waited for `max_wait_s`, as they came: from then on only
+    earlier arrivals go before a request.
     """
 
     in_order: ClassVar[bool] = False
-    prefix_window: int = setting(
-        128,
-        "with --order prefix: how many requests, from the oldest, it orders",
-        needs=("order", "prefix"),
-        ge=1,
+    max_wait_s: float | None = setting(
+        None,
+        "who has waited this long goes first (mlfq: returns to the first level)",
+        "none",
+        gt=0,
+        allow_inf_nan=False,
     )
 
-    def seen(self, view: View, request_level: bool) -> View:
-        return replace(view, waiting=_ByPrefix(view, self.prefix_window, not request_level))
-
-
-class _ByPrefix(Collection["Inference"]):
-    """Those that wait; ordered when somebody looks, since most iterations have no row free."""
-
-    def __init__(self, view: View, window: int, holds_back: bool):
-        self._view, self._window, self._holds_back = view, window, holds_back
-
-    def __len__(self) -> int:
-        return len(self._view.waiting)
-
-    def __contains__(self, inference: object) -> bool:
-        return inference in self._view.waiting
-
-    def __iter__(self) -> Iterator[Inference]:
-        requests = (
-            list(members) for _, members in groupby(self._view.waiting, key=lambda i: i.group)
-        )
-        oldest = sorted(
-            islice(requests, self._window),
-            key=lambda members: -max(self._view.cached(member) for member in members),
-        )
-        ordered = chain.from_iterable(chain(oldest, requests))
-        return self._one_of_each(ordered) if self._holds_back else ordered
-
-    def _one_of_each(self, ordered: Iterator[Inference]) -> Iterator[Inference]:
-        """Without those that wait for what another one computes.
-
-        Two that have HOLD_BACK uncached tokens in common have so many cached ones in common, too:
-        the key of the block after both tells them.
-        """
-        blocks = self._view.limits.blocks(HOLD_BACK)
-        computes: dict[bytes, int] = {}  # by which request
-
-        def is_first(inference: Inference, cached: int) -> bool:
-            keys = inference.keys or ()
-            if len(keys) <= cached + blocks:
-                return True
-            return computes.setdefault(keys[cached + blocks], inference.group) == inference.group
-
-        for inference in self._view.running:
-            if prefills(inference):
-                is_first(inference, inference.named)
-        for inference in ordered:
-            if is_first(inference, len(self._view.found(inference))):
+    def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
+        if self.max_wait_s is None:
+            yield from self._others(queue, view)
+            return
+        came_by = view.now - self.max_wait_s
+        yield from takewhile(lambda i: i.arrived_at <= came_by, queue.by_arrival.values())
+        for inference in self._others(queue, view):
+            if inference.arrived_at > came_by:
                 yield inference
+
+    def _others(self, queue: Queue, view: View) -> Iterator[Inference]:
+        return super().ordered(queue, view)
+
+
+@dataclass(frozen=True)
+class Priority(Bounded):
+    """Levels, 1 first; within one as they came (Triton's priority levels; vLLM's priorities).
+
+    With KV blocks on demand, those of the lowest level give way. `queue_policy`: what each level's
+    queue holds, and for how long (Triton's queue policies).
+    """
+
+    priority_levels: int = setting(3, "levels, of which 1 goes first", ge=1, le=64)
+    default_priority_level: int | None = setting(
+        None, "level of a request that names none, or 0", "the middle one", ge=1
+    )
+    queue_policy: str = setting("", f"of levels that have one: {EXAMPLE};2:…", "none")
+
+    @cached_property
+    def policies(self) -> Mapping[int, QueuePolicy]:
+        return queue_policies(self.queue_policy)
+
+    def check(self, group: Sequence[Inference]) -> None:
+        default = self.default_priority_level or (self.priority_levels + 1) // 2
+        level = group[0].priority or default
+        if not 1 <= level <= self.priority_levels:
+            raise InvalidRequest(
+                f"priority must be 1 … {self.priority_levels}, the level of this server's that it "
+                f"means, or 0 for level {default}.",
+                param="priority",
+            )
+        policy = self.policies.get(level, QueuePolicy())
+        if group[0].queue_timeout_s is not None and not (policy.timeout_ms and policy.override):
+            raise InvalidRequest(
+                f"queue_timeout_s can shorten a time that level {level}'s queue policy states and "
+                "lets requests override; leave it out.",
+                param="queue_timeout_s",
+            )
+        for member in group:
+            member.priority = level
+
+    def rank(self, inference: Inference) -> tuple[int, bool]:
+        return inference.priority, inference.delayed
+
+
+@dataclass(frozen=True)
+class Sjf(Bounded):
+    """Shortest job first, by predicted completion tokens (Qiu et al., 2024).
+
+    With `aging`, a request that came a second earlier goes before one that is so many tokens
+    shorter: length − aging · waited sorts as length + aging · arrived, which does not change.
+    """
+
+    by_length: ClassVar[bool] = True
+    aging: float = setting(
+        0.0, "tokens that a second of waiting is worth", ge=0, allow_inf_nan=False
+    )
+
+    def key(self, inference: Inference) -> float:
+        return inference.predicted_tokens + self.aging * inference.arrived_at
+
+
+def prompt_charge(group: Sequence[Inference]) -> int:
+    """What admission costs a group. Completions of one prompt have it once; who was admitted before
+    has paid.
+    """
+    return PROMPT * sum(
+        len(member.prompt_ids)
+        for member in group
+        if member.leader is None and member.admitted_at is None
+    )
+
+
+@dataclass(frozen=True)
+class Fair(Order):
+    """Who was served least goes first: fair queueing by user, in tokens (VTC; Sheng et al., OSDI
+    2024, algorithm 2). Within a user as they came.
+
+    A counter grows by PROMPT for each prompt token when a request is first admitted, cached ones
+    included, and by COMPLETION for each completion token as it comes; recomputed ones are free.
+    Among users that always wait the difference of service stays within 2 · max(w_p · longest
+    prompt, w_q · tokens in the pool), whoever asks for more.
+    """
+
+    in_order: ClassVar[bool] = False
+    by_user: ClassVar[bool] = True
+    user_weights: str = setting("", "shares of users, such as alice=2,bob=1", "1 each")
+
+    @cached_property
+    def weights(self) -> Mapping[str, float]:
+        return user_weights(self.user_weights)
+
+    def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
+        """Each request that is taken moves its user's counter by its prompt, within the plan."""
+        ledger = view.ledger
+        assert ledger is not None
+        coming = (entry for entry in ledger.by_counter() if entry[2] in queue.by_user)
+        following = next(coming, None)
+        turns: list[tuple[float, int, Iterator[Inference], Inference]] = []  # a heap of users
+        while turns or following is not None:
+            if following is not None and (not turns or following[:2] < turns[0][:2]):
+                counter, number, user = following
+                following = next(coming, None)
+                mine = iter(queue.by_user[user].values())
+                head = next(mine)
+            else:
+                counter, number, mine, head = heappop(turns)
+            group = [head]
+            after = next(mine, None)
+            while after is not None and after.group == head.group:
+                group.append(after)
+                after = next(mine, None)
+            yield from group
+            if after is not None:
+                counter += ledger.charged(head.user, prompt_charge(group))
+                heappush(turns, (counter, number, mine, after))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from scheduling.policies.base import Plan, Policy, View, setting, share_budget, start, whole_groups
+
+if TYPE_CHECKING:
+    from scheduling.inference import Inference
 
 
 @dataclass(frozen=True)
@@ -23,10 +27,21 @@ class Static(Policy):
     )
 
     def plan(self, view: View) -> Plan:
-        return self._continue(view) if view.running else self._begin(view, "idle")
+        if view.running:
+            return self._continue(view)
+        return self._begin(view.waiting, view, "idle")
 
-    def _begin(self, view: View, reason: str) -> Plan:
-        return start(whole_groups(view, self.most_rows(view.limits.max_batch_size)), view, reason)
+    def _begin(
+        self,
+        waiting: Iterable[Inference],
+        view: View,
+        reason: str,
+        rows: int | None = None,
+        first: Sequence[Inference] = (),
+    ) -> Plan:
+        """A batch of at most so many rows from the head of those that wait, with `first` in it."""
+        most = self.most_rows(view.limits.max_batch_size) if rows is None else rows
+        return start(whole_groups(view, most, waiting, first), view, reason)
 
     def _continue(self, view: View) -> Plan:
         rows = [

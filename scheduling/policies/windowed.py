@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from scheduling.policies.base import Plan, View, setting
 from scheduling.policies.static import Static
 
+if TYPE_CHECKING:
+    from scheduling.inference import Inference
+
 
 @dataclass(frozen=True)
-class Windowed(Static):
-    """A batch forms when `batch_size_target` rows wait, or the oldest has for `max_batch_delay_ms`.
+class Delayed(Static):
+    """What modes share whose batches form when `batch_size_target` rows wait, or the oldest request
+    has waited for `max_batch_delay_ms`.
 
     The delay is measured from its arrival, so that time spent behind a running batch
-    counts. A batch takes at most `batch_size_limit` rows, and can never be larger than its
-    limits, so neither can the target.
+    counts, and a batch that it starts has the oldest request in it, whatever the order. A batch
+    takes at most `batch_size_limit` rows, and can never be larger than its limits, so neither can
+    the target.
     """
 
     max_batch_delay_ms: float = setting(
@@ -38,18 +44,40 @@ class Windowed(Static):
             f"{max_batch_size}: batches form at {most}"
         ]
 
+    def _target(self, view: View) -> int:
+        """Rows that are enough."""
+        return min(self.batch_size_target, self.most_rows(view.limits.max_batch_size))
+
+    def _due(self, oldest: Inference) -> float:
+        """When it has waited long enough."""
+        return oldest.arrived_at + self.max_batch_delay_ms / 1e3
+
+
+@dataclass(frozen=True)
+class Windowed(Delayed):
+    """One queue. With `preferred_batch_sizes` (Triton's) a batch is as large as the largest of them
+    that the queue fills, and only waits while it fills none.
+    """
+
+    preferred_batch_sizes: tuple[int, ...] = setting(
+        (),
+        "instead of batch_size_target: the largest of these that the queue fills goes at once",
+        "none",
+    )
+
     def plan(self, view: View) -> Plan:
         if view.running:
             return self._continue(view)
-        if view.oldest_arrival is None:
+        waiting = view.waiting
+        if not (oldest := waiting.oldest):
             return Plan()
-        due = view.oldest_arrival + self.max_batch_delay_ms / 1e3
-        if len(view.waiting) >= min(
-            self.batch_size_target, self.most_rows(view.limits.max_batch_size)
-        ):
-            reason = "target"
-        elif view.now >= due:
-            reason = "delay"
-        else:
-            return Plan(wake_at=due)
-        return self._begin(view, reason)
+        most = self.most_rows(view.limits.max_batch_size)
+        sizes = [size for size in self.preferred_batch_sizes if size <= min(len(waiting), most)]
+        # a request of more prompts than that waits for its delay
+        if sizes and (plan := self._begin(waiting, view, "preferred", max(sizes))).admit:
+            return plan
+        if not self.preferred_batch_sizes and len(waiting) >= self._target(view):
+            return self._begin(waiting, view, "target")
+        if view.now >= (due := self._due(oldest[0])):
+            return self._begin(waiting, view, "delay", first=oldest)
+        return Plan(wake_at=due)

@@ -1,0 +1,142 @@
+"""Who sends what: users with a rate and lengths of their own, and the priorities of requests.
+
+Both are drawn from the seed apart from all else, so that a seed's prompts, lengths and arrivals are
+the same with and without priorities.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from client import draws
+from client.draws import WorkloadError, number
+from client.quoting import NAME
+
+SECONDS = re.compile(r"([\d.]+)-([\d.]+)")
+
+
+class Sent(NamedTuple):
+    """A request of a user: its instant in seconds, whose it is, and what it asks for."""
+
+    at: float
+    user: str
+    num_tokens: int
+
+
+class Stream(NamedTuple):
+    """Poisson arrivals of one user, `rate` a second. A user who is named twice has two."""
+
+    user: str
+    rate: float
+    lengths: Callable[[np.random.Generator, int], np.ndarray]
+    begins: float = 0.0
+    ends: float | None = None  # None: with the trace
+
+    @classmethod
+    def parse(cls, spec: str) -> Stream:
+        """Stream("b", 2.0, …, 10.0, 40.0) from "b,2,choice:1,25,10-40". Raises WorkloadError."""
+        try:
+            user, rate, rest = spec.split(",", 2)
+            # lengths may have commas, `choice:1,25,100`, but no hyphens
+            lengths, _, last = rest.rpartition(",")
+            seconds = SECONDS.fullmatch(last)
+            begins, ends = map(float, seconds.groups()) if seconds else (0.0, None)
+            if not NAME.fullmatch(user) or (ends is not None and not begins < ends < math.inf):
+                raise ValueError
+            return cls(
+                user, number(rate), draws.lengths(lengths if seconds else rest), begins, ends
+            )
+        except WorkloadError as error:
+            raise WorkloadError(f"--users {spec!r}: {error}") from None
+        except ValueError:
+            raise WorkloadError(
+                f"unknown user {spec!r}; give NAME,RATE,LENGTHS or NAME,RATE,LENGTHS,FROM-TO, such "
+                f"as modest,2,uniform:50:200,10-40: two requests a second from second 10 to 40"
+            ) from None
+
+    def draw(self, n: int | None, until: float, seed: Sequence[int]) -> list[Sent]:
+        """Its first n requests; of None all until then. Instants and lengths are drawn apart, so
+        that the same requests can come at another rate.
+        """
+        rng = np.random.default_rng([*seed, 0])
+        if n is not None:
+            at = rng.exponential(1 / self.rate, n).cumsum()
+        else:
+            seconds = (until if self.ends is None else self.ends) - self.begins
+            at = self.begins + np.sort(rng.uniform(0, seconds, rng.poisson(self.rate * seconds)))
+        tokens = self.lengths(np.random.default_rng([*seed, 1]), len(at))
+        return [Sent(round(float(t), 6), self.user, int(k)) for t, k in zip(at, tokens)]
+
+
+class Users:
+    """Two users or more, who send at once."""
+
+    def __init__(self, specs: Sequence[str]):
+        """Raises WorkloadError for what is no user, and for one alone."""
+        self._streams = [Stream.parse(spec) for spec in specs]
+        if len({stream.user for stream in self._streams}) < 2:
+            raise WorkloadError(
+                "--users needs two users or more, such as greedy,20,uniform:50:200 "
+                "modest,2,uniform:50:200,10-40; for one, give --arrival and --lengths"
+            )
+
+    @property
+    def until(self) -> float | None:
+        """When the trace ends, in seconds: with the last of those that say when they end. None
+        where nobody does.
+        """
+        return max((s.ends for s in self._streams if s.ends is not None), default=None)
+
+    def draw(self, n: int | None, seed: int) -> list[Sent]:
+        """All requests by time: the first n, or those until `until`.
+
+        Raises WorkloadError where a user has none of them.
+        """
+        until = self.until
+        assert (n is None) != (until is None), "seconds say how many, or a number does"
+        sent = [
+            request
+            for k, stream in enumerate(self._streams)
+            for request in stream.draw(n, until or 0.0, [seed, 9, k])
+        ]
+        sent = sorted(sent, key=lambda request: request.at)[:n]
+        if absent := {stream.user for stream in self._streams} - {s.user for s in sent}:
+            fix = "give it a higher rate" + (", or more seconds" if until else " or --numsamples")
+            raise WorkloadError(
+                f"user {min(absent)} sends none of the {len(sent)} requests of seed {seed}; {fix}"
+            )
+        return sent
+
+
+class Priorities:
+    """Levels of priority and which share of the requests has each; 1 is the highest level."""
+
+    def __init__(self, specs: Sequence[str]):
+        """Priorities(["0.1:1", "0.9:2"]): a tenth has level 1. Raises WorkloadError."""
+        try:
+            pairs = [spec.split(":") for spec in specs]
+            self._shares = [number(share) for share, _ in pairs]
+            self._levels = [int(level) for _, level in pairs]
+            if min(self._levels) < 0 or len(set(self._levels)) < len(specs):
+                raise ValueError
+        except ValueError:
+            raise WorkloadError(
+                f"unknown priorities {' '.join(specs)!r}; give SHARE:LEVEL of each level, such as "
+                f"0.1:1 0.9:2: a tenth of the requests has level 1, the highest (0: the server's "
+                f"default)"
+            ) from None
+        if not math.isclose(total := sum(self._shares), 1, abs_tol=1e-6):
+            raise WorkloadError(
+                f"the shares of --priorities {' '.join(specs)} sum to {total:g}; make it 1"
+            )
+
+    def draw(self, n: int, seed: int) -> list[int | None]:
+        """The level of each of n requests; of the default level None, as it needs no saying."""
+        shares = np.array(self._shares) / sum(self._shares)
+        drawn = np.random.default_rng([seed, 8]).choice(self._levels, n, p=shares)
+        return [int(level) or None for level in drawn]

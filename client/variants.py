@@ -1,0 +1,89 @@
+"""What a comparison compares: modes with settings of their own, and servers that run already."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from client.quoting import NAME
+from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, refuse_unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A mode with settings of its own: what a comparison compares, under a name. A bare mode is its
+    own variant.
+    """
+
+    mode: str
+    flags: dict[str, Any]
+
+
+def settings(known: argparse.Namespace) -> dict[str, Any]:
+    """The server settings of a command line. Raises ConfigError."""
+    flags = {
+        name: value
+        for name, value in vars(known).items()
+        if name in Config.model_fields and name != "mode"
+    }
+    for name in ("host", "port"):
+        if name in flags:
+            raise ConfigError(
+                f"{flag(name)} has no meaning here: every variant gets a free port on this machine"
+            )
+    return flags
+
+
+def parse_modes(text: str | None) -> dict[str, Variant]:
+    """{"static": …, "dynamic": …} from "static,dynamic". Raises ConfigError."""
+    modes = text.split(",") if text else list(MODES)
+    if len(set(modes)) < len(modes):
+        raise ConfigError("--modes names a mode twice")
+    return {mode: Variant(mode, {}) for mode in modes}
+
+
+def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
+    """{"small": Variant("dynamic", {"token_budget": "32"})} from ["small=dynamic --token-budget
+    32"]. Raises ConfigError.
+    """
+    found: dict[str, Variant] = {}
+    for text in texts:
+        name, _, words = text.partition("=")
+        parser = Parser(prog="--variant", add_help=False, allow_abbrev=False)
+        parser.add_argument("mode", nargs="?")
+        add_settings(parser)
+        try:
+            known, unknown = parser.parse_known_args(shlex.split(words))
+            if not NAME.fullmatch(name) or known.mode is None:
+                raise ConfigError(
+                    "give NAME='MODE --setting …', such as small='dynamic --token-budget 32'"
+                )
+            refuse_unknown(parser, unknown)
+            if name in found or name == "summary" or (name in MODES and name != known.mode):
+                raise ConfigError(f"{name} is taken; choose another name")
+            found[name] = Variant(known.mode, settings(known))
+            build(known.mode, found[name].flags, {})
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"--variant {text!r}: {error}") from None
+    return found
+
+
+def parse_also(texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """{"vllm": "http://host:8000"} from ["vllm=http://host:8000"]. Raises ConfigError."""
+    also: dict[str, str] = {}
+    for text in texts:
+        name, _, url = text.partition("=")
+        if not NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--also {text!r}: give NAME=URL, such as vllm=http://localhost:8000")
+        if name in (*MODES, *taken, *also, "summary"):
+            raise ConfigError(f"--also {text!r}: {name} is taken; choose another name")
+        also[name] = base_url(url)
+    return also
+
+
+def base_url(url: str) -> str:
+    """Where a server's routes begin: OpenAI's clients write /v1 after it."""
+    return url.rstrip("/").removesuffix("/v1")

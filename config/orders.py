@@ -1,0 +1,72 @@
+"""Which order has a meaning in which mode, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from config.tables import flag
+from scheduling.door import queue_policies
+from scheduling.policies import ORDERS
+
+if TYPE_CHECKING:
+    from config.settings import Config
+
+
+def refuse(config: Config, given: Collection[str]) -> None:
+    """Raise ValueError, with a sentence that names the fix, for settings of who goes first that
+    contradict each other. given: the settings that were chosen, and not left at their defaults.
+    """
+    order = ORDERS[config.order]
+    if order.preemptive and config.mode != "dynamic":
+        others = ", ".join(name for name, each in ORDERS.items() if not each.preemptive)
+        raise ValueError(
+            f"--order {config.order} pauses rows, and in mode {config.mode} a batch runs to its "
+            f"end; use mode dynamic, or one of the orders {others}"
+        )
+    if config.order == "prefix" and not config.prefix_caching:
+        raise ValueError("--order prefix goes by what the prefix cache holds; add --prefix-caching")
+    by_length = order.by_length or config.mode == "multibin"
+    if "length_predictor" in given and not by_length:
+        names = [name for name, each in ORDERS.items() if each.by_length]
+        raise ValueError(
+            f"--length-predictor has no meaning without --order {' or '.join(names)} or mode "
+            "multibin, which go by lengths; add one of them, or leave it out"
+        )
+    if config.length_predictor == "constant" and (
+        config.order == "sjf" or config.mode == "multibin"
+    ):
+        what = "mode multibin" if config.mode == "multibin" else "--order sjf"
+        raise ValueError(
+            f"{what} tells requests apart by predicted lengths, and --length-predictor constant "
+            "gives all the same; use exact, noisy:SIGMA or prompt"
+        )
+    if config.preferred_batch_sizes and "batch_size_target" in given:
+        raise ValueError(
+            "--preferred-batch-sizes and --batch-size-target both say when a batch is large "
+            "enough; leave one of them out"
+        )
+    if config.preferred_batch_sizes and (
+        min(config.preferred_batch_sizes) < 1
+        or max(config.preferred_batch_sizes) > config.max_batch_size
+    ):
+        raise ValueError(
+            f"--preferred-batch-sizes must be 1 … {config.max_batch_size}, the max_batch_size"
+        )
+    _refuse_levels(config)
+
+
+def _refuse_levels(config: Config) -> None:
+    levels = config.priority_levels
+    default = config.default_priority_level
+    if default is not None and default > levels:
+        raise ValueError(
+            f"{flag('default_priority_level')} {default} is beyond the {levels} levels; lower it, "
+            f"or raise {flag('priority_levels')}"
+        )
+    unknown = [level for level in queue_policies(config.queue_policy) if not 1 <= level <= levels]
+    if unknown:
+        raise ValueError(
+            f"{flag('queue_policy')} names level {unknown[0]}, and there are levels 1 … {levels}; "
+            f"name one of them, or raise {flag('priority_levels')}"
+        )

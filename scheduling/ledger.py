@@ -1,0 +1,112 @@
+"""What each user was served: the counters of fair queueing (VTC; Sheng et al., OSDI 2024).
+
+A counter grows by what a user was served, divided by its weight. Who comes back is lifted to the
+least counter of those that wait, or to that of the last who left if nobody does: being away saves
+nothing up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from sortedcontainers import SortedDict
+
+from scheduling.inference import Inference
+
+MANY = 4096  # counters kept before those that no longer matter are looked for
+
+User = str | None  # None: all who name nobody
+
+
+class Ledger:
+    """Counters, and the users that wait in their order.
+
+    Kept by the scheduler, which tells it of all that happens.
+    """
+
+    def __init__(self, weights: Mapping[str, float]):
+        self._weights = weights
+        self._counters: dict[User, float] = {}
+        self._waiting: Counter[User] = Counter()
+        self._numbers = itertools.count()  # of equal counters, who began to wait first
+        self._place: dict[User, tuple[float, int]] = {}  # of those that wait
+        self._order: SortedDict[tuple[float, int], User] = SortedDict()
+        self._moved: set[User] = set()  # counters that grew since they were put in order
+        self._last_left: User = None
+        self._most_counters = MANY
+
+    def counter(self, user: User) -> float:
+        return self._counters.get(user, 0.0)
+
+    def charged(self, user: User, service: float) -> float:
+        """By how much service moves a user's counter."""
+        return service / self._weights.get(user or "", 1.0)
+
+    def arrives(self, inference: Inference) -> None:
+        """It begins to wait, for the first time."""
+        user = inference.user
+        if not self._waiting[user]:
+            self._counters[user] = max(self.counter(user), self._floor)
+            if len(self._counters) > self._most_counters:
+                self._forget()
+        self.waits(inference)
+
+    def waits(self, inference: Inference) -> None:
+        """It begins to wait, or does again."""
+        user = inference.user
+        self._waiting[user] += 1
+        if self._waiting[user] == 1:
+            self._put(user, next(self._numbers))
+
+    def leaves(self, inference: Inference) -> None:
+        """It waits no longer."""
+        user = inference.user
+        self._waiting[user] -= 1
+        if not self._waiting[user]:
+            del self._waiting[user], self._order[self._place.pop(user)]
+            self._moved.discard(user)
+            self._last_left = user
+
+    def charge(self, user: User, service: float) -> None:
+        if user not in self._counters:  # forgotten while it ran
+            self._counters[user] = self._floor
+        self._counters[user] += self.charged(user, service)
+        if user in self._place:
+            self._moved.add(user)
+
+    def by_counter(self) -> Iterator[tuple[float, int, User]]:
+        """Those that wait, who was served least first: counter, a number that tells equals apart,
+        user.
+        """
+        self._put_in_order()
+        for (counter, number), user in self._order.items():
+            yield counter, number, user
+
+    @property
+    def _floor(self) -> float:
+        """What somebody who comes back is lifted to."""
+        self._put_in_order()
+        return self._order.peekitem(0)[0][0] if self._order else self.counter(self._last_left)
+
+    def _put(self, user: User, number: int) -> None:
+        self._place[user] = place = (self.counter(user), number)
+        self._order[place] = user
+
+    def _put_in_order(self) -> None:
+        for user in self._moved:
+            place = self._place[user]
+            del self._order[place]
+            self._put(user, place[1])
+        self._moved.clear()
+
+    def _forget(self) -> None:
+        """Those below the floor: if they come back they are lifted to it anyway."""
+        floor = self._floor
+        self._counters = {
+            user: counter
+            for user, counter in self._counters.items()
+            if user in self._place or counter > floor or user == self._last_left
+        }
+        self._most_counters = max(MANY, 2 * len(self._counters))

@@ -1,0 +1,115 @@
+"""How long an answer is expected to be, for orders and bins that go by length.
+
+They never learn how long it will be: they read `Inference.predicted_tokens`, which is filled in
+here when a request comes.
+
+    exact         its stated limit, `num_tokens`
+    noisy:SIGMA   the same times a log-normal error, drawn from its seed
+    constant      the same for all
+    prompt        a line fitted on the prompts and completions answered so far
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from statistics import NormalDist
+
+from scheduling.inference import Inference
+
+LONGEST = 1024  # GPT-2's context: the constant that no answer exceeds
+REMEMBERED = 1024  # predictions that the edges of bins go by
+
+
+class Predictor:
+    """Completion tokens as far as they can be known when a request comes: here the stated ones."""
+
+    def predict(self, inference: Inference) -> int:
+        return inference.num_tokens
+
+    def learn(self, inference: Inference) -> None:
+        """It was answered."""
+
+
+class Noisy(Predictor):
+    def __init__(self, sigma: float):
+        self._sigma = sigma
+
+    def predict(self, inference: Inference) -> int:
+        digest = hashlib.sha256(b"length %d" % inference.sampling.seed).digest()
+        uniform = (int.from_bytes(digest[:8], "big") + 0.5) / 2**64
+        error = math.exp(self._sigma * NormalDist().inv_cdf(uniform))
+        return max(1, round(inference.num_tokens * error))
+
+
+class Constant(Predictor):
+    def predict(self, inference: Inference) -> int:
+        return LONGEST
+
+
+class FromPrompt(Predictor):
+    """Least squares, from running sums; before two prompts of different lengths are answered, the
+    mean, and before any the longest.
+    """
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0
+
+    def learn(self, inference: Inference) -> None:
+        x, y = len(inference.prompt_ids), len(inference.tokens)
+        self._n += 1
+        self._x, self._y = self._x + x, self._y + y
+        self._xx, self._xy = self._xx + x * x, self._xy + x * y
+
+    def predict(self, inference: Inference) -> int:
+        if not self._n:
+            return LONGEST
+        spread = self._n * self._xx - self._x**2
+        slope = (self._n * self._xy - self._x * self._y) / spread if spread else 0.0
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        return max(1, round(mean_y + slope * (len(inference.prompt_ids) - mean_x)))
+
+
+def predictor(name: str) -> Predictor:
+    """By its name, as above. Raises ValueError with a sentence."""
+    kinds = {"exact": Predictor, "constant": Constant, "prompt": FromPrompt}
+    if name in kinds:
+        return kinds[name]()
+    kind, _, sigma = name.partition(":")
+    try:
+        if kind == "noisy" and 0 <= float(sigma) < math.inf:
+            return Noisy(float(sigma))
+    except ValueError:
+        pass
+    raise ValueError("must be exact, noisy:SIGMA (such as noisy:0.7), constant or prompt")
+
+
+class Bins:
+    """Which of n bins a prediction belongs to: edges of equal mass, from the last REMEMBERED
+    predictions (Guldogan et al., arXiv 2412.04504, section 3).
+    """
+
+    def __init__(self, n: int):
+        self._n = n
+        self._latest: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    @property
+    def edges(self) -> Sequence[int]:
+        """Bin i ends with edge i; the last one has no end."""
+        n = len(self._sorted)
+        return [self._sorted[n * i // self._n] for i in range(1, self._n)] if n else ()
+
+    def place(self, predicted: int) -> int:
+        """The bin of a prediction, which then counts."""
+        if self._n == 1:
+            return 0
+        bin_ = sum(predicted > edge for edge in self.edges)
+        self._latest.append(predicted)
+        insort(self._sorted, predicted)
+        if len(self._latest) > REMEMBERED:
+            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
+        return bin_

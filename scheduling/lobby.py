@@ -1,0 +1,144 @@
+"""Those that wait, and what their order goes by: predicted lengths, levels, what users were served.
+
+What an order remembers is kept here, told what happens and when, so that orders stay pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from scheduling.door import QueuePolicy, UserLimits
+from scheduling.errors import DeadlinePassed, Overloaded
+from scheduling.inference import Inference, State
+from scheduling.ledger import Ledger
+from scheduling.lengths import Bins, Predictor
+from scheduling.policies.orders import COMPLETION, Order, prompt_charge
+from scheduling.queue import Queue
+from scheduling.timers import Timers
+
+Group = Sequence[Inference]
+
+
+def _has_begun(group: Group) -> bool:
+    """Some of it was admitted, or it has an answer."""
+    return any(i.admitted_at is not None or i.answered_at is not None for i in group)
+
+
+class Lobby:
+    """Queues, one a bin. Who is in here is WAITING."""
+
+    def __init__(self, order: Order, n_bins: int, predictor: Predictor, limits: UserLimits):
+        self.waiting: dict[int, Inference] = {}
+        self.queues = [Queue() for _ in range(n_bins)]
+        self.ledger = Ledger(order.weights) if order.by_user else None
+        self._order = order
+        self._bins = Bins(n_bins)
+        self._predictor = predictor
+        self._limits = limits
+        self._sizes: Counter[int] = Counter()  # who waits, by level
+        self._timeouts: Timers[Group] = Timers(_has_begun)
+
+    def check(self, group: Group, now: float) -> None:
+        """Raises InvalidRequest, Overloaded or RateLimited for a request that cannot come in; else
+        it counts against its user's limits.
+        """
+        self._order.check(group)
+        policy = self._policy_of(group[0])
+        waiting = self._sizes[group[0].priority]
+        if policy.max_size and waiting + len(group) > policy.max_size:
+            raise Overloaded(
+                f"{waiting} requests of level {group[0].priority} are waiting, of "
+                f"{policy.max_size} that its queue holds; try again later, or raise its max_size "
+                "in --queue-policy."
+            )
+        self._limits.admit(group, now)
+
+    def enter(self, group: Group, now: float) -> None:
+        """Queue a request that comes."""
+        # one key for all: they stay side by side
+        predicted = max(self._predictor.predict(member) for member in group)
+        bin_ = self._bins.place(predicted)
+        self._order.arrive(group)
+        for member in group:
+            member.predicted_tokens, member.bin = predicted, bin_
+            if self.ledger is not None:
+                self.ledger.arrives(member)
+            self._add(member)
+        timeout_s = self._policy_of(group[0]).timeout_s(group[0].queue_timeout_s)
+        if timeout_s is not None:
+            self._timeouts.add(now + timeout_s, group)
+
+    def wait_again(self, inference: Inference) -> None:
+        """It was preempted."""
+        if self.ledger is not None:
+            self.ledger.waits(inference)
+        self._add(inference)
+
+    def leave(self, inference: Inference) -> None:
+        """It waits no longer."""
+        self._remove(inference)
+        if self.ledger is not None:
+            self.ledger.leaves(inference)
+
+    def promote(self, inference: Inference, now: float) -> None:
+        """It has not been computed for long."""
+        self._remove(inference)
+        self._order.promote(inference, now)
+        self._add(inference)
+
+    def charge_prompt(self, inference: Inference) -> None:
+        """It is about to be admitted."""
+        if self.ledger is not None:
+            self.ledger.charge(inference.user, prompt_charge([inference]))
+
+    def charge_completions(self, tokens: Mapping[str | None, int]) -> None:
+        """So many completion tokens were computed for each user."""
+        if self.ledger is not None:
+            for user, n in tokens.items():
+                self.ledger.charge(user, COMPLETION * n)
+
+    def learn(self, inference: Inference) -> None:
+        """It was answered."""
+        self._predictor.learn(inference)
+
+    def timed_out(self, now: float) -> list[tuple[Inference, DeadlinePassed]]:
+        """Those that their level's queue policy rejects now; those that it delays go behind."""
+        rejected = []
+        for group in self._timeouts.due(now):
+            policy = self._policy_of(group[0])
+            if policy.action == "reject":
+                asked_s = policy.timeout_s(group[0].queue_timeout_s) or 0.0
+                error = DeadlinePassed(
+                    f"The request waited for {1e3 * asked_s:g} ms, which is as long as level "
+                    f"{group[0].priority}'s queue policy lets it."
+                )
+                rejected += [(member, error) for member in group]
+                continue
+            for member in group:
+                self._remove(member)
+                member.delayed = True
+                self._add(member)
+        self._timeouts.keep(len(self.waiting))
+        return rejected
+
+    @property
+    def next_timeout(self) -> float | None:
+        return self._timeouts.next
+
+    def _policy_of(self, inference: Inference) -> QueuePolicy:
+        return self._order.policies.get(inference.priority, QueuePolicy())
+
+    def _add(self, inference: Inference) -> None:
+        inference.state = State.WAITING
+        inference.key = self._order.turn(inference)
+        self.waiting[inference.id] = inference
+        if self._order.policies:
+            self._sizes[inference.priority] += 1
+        self.queues[inference.bin].add(inference, self._order.by_user)
+
+    def _remove(self, inference: Inference) -> None:
+        del self.waiting[inference.id]
+        if self._order.policies:
+            self._sizes[inference.priority] -= 1
+        self.queues[inference.bin].remove(inference)

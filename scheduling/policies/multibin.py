@@ -1,0 +1,43 @@
+"""Batches of requests whose answers are expected to be equally long (Multi-Bin Batching; Guldogan
+et al., arXiv 2412.04504).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from scheduling.policies.base import Plan, View, setting
+from scheduling.policies.windowed import Delayed
+
+
+@dataclass(frozen=True)
+class MultiBin(Delayed):
+    """A queue a bin; bins are ranges of predicted lengths that are equally frequent.
+
+    When the engine is idle, of the bins that hold `batch_size_target` rows the one whose head came
+    first is served; while none does, that of the oldest request once it has waited for
+    `max_batch_delay_ms`, so that a rare length does not starve.
+    """
+
+    in_order: ClassVar[bool] = False
+    bins: int = setting(4, "queues, by predicted length", ge=1, le=64)
+
+    @property
+    def n_bins(self) -> int:
+        return self.bins
+
+    def plan(self, view: View) -> Plan:
+        if view.running:
+            return self._continue(view)
+        heads = [(bin_.oldest, bin_) for bin_ in view.bins if len(bin_)]
+        if not heads:
+            return Plan()
+        full = [(head, bin_) for head, bin_ in heads if len(bin_) >= self._target(view)]
+        if full:
+            _, bin_ = min(full, key=lambda each: each[0][0].id)
+            return self._begin(bin_, view, "target")
+        oldest, bin_ = min(heads, key=lambda each: each[0][0].id)
+        if view.now >= (due := self._due(oldest[0])):
+            return self._begin(bin_, view, "delay", first=oldest)
+        return Plan(wake_at=due)

@@ -1,0 +1,135 @@
+"""On whose behalf a request comes, how urgent it is and how long it would wait: from the body to
+the scheduler, and back to the client where the scheduler refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from config import MODES
+from scheduling.errors import InvalidRequest, RateLimited, ServingError
+from scheduling.inference import Inference
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "/inference": {"prompt": "hi", "num_tokens": 3},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 3},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+}
+Ask = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture(params=ROUTES.items(), ids=list(ROUTES))
+def ask(request: pytest.FixtureRequest) -> Any:
+    """A route, and a body that it answers."""
+    return request.param
+
+
+def queued(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> list[Inference]:
+    """All that is queued from now on, as it comes to the scheduler."""
+    scheduler = client.application.extensions["server"].scheduler
+    enqueue, seen = scheduler.enqueue, []
+
+    def watch(group: list[Inference], now: float) -> None:
+        seen.extend(group)
+        enqueue(group, now)
+
+    monkeypatch.setattr(scheduler, "enqueue", watch)
+    return seen
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_inference_of_a_request_has_its_user_priority_and_queue_timeout(
+    ask: Ask, stream: bool, client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of()
+    seen = queued(client, monkeypatch)
+    path, body = ask
+    who = {"user": "ann", "priority": 2, "queue_timeout_s": 20.5}
+    assert client.post(path, json=body | who | {"n": 2, "stream": stream}).status_code == 200
+    assert client.post(path, json=body | {"stream": stream}).status_code == 200
+    assert [(i.user, i.priority, i.queue_timeout_s) for i in seen] == [
+        ("ann", 2, 20.5),
+        ("ann", 2, 20.5),
+        (None, 0, None),
+    ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_where_levels_have_no_meaning_every_priority_is_taken_and_changes_nothing(
+    ask: Ask, mode: str, client_of: Callable[..., FlaskClient]
+) -> None:
+    client = client_of(mode)
+    path, body = ask
+
+    def texts(**who: Any) -> Any:
+        answer = client.post(path, json=body | {"seed": 3} | who).get_json()
+        return answer.get("choices") or answer["completion"]
+
+    said = texts()
+    for priority in (0, 1, 7, -3, 2**63 - 1, -(2**63)):
+        assert texts(priority=priority) == said
+    assert texts(queue_timeout_s=1e300) == said
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("priority", ["1", True, 1.5, 1.0, 2**63, -(2**63) - 1, [], {}]),
+        ("queue_timeout_s", ["1", True, 0, -1, []]),
+    ],
+)
+def test_what_is_no_level_or_no_time_is_a_400_that_names_the_field(
+    ask: Ask, field: str, wrong: list[Any], client_of: Callable[..., FlaskClient]
+) -> None:
+    client = client_of()
+    path, body = ask
+    for value in wrong:
+        response = client.post(path, json=body | {field: value})
+        error = response.get_json()["error"]
+        assert (response.status_code, error["param"]) == (400, field), value
+    for raw in ("NaN", "Infinity", "1e999"):
+        data = json.dumps(body)[:-1] + f', "{field}": {raw}}}'
+        response = client.post(path, data=data, content_type="application/json")
+        assert response.status_code == 400, raw
+    status = client.post(path, json=body | {field: None}).status_code
+    assert status == (400 if (path, field) == ("/inference", "priority") else 200)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        InvalidRequest("priority: this server has the levels 1 to 3.", param="priority"),
+        InvalidRequest("queue_timeout_s: not here.", param="queue_timeout_s"),
+        RateLimited("ann has had 3 requests in this minute.", retry_after_s=16.2),
+    ],
+    ids=lambda error: error.param or error.code,
+)
+def test_what_the_scheduler_refuses_comes_to_the_client_with_its_field_and_its_header(
+    ask: Ask,
+    refusal: ServingError,
+    stream: bool,
+    client_of: Callable[..., FlaskClient],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = client_of()
+
+    def refuse(*_: Any) -> None:
+        raise refusal
+
+    path, body = ask
+    with monkeypatch.context() as patch:
+        patch.setattr(client.application.extensions["server"].scheduler, "enqueue", refuse)
+        response = client.post(path, json=body | {"stream": stream})
+    assert (response.status_code, response.mimetype) == (refusal.status, "application/json")
+    assert response.get_json() == refusal.body()
+    assert response.get_json()["error"]["param"] == refusal.param
+    assert response.headers.get("Retry-After") == ("17" if refusal.status == 429 else None)
+    stats = client.get("/stats").get_json()
+    assert (stats["invalid"], stats["refused"]) == ((0, 1) if refusal.status == 429 else (1, 0))
+    assert client.post(path, json=body | {"stream": stream}).status_code == 200
