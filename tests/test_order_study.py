@@ -62,6 +62,8 @@ def test_fair_serves_the_modest_one_at_once_and_a_limit_leaves_rows_idle(
     first = served(fair.PART, 800, trace="modest", variant="fair")
     assert first["mean_s"] < 0.3 * fcfs["mean_s"]
     assert first["both"] > 95 and first["refused"] == 0
+    unused = served(fair.PART, 800, trace="modest", variant="limit, requests")
+    assert unused["refused"] == 0 and unused["both"] > 95, "the run ends before a minute's share"
     monkeypatch.setattr(fair, "MINUTE_S", 5.0)  # a share that is used up within the run
     limited = served(fair.PART, 800, trace="modest", variant="limit, requests")
     assert limited["refused"] > 30 and limited["both"] < 80
