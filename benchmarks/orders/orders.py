@@ -35,7 +35,7 @@ from benchmarks.studies import Case, Cases, apart, only, shown, times
 from client.report.drawing import STYLE, Look, caption_of, plain_log
 from client.report.tables import markdown, told
 
-LENGTHS = "lognormal:40:1.2:900"  # a long tail: the longest tenth has half of the tokens
+LENGTHS = "lognormal:40:1.2:900"  # a long tail: the longest tenth has 45% of the tokens
 BLOCKS = 20_000  # more than all requests need, since who is paused keeps his
 ROWS, LOADS, SIGMAS = (4, 8, 32), (0.5, 0.9, 1.2), (0.0, 0.7, 1.5)
 BINDING = 8, 1.2  # the row limit and the load at which who pays is drawn, and what noise costs
