@@ -185,7 +185,7 @@ class Server:
                     replace(sampling, seed=next(seeds)),
                     deadline,
                     rule.new() if rule else None,
-                    user=user,
+                    user=user or None,
                     priority=priority,
                     queue_timeout_s=queue_timeout_s,
                     keys=keys and [*keys],

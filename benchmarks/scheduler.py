@@ -9,6 +9,7 @@ before it is queued. The last line is JSON.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -20,6 +21,7 @@ from scheduling import scheduler as scheduling
 from scheduling.blocks import block_keys
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference
+from scheduling.policies import ORDERS
 
 REPEATS = 100
 PROMPT = list(range(64))
@@ -29,24 +31,34 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "demand": ("dynamic", {"kv_reservation": "demand"}),
     "caching": ("dynamic", CACHING),
     "demand, caching": ("dynamic", {"kv_reservation": "demand"} | CACHING),
-    "prefix": ("dynamic", {"order": "prefix"} | CACHING),
+    **{
+        order: ("dynamic", {"order": order} | (CACHING if order == "prefix" else {}))
+        for order in ORDERS
+        if order != "fcfs"
+    },
+    "mlfq, demand": ("dynamic", {"order": "mlfq", "kv_reservation": "demand"}),
+    "fair, multibin": ("multibin", {"order": "fair"}),
 }
+USERS = 100
 
 
 def measure(variant: str, rows: int, waiting: int) -> dict[str, float]:
     """Medians: ms of an iteration's schedule and apply, µs of an enqueue behind all that wait.
 
-    With caching all prompts begin alike. With `prefix` a row is free and no block, so that it looks
-    whom to take in every iteration.
+    With caching all prompts begin alike. With an order a row is free and no block, so that it looks
+    whom to take in every iteration; preemptive ones look anyway.
     """
     mode, own = VARIANTS[variant]
-    looks = "order" in own
+    preemptive = ORDERS[own.get("order", "fcfs")].preemptive
+    looks = "order" in own and not preemptive and mode == "dynamic"
     settings = {"model": "fake", "max_batch_size": rows + looks, "max_waiting": waiting + REPEATS}
     scheduler = scheduling.build(build(mode, settings | own, {}))
 
+    numbers = itertools.count()
+
     def asked(tokens: int) -> Inference:
         keys = block_keys(PROMPT, 16) if "prefix_caching" in own else None
-        return Inference(PROMPT, tokens, keys=keys)
+        return Inference(PROMPT, tokens, keys=keys, user=f"user {next(numbers) % USERS}")
 
     def iterate(now: float) -> tuple[float, float, int]:
         start = time.perf_counter()

@@ -191,7 +191,9 @@ def _engine(
     found["cached_fraction"] = engine["cached_tokens"] / prompt_tokens if prompt_tokens else None
     found["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)
     config = found["config"]
-    if MODES[config["mode"]].request_level and not config["compact_batches"]:
+    policy = MODES[config["mode"]]
+    by_chance = policy.in_order and config["order"] == "fcfs"  # who comes together in a batch
+    if policy.request_level and by_chance and not config["compact_batches"]:
         lengths = [request.num_tokens for request in requests]
         found["expected_useful_fraction"] = expected_useful_fraction(lengths, batch_sizes(answers))
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from client.draws import ARRIVALS
 from client.flags import add_workload, contradiction, seconds_say_how_many
 from client.servers import ROOT
-from client.variants import Variant, parse_also, parse_modes, parse_variants, settings
+from client.variants import BASIC, Variant, parse_also, parse_modes, parse_variants, settings
 from config import (
     Config,
     ConfigError,
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str]) -> Options:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )
     add = parser.add_argument
-    add("--modes", help="modes to compare, separated by commas (default: all)")
+    add("--modes", help=f"modes to compare, separated by commas (default: {','.join(BASIC)})")
     add(
         "--variant",
         action="append",

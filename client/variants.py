@@ -11,6 +11,8 @@ from typing import Any
 from client.quoting import NAME
 from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, refuse_unknown
 
+BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared if nothing else is said
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -39,7 +41,7 @@ def settings(known: argparse.Namespace) -> dict[str, Any]:
 
 def parse_modes(text: str | None) -> dict[str, Variant]:
     """{"static": …, "dynamic": …} from "static,dynamic". Raises ConfigError."""
-    modes = text.split(",") if text else list(MODES)
+    modes = text.split(",") if text else list(BASIC)
     if len(set(modes)) < len(modes):
         raise ConfigError("--modes names a mode twice")
     return {mode: Variant(mode, {}) for mode in modes}

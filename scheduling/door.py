@@ -161,7 +161,7 @@ class UserLimits:
             )
         window = self._windows.setdefault(user, _Window())
         window.slide(now)
-        if wait_s := self._wait_s(window, asked, now):
+        if (wait_s := self._wait_s(window, asked, now)) is not None:
             raise RateLimited(
                 f"{'This user' if user else 'Whoever names no user'} has asked for "
                 f"{len(window.entries)} requests and {window.tokens} tokens in the last minute, "
@@ -174,16 +174,22 @@ class UserLimits:
         if len(self._windows) > self._most_windows:
             self._forget(now)
 
-    def _wait_s(self, window: _Window, asked: int, now: float) -> float:
-        """Until enough of the window has passed; 0: at once."""
+    def _wait_s(self, window: _Window, asked: int, now: float) -> float | None:
+        """Until enough of the window has passed; None: it has."""
         requests, tokens = len(window.entries), window.tokens
-        for at, its in [(now - MINUTE_S, 0), *window.entries]:
-            requests, tokens = requests - (its > 0), tokens - its
-            if (self._requests is None or requests < self._requests) and (
-                self._tokens is None or tokens + asked <= self._tokens
-            ):
-                return max(0.0, at + MINUTE_S - now)
+        if self._fits(requests, tokens + asked):
+            return None
+        for at, its in window.entries:
+            requests, tokens = requests - 1, tokens - its
+            if self._fits(requests, tokens + asked):
+                return at + MINUTE_S - now
         raise AssertionError("an empty window lets everybody in")
+
+    def _fits(self, requests: int, tokens: int) -> bool:
+        """One more request, with whose tokens there are so many."""
+        return (self._requests is None or requests < self._requests) and (
+            self._tokens is None or tokens <= self._tokens
+        )
 
     def _forget(self, now: float) -> None:
         for window in self._windows.values():

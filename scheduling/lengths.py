@@ -101,7 +101,9 @@ class Bins:
     def edges(self) -> Sequence[int]:
         """Bin i ends with edge i; the last one has no end."""
         n = len(self._sorted)
-        return [self._sorted[n * i // self._n] for i in range(1, self._n)] if n else ()
+        # the least length that at least i of n parts do not exceed
+        places = (-(-n * i // self._n) - 1 for i in range(1, self._n))
+        return [self._sorted[place] for place in places] if n else ()
 
     def place(self, predicted: int) -> int:
         """The bin of a prediction, which then counts."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from scheduling.door import QueuePolicy, UserLimits
-from scheduling.errors import DeadlinePassed, Overloaded
+from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State
 from scheduling.ledger import Ledger
 from scheduling.lengths import Bins, Predictor
@@ -44,7 +44,13 @@ class Lobby:
         it counts against its user's limits.
         """
         self._order.check(group)
-        policy = self._policy_of(group[0])
+        policy, asked_s = self._policy_of(group[0]), group[0].queue_timeout_s
+        if asked_s is not None and not (policy.timeout_ms and policy.override):
+            raise InvalidRequest(
+                "queue_timeout_s shortens the time that a queue policy states and lets requests "
+                "override, and there is none for this request's level; leave it out.",
+                param="queue_timeout_s",
+            )
         waiting = self._sizes[group[0].priority]
         if policy.max_size and waiting + len(group) > policy.max_size:
             raise Overloaded(

@@ -120,7 +120,7 @@ ANSWERS: list[tuple[str, Any, int]] = [
     ("POST /v1/completions", ASK | USAGE, 200),
     ("POST /v1/completions", ASK | {"model": "gpt-4"}, 404),
     ("POST /v1/completions", ASK | {"n": 2}, 200),
-    ("POST /v1/completions", ASK | {"priority": -1, "queue_timeout_s": 9}, 200),
+    ("POST /v1/completions", ASK | {"priority": -1}, 200),
     ("POST /v1/completions", ASK | {"best_of": 2}, 400),
     ("POST /inference", {"prompt": "hi", "num_tokens": 3, "n": 2}, 200),
     ("POST /v1/chat/completions", CHAT, 200),

@@ -46,7 +46,7 @@ def queued(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> list[Inferen
 def test_every_inference_of_a_request_has_its_user_priority_and_queue_timeout(
     ask: Ask, stream: bool, client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = client_of()
+    client = client_of(order="priority", queue_policy="2:timeout_ms=60000,override=yes")
     seen = queued(client, monkeypatch)
     path, body = ask
     who = {"user": "ann", "priority": 2, "queue_timeout_s": 20.5}
@@ -55,7 +55,7 @@ def test_every_inference_of_a_request_has_its_user_priority_and_queue_timeout(
     assert [(i.user, i.priority, i.queue_timeout_s) for i in seen] == [
         ("ann", 2, 20.5),
         ("ann", 2, 20.5),
-        (None, 0, None),
+        (None, 2, None),  # the level in the middle
     ]
 
 
@@ -73,7 +73,8 @@ def test_where_levels_have_no_meaning_every_priority_is_taken_and_changes_nothin
     said = texts()
     for priority in (0, 1, 7, -3, 2**63 - 1, -(2**63)):
         assert texts(priority=priority) == said
-    assert texts(queue_timeout_s=1e300) == said
+    refused = client.post(path, json=body | {"queue_timeout_s": 9})
+    assert (refused.status_code, refused.get_json()["error"]["param"]) == (400, "queue_timeout_s")
 
 
 @pytest.mark.parametrize(

@@ -144,13 +144,6 @@ class Priority(Bounded):
                 f"means, or 0 for level {default}.",
                 param="priority",
             )
-        policy = self.policies.get(level, QueuePolicy())
-        if group[0].queue_timeout_s is not None and not (policy.timeout_ms and policy.override):
-            raise InvalidRequest(
-                f"queue_timeout_s can shorten a time that level {level}'s queue policy states and "
-                "lets requests override; leave it out.",
-                param="queue_timeout_s",
-            )
         for member in group:
             member.priority = level
 

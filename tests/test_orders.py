@@ -1,0 +1,277 @@
+"""Who goes first among those that wait: worked examples, bounds, and what an order may know."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduling.inference import Inference, Iteration, Sampling
+from scheduling.ledger import Ledger
+from scheduling.lengths import Bins, Predictor, predictor
+from scheduling.policies import (
+    ORDERS,
+    Dynamic,
+    Hrrn,
+    Limits,
+    MultiBin,
+    NoBatching,
+    Order,
+    Policy,
+    Priority,
+    Sjf,
+    Static,
+    View,
+    Windowed,
+)
+from scheduling.queue import Queue
+from scheduling.scheduler import Scheduler
+from tests.virtual import Ask, make_scheduler, run
+
+# A worked example: one row, an iteration a second; A runs when the others come.
+#
+#     request   arrives   prompt   tokens   priority
+#     A         0.0       1        3        2
+#     B         0.1       1        4        3
+#     C         0.2       1        1        2
+#     D         0.3       1        2        1
+EXAMPLE = [
+    Ask(0.0, tokens=3, priority=2),
+    Ask(0.1, tokens=4, priority=3),
+    Ask(0.2, tokens=1, priority=2),
+    Ask(0.3, tokens=2, priority=1),
+]
+
+
+@pytest.mark.parametrize(
+    ("order", "batches"),
+    [
+        (ORDERS["fcfs"](), "A A A B B B B C D D"),
+        (Priority(), "A A A D D C B B B B"),
+        (Sjf(), "A A A C D D B B B B"),
+        (Sjf(aging=30.0), "A A A B B B B C D D"),  # a tenth of a second is worth three tokens
+        (Sjf(max_wait_s=2.9), "A A A B B B B C D D"),  # at 3 B has waited for 2.9 s, C for 2.8
+        (Sjf(max_wait_s=2.95), "A A A C B B B B D D"),  # at 3 nobody has, at 4 B
+    ],
+    ids=["fcfs", "priority", "sjf", "sjf aged", "sjf bounded", "sjf bounded later"],
+)
+def test_an_order_serves_the_worked_example(order: Order, batches: str) -> None:
+    for policy in (NoBatching(), Dynamic()):
+        served = run(policy, EXAMPLE, order=order, max_batch_size=1)
+        assert " ".join(served.batches) == batches
+
+
+def test_batches_of_alike_lengths_idle_less() -> None:
+    asks = [Ask(0.0, tokens=tokens) for tokens in (1, 6, 1, 6)]
+
+    def idle(order: Order) -> int:
+        rows = run(Static(), asks, order=order).iterations
+        return sum(row.idle for _, iteration in rows for row in iteration.rows)
+
+    assert (idle(ORDERS["fcfs"]()), idle(Sjf())) == (10, 0)
+
+
+def test_a_batch_that_a_delay_started_has_the_oldest_in_it_whatever_the_order() -> None:
+    # three blocks hold one of them; the shorter one goes before, if the delay did not say otherwise
+    asks = [Ask(0.0, tokens=9), Ask(0.1, tokens=1)]
+    policy = Windowed(max_batch_delay_ms=500, batch_size_target=9)
+    served = run(policy, asks, order=Sjf(), max_batch_size=9, n_blocks=3)
+    assert [group[0].admitted_at for group in served.groups] == [0.5, 9.5]
+
+
+def test_the_highest_response_ratio_goes_next() -> None:
+    # While A runs 4 tokens are processed after B came and 2 after C did; B has 8 of its own to
+    # compute and C has 2: 4 / 8 < 2 / 2.
+    asks = [Ask(0.0, tokens=8), Ask(3.5, prompt=8), Ask(5.5, prompt=2)]
+    served = run(Dynamic(), asks, order=Hrrn(), max_batch_size=1)
+    assert " ".join(served.batches) == "A A A A A A A A C B"
+    # nobody is looked at beyond the oldest 128: behind them the order is that of arrival
+    many = [Ask(0.0, tokens=1), *(Ask(0.5, prompt=9) for _ in range(130)), Ask(0.6, prompt=1)]
+    served = run(Dynamic(), many, order=Hrrn(), max_batch_size=1)
+    admitted = [group[0].admitted_at for group in served.groups]
+    assert admitted[-1] == (admitted[3] or 0.0) + 1, "it is looked at once 128 are left"
+
+
+BOUNDED = st.sampled_from([Priority(), Sjf(), Sjf(aging=1.0), Hrrn()])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    order=BOUNDED,
+    policy=st.sampled_from([NoBatching(), Static(), Dynamic(), Dynamic("demand")]),
+    asks=st.lists(
+        st.builds(
+            Ask,
+            at=st.integers(0, 20).map(float),
+            prompt=st.integers(1, 6),
+            tokens=st.integers(1, 6),
+            priority=st.integers(1, 3),
+        ),
+        min_size=5,
+        max_size=30,
+    ).map(lambda asks: sorted(asks, key=lambda ask: ask.at)),
+    most_s=st.sampled_from([1.0, 4.0, 9.5]),
+)
+def test_who_has_waited_long_enough_is_overtaken_by_earlier_ones_alone(
+    order: Any, policy: Policy, asks: list[Ask], most_s: float
+) -> None:
+    order = replace(order, max_wait_s=most_s)
+    inferences = [group[0] for group in run(policy, asks, order=order).groups]
+    for waits in inferences:
+        overtaken_by = [
+            other
+            for other in inferences
+            if other.arrived_at > waits.arrived_at
+            and waits.arrived_at + most_s <= (other.admitted_at or 0.0) < (waits.admitted_at or 0.0)
+        ]
+        assert not overtaken_by
+
+
+def test_multibin_serves_batches_of_alike_lengths() -> None:
+    """Two rows, two bins, a target of two; lengths 1 and 6 alternate, and the first tells nothing
+    yet. When A is done two short ones wait and two long ones; at 8 one of each is left, and goes
+    when it has waited long enough.
+    """
+    asks = [Ask(i / 10, tokens=6 if i % 2 else 1) for i in range(7)]
+    policy = MultiBin(bins=2, batch_size_target=2, max_batch_delay_ms=1000.0)
+    served = run(policy, asks, order=ORDERS["fcfs"]())
+    bins = [group[0].bin for group in served.groups]
+    assert bins[1:] == [1, 0, 1, 0, 1, 0]
+    assert not any(row.idle for _, iteration in served.iterations for row in iteration.rows)
+    assert all(group[0].answered_at for group in served.groups)
+
+
+def test_a_full_bin_goes_first() -> None:
+    policy = MultiBin(bins=2, batch_size_target=2, max_batch_delay_ms=3000.0)
+    scheduler = make_scheduler(policy, max_batch_size=2)
+    for predicted in (5, 50, 50, 5, 5):
+        scheduler.enqueue([Inference([0], predicted)], 0.0)
+    waits = [i.bin for i in scheduler.in_flight()]
+    assert waits == [0, 1, 1, 0, 0]
+    iteration, _ = scheduler.schedule(0.0)
+    assert [row.inference.num_tokens for row in iteration.rows] == [5, 5] and (
+        iteration.reason == "target"
+    )
+    scheduler = make_scheduler(policy, max_batch_size=2)
+    scheduler.enqueue([Inference([0], 5)], 0.0)
+    assert scheduler.schedule(1.0)[1] == 3.0
+    iteration, _ = scheduler.schedule(3.0)
+    assert iteration.reason == "delay" and len(iteration.rows) == 1
+
+
+# ---- what may be known
+
+
+class Secret(Inference):
+    """Whoever reads how long it may be is caught."""
+
+    _limit: int
+
+    @property
+    def num_tokens(self) -> int:
+        raise AssertionError("an order read how long an answer may be")
+
+    @num_tokens.setter
+    def num_tokens(self, value: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("order", ORDERS.values())
+def test_orders_never_read_how_long_an_answer_may_be(order: type[Order]) -> None:
+    own, queue = order(), Queue()
+    ledger = Ledger({})
+    for i in range(6):
+        inference = Secret([0] * (i + 1), 0, user="ab"[i % 2], priority=1 + i % 3)
+        inference.id = inference.group = i
+        inference.predicted_tokens = 6 - i
+        own.check([inference])
+        own.arrive([inference])
+        inference.key = own.turn(inference)
+        ledger.arrives(inference)
+        queue.add(inference, own.by_user)
+    view = View(9.0, [queue], [], 9, 9, Limits(2, 9, 4), own, ledger=ledger)
+    assert len(list(view.waiting)) == 6
+    for inference in queue.by_arrival.values():
+        own.computed(inference, 3, 9.0)
+        own.promote(inference, 9.0)
+
+
+def test_predictions_differ_from_the_truth_as_they_say() -> None:
+    def asked(seed: int, tokens: int = 100, prompt: int = 1) -> Inference:
+        return Inference([0] * prompt, tokens, Sampling(seed=seed))
+
+    assert predictor("exact").predict(asked(3)) == 100
+    noisy = [predictor("noisy:0.7").predict(asked(seed, 10_000)) for seed in range(2000)]
+    assert noisy == [predictor("noisy:0.7").predict(asked(seed, 10_000)) for seed in range(2000)]
+    logs = [math.log(length / 10_000) for length in noisy]
+    assert statistics.mean(logs) == pytest.approx(0, abs=0.05)
+    assert statistics.stdev(logs) == pytest.approx(0.7, rel=0.05)
+    assert predictor("noisy:0").predict(asked(3)) == 100
+    constant = predictor("constant")
+    assert constant.predict(asked(1, 3)) == constant.predict(asked(2, 900))
+    for wrong in ("nosy", "noisy", "noisy:", "noisy:-1", "noisy:inf", "noisy:nan"):
+        with pytest.raises(ValueError, match="must be exact, noisy:SIGMA"):
+            predictor(wrong)
+
+
+def test_a_line_is_fitted_on_what_was_answered_and_not_on_what_was_asked() -> None:
+    line = predictor("prompt")
+    before = line.predict(Inference([0] * 5, 9))
+    assert before == line.predict(Inference([0], 900)), "nothing is known yet"
+    for prompt in (1, 2, 3, 4):
+        answered = Inference([0] * prompt, 999)  # its stop came sooner
+        answered.tokens = [0] * (10 * prompt + 5)
+        line.learn(answered)
+    assert line.predict(Inference([0] * 6, 1)) == 65
+    scheduler = make_scheduler(Dynamic(), length_predictor="prompt")
+    first, second = Inference([0] * 2, 3), Inference([0] * 2, 9)
+    for at, inference in ((0.0, first), (9.0, second)):
+        scheduler.enqueue([inference], at)
+        while scheduler.has_work:
+            iteration, _ = scheduler.schedule(at)
+            scheduler.apply(iteration, [0] * len(iteration.rows), at)
+    assert second.predicted_tokens == 3, "what the first one came to"
+
+
+@given(st.lists(st.integers(1, 1024), min_size=200, max_size=3000), st.sampled_from([2, 4, 8]))
+@settings(max_examples=20, deadline=None)
+def test_bins_are_ranges_of_lengths_that_are_equally_frequent(lengths: list[int], n: int) -> None:
+    bins = Bins(n)
+    placed = [bins.place(length) for length in lengths]
+    assert set(placed) <= set(range(n)) and list(bins.edges) == sorted(bins.edges)
+    latest = sorted(lengths[-1024:])
+    for i, edge in enumerate(bins.edges, start=1):
+        below = sum(length < edge for length in latest)
+        upto = sum(length <= edge for length in latest)
+        assert below <= len(latest) * i / n <= upto
+
+
+def test_groups_go_by_their_longest_prediction_and_stay_together() -> None:
+    class OfPrompt(Predictor):
+        def predict(self, inference: Inference) -> int:
+            return len(inference.prompt_ids)
+
+    scheduler = make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)
+    scheduler.lobby._predictor = OfPrompt()
+    scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
+    scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
+    assert [i.id for i in scheduler.lobby.queues[0].by_key.values()] == [2, 0, 1]
+
+
+def test_an_order_changes_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order, the same requests get the same tokens, in total and each."""
+    asks = [Ask(i / 3, prompt=1 + i % 5, tokens=1 + i % 7, user="ab"[i % 2]) for i in range(40)]
+
+    def tokens(order: Order) -> list[int]:
+        def check(scheduler: Scheduler, iteration: Iteration) -> None:
+            assert iteration.rows
+
+        served = run(Dynamic(), asks, order=order, max_batch_size=3)
+        return [len(group[0].tokens) for group in served.groups]
+
+    assert len({tuple(tokens(order())) for order in ORDERS.values()}) == 1
