@@ -82,16 +82,23 @@ def over_seeds(
 
 
 def write(
-    study: Study, folder: Path, told_of: str, body: str, figure: Figure, result: dict[str, Any]
+    study: Study,
+    folder: Path,
+    told_of: str,
+    body: str,
+    figure: Figure | None,
+    result: dict[str, Any],
 ) -> None:
-    """Write the study's page, figure and numbers, with what they were made by."""
+    """Write the study's page, figure, if it has one, and numbers, with what they were made by."""
     command = command_line("python", ["-m", study.module, *sys.argv[1:]])
     whole = result | stamp() | {"command": command}
     made = f"`{command}`, commit {whole['commit']}, {whole['date']}"
     folder.mkdir(parents=True, exist_ok=True)
-    drawing.save(figure, folder / f"{study.name}.png")
-    (folder / f"{study.name}.md").write_text(
-        f"# {study.title}\n\n{told_of}; {made}.\n\n{body}\n\n![{study.drawn}]({study.name}.png)\n"
-    )
+    page, names = f"# {study.title}\n\n{told_of}; {made}.\n\n{body}\n", f"{study.name}.md"
+    if figure:
+        drawing.save(figure, folder / f"{study.name}.png")
+        page += f"\n![{study.drawn}]({study.name}.png)\n"
+        names += f", {study.name}.png"
+    (folder / f"{study.name}.md").write_text(page)
     (folder / f"{study.name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    print(f"{body}\n{study.name}.md, {study.name}.png and every seed's numbers: {folder}")
+    print(f"{body}\n{names} and every seed's numbers: {folder}")

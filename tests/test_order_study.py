@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.orders import batches, fair, orders, urgent
+from benchmarks.orders import batches, fair, live, orders, urgent
 from benchmarks.orders.tools import Part
-from scheduling.inference import Inference
+from scheduling.inference import Inference, IterationRecord
 from tests.programs import ran
 
 
@@ -117,3 +118,45 @@ def test_it_is_told_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         kept = json.loads((tmp_path / f"{name}.json").read_text())
         assert len(kept["cases"]) == len(part.PART.cases())
         assert all(len(case["seeds"]) == 1 for case in kept["cases"])
+
+
+def test_real_servers_serve_the_same_traces_and_the_same_ones_gain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = live.CHECKS["orders"]
+    few = check._replace(cases=lambda n: check.cases(n)[:2])
+    monkeypatch.setattr(live, "CHECKS", {"orders": few})
+    arguments = ["--part", "orders", "--seeds", "1", "--requests", "60"]
+    done = ran("benchmarks.orders.live", *arguments, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "live.md").read_text()
+    assert "commit " in page and "live − virtual" in page and ".png" not in page
+    kept = json.loads((tmp_path / "live.json").read_text())
+    fcfs, sjf = kept["orders"]["cases"]
+    assert (fcfs["config"]["order"], sjf["config"]["order"]) == ("fcfs", "sjf")
+    for side in live.SIDES:
+        [first], [shortest] = fcfs[side], sjf[side]
+        assert shortest["mean_s"] < first["mean_s"], side
+
+
+def test_what_a_server_says_of_tokens_and_iterations_is_told_as_records() -> None:
+    def told(records: Iterable[IterationRecord]) -> list[tuple[float, float, int, int, int]]:
+        return [
+            (r.started_at, r.seconds, r.rows["live"], r.rows["idle"], r.iteration.rows[0].n_tokens)
+            for r in records
+        ]
+
+    one = Inference([1, 2, 3], 2, token_times=[1.0, 3.0])
+    other = Inference([1], 1, token_times=[2.0])
+    records = list(live.of_tokens([one, other], []))
+    assert told(records) == [(1, 0, 1, 0, 3), (2, 0, 1, 0, 1), (3, 0, 1, 0, 1)]
+    assert [r.iteration.rows[0].decodes for r in records] == [False, False, True]
+    rows = [[0.0, 1.0, 2, 0, 0, 0], [1.5, 1.0, 1, 1, 0, 0], [3.0, 1.0, 1, 0, 0, 0]]
+    assert told(live.of_rows([one], rows)) == [
+        (0, 1.5, 2, 0, 1),
+        (1.5, 1.5, 1, 1, 1),
+        (3, 1.5, 1, 0, 1),
+    ]
+    cost_s = 1e-3 + 5 / 3 * 6e-5 + 30 / 3 * 1e-5  # rows and prompt tokens of the mean iteration
+    longer_s = live.beyond({"total_input_tokens": 20, "recomputed_tokens": 10}, rows)
+    assert longer_s == pytest.approx(1.5 - cost_s)

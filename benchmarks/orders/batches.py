@@ -20,9 +20,9 @@ from benchmarks.orders.tools import (
     ORANGE,
     PURPLE,
     Part,
+    Serve,
     Settings,
     asked,
-    config_of,
     data_of,
     part_of,
     serve,
@@ -30,8 +30,7 @@ from benchmarks.orders.tools import (
 from benchmarks.studies import Case, Cases, only, shown, times
 from client.report.drawing import STYLE, caption_of
 from client.report.tables import markdown, told
-from generate.fake import cost_s
-from scheduling.inference import Iteration
+from scheduling.inference import IterationRecord
 
 LONGEST = 200
 LENGTHS = f"uniform:1:{LONGEST}"
@@ -73,7 +72,7 @@ def closed_form(variant: str, rows: int, n: int) -> float | None:
     return 100 * (rows + 1) / (2 * rows) * gain(rows, bins)
 
 
-def task(case: dict[str, Any], n: int, seed: int) -> dict[str, Any]:
+def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[str, Any]:
     """All requests come at once. Measured while every row is taken, as it would be for ever if
     they kept coming.
     """
@@ -85,14 +84,14 @@ def task(case: dict[str, Any], n: int, seed: int) -> dict[str, Any]:
     seconds = 0.0
     live = computed = 0
 
-    def planned(now: float, iteration: Iteration) -> None:
+    def observed(record: IterationRecord) -> None:
         nonlocal seconds, live, computed
-        if iteration.running == case["rows"]:
-            seconds += cost_s(iteration)
-            live += sum(not row.idle for row in iteration.rows)
-            computed += len(iteration.rows)
+        if record.iteration.running == case["rows"]:
+            seconds += record.seconds
+            live += record.rows["live"]
+            computed += len(record.iteration.rows)
 
-    serve(config_of(mode, settings), burst, asked(burst, seed), planned)
+    serve(mode, settings, burst, asked(burst, seed), observed)
     return {
         "useful": 100 * live / computed,
         "closed_form": closed_form(case["variant"], case["rows"], n),

@@ -24,9 +24,9 @@ from benchmarks.orders.tools import (
     PURPLE,
     Capacity,
     Part,
+    Serve,
     Settings,
     asked,
-    config_of,
     data_of,
     latencies,
     part_of,
@@ -37,8 +37,7 @@ from benchmarks.studies import Case, Cases, apart, only, shown
 from client.data import Request
 from client.report.drawing import STYLE, caption_of, plain_log
 from client.report.tables import markdown, told
-from generate.fake import cost_s
-from scheduling.inference import Inference, Iteration, State
+from scheduling.inference import Inference, IterationRecord, State
 
 LENGTHS = "exponential:50:200"
 ROWS, BLOCKS = 8, 136  # which eight of the longest requests fill
@@ -81,9 +80,9 @@ def service_rate() -> float:
     return W_PROMPT * capacity().prompt_tokens + W_COMPLETION * capacity().tokens
 
 
-def variants() -> dict[str, Settings]:
-    """A limit is a user's equal share of a minute's capacity."""
-    share = MINUTE_S * capacity().requests / len(USERS)
+def variants(seconds: float | None = None) -> dict[str, Settings]:
+    """A limit is a user's equal share of so many seconds' capacity, by default a minute's."""
+    share = (seconds or MINUTE_S) * capacity().requests / len(USERS)
     tokens = (capacity().prompt_tokens + capacity().tokens) / capacity().requests
     return {
         "fcfs": {},
@@ -128,13 +127,13 @@ class Service:
         self.at = [0.0]
         self.of = {user: [0.0] for user in USERS}
 
-    def planned(self, now: float, iteration: Iteration) -> None:
+    def observed(self, record: IterationRecord) -> None:
         got = dict.fromkeys(USERS, 0)
-        for row in iteration.rows:
+        for row in record.iteration.rows:
             assert row.inference.user
             prompt = 0 if row.decodes else row.n_tokens
             got[row.inference.user] += W_PROMPT * prompt + W_COMPLETION * row.samples
-        self.at.append(now + cost_s(iteration) if iteration.rows else now)
+        self.at.append(record.started_at + record.seconds)
         for user, tokens in got.items():
             self.of[user].append(self.of[user][-1] + tokens)
 
@@ -172,14 +171,15 @@ def largest_difference(service: Service, sent: Sequence[Asked]) -> float:
     return largest
 
 
-def task(case: dict[str, Any], n: int, seed: int) -> dict[str, Any]:
+def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[str, Any]:
     """Of n requests' time, and then to the end."""
     seconds = n / capacity().requests
     sent = trace(case["trace"], seconds, seed)
-    settings = {"max_batch_size": ROWS, "kv_blocks": BLOCKS, **variants()[case["variant"]]}
+    of_variant = variants(case.get("limits_s"))[case["variant"]]
+    settings = {"max_batch_size": ROWS, "kv_blocks": BLOCKS, **of_variant}
     service = Service()
     requests, inferences = [s.request for s in sent], [s.inference for s in sent]
-    serve(config_of("dynamic", settings), requests, inferences, service.planned)
+    serve("dynamic", settings, requests, inferences, service.observed)
     of = {user: [i for i in inferences if i.user == user] for user in USERS}
     steps = np.arange(0, seconds, STEP_S)
     whole = service_rate()

@@ -21,10 +21,10 @@ from benchmarks.orders.tools import (
     PINK,
     PURPLE,
     Part,
+    Serve,
     Settings,
     asked,
     capacity,
-    config_of,
     data_of,
     latencies,
     part_of,
@@ -88,12 +88,12 @@ def cases() -> list[dict[str, Any]]:
     return grid + more
 
 
-def task(case: dict[str, Any], n: int, seed: int) -> dict[str, Any]:
+def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[str, Any]:
     rate = case["load"] * capacity(case["of"], LENGTHS).requests
     requests = data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
     inferences = asked(requests, seed)
     settings = {"max_batch_size": case["rows"], "kv_blocks": BLOCKS, **VARIANTS[case["variant"]]}
-    end = serve(config_of("dynamic", settings), requests, inferences)
+    end = serve("dynamic", settings, requests, inferences)
     times_s = latencies(inferences)
     by_length = np.array(times_s)[np.argsort([r.num_tokens for r in requests], kind="stable")]
     last = requests[-1].at

@@ -1,5 +1,5 @@
 """What the parts share: a part, and a trace served by the server's own scheduler at the cost of
-`--model fake`.
+`--model fake`. `live` serves it by a real server.
 """
 
 from __future__ import annotations
@@ -7,23 +7,43 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from matplotlib.figure import Figure
 
 from benchmarks.studies import Cases, Study
 from client.data import PromptData, Request
 from client.report.drawing import PALETTE, Look
-from config import Config, build
+from config import build
 from generate.fake import cost_s
 from scheduling import scheduler
-from scheduling.inference import Inference, Iteration, Sampling, State
+from scheduling.inference import Inference, Iteration, IterationRecord, Sampling, State
 from simulate import drive
 from stats import times_of
 
 GREY, ORANGE, PURPLE, GREEN, BLUE, PINK = PALETTE
 FCFS = Look(GREY, "--", "s")
 Settings = dict[str, Any]
+OF_ALL: Settings = {"model": "fake", "max_waiting": 10**6}
+Observer = Callable[[IterationRecord], None]
+
+
+def unobserved(record: IterationRecord) -> None: ...
+
+
+class Serve(Protocol):
+    """Serves a trace to the end by a mode with settings, and returns when that is. Inferences have
+    their stamps and tokens then. `observed` is told of every iteration.
+    """
+
+    def __call__(
+        self,
+        mode: str,
+        settings: Settings,
+        requests: Sequence[Request],
+        inferences: Sequence[Inference],
+        observed: Observer = unobserved,
+    ) -> float: ...
 
 
 class Part(NamedTuple):
@@ -34,7 +54,7 @@ class Part(NamedTuple):
     requests: int  # of a trace
     settings: dict[str, Any]  # what the numbers are kept with
     cases: Callable[[], list[dict[str, Any]]]
-    serve: Callable[[dict[str, Any], int, int], dict[str, Any]]  # a case, requests, seed
+    serve: Callable[..., dict[str, Any]]  # a case, requests, seed, and what serves them
     tables: Callable[[Cases], str]
     figure: Callable[[Cases, str], Figure]
 
@@ -47,10 +67,6 @@ def data_of(lengths: str, seed: int) -> PromptData:
     return PromptData(lengths, seed=seed, prompts="ids")
 
 
-def config_of(mode: str, settings: Settings) -> Config:
-    return build(mode, {"model": "fake", "max_waiting": 10**6, **settings}, {})
-
-
 def asked(requests: Sequence[Request], seed: int, **who: Any) -> list[Inference]:
     """The requests as a server queues them. Their own seeds, by which lengths are mispredicted,
     differ from trace to trace.
@@ -61,14 +77,27 @@ def asked(requests: Sequence[Request], seed: int, **who: Any) -> list[Inference]
 
 
 def serve(
-    config: Config,
+    mode: str,
+    settings: Settings,
     requests: Sequence[Request],
     inferences: Sequence[Inference],
-    planned: Callable[[float, Iteration], None] = lambda now, iteration: None,
+    observed: Observer = unobserved,
+    beyond_s: float = 0.0,
 ) -> float:
-    """Serve them in virtual time to the end; return when that is."""
+    """`Serve` in virtual time. beyond_s: how much longer than the fake engine's cost an iteration
+    is.
+    """
+
+    def takes_s(iteration: Iteration) -> float:
+        return cost_s(iteration) + beyond_s
+
+    def planned(now: float, iteration: Iteration) -> None:
+        seconds = takes_s(iteration) if iteration.rows else 0.0
+        observed(IterationRecord(now, seconds, iteration))
+
+    config = build(mode, OF_ALL | settings, {})
     arrivals = [(request.at, [inference]) for request, inference in zip(requests, inferences)]
-    return drive(scheduler.build(config), arrivals, cost_s, planned=planned)
+    return drive(scheduler.build(config), arrivals, takes_s, planned=planned)
 
 
 def latencies(inferences: Sequence[Inference]) -> list[float]:
@@ -87,8 +116,8 @@ class Capacity(NamedTuple):
 @functools.cache
 def capacity(rows: int, lengths: str, kv_blocks: int | None = None, n: int = 2000) -> Capacity:
     burst = data_of(lengths, 2**31).requests(n, "burst", scaled=True)
-    config = config_of("dynamic", {"max_batch_size": rows, "kv_blocks": kv_blocks})
-    rate = n / serve(config, burst, asked(burst, 0))
+    settings = {"max_batch_size": rows, "kv_blocks": kv_blocks}
+    rate = n / serve("dynamic", settings, burst, asked(burst, 0))
     tokens = statistics.mean(request.num_tokens for request in burst)
     return Capacity(rate, rate * tokens, rate * statistics.mean(len(r.ids) for r in burst))
 

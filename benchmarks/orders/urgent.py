@@ -23,10 +23,10 @@ from benchmarks.orders.tools import (
     PINK,
     PURPLE,
     Part,
+    Serve,
     Settings,
     asked,
     capacity,
-    config_of,
     data_of,
     latencies,
     part_of,
@@ -89,7 +89,7 @@ def cases() -> list[dict[str, Any]]:
     return [{"load": load, "variant": v} for load, v in itertools.product(LOADS, VARIANTS)]
 
 
-def task(case: dict[str, Any], n: int, seed: int) -> dict[str, Any]:
+def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[str, Any]:
     rate = case["load"] * capacity(ROWS, LENGTHS, blocks()).requests
     requests = data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
     inferences = asked(requests, seed)
@@ -99,7 +99,7 @@ def task(case: dict[str, Any], n: int, seed: int) -> dict[str, Any]:
     urgent = [i for i in inferences if i.priority == 1]
     others = [i for i in inferences if i.priority != 1]
     settings = {"max_batch_size": ROWS, "kv_blocks": blocks(), **VARIANTS[case["variant"]]}
-    end = serve(config_of("dynamic", settings), requests, inferences)
+    end = serve("dynamic", settings, requests, inferences)
     return {
         **_latency("urgent", urgent),
         **_latency("others", others),
