@@ -9,24 +9,18 @@ variants serve the same traces, so differences are paired by seed.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import multiprocessing
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from client.analysis import difference, estimate
+from benchmarks.studies import Case, Cases, Study, apart, over_seeds, parser_of, shown, write
 from client.data import PromptData, Request
-from client.machine import command_line, stamp
-from client.report import drawing
 from client.report.drawing import STYLE, caption_of, looks
 from client.report.tables import markdown, told
 from config import Config, build
@@ -51,6 +45,12 @@ SHOWN = {  # measure: heading, format
     "preemptions": ("preemptions a request", "{:.2f}"),
     "tax": ("recomputed, % of computed tokens", "{:.1f}"),
 }
+STUDY = Study(
+    "benchmarks.memory",
+    "memory",
+    "KV blocks reserved, or on demand",
+    "Latency and recomputed tokens over load",
+)
 
 
 def config_of(variant: str, n_blocks: int) -> Config:
@@ -98,7 +98,7 @@ def capacity(n_blocks: int, requests: int) -> float:
     return serve(config_of("whole", n_blocks), burst)["throughput"] / mean
 
 
-def task(pool: int, load: float, seed: int, variant: str, n: int, rate: float) -> dict[str, float]:
+def task(pool: int, load: float, variant: str, n: int, rate: float, seed: int) -> dict[str, float]:
     requests = PromptData(LENGTHS, seed=seed).requests(n, f"poisson:{load * rate:g}", scaled=True)
     return serve(config_of(variant, blocks_of(pool)), requests)
 
@@ -110,12 +110,8 @@ def study(
     cases = list(itertools.product(pools, loads, VARIANTS))
     with multiprocessing.Pool(processes) as workers:
         rates = dict(zip(pools, workers.starmap(capacity, [(blocks_of(p), 4 * n) for p in pools])))
-        tasks = [
-            (pool, load, seed, variant, n, rates[pool])
-            for pool, load, variant in cases
-            for seed in range(seeds)
-        ]
-        results = iter(workers.starmap(task, tasks))
+        tasks = [(pool, load, variant, n, rates[pool]) for pool, load, variant in cases]
+        results = over_seeds(workers, task, tasks, seeds)
     return [
         {
             "pool": pool,
@@ -123,24 +119,13 @@ def study(
             "load": load,
             "rate": load * rates[pool],
             "variant": variant,
-            "seeds": [next(results) for _ in range(seeds)],
+            "seeds": of_seeds,
         }
-        for pool, load, variant in cases
+        for (pool, load, variant), of_seeds in zip(cases, results)
     ]
 
 
-def values(case: Mapping[str, Any], measure: str) -> list[float]:
-    return [seed[measure] for seed in case["seeds"]]
-
-
-def apart(first: Mapping[str, Any], second: Mapping[str, Any], measure: str) -> str:
-    """The paired difference second − first, in words."""
-    gap = difference(values(first, measure), values(second, measure))
-    text = ("+" if gap.mean > 0 else "") + told(gap, SHOWN[measure][1])
-    return text if gap.shown and abs(gap.mean) >= 0.005 else "none shown"
-
-
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def table(found: Cases) -> str:
     """Means over seeds with their intervals, and paired differences: of latency to `whole`, of
     what is recomputed to `newest`.
     """
@@ -148,19 +133,25 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     rows = [["pool", "load", "variant", *headings, "latency − whole's", "recomputed − newest's"]]
     for case in found:
         same = {c["variant"]: c for c in found if (c["pool"], c["load"]) == place(case)}
-        cells = [told(estimate(values(case, m)), form) for m, (_, form) in SHOWN.items()]
+        cells = [told(shown(case, m), form) for m, (_, form) in SHOWN.items()]
         name = case["variant"]
-        to_whole = "–" if name == "whole" else apart(same["whole"], case, "mean_s")
-        to_newest = "–" if name in ("whole", "newest") else apart(same["newest"], case, "tax")
+        to_whole = (
+            "–" if name == "whole" else apart(same["whole"], case, "mean_s", SHOWN["mean_s"][1])
+        )
+        to_newest = (
+            "–"
+            if name in ("whole", "newest")
+            else apart(same["newest"], case, "tax", SHOWN["tax"][1])
+        )
         rows.append([str(case["pool"]), f"{case['load']:g}", name, *cells, to_whole, to_newest])
     return markdown(rows, left=3)
 
 
-def place(case: Mapping[str, Any]) -> tuple[int, float]:
+def place(case: Case) -> tuple[int, float]:
     return case["pool"], case["load"]
 
 
-def figure(found: Sequence[Mapping[str, Any]], caption: str) -> Figure:
+def figure(found: Cases, caption: str) -> Figure:
     """Latency, and the tax, over load: a column a pool."""
     pools = list(dict.fromkeys(case["pool"] for case in found))
     look = looks(["dynamic", "static", "windowed", "nobatch"])
@@ -173,7 +164,7 @@ def figure(found: Sequence[Mapping[str, Any]], caption: str) -> Figure:
                 mine = [c for c in found if c["pool"] == pool and c["variant"] == variant]
                 loads = [100 * case["load"] for case in mine]
                 for axis, measure in zip(axes[:, column], ("mean_s", "tax")):
-                    known = [estimate(values(case, measure)) for case in mine]
+                    known = [shown(case, measure) for case in mine]
                     axis.errorbar(
                         loads,
                         [each.mean for each in known],
@@ -197,34 +188,20 @@ def figure(found: Sequence[Mapping[str, Any]], caption: str) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.memory",
-        description="What reserving KV blocks costs, and what taking them on demand does.",
+    parser = parser_of(
+        STUDY, "What reserving KV blocks costs, and what taking them on demand does."
     )
     parser.add_argument("--pools", default="8,16,32", help="in requests (default: 8,16,32)")
     parser.add_argument("--loads", default="0.5,0.8,1,1.2", help="default: 0.5,0.8,1,1.2")
-    parser.add_argument("--seeds", type=int, default=5, help="traces of each (default: 5)")
     parser.add_argument("--requests", type=int, default=400, help="of a trace (default: 400)")
-    parser.add_argument("--processes", type=int, default=2, help="side by side (default: 2)")
-    parser.add_argument("--out", type=Path, default=Path("runs/memory"), help="folder")
     options = parser.parse_args()
     pools = [int(pool) for pool in options.pools.split(",")]
     loads = [float(load) for load in options.loads.split(",")]
     found = study(pools, loads, options.seeds, options.requests, options.processes)
     n = f"{options.requests} requests of lengths {LENGTHS}, {options.seeds} seeds"
     told_of = f"{n}, at most {ROWS} rows; virtual time at the cost of --model fake"
-    result = {"cases": found, "variants": VARIANTS, "lengths": LENGTHS} | stamp()
-    result["command"] = command_line("python", ["-m", "benchmarks.memory", *sys.argv[1:]])
-    options.out.mkdir(parents=True, exist_ok=True)
-    drawing.save(figure(found, told_of), options.out / "memory.png")
-    made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
-    (options.out / "memory.md").write_text(
-        f"# KV blocks reserved, or on demand\n\n{told_of}; {made}.\n\n{table(found)}\n\n"
-        "![Latency and recomputed tokens over load](memory.png)\n"
-    )
-    (options.out / "memory.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(table(found))
-    print(f"memory.md, memory.png and every seed's numbers: {options.out}")
+    result = {"cases": found, "variants": VARIANTS, "lengths": LENGTHS}
+    write(STUDY, options.out, told_of, table(found), figure(found, told_of), result)
 
 
 if __name__ == "__main__":

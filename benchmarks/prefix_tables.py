@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from client.analysis import Estimate, difference, estimate
+from benchmarks.studies import Cases, apart, shown, times
 from client.report.drawing import PALETTE, STYLE, Look, caption_of, plain_log
 from client.report.tables import markdown, told
 
-Cases = Sequence[Mapping[str, Any]]
 FCFS = "dynamic, caching"
 SHOWN = {  # measure: heading, format
     "computed": ("prompt tokens computed, %", "{:.1f}"),
@@ -41,27 +40,6 @@ DRAWN = {  # variant: its look
 }
 
 
-def values(case: Mapping[str, Any], measure: str) -> list[float]:
-    return [seed[measure] for seed in case["seeds"]]
-
-
-def shown(case: Mapping[str, Any], measure: str) -> Estimate:
-    return estimate(values(case, measure))
-
-
-def apart(base: Mapping[str, Any], case: Mapping[str, Any], measure: str) -> str:
-    """The paired difference case − base, in words."""
-    gap = difference(values(base, measure), values(case, measure))
-    text = ("+" if gap.mean > 0 else "") + told(gap, SHOWN[measure][1])
-    return text if gap.shown else "none shown"
-
-
-def times(base: Mapping[str, Any], case: Mapping[str, Any], measure: str) -> Estimate:
-    """The paired ratio case ÷ base."""
-    pairs = zip(values(base, measure), values(case, measure), strict=True)
-    return estimate([mine / its for its, mine in pairs])
-
-
 def without_caching(variant: str) -> str:
     return variant.split(",")[0]
 
@@ -85,7 +63,7 @@ def compared(
         if its is case:
             cells += ["–"] * (len(gaps) + 1)
         else:
-            cells += [apart(its, case, gap) for gap in gaps]
+            cells += [apart(its, case, gap, SHOWN[gap][1]) for gap in gaps]
             cells.append(told(times(its, case, "throughput"), "{:.2f}"))
         rows.append([case["trace"], case["load"], case["variant"], *cells])
     return markdown(rows, left=3)

@@ -10,23 +10,18 @@ conversation holds the answers before it, as the fake engine gives them.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import multiprocessing
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.prefix_tables import figure, tables
+from benchmarks.studies import Study, over_seeds, parser_of, write
 from client.data import PromptData, Request
-from client.machine import command_line, stamp
-from client.report import drawing
 from config import Config, build
 from generate.fake import PREFILL_TOKEN_S, FakeGenerator, cost_s
 from scheduling import scheduler
@@ -59,6 +54,12 @@ if "prefix" in ORDERS:
     VARIANTS["dynamic, caching, prefix order"] = "dynamic", ordered
 MODES, ORDERED = list(VARIANTS)[:4], list(VARIANTS)[2:]  # compared by trace, and on a small pool
 POOLS = (1, 2, 4, 8, 16)  # of the KV blocks that are in use without caching
+STUDY = Study(
+    "benchmarks.prefixes",
+    "prefixes",
+    "Prefix caching",
+    "Time to the first token over load, throughput, and hits over pool size",
+)
 
 
 class Case(NamedTuple):
@@ -194,7 +195,7 @@ def cases_of(loads: Sequence[str], used: Mapping[str, float]) -> list[Case]:
     return shared + ordered + pooled
 
 
-def task(case: Case, seed: int, n: int, rate: float) -> dict[str, float]:
+def task(case: Case, n: int, rate: float, seed: int) -> dict[str, float]:
     """rate: of conversations where there are any, else of requests."""
     arrival = "burst" if case.load == "burst" else f"poisson:{float(case.load) * rate:g}"
     requests = data_of(case.trace, seed).requests(n, arrival, scaled=True)
@@ -214,17 +215,17 @@ def study(loads: Sequence[str], seeds: int, n: int, processes: int) -> list[dict
             Case("pool", trace, "0.8", "dynamic") for trace in ("64 prefixes", "conversations")
         ]
         rates = rates_of(alone)
-        runs = workers.starmap(task, [(c, 2**31, n, rates[what_of(c)]) for c in alone])
+        runs = workers.starmap(task, [(c, n, rates[what_of(c)], 2**31) for c in alone])
         used = {case.trace: run["blocks"] for case, run in zip(alone, runs)}
         cases = cases_of(loads, used)
         rates = rates_of(cases)
-        tasks = [(case, seed, n, rates[what_of(case)]) for case in cases for seed in range(seeds)]
-        results = iter(workers.starmap(task, tasks, chunksize=1))
+        tasks = [(case, n, rates[what_of(case)]) for case in cases]
+        results = over_seeds(workers, task, tasks, seeds)
     return [
         case._asdict()
         | {"rate": rates[what_of(case)], "blocks_in_use": used.get(case.trace)}
-        | {"seeds": [next(results) for _ in range(seeds)]}
-        for case in cases
+        | {"seeds": of_seeds}
+        for case, of_seeds in zip(cases, results)
     ]
 
 
@@ -240,37 +241,22 @@ def a_request(trace: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.prefixes",
-        description="What prefix caching saves, and what a small pool leaves of it.",
-    )
+    parser = parser_of(STUDY, "What prefix caching saves, and what a small pool leaves of it.")
     parser.add_argument(
         "--loads", default="0.5,0.8,1,1.2", help="besides a burst (default: %(default)s)"
     )
-    parser.add_argument("--seeds", type=int, default=5, help="traces of each (default: 5)")
     parser.add_argument("--requests", type=int, default=1000, help="of a trace (default: 1000)")
-    parser.add_argument("--processes", type=int, default=2, help="side by side (default: 2)")
-    parser.add_argument("--out", type=Path, default=Path("runs/prefixes"), help="folder")
     options = parser.parse_args()
     found = study(options.loads.split(","), options.seeds, options.requests, options.processes)
     n = f"{options.requests} requests of lengths {LENGTHS}, {options.seeds} seeds"
     told_of = f"{n}, at most 32 rows; virtual time at the cost of --model fake"
-    result = {"cases": found, "traces": TRACES, "variants": VARIANTS, "lengths": LENGTHS} | stamp()
-    result["command"] = command_line("python", ["-m", "benchmarks.prefixes", *sys.argv[1:]])
-    options.out.mkdir(parents=True, exist_ok=True)
-    drawing.save(figure(found, told_of), options.out / "prefixes.png")
-    made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
     traces = "; ".join(
         f"{name}: {', '.join(f'`--{key} {value}`' for key, value in of.items())}"
         for name, of in TRACES.items()
     )
-    (options.out / "prefixes.md").write_text(
-        f"# Prefix caching\n\n{told_of}; {made}.\n\nTraces are {traces}.\n\n{tables(found)}\n\n"
-        "![Time to the first token over load, throughput, and hits over pool size](prefixes.png)\n"
-    )
-    (options.out / "prefixes.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(tables(found))
-    print(f"prefixes.md, prefixes.png and every seed's numbers: {options.out}")
+    body = f"Traces are {traces}.\n\n{tables(found)}"
+    result = {"cases": found, "traces": TRACES, "variants": VARIANTS, "lengths": LENGTHS}
+    write(STUDY, options.out, told_of, body, figure(found, told_of), result)
 
 
 if __name__ == "__main__":

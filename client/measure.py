@@ -173,15 +173,21 @@ def judged(
     return result
 
 
+def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[list[float]]]:
+    """What a server of ours says of its run, and of each iteration. Raises ServerError."""
+    engine = get(f"{url}/stats?iterations=1", 120, key)
+    iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
+    while following is not None:
+        page = get(f"{url}/stats?iterations=1&since={following}", 120, key)
+        iterations, following = iterations + page["iterations"], page["next_iteration"]
+    return engine, iterations
+
+
 def _engine(
     target: Target, requests: Sequence[Request], answers: Sequence[Answer]
 ) -> dict[str, Any]:
     """What a server of ours says of the run itself. Raises ServerError."""
-    engine = get(f"{target.url}/stats?iterations=1", 120, target.key)
-    iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
-    while following is not None:
-        page = get(f"{target.url}/stats?iterations=1&since={following}", 120, target.key)
-        iterations, following = iterations + page["iterations"], page["next_iteration"]
+    engine, iterations = stats_of(target.url, target.key)
     engine.pop("definitions")
     found = {key: engine[key] for key in ENGINE} | {
         "server": engine,

@@ -29,6 +29,7 @@ PAGES = [
     ROOT / "results" / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks" / "README.md",
 ]
 TEXT = {page: page.read_text() for page in PAGES}
 BLOCKS = [
@@ -171,7 +172,7 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         for command in COMMANDS
         if command[0] == "python" and command[2].startswith("benchmarks.")
     ]
-    assert len(commands) == 8
+    assert len(commands) == 10
     model = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
     small = {
         "benchmarks.burst": [*model, "--n", "2"],
@@ -198,6 +199,13 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
             *["--pools", "4", "--loads", "1", "--seeds", "2"],
             *["--requests", "20", "--processes", "1", "--out", str(tmp_path)],
         ],
+        "benchmarks.orders.__main__": [
+            *["--part", "batches", "--seeds", "1", "--requests", "256"],
+            *["--processes", "1", "--out", str(tmp_path)],
+        ],
+        "benchmarks.orders.live": [
+            *["--part", "urgent", "--seeds", "1", "--requests", "20", "--out", str(tmp_path)],
+        ],
         "benchmarks.prefixes": [
             *["--loads", "1", "--seeds", "2", "--requests", "20"],
             *["--processes", "1", "--out", str(tmp_path)],
@@ -207,7 +215,8 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(http, "GONE", 2)
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     for module, *arguments in commands:
-        module = module.replace("benchmarks.faults", "benchmarks.faults.__main__")  # a package
+        if module in ("benchmarks.faults", "benchmarks.orders"):  # packages
+            module += ".__main__"
         run(module, *arguments, *small[module])
 
 

@@ -1,0 +1,3 @@
+"""Who goes first: every order, batches of alike lengths, fairness among users, urgent requests; in
+virtual time, seeded. A part is one module.
+"""
