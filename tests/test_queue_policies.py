@@ -409,7 +409,7 @@ def test_the_times_of_answered_requests_are_not_kept() -> None:
     scheduler = make_scheduler(Dynamic(), order=order, max_batch_size=1)
     scheduler.enqueue([Inference([0], 100)], 0.0)
     step(scheduler, 0.0)
-    scheduler.enqueue([Inference([0], 1, priority=2)], 0.0)
+    scheduler.enqueue([Inference([0], 1, priority=2, deadline=1e8)], 0.0)
     for second in range(1000):
         gone = Inference([0] * 100, 1, deadline=1e9)
         scheduler.enqueue([gone], float(second))

@@ -220,6 +220,19 @@ def test_dropping_windows_takes_none_of_a_user_that_is_not_idle() -> None:
     assert door.lets_in(90.0, user="ann")
 
 
+def test_windows_are_looked_through_once_in_as_many_newcomers_as_there_are() -> None:
+    door = Door(requests=1)
+    assert door.lets_in(0.0, user="ann") and door.lets_in(99.0, user="bob")
+    assert len(door.limits._windows) == 2, "a few cost nothing"
+    for i in range(IDLE_USERS):
+        assert door.lets_in(100.0, user=f"first {i}")
+    for i in range(IDLE_USERS - 1):
+        assert door.lets_in(200.0, user=f"second {i}")
+    assert len(door.limits._windows) == 2 * IDLE_USERS, "ann has gone"
+    assert door.lets_in(200.0, user="third")
+    assert len(door.limits._windows) == IDLE_USERS, "and so have all that came until 100"
+
+
 def test_without_limits_nobody_is_remembered() -> None:
     door = Door()
     assert all(door.lets_in(0.0, tokens=10**6) for _ in range(100))
