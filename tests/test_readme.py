@@ -220,12 +220,14 @@ def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         run(module, *arguments, *small[module])
 
 
-def test_what_is_found_of_claims_is_what_was_measured() -> None:
-    """Each number with an interval in the claims of docs/policies.md stands in results/memory."""
-    folder = ROOT / "results" / "memory"
-    claims = (ROOT / "docs" / "policies.md").read_text().split("### Claims")[1].split("\n\n[")[0]
+@pytest.mark.parametrize("what", ["memory", "orders"])
+def test_what_is_found_of_claims_is_what_was_measured(what: str) -> None:
+    """Each number with an interval in the claims of docs/policies.md stands in results/."""
+    section = (ROOT / "docs" / "policies.md").read_text().split(f"## What {what}")[1]
+    claims = section.split("### Claims")[1].split("\n\n[")[0]
     quoted = re.findall(r"[+−]?\d+\.\d+ ± \d+\.\d+", claims)
-    measured = "".join(page.read_text() for page in sorted(folder.glob("*.md")))
+    pages = sorted((ROOT / "results" / what).glob("*.md"))
+    measured = "".join(page.read_text() for page in pages)
     assert len(quoted) > 10 and [number for number in quoted if f" {number} " not in measured] == []
 
 

@@ -93,76 +93,93 @@ def by_turns(
     not fit. On demand, whoever needs blocks takes those of a victim among those that run and whose
     turn comes later, as in `demand`; who finds none is paused. `counts_decoded`: see share_budget.
     """
-    limits, plan, account, turn = view.limits, Plan(), Account(view), view.order.turn
-    budget = limits.token_budget
-    spare = int(watermark * view.n_blocks)
-    passed: set[int] = set()  # had their turn, or gave way
-    rows = sorted(view.rows, key=turn)
-    running = (i for i in heapq.merge(rows, view.paused, key=turn) if i.id not in passed)
+    turns, turn = _Turns(view, on_demand, victim, watermark, counts_decoded), view.order.turn
+    running = heapq.merge(sorted(view.rows, key=turn), view.paused, key=turn)
     waiting = iter(view.waiting)
-
-    def make_room(least: int) -> bool:
-        """Take blocks of those whose turn comes later, if they have enough."""
-        if account.free >= least:
-            return True
-        later = sorted((i for i in view.running if i.id not in passed), key=turn)
-        trial = account.copy()  # blocks that they share are not free before all have given them up
-        for loser in later if on_demand else ():
-            trial.give_up(loser)
-        if trial.free < least:
-            return False
-        while account.free < least and later:
-            loser = victim_of(later, victim)
-            later.remove(loser)
-            account.give_up(loser)
-            plan.preempt.append(loser)
-            passed.add(loser.id)
-        return account.free >= least
-
-    next_running, next_waiting = next(running, None), next(waiting, None)
-    while len(plan.run) < limits.max_batch_size:
-        if next_waiting is not None and not budget:
-            next_waiting = None
-        if next_running is not None and next_running.id in passed:
-            next_running = next(running, None)
-        elif next_waiting is not None and (
-            next_running is None or turn(next_waiting) < turn(next_running)
-        ):
-            inference, known = next_waiting, next_waiting.uncomputed
-            needed = known if on_demand else inference.whole_life
-            account.take(inference, needed)
-            fits = make_room(spare if on_demand and (plan.run or view.running) else 0)
-            if not fits:
-                account.undo(inference, needed)
-                next_waiting = None
-                continue
-            n = tokens_to_compute(inference, view, budget)
-            if on_demand:
-                account.undo(inference, needed)
-                needed = held(inference, n, view)
-                account.take(inference, needed)
-            plan.admit.append((inference, needed))
-            if n:
-                plan.run.append((inference, n))
-                budget -= n
-            next_waiting = next(waiting, None)
-        elif next_running is not None:
-            inference = next_running
-            passed.add(inference.id)
-            charged = counts_decoded or not inference.decodes
-            n = tokens_to_compute(inference, view, budget) if charged else 1
-            if n:
-                tokens = held(inference, n, view)
-                grows = tokens > len(inference.blocks) * limits.block_size
-                if grows:
-                    account.take(inference, tokens)
-                if not grows or make_room(0):
-                    plan.run.append((inference, n))
-                    budget -= n if charged else 0
-                else:
-                    account.undo(inference, tokens)
-            next_running = next(running, None)
+    runs, waits = next(running, None), next(waiting, None)
+    while len(turns.plan.run) < view.limits.max_batch_size:
+        if not turns.budget:
+            waits = None
+        if waits is not None and (runs is None or turn(waits) < turn(runs)):
+            waits = next(waiting, None) if turns.join(waits) else None
+        elif runs is not None:
+            turns.compute(runs)
+            runs = next(running, None)
         else:
             break
-    plan.reason = "join" if plan.admit else ""
-    return plan
+    return turns.plan
+
+
+class _Turns:
+    """A plan while it is made, in the order of turns."""
+
+    def __init__(
+        self, view: View, on_demand: bool, victim: Victim, watermark: float, counts_decoded: bool
+    ):
+        self.plan = Plan()
+        self.budget = view.limits.token_budget
+        self._view, self._account = view, Account(view)
+        self._on_demand, self._victim, self._counts_decoded = on_demand, victim, counts_decoded
+        self._spare = int(watermark * view.n_blocks) if on_demand else 0
+        self._passed: set[int] = set()  # of those that run, who had its turn or gave way
+
+    def join(self, inference: Inference) -> bool:
+        """Admit one that waits, if there are blocks for it."""
+        view, account = self._view, self._account
+        needed = inference.uncomputed if self._on_demand else inference.whole_life
+        account.take(inference, needed)
+        if not self._make_room(self._spare if self.plan.run or view.running else 0):
+            account.undo(inference, needed)
+            return False
+        n = tokens_to_compute(inference, view, self.budget)
+        if self._on_demand:
+            account.undo(inference, needed)
+            needed = held(inference, n, view)
+            account.take(inference, needed)
+        self.plan.admit.append((inference, needed))
+        self.plan.reason = "join"
+        if n:
+            self.plan.run.append((inference, n))
+            self.budget -= n
+        return True
+
+    def compute(self, inference: Inference) -> None:
+        """Compute one that runs, if it did not give way, and there are budget and blocks for it."""
+        if inference.id in self._passed:
+            return
+        self._passed.add(inference.id)
+        view, account = self._view, self._account
+        charged = self._counts_decoded or not inference.decodes
+        n = tokens_to_compute(inference, view, self.budget) if charged else 1
+        if not n:
+            return
+        tokens = held(inference, n, view)
+        if tokens > len(inference.blocks) * view.limits.block_size:
+            account.take(inference, tokens)
+            if not self._make_room(0):
+                account.undo(inference, tokens)
+                return
+        self.plan.run.append((inference, n))
+        self.budget -= n if charged else 0
+
+    def _make_room(self, least: int) -> bool:
+        """See to so many free blocks, by those of rows whose turn comes later if that suffices."""
+        account = self._account
+        if account.free >= least:
+            return True
+        if not self._on_demand:
+            return False
+        later = [row for row in self._view.running if row.id not in self._passed]
+        trial = account.copy()  # blocks that they share are not free before all have given them up
+        for row in later:
+            trial.give_up(row)
+        if trial.free < least:
+            return False
+        later.sort(key=self._view.order.turn)
+        while account.free < least:
+            loser = victim_of(later, self._victim)
+            later.remove(loser)
+            account.give_up(loser)
+            self.plan.preempt.append(loser)
+            self._passed.add(loser.id)
+        return True
