@@ -64,9 +64,9 @@ class QueuePolicy:
 
 
 def queue_policies(text: str) -> dict[int, QueuePolicy]:
-    """Read `LEVEL:name=value,…;…`. Raises ValueError with a sentence."""
+    """Read `LEVEL:name=value,…;…`, or none. Raises ValueError with a sentence."""
     found: dict[int, QueuePolicy] = {}
-    for part in filter(None, text.split(";")):
+    for part in filter(None, text.split(";") if text != "none" else ()):
         level, colon, settings = part.partition(":")
         if not colon or not level.strip().isdecimal():
             raise ValueError(f"{part!r} names no level; write it as {EXAMPLE!r}")
