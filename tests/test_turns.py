@@ -35,7 +35,7 @@ from tests.virtual import Ask, make_scheduler, run, step
 #
 #     t       0 1 2 3 4 5 6 7
 #     fcfs    A A A A A B B C
-#     srpt    A B C B A A A A      at 1 B needs 2 and A 4; at 2 C needs 1 and B 1, and B was first
+#     srpt    A B B C A A A A      at 1 B needs 2 and A 4; at 2 C and B need 1, and B was first
 EXAMPLE = [Ask(0.0, tokens=5), Ask(0.5, tokens=2), Ask(1.5, tokens=1)]
 
 
