@@ -132,6 +132,24 @@ def test_who_has_waited_long_enough_is_overtaken_by_earlier_ones_alone(
         assert not overtaken_by
 
 
+@pytest.mark.parametrize("victim", ["newest", "least_computed", "most_computed"])
+@pytest.mark.parametrize("order", [Priority(max_wait_s=10.0), Sjf(max_wait_s=10.0)])
+def test_who_has_waited_long_enough_gives_no_blocks_up_to_later_ones(
+    order: Order, victim: Any
+) -> None:
+    """It was first to be admitted and first to be preempted: while urgent or short requests came,
+    it never kept its blocks.
+    """
+    asks = [Ask(0.0, prompt=8, tokens=24, priority=3)]
+    asks += [Ask(0.5 + 2 * i, prompt=4, tokens=8, priority=1) for i in range(200)]
+    policy = Dynamic("demand", victim)
+    served = run(policy, asks, order=order, max_batch_size=4, n_blocks=9)
+    [waits], *others = served.groups
+    assert waits.answered_at is not None and waits.answered_at < 40.0
+    later = [other for [other] in others if other.arrived_at > 10.0]
+    assert all((other.answered_at or 0.0) > waits.answered_at for other in later)
+
+
 def test_multibin_serves_batches_of_alike_lengths() -> None:
     """Two rows, two bins, a target of two; lengths 1 and 6 alternate, and the first tells nothing
     yet. When A is done two short ones wait and two long ones; at 8 one of each is left, and goes
