@@ -150,6 +150,21 @@ def test_who_has_waited_long_enough_gives_no_blocks_up_to_later_ones(
     assert all((other.answered_at or 0.0) > waits.answered_at for other in later)
 
 
+def test_with_bins_too_who_has_waited_long_enough_goes_before_later_ones() -> None:
+    """Short ones keep their bin full for 300 s; the long one alone in its own went last."""
+    asks = [Ask(0.0, tokens=4) for _ in range(8)] + [Ask(0.1, tokens=20)]
+    asks += [Ask(0.2 + i / 2, tokens=4) for i in range(100)]
+    policy = MultiBin(bins=2, batch_size_target=2, max_batch_delay_ms=1000.0)
+
+    def admitted_at(most_s: float | None) -> float | None:
+        served = run(policy, asks, order=Sjf(max_wait_s=most_s), max_batch_size=2)
+        assert [group[0].bin for group in served.groups[8:]] == [1] + 100 * [0]
+        return served.groups[8][0].admitted_at
+
+    assert admitted_at(5.0) == 16.0, "after the eight that came earlier"
+    assert admitted_at(None) == 216.0, "nothing is promised"
+
+
 def test_multibin_serves_batches_of_alike_lengths() -> None:
     """Two rows, two bins, a target of two; lengths 1 and 6 alternate, and the first tells nothing
     yet. When A is done two short ones wait and two long ones; at 8 one of each is left, and goes
