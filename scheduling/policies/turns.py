@@ -173,7 +173,9 @@ class _Turns:
         trial = account.copy()  # blocks that they share are not free before all have given them up
         for row in later:
             trial.give_up(row)
-        if trial.free < least:
+            if trial.free >= least:
+                break
+        else:
             return False
         later.sort(key=self._view.order.turn)
         while account.free < least:
