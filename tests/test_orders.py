@@ -247,7 +247,9 @@ def test_predictions_differ_from_the_truth_as_they_say() -> None:
     assert predictor("noisy:0").predict(asked(3)) == 100
     constant = predictor("constant")
     assert constant.predict(asked(1, 3)) == constant.predict(asked(2, 900))
-    for wrong in ("nosy", "noisy", "noisy:", "noisy:-1", "noisy:inf", "noisy:nan"):
+    # with a sigma of 400 some were no number, and their requests a 500
+    assert all(predictor("noisy:10").predict(asked(seed)) for seed in range(2000))
+    for wrong in ("nosy", "noisy", "noisy:", "noisy:-1", "noisy:400", "noisy:inf", "noisy:nan"):
         with pytest.raises(ValueError, match="must be exact, noisy:SIGMA"):
             predictor(wrong)
 
