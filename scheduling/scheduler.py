@@ -73,6 +73,7 @@ class Scheduler:
         Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
         """
         refuse_too_large(inferences, self.policy, self.limits, self.pool.n_blocks)
+        self.order.check(inferences)
         running = len(self.running) + len(self._held)
         if len(self.waiting) + running + len(inferences) > self.max_in_flight:
             raise Overloaded(
