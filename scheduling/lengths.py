@@ -21,6 +21,7 @@ from statistics import NormalDist
 from scheduling.inference import Inference
 
 LONGEST = 1024  # GPT-2's context: the constant that no answer exceeds
+MOST_SIGMA = 10.0  # of a log-normal error; beyond any use, and what is drawn is still a number
 REMEMBERED = 1024  # predictions that the edges of bins go by
 
 
@@ -80,11 +81,13 @@ def predictor(name: str) -> Predictor:
         return kinds[name]()
     kind, _, sigma = name.partition(":")
     try:
-        if kind == "noisy" and 0 <= float(sigma) < math.inf:
+        if kind == "noisy" and 0 <= float(sigma) <= MOST_SIGMA:
             return Noisy(float(sigma))
     except ValueError:
         pass
-    raise ValueError("must be exact, noisy:SIGMA (such as noisy:0.7), constant or prompt")
+    raise ValueError(
+        f"must be exact, noisy:SIGMA (0 … {MOST_SIGMA:g}, such as noisy:0.7), constant or prompt"
+    )
 
 
 class Bins:

@@ -40,10 +40,9 @@ class Lobby:
         self._timeouts: Timers[Group] = Timers(_has_begun)
 
     def check(self, group: Group, now: float) -> None:
-        """Raises InvalidRequest, Overloaded or RateLimited for a request that cannot come in; else
-        it counts against its user's limits.
+        """Raises InvalidRequest, Overloaded or RateLimited for a request that cannot come in, whose
+        level is known; else it counts against its user's limits.
         """
-        self._order.check(group)
         policy, asked_s = self._policy_of(group[0]), group[0].queue_timeout_s
         if asked_s is not None and not (policy.timeout_ms and policy.override):
             raise InvalidRequest(

@@ -73,6 +73,7 @@ class Scheduler:
         Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
         """
         refuse_too_large(inferences, self.policy, self.limits, self.pool.n_blocks)
+        self.order.check(inferences)
         running = len(self.running) + len(self._held)
         if len(self.waiting) + running + len(inferences) > self.max_in_flight:
             raise Overloaded(
@@ -256,9 +257,15 @@ class Scheduler:
         of a cancelled or expired inference stays, idle, until the batch ends; one that failed takes
         its row along.
         """
+        return self._fail(((inference, error) for inference in inferences), now)
+
+    def _fail(
+        self, errors: Iterable[tuple[Inference, ServingError]], now: float
+    ) -> list[Inference]:
+        """The same, each with an error of its own."""
         ended = []
-        state = _EXITS.get(type(error), State.FAILED)
-        for inference in inferences:
+        for inference, error in errors:
+            state = _EXITS.get(type(error), State.FAILED)
             if inference.state is State.WAITING:
                 if inference.id in self.waiting:
                     self.lobby.leave(inference)
@@ -275,13 +282,9 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Inference]:
         """End every inference whose deadline has passed, or its time in its level's queue."""
-        late = list(self._deadlines.due(now))
-        ended = self.fail(
-            late, DeadlinePassed("The request's deadline passed before its answer."), now
-        )
-        for inference, error in self.lobby.timed_out(now):
-            ended += self.fail([inference], error, now)
-        return ended
+        passed = DeadlinePassed("The request's deadline passed before its answer.")
+        ended = self.fail(list(self._deadlines.due(now)), passed, now)
+        return ended + self._fail(self.lobby.timed_out(now), now)
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
         """Make the pool as large as the engine's, before anything has run; return the requests that

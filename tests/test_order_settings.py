@@ -84,10 +84,18 @@ NOT_UNDERSTOOD = (
         *[
             (
                 f"dynamic --order sjf --length-predictor {wrong}",
-                f"--length-predictor '{wrong}': must be exact, noisy:SIGMA (such as noisy:0.7), "
-                "constant or prompt",
+                f"--length-predictor '{wrong}': must be exact, noisy:SIGMA (0 … 10, such as "
+                "noisy:0.7), constant or prompt",
             )
-            for wrong in ("noisy", "noisy:-1", "noisy:nan", "noisy:inf", "oracle", "exact:1")
+            for wrong in (
+                "noisy",
+                "noisy:-1",
+                "noisy:11",
+                "noisy:nan",
+                "noisy:inf",
+                "oracle",
+                "exact:1",
+            )
         ],
         # ---- levels and their queues
         (

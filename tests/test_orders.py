@@ -132,6 +132,39 @@ def test_who_has_waited_long_enough_is_overtaken_by_earlier_ones_alone(
         assert not overtaken_by
 
 
+@pytest.mark.parametrize("victim", ["newest", "least_computed", "most_computed"])
+@pytest.mark.parametrize("order", [Priority(max_wait_s=10.0), Sjf(max_wait_s=10.0)])
+def test_who_has_waited_long_enough_gives_no_blocks_up_to_later_ones(
+    order: Order, victim: Any
+) -> None:
+    """It was first to be admitted and first to be preempted: while urgent or short requests came,
+    it never kept its blocks.
+    """
+    asks = [Ask(0.0, prompt=8, tokens=24, priority=3)]
+    asks += [Ask(0.5 + 2 * i, prompt=4, tokens=8, priority=1) for i in range(200)]
+    policy = Dynamic("demand", victim)
+    served = run(policy, asks, order=order, max_batch_size=4, n_blocks=9)
+    [waits], *others = served.groups
+    assert waits.answered_at is not None and waits.answered_at < 40.0
+    later = [other for [other] in others if other.arrived_at > 10.0]
+    assert all((other.answered_at or 0.0) > waits.answered_at for other in later)
+
+
+def test_with_bins_too_who_has_waited_long_enough_goes_before_later_ones() -> None:
+    """Short ones keep their bin full for 300 s; the long one alone in its own went last."""
+    asks = [Ask(0.0, tokens=4) for _ in range(8)] + [Ask(0.1, tokens=20)]
+    asks += [Ask(0.2 + i / 2, tokens=4) for i in range(100)]
+    policy = MultiBin(bins=2, batch_size_target=2, max_batch_delay_ms=1000.0)
+
+    def admitted_at(most_s: float | None) -> float | None:
+        served = run(policy, asks, order=Sjf(max_wait_s=most_s), max_batch_size=2)
+        assert [group[0].bin for group in served.groups[8:]] == [1] + 100 * [0]
+        return served.groups[8][0].admitted_at
+
+    assert admitted_at(5.0) == 16.0, "after the eight that came earlier"
+    assert admitted_at(None) == 216.0, "nothing is promised"
+
+
 def test_multibin_serves_batches_of_alike_lengths() -> None:
     """Two rows, two bins, a target of two; lengths 1 and 6 alternate, and the first tells nothing
     yet. When A is done two short ones wait and two long ones; at 8 one of each is left, and goes
@@ -214,7 +247,9 @@ def test_predictions_differ_from_the_truth_as_they_say() -> None:
     assert predictor("noisy:0").predict(asked(3)) == 100
     constant = predictor("constant")
     assert constant.predict(asked(1, 3)) == constant.predict(asked(2, 900))
-    for wrong in ("nosy", "noisy", "noisy:", "noisy:-1", "noisy:inf", "noisy:nan"):
+    # with a sigma of 400 some were no number, and their requests a 500
+    assert all(predictor("noisy:10").predict(asked(seed)) for seed in range(2000))
+    for wrong in ("nosy", "noisy", "noisy:", "noisy:-1", "noisy:400", "noisy:inf", "noisy:nan"):
         with pytest.raises(ValueError, match="must be exact, noisy:SIGMA"):
             predictor(wrong)
 

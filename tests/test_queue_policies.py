@@ -387,6 +387,18 @@ def test_each_level_has_a_queue_of_its_own_which_counts_prompts_and_is_all_or_no
     unlimited.enqueue(Ask(0.0, rows=100).group(4), 0.0)
 
 
+def test_whom_a_full_server_turns_away_has_its_level_all_the_same() -> None:
+    """It was counted at level 0 in /stats; and what no server takes was told to try again."""
+    scheduler = make_scheduler(Dynamic(), order=Priority(), max_in_flight=1)
+    scheduler.enqueue([Inference([0], 1)], 0.0)
+    turned_away = Inference([0], 1)
+    with pytest.raises(Overloaded):
+        scheduler.enqueue([turned_away], 0.0)
+    assert turned_away.priority == 2
+    with pytest.raises(InvalidRequest, match="priority must be"):
+        scheduler.enqueue([Inference([0], 1, priority=9)], 0.0)
+
+
 def test_a_preempted_request_waits_in_its_levels_queue_again() -> None:
     policy = Dynamic(kv_reservation="demand", watermark=0.0)
     scheduler = make_scheduler(policy, order=levels("1:max_size=2"), n_blocks=4)

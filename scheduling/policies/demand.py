@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from scheduling.inference import Inference
 from scheduling.policies.base import Account, Plan, View, tokens_to_compute
@@ -19,10 +19,20 @@ VICTIMS: dict[Victim, Callable[[Sequence[Inference]], Inference]] = {
 }
 
 
-def victim_of(rows: Sequence[Inference], victim: Victim) -> Inference:
+def _standing(inference: Inference, view: View) -> tuple[Any, ...]:
+    """Where one that runs is in the order, its rank first: with those that have waited for too long
+    before all others, so that nobody who came later takes their blocks.
+    """
+    if view.order.is_overdue(inference, view.now):
+        return (False,), inference.id
+    rank, *others = inference.key
+    return (True, rank), *others
+
+
+def _victim_of(rows: Sequence[Inference], victim: Victim, view: View) -> Inference:
     """Who of them, in order, gives way: one of the last rank (of the lowest priority)."""
-    last = rows[-1].key[0]
-    return VICTIMS[victim]([row for row in rows if row.key[0] == last])
+    last, *_ = _standing(rows[-1], view)
+    return VICTIMS[victim]([row for row in rows if _standing(row, view)[0] == last])
 
 
 def held(inference: Inference, n: int, view: View) -> int:
@@ -40,7 +50,7 @@ def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool
     admission leaves free while anything runs. `counts_decoded`: see share_budget.
     """
     limits, plan, account = view.limits, Plan(), Account(view)
-    rows = sorted(view.running, key=lambda inference: inference.key)
+    rows = sorted(view.running, key=lambda inference: _standing(inference, view))
     run: dict[int, tuple[Inference, int]] = {}  # by id: tokens to compute
     gone: set[int] = set()
     budget = limits.token_budget
@@ -61,7 +71,7 @@ def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool
                 budget -= n if charged(inference) else 0
                 break
             account.undo(inference, tokens)
-            loser = victim_of([row for row in rows[1:] if row.id not in gone], victim)
+            loser = _victim_of([row for row in rows[1:] if row.id not in gone], victim, view)
             if loser.id in run:
                 _, its = run.pop(loser.id)
                 account.undo(loser, held(loser, its, view))

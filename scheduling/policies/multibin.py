@@ -17,7 +17,8 @@ class MultiBin(Delayed):
 
     When the engine is idle, of the bins that hold `batch_size_target` rows the one whose head came
     first is served; while none does, that of the oldest request once it has waited for
-    `max_batch_delay_ms`, so that a rare length does not starve.
+    `max_batch_delay_ms`. So a rare length waits while others are frequent, unless the order has a
+    `max_wait_s`: the bin of a request that has waited so long goes first.
     """
 
     in_order: ClassVar[bool] = False
@@ -34,10 +35,11 @@ class MultiBin(Delayed):
         if not heads:
             return Plan()
         full = [(head, bin_) for head, bin_ in heads if len(bin_) >= self._target(view)]
-        if full:
+        oldest, its = min(heads, key=lambda each: each[0][0].id)
+        overdue = view.order.is_overdue(oldest[0], view.now)
+        if full and not overdue:
             _, bin_ = min(full, key=lambda each: each[0][0].id)
             return self._begin(bin_, view, "target")
-        oldest, bin_ = min(heads, key=lambda each: each[0][0].id)
-        if view.now >= (due := self._due(oldest[0])):
-            return self._begin(bin_, view, "delay", first=oldest)
+        if full or view.now >= (due := self._due(oldest[0])):
+            return self._begin(its, view, "delay", first=oldest)
         return Plan(wake_at=due)

@@ -70,6 +70,10 @@ class Order:
     def key(self, inference: Inference) -> Any:
         return inference.arrived_at
 
+    def is_overdue(self, inference: Inference, now: float) -> bool:
+        """It has waited so long that only earlier ones go before it."""
+        return False
+
     def computed(self, inference: Inference, tokens: int, now: float) -> None:
         """So many tokens were computed for it, recomputed ones aside. Told of `preemptive` orders,
         whose turns it may change.
@@ -107,11 +111,13 @@ class Bounded(Order):
         if self.max_wait_s is None:
             yield from self._others(queue, view)
             return
-        came_by = view.now - self.max_wait_s
-        yield from takewhile(lambda i: i.arrived_at <= came_by, queue.by_arrival.values())
+        yield from takewhile(lambda i: self.is_overdue(i, view.now), queue.by_arrival.values())
         for inference in self._others(queue, view):
-            if inference.arrived_at > came_by:
+            if not self.is_overdue(inference, view.now):
                 yield inference
+
+    def is_overdue(self, inference: Inference, now: float) -> bool:
+        return self.max_wait_s is not None and inference.arrived_at <= now - self.max_wait_s
 
     def _others(self, queue: Queue, view: View) -> Iterator[Inference]:
         return super().ordered(queue, view)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from scheduling.policies.base import Account, Plan, View, setting, tokens_to_compute
-from scheduling.policies.demand import Victim, held, victim_of
+from scheduling.policies.demand import VICTIMS, Victim, held
 from scheduling.policies.orders import Bounded, Order
 
 if TYPE_CHECKING:
@@ -173,11 +173,13 @@ class _Turns:
         trial = account.copy()  # blocks that they share are not free before all have given them up
         for row in later:
             trial.give_up(row)
-        if trial.free < least:
+            if trial.free >= least:
+                break
+        else:
             return False
         later.sort(key=self._view.order.turn)
         while account.free < least:
-            loser = victim_of(later, self._victim)
+            loser = VICTIMS[self._victim](later)
             later.remove(loser)
             account.give_up(loser)
             self.plan.preempt.append(loser)
