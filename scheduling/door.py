@@ -76,6 +76,8 @@ def queue_policies(text: str) -> dict[int, QueuePolicy]:
         for pair in filter(None, settings.split(",")):
             name, _, value = pair.partition("=")
             policy = replace(policy, **_value(name.strip(), value.strip()))
+        if not policy.timeout_ms and (policy.override or policy.action == "delay"):
+            raise ValueError(f"{part!r} says what follows a timeout_ms, and has none; add it")
         found[int(level)] = policy
     return found
 
@@ -99,18 +101,18 @@ def _value(name: str, value: str) -> dict[str, Any]:
 
 
 def user_weights(text: str) -> dict[str, float]:
-    """Read `NAME=WEIGHT,…`. Raises ValueError with a sentence."""
+    """Read `NAME=WEIGHT,…`, or none. Raises ValueError with a sentence."""
     found: dict[str, float] = {}
-    for pair in filter(None, text.split(",")):
+    for pair in filter(None, text.split(",") if text != "none" else ()):
         name, _, value = pair.rpartition("=")
         try:
             weight = float(value)
         except ValueError:
             weight = 0.0
-        if not name or not 0 < weight < float("inf"):
+        if not name or not 1e-6 <= weight <= 1e6:
             raise ValueError(
-                f"{pair!r} is no weight; write NAME=WEIGHT with a weight above 0, such as "
-                "alice=2,bob=1"
+                f"{pair!r} is no weight; write NAME=WEIGHT with a weight from 0.000001 to 1000000, "
+                "such as alice=2,bob=1"
             )
         if name in found:
             raise ValueError(f"{name} has two weights; give it one")

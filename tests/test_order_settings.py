@@ -148,8 +148,8 @@ NOT_UNDERSTOOD = (
         *[
             (
                 f"dynamic --order fair --user-weights {text}",
-                f"'{text}' is no weight; write NAME=WEIGHT with a weight above 0, such as "
-                "alice=2,bob=1",
+                f"'{text}' is no weight; write NAME=WEIGHT with a weight from 0.000001 to 1000000, "
+                "such as alice=2,bob=1",
             )
             for text in ("ann", "ann=0", "ann=-1", "ann=nan", "ann=inf", "=2", "ann=", "ann:2")
         ],

@@ -119,7 +119,7 @@ def test_timeout_override_only_shortens(asked_s: float | None, ended: list[float
 
 @pytest.mark.parametrize(
     "queue_policy",
-    ["", "1:timeout_ms=10000", "1:timeout_ms=10000,override=no", "1:override=yes", "2:max_size=1"],
+    ["", "1:timeout_ms=10000", "1:timeout_ms=10000,override=no", "2:max_size=1"],
 )
 def test_a_timeout_that_a_level_lets_nobody_override_is_a_400_that_names_it(
     queue_policy: str,

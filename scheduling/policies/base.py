@@ -33,7 +33,7 @@ class Limits:
         return -(-tokens // self.block_size)
 
 
-class Waiting(Collection["Inference"]):
+class Waiting(Iterable["Inference"]):
     """Those of a queue that wait, in the order; looked for when somebody iterates, since most
     iterations have no row free.
     """
@@ -43,9 +43,6 @@ class Waiting(Collection["Inference"]):
 
     def __len__(self) -> int:
         return len(self._queue)
-
-    def __contains__(self, inference: object) -> bool:
-        return inference in self._queue.by_arrival.values()
 
     def __iter__(self) -> Iterator[Inference]:
         return self._view.order.ordered(self._queue, self._view)

@@ -35,7 +35,7 @@ def _victim_of(rows: Sequence[Inference], victim: Victim, view: View) -> Inferen
     return VICTIMS[victim]([row for row in rows if _standing(row, view)[0] == last])
 
 
-def held(inference: Inference, n: int, view: View) -> int:
+def tokens_held(inference: Inference, n: int, view: View) -> int:
     """Tokens that it has KV blocks for once n more are computed."""
     return inference.computed + n + (0 if inference.decodes else view.cached(inference))
 
@@ -63,7 +63,7 @@ def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool
             n = tokens_to_compute(inference, view, budget) if charged(inference) else 1
             if not n:
                 break
-            tokens = held(inference, n, view)
+            tokens = tokens_held(inference, n, view)
             if tokens > len(inference.blocks) * limits.block_size:
                 account.take(inference, tokens)
             if account.free >= 0:
@@ -74,7 +74,7 @@ def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool
             loser = _victim_of([row for row in rows[1:] if row.id not in gone], victim, view)
             if loser.id in run:
                 _, its = run.pop(loser.id)
-                account.undo(loser, held(loser, its, view))
+                account.undo(loser, tokens_held(loser, its, view))
                 budget += its if charged(loser) else 0
             account.give_up(loser)
             gone.add(loser.id)
@@ -91,8 +91,8 @@ def on_demand(view: View, victim: Victim, watermark: float, counts_decoded: bool
         if not fits:
             break
         n = tokens_to_compute(inference, view, budget)
-        account.take(inference, held(inference, n, view))
-        plan.admit.append((inference, held(inference, n, view)))
+        account.take(inference, tokens_held(inference, n, view))
+        plan.admit.append((inference, tokens_held(inference, n, view)))
         if n:
             run[inference.id] = (inference, n)
             budget -= n

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from scheduling.policies.base import Account, Plan, View, setting, tokens_to_compute
-from scheduling.policies.demand import VICTIMS, Victim, held
+from scheduling.policies.demand import VICTIMS, Victim, tokens_held
 from scheduling.policies.orders import Bounded, Order
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ def by_turns(
 
     Who waits joins when its turn comes and its KV blocks are free: those of its whole life, or, on
     demand, of what is known of it besides the `watermark`; nobody who waits overtakes one that does
-    not fit. On demand, whoever needs blocks takes those of a victim among those that run and whose
-    turn comes later, as in `demand`; who finds none is paused. `counts_decoded`: see share_budget.
+    not fit, or gave way. On demand, whoever needs blocks takes those of a victim among those that
+    run and whose turn comes later, as in `demand`; who finds none is paused. `counts_decoded`: see
+    share_budget.
     """
     turns, turn = _Turns(view, on_demand, victim, watermark, counts_decoded), view.order.turn
     running = heapq.merge(sorted(view.rows, key=turn), view.paused, key=turn)
@@ -126,6 +127,9 @@ class _Turns:
     def join(self, inference: Inference) -> bool:
         """Admit one that waits, if there are blocks for it."""
         view, account = self._view, self._account
+        turn = view.order.turn
+        if any(turn(loser) < turn(inference) for loser in self.plan.preempt):
+            return False
         needed = inference.uncomputed if self._on_demand else inference.whole_life
         account.take(inference, needed)
         if not self._make_room(self._spare if self.plan.run or view.running else 0):
@@ -134,7 +138,7 @@ class _Turns:
         n = tokens_to_compute(inference, view, self.budget)
         if self._on_demand:
             account.undo(inference, needed)
-            needed = held(inference, n, view)
+            needed = tokens_held(inference, n, view)
             account.take(inference, needed)
         self.plan.admit.append((inference, needed))
         self.plan.reason = "join"
@@ -153,7 +157,7 @@ class _Turns:
         n = tokens_to_compute(inference, view, self.budget) if charged else 1
         if not n:
             return
-        tokens = held(inference, n, view)
+        tokens = tokens_held(inference, n, view)
         if tokens > len(inference.blocks) * view.limits.block_size:
             account.take(inference, tokens)
             if not self._make_room(0):
