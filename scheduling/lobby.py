@@ -6,7 +6,7 @@ What an order remembers is kept here, told what happens and when, so that orders
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from scheduling.door import QueuePolicy, UserLimits
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded
@@ -18,6 +18,7 @@ from scheduling.queue import Queue
 from scheduling.timers import Timers
 
 Group = Sequence[Inference]
+NO_POLICY = QueuePolicy()
 
 
 def _has_begun(group: Group) -> bool:
@@ -97,10 +98,10 @@ class Lobby:
         if self.ledger is not None:
             self.ledger.charge(inference.user, prompt_charge([inference]))
 
-    def charge_completions(self, tokens: Mapping[str | None, int]) -> None:
-        """So many completion tokens were computed for each user."""
+    def charge_completions(self, served: Sequence[Inference]) -> None:
+        """A completion token was computed for each of them."""
         if self.ledger is not None:
-            for user, n in tokens.items():
+            for user, n in Counter(inference.user for inference in served).items():
                 self.ledger.charge(user, COMPLETION * n)
 
     def learn(self, inference: Inference) -> None:
@@ -131,7 +132,7 @@ class Lobby:
         return self._timeouts.next
 
     def _policy_of(self, inference: Inference) -> QueuePolicy:
-        return self._order.policies.get(inference.priority, QueuePolicy())
+        return self._order.policies.get(inference.priority, NO_POLICY)
 
     def _add(self, inference: Inference) -> None:
         inference.state = State.WAITING

@@ -45,19 +45,21 @@ class Pauses:
     def settle(self, computed: Iterable[Inference], now: float) -> None:
         """An iteration computes these; the others that run are paused."""
         chosen = {inference.id: inference for inference in computed}
-        for inference in self.rows.values():
-            if inference.id not in chosen and not inference.is_over:
+        for id_ in sorted(self.rows.keys() - chosen.keys()):
+            inference = self.rows[id_]
+            if not inference.is_over:
                 inference.paused_at, inference.key = now, self._order.turn(inference)
                 self.paused[inference.key] = inference
                 self.watch(inference)
-        for inference in chosen.values():
+        for inference in chosen.values() if self.paused else ():
             self.resume(inference, now)
         self.rows = chosen
 
     def watch(self, inference: Inference) -> None:
         """It is not computed from now on."""
-        since = inference.uncomputed_since
-        if self._longest is not None and since is not None:
+        if self._longest is None:
+            return
+        if (since := inference.uncomputed_since) is not None:
             self._since.add(since + self._longest, (inference, since))
 
     def uncomputed_too_long(self, now: float) -> Iterator[Inference]:

@@ -44,7 +44,7 @@ def rows_of(
     size = limits.block_size
     charged, counts_decoded = 0, policy.counts_decoded
     for inference, n in plan.run:
-        if inference.id not in admitted and (inference.id not in running or inference.id in gone):
+        if inference.id in gone or (inference.id not in running and inference.id not in admitted):
             raise impossible("only what runs can be computed")
         start, mine = inference.computed, inference.blocks
         # its last token once more: its cache does not grow, and the block is nobody else's

@@ -7,7 +7,6 @@ Knows inferences, rows, KV blocks (as integers) and time as it is told; knows no
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -197,7 +196,7 @@ class Scheduler:
     def apply(self, iteration: Iteration, ids: Sequence[int], now: float) -> list[Inference]:
         """Take the sampled ids; return the inferences that are to be answered."""
         sampled, size = iter(ids), self.limits.block_size
-        served: Counter[str | None] = Counter()  # completion tokens of each user
+        preemptive, served = self.order.preemptive, []
         for row in iteration.rows:
             token = next(sampled) if row.samples else None
             inference = row.inference
@@ -208,16 +207,16 @@ class Scheduler:
                 self._totals.computed(row)
                 inference.recomputed_tokens += row.recomputed
             inference.computed += row.n_tokens
-            if self.order.preemptive:
+            if preemptive:
                 self.order.computed(inference, row.n_tokens - row.recomputed, now)
             if inference.keys is not None and inference.computed >= (inference.named + 1) * size:
                 self.pool.name_computed(inference, inference.keys)
             if token is not None:
-                self._totals.completion_tokens += 1
-                served[inference.user] += 1
+                served.append(inference)
                 inference.tokens.append(token)
                 inference.token_times.append(now)
                 inference.stopped = inference.stop is not None and inference.stop(token)
+        self._totals.completion_tokens += len(served)
         self.lobby.charge_completions(served)
         return self._release(now)
 
