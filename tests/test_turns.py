@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -81,6 +82,35 @@ def test_levels_of_the_feedback_queue() -> None:
         for served in (starves, bounded)
     ]
     assert gaps == [21.0, 9.0]
+
+
+def test_a_level_is_entered_by_the_prompt_and_left_by_the_quantum() -> None:
+    order = Mlfq(mlfq_quantum=2, mlfq_levels=3)
+    asked = {n: Inference([0] * n, 1) for n in (2, 3, 99)}
+    for inference in asked.values():
+        order.arrive([inference])
+    assert [inference.level for inference in asked.values()] == [0, 1, 2]
+    falls = asked[2]
+    order.computed(falls, 1, 4.0)
+    assert (falls.level, falls.level_at) == (0, 0.0)
+    order.computed(falls, 1, 5.0)
+    assert (falls.level, falls.level_tokens, falls.level_at) == (1, 0, 5.0)
+
+
+def test_recomputed_tokens_use_no_quantum_up() -> None:
+    used: Counter[int] = Counter()
+
+    class Counts(Mlfq):
+        def computed(self, inference: Inference, tokens: int, now: float) -> None:
+            used[inference.id] += tokens
+            super().computed(inference, tokens, now)
+
+    asks = [Ask(float(i), prompt=4, tokens=9) for i in range(6)]
+    policy = Dynamic("demand", watermark=0.0)
+    served = run(policy, asks, order=Counts(mlfq_quantum=2), max_batch_size=2, n_blocks=6)
+    inferences = [inference for [inference] in served.groups]
+    assert sum(inference.recomputed_tokens for inference in inferences) > 0
+    assert set(used.values()) == {4 + 9 - 1}, "its last token is never computed"
 
 
 @settings(max_examples=150, deadline=None)
