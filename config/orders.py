@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from config.tables import flag, meaningful
-from scheduling.door import queue_policies
+from scheduling.door import read_queue_policies
 from scheduling.policies import MODES, ORDERS, chosen
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def _refuse_levels(config: Config) -> None:
             f"{flag('default_priority_level')} {default} is beyond the {levels} levels; lower it, "
             f"or raise {flag('priority_levels')}"
         )
-    unknown = [level for level in queue_policies(config.queue_policy) if not 1 <= level <= levels]
+    unknown = [
+        level for level in read_queue_policies(config.queue_policy) if not 1 <= level <= levels
+    ]
     if unknown:
         raise ValueError(
             f"{flag('queue_policy')} names level {unknown[0]}, and there are levels 1 … {levels}; "

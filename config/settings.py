@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from pydantic import (
 
 from config import checks
 from config.tables import of_tables, setting
-from scheduling.door import queue_policies, user_weights
+from scheduling.door import read_queue_policies, read_user_weights
 from scheduling.lengths import predictor
 from scheduling.policies import ORDERS
 from shapes import SHAPES, Shape, shape_of
@@ -48,6 +49,11 @@ END_S = 1.5
 HANDOFF = (
     "EFFECTIVE_BATCHING_CONFIG"  # how the launcher gives the resolved Config to gunicorn's worker
 )
+READERS: dict[str, Callable[[str], object]] = {  # of settings that are a text of several values
+    "length_predictor": predictor,
+    "queue_policy": read_queue_policies,
+    "user_weights": read_user_weights,
+}
 
 
 class ConfigError(Exception):
@@ -241,13 +247,11 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
             raise ValueError(f"{min(sizes)} is no batch size; every one must be 1 or more")
         return tuple(sorted({*sizes, most}, reverse=True))
 
-    @field_validator("length_predictor", "queue_policy", "user_weights")
+    @field_validator(*READERS)
     @classmethod
     def _reads(cls, text: str, info: ValidationInfo) -> str:
         """What reads it says what is wrong with it."""
-        {"length_predictor": predictor, "queue_policy": queue_policies}.get(
-            str(info.field_name), user_weights
-        )(text)
+        READERS[str(info.field_name)](text)
         return text
 
     @model_validator(mode="after")

@@ -63,7 +63,7 @@ class QueuePolicy:
         return min(own, asked_s) if asked_s is not None and self.override else own
 
 
-def queue_policies(text: str) -> dict[int, QueuePolicy]:
+def read_queue_policies(text: str) -> dict[int, QueuePolicy]:
     """Read `LEVEL:name=value,…;…`, or none. Raises ValueError with a sentence."""
     found: dict[int, QueuePolicy] = {}
     for part in filter(None, text.split(";") if text != "none" else ()):
@@ -100,7 +100,7 @@ def _value(name: str, value: str) -> dict[str, Any]:
     )
 
 
-def user_weights(text: str) -> dict[str, float]:
+def read_user_weights(text: str) -> dict[str, float]:
     """Read `NAME=WEIGHT,…`, or none. Raises ValueError with a sentence."""
     found: dict[str, float] = {}
     for pair in filter(None, text.split(",") if text != "none" else ()):

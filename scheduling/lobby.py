@@ -132,18 +132,18 @@ class Lobby:
         return self._timeouts.next
 
     def _policy_of(self, inference: Inference) -> QueuePolicy:
-        return self._order.policies.get(inference.priority, NO_POLICY)
+        return self._order.queue_policies.get(inference.priority, NO_POLICY)
 
     def _add(self, inference: Inference) -> None:
         inference.state = State.WAITING
         inference.key = self._order.turn(inference)
         self.waiting[inference.id] = inference
-        if self._order.policies:
+        if self._order.queue_policies:
             self._sizes[inference.priority] += 1
         self.queues[inference.bin].add(inference, self._order.by_user)
 
     def _remove(self, inference: Inference) -> None:
         del self.waiting[inference.id]
-        if self._order.policies:
+        if self._order.queue_policies:
             self._sizes[inference.priority] -= 1
         self.queues[inference.bin].remove(inference)

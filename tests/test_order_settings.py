@@ -219,7 +219,7 @@ def test_what_has_a_meaning_is_taken() -> None:
 def test_a_queue_policy_says_what_it_states_and_leaves_the_rest_as_it_is() -> None:
     text = " 1 : timeout_ms=2.5 , override=yes ;;2:max_size=7,;3:"
     order = Priority(queue_policy=text)
-    one, two, three = (order.policies[level] for level in (1, 2, 3))
+    one, two, three = (order.queue_policies[level] for level in (1, 2, 3))
     assert (one.timeout_ms, one.action, one.max_size, one.override) == (2.5, "reject", 0, True)
     assert (two.timeout_ms, two.action, two.max_size, two.override) == (0, "reject", 7, False)
     assert (three.timeout_ms, three.max_size) == (0, 0)

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scheduling.door import EXAMPLE, QueuePolicy, queue_policies, user_weights
+from scheduling.door import EXAMPLE, QueuePolicy, read_queue_policies, read_user_weights
 from scheduling.errors import InvalidRequest
 from scheduling.policies.base import setting
 
@@ -37,8 +37,8 @@ class Order:
     by_length: ClassVar[bool] = False
 
     @property
-    def policies(self) -> Mapping[int, QueuePolicy]:
-        """Of the levels' queues that have one."""
+    def queue_policies(self) -> Mapping[int, QueuePolicy]:
+        """Of the levels that have one."""
         return {}
 
     @property
@@ -138,8 +138,8 @@ class Priority(Bounded):
     queue_policy: str = setting("", f"of levels that have one: {EXAMPLE};2:…", "none")
 
     @cached_property
-    def policies(self) -> Mapping[int, QueuePolicy]:
-        return queue_policies(self.queue_policy)
+    def queue_policies(self) -> Mapping[int, QueuePolicy]:
+        return read_queue_policies(self.queue_policy)
 
     def check(self, group: Sequence[Inference]) -> None:
         default = self.default_priority_level or (self.priority_levels + 1) // 2
@@ -202,7 +202,7 @@ class Fair(Order):
 
     @cached_property
     def weights(self) -> Mapping[str, float]:
-        return user_weights(self.user_weights)
+        return read_user_weights(self.user_weights)
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         """Each request that is taken moves its user's counter by its prompt, within the plan."""

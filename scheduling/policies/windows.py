@@ -60,10 +60,10 @@ class Prefix(Order):
     prefix_window: int = setting(128, "how many requests, from the oldest, it orders", ge=1)
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
-        def uncached_first(members: Sequence[Inference]) -> float:
+        def most_cached_first(members: Sequence[Inference]) -> float:
             return -max(view.cached(member) for member in members)
 
-        ordered = oldest_sorted(queue, self.prefix_window, uncached_first)
+        ordered = oldest_sorted(queue, self.prefix_window, most_cached_first)
         return ordered if view.request_level else _one_of_each(ordered, view)
 
 
