@@ -19,7 +19,7 @@ from client.machine import commit, hardware
 from client.quoting import NAME
 from client.results import of_summary
 from client.sweep import outcome
-from config import meaningful
+from config import has_effect
 from stats import DEFINITIONS
 
 FIGURES = {  # file name without its ending: what stands beside it
@@ -218,13 +218,13 @@ def save(
 
 
 def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of the variants; of one that belongs to some modes alone, or differs, the
-    first's that has it.
+    """The settings of the variants; of one that some of them alone use, or that differs, the
+    first's that uses it.
     """
     configs = [result["config"] for result in results.values() if result.get("config")]
     config = {}
     for name in configs[0] if configs else ():
-        owners = [each for each in configs if meaningful(name, each["mode"])]
+        owners = [each for each in configs if has_effect(name, each)]
         if owners and name not in NOT_TOLD:
             config[name] = owners[0][name]
     return config
@@ -239,11 +239,11 @@ def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
         key
         for key in dict.fromkeys(key for config in configs.values() for key in config)
         if key not in NOT_TOLD
-        and len({str(c.get(key)) for c in configs.values() if meaningful(key, c["mode"])}) > 1
+        and len({str(c.get(key)) for c in configs.values() if has_effect(key, c)}) > 1
     ]
     return {
         name: {"mode": config["mode"]}
-        | {key: config[key] for key in keys if meaningful(key, config["mode"])}
+        | {key: config[key] for key in keys if has_effect(key, config)}
         for name, config in configs.items()
     }
 

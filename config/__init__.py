@@ -19,7 +19,7 @@ from config.settings import (
     ConfigError,
     read_key,
 )
-from config.tables import ONLY_IN, flag, meaningful
+from config.tables import ONLY_IN, flag, has_effect, meaningful
 from scheduling.policies import MODES
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "build",
     "flag",
     "from_environment",
+    "has_effect",
     "meaningful",
     "parse",
     "read_key",

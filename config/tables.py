@@ -4,6 +4,7 @@ modes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_type_hints
 
@@ -77,3 +78,9 @@ def of_tables() -> type[BaseModel]:
 def meaningful(name: str, mode: str) -> bool:
     """Whether a setting has a meaning in a mode."""
     return mode in ONLY_IN.get(name, MODES)
+
+
+def has_effect(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a setting has a meaning beside the others of a config."""
+    other, values = NEEDS.get(name, ("mode", (config["mode"],)))
+    return meaningful(name, config["mode"]) and config.get(other, values[0]) in values

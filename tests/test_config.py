@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kernels
-from config import Config, ConfigError, build, flag, from_environment, parse, resolve
+from config import Config, ConfigError, build, flag, from_environment, has_effect, parse, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -351,3 +351,14 @@ def test_the_launcher_exits_with_2_and_no_traceback() -> None:
         )
         assert ended.returncode == 2
         assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+
+
+def test_a_setting_has_an_effect_beside_those_that_it_needs() -> None:
+    """A report tells those alone: not the levels of a queue that nobody uses."""
+    plain = {"mode": "dynamic", "order": "fcfs", "kv_reservation": "whole"}
+    for name in ("mlfq_quantum", "aging", "user_weights", "victim", "bins", "max_wait_s"):
+        assert not has_effect(name, plain), name
+    assert has_effect("aging", plain | {"order": "sjf"}) and has_effect("max_batch_size", plain)
+    assert has_effect("victim", plain | {"kv_reservation": "demand"})
+    assert has_effect("bins", {"mode": "multibin"})
+    assert has_effect("victim", {"mode": "dynamic"}), "of a run before there was a choice"

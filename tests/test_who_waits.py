@@ -15,7 +15,8 @@ from client.data import Request
 from client.groups import quartiles
 from client.load import Outcome
 from client.measure import judged, whole
-from client.report import drawing, who_waits
+from client.report import drawing, tables, who_waits
+from client.results import keys
 from stats import DEFINITIONS, Answer
 from tests.programs import ran
 from tests.stub import Handler, Stub, stub
@@ -200,3 +201,9 @@ def test_a_run_says_who_waited_and_who_was_refused(tmp_path: Path) -> None:
     assert "| stub | level 1 (highest) |" in report and "| stub | default level |" in report
     assert "priorities `0.5:1 0.5:0`" in report and "(who_waits.png)" in report
     assert (tmp_path / "run" / "who_waits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pauses_too_short_to_be_told_have_no_column() -> None:
+    [key] = keys("mean_paused_ms")
+    assert tables.present([key], [{"dynamic": [{"mean_paused_ms": 4.0}]}]) == []
+    assert tables.present([key], [{"dynamic": [{"mean_paused_ms": 6.0}]}]) == [key]

@@ -53,13 +53,15 @@ def cell_of(key: Key, results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def present(keys: Sequence[Key], runs: Iterable[Results]) -> list[Key]:
-    """Those that anybody has."""
+    """Those that anybody has; rare ones where they would be told as more than zero."""
     found = [result for run in runs for mine in run.values() for result in mine]
-    return [
-        key
-        for key in keys
-        if {key.of(result) for result in found} - {None, 0 if key.rare else None}
-    ]
+    return [key for key in keys if any(_is_told(key, key.of(result)) for result in found)]
+
+
+def _is_told(key: Key, value: Any) -> bool:
+    if value is None or not key.rare:
+        return value is not None
+    return key.form.format(value * key.scale) != key.form.format(0)
 
 
 def told(value: Estimate, form: str) -> str:
