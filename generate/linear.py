@@ -18,6 +18,8 @@ from torch.nn import functional as F
 import kernels
 from model import GPT2, Block, Linear
 
+INPUTS = 32  # the kernel takes a multiple of them
+
 
 class KernelLinear(nn.Module):
     """gelu(x W + b) or x W + b. weight: [in, out].
@@ -28,34 +30,46 @@ class KernelLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
         super().__init__()
         library = kernels.load()
-        self._kernel = (
-            library.linear_float32 if weight.dtype == torch.float32 else library.linear_bfloat16
-        )
-        self._n_in, self._n_out = weight.shape
-        self._gelu = gelu
-        panel = library.panel_size()
-        # [in, panels, panel]
-        panels = F.pad(weight, (0, -self._n_out % panel)).unflatten(1, (-1, panel))
-        self._packed = panels.transpose(0, 1).contiguous()
-        self._bias = bias
-        self._addresses = self._packed.data_ptr(), None if bias is None else bias.data_ptr()
+        if weight.dtype == torch.float32:
+            self._kernel, together = library.linear_float32, 1
+        else:
+            self._kernel, together = library.linear_bfloat16, 2
+        self._gelu, self._n_out = gelu, weight.shape[1]
+        self._pad = -weight.shape[0] % INPUTS
+        self._packed = in_panels(weight, together)
+        bias = weight.new_zeros(self._n_out) if bias is None else bias
+        self._start = F.pad(bias.float(), (0, -self._n_out % library.panel_size()))
+        self._addresses = self._packed.data_ptr(), self._start.data_ptr()
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._pad:
+            x = F.pad(x, (0, self._pad))
         x = x.contiguous()  # the kernel is told an address and no strides
         y = x.new_empty(x.shape[0], self._n_out)
-        packed, bias = self._addresses
         self._kernel(
             x.data_ptr(),
-            packed,
-            bias,
+            *self._addresses,
             y.data_ptr(),
-            x.shape[0],
-            self._n_in,
+            *x.shape,
             self._n_out,
             self._gelu,
             torch.get_num_threads(),
         )
         return y
+
+
+def in_panels(weight: Tensor, together: int) -> Tensor:
+    """Return weight: [in, out] as kernels/linear.cpp reads it: [panels, in / together, panel,
+    together], filled up with zeros.
+    """
+    panel = kernels.load().panel_size()
+    whole = F.pad(weight, (0, -weight.shape[1] % panel, 0, -weight.shape[0] % INPUTS))
+    return (
+        whole.unflatten(1, (-1, panel))
+        .unflatten(0, (-1, together))
+        .permute(2, 0, 3, 1)
+        .contiguous()
+    )
 
 
 class OneDNNLinear(nn.Module):

@@ -5,73 +5,190 @@
 // in the order it is read, and while one block of it is multiplied with all tokens, the next is on
 // its way from memory.
 //
-// W is [in, out] in panels of PANEL outputs: packed[panel][in][PANEL], the last one filled up with
-// zeros. Its elements are float or bfloat16; sums are float, over the inputs in order, so that a
-// token's result does not depend on the other tokens.
+// W is [in, out] in panels of PANEL outputs: packed[panel][in / each][PANEL][each], where `each`
+// inputs lie together: 1 float32, 2 bfloat16 or 4 int8 (see multiply.h). Inputs are filled up with
+// zeros to a multiple of 32, outputs to whole panels. Sums go over the inputs in order, as float, of
+// int8 as int32, so that a token's result does not depend on the other tokens.
 
-#include "multiply.h"
+#include "amx.h"
 
+#include <atomic>
 #include <cmath>
+#include <cstring>
+#include <optional>
 #include <vector>
 
-// inputs: a block of weights stays in the level-1 cache while all tokens pass
+// elements: a block of weights stays in the level-1 cache while all tokens pass
 const int BLOCK = 64;
+#ifdef __AVX512BF16__
+const bool PAIRED = true;
+#else  // what several passes read is widened to float once
+const bool PAIRED = false;
+#endif
 
 // x (1 + tanh u) / 2 = x / (1 + exp(−2u)), u = √(2/π) (x + 0.044715 x³)
 static inline float gelu(float x) {
     const float twice_u = 1.5957691216f * (x + 0.044715f * x * x * x);
-    return x / (1 + std::exp(std::min(-twice_u, 80.0f)));  // -ffast-math knows no infinity
+    // -ffast-math knows no infinity; and the C library's vector of exp takes each number by itself
+    // if one of them leaves the range of floats
+    return x / (1 + std::exp(std::max(-80.0f, std::min(-twice_u, 80.0f))));
 }
 
-template <typename T>
-static void linear(const T* x, const T* packed, const T* bias, T* y, int64_t n_tokens, int64_t n_in,
-                   int64_t n_out, int with_gelu, int n_threads) {
-    const bool widen = sizeof(T) < sizeof(float);
-    const int lines = PANEL * sizeof(T) / CACHE_LINE;
-    const int64_t n_panels = (n_out + PANEL - 1) / PANEL;
-    std::vector<float> wide_x(widen ? n_tokens * n_in : 0);
-    for (size_t i = 0; i < wide_x.size(); i++) wide_x[i] = float(x[i]);
-    const float* tokens = widen ? wide_x.data() : (const float*)x;
-    #pragma omp parallel num_threads(n_threads)
-    {
-        std::vector<float> sums(n_tokens * PANEL), wide_w(widen ? BLOCK * PANEL : 0);
-        #pragma omp for schedule(dynamic)  // threads of a shared machine are not equally fast
-        for (int64_t panel = 0; panel < n_panels; panel++) {
-            const int64_t first = panel * PANEL, width = std::min<int64_t>(PANEL, n_out - first);
-            for (int64_t t = 0; t < n_tokens; t++)
-                for (int64_t o = 0; o < width; o++)
-                    sums[t * PANEL + o] = bias ? float(bias[first + o]) : 0;
-            for (int64_t start = 0; start < n_in; start += BLOCK) {
-                const T* w = packed + (panel * n_in + start) * PANEL;
-                const int64_t n = std::min<int64_t>(BLOCK, n_in - start);
-                const char* next = (const char*)(w + n * PANEL);
-                if (widen && n_tokens > ROWS) {  // widen once what several passes will read
-                    for (int64_t i = 0; i < n * PANEL; i += LANES)
-                        *(Vector*)&wide_w[i] = load(w + i);
-                    multiply_all(tokens + start, n_tokens, n_in, wide_w.data(), n, sums.data(),
-                                 next, lines);
-                } else {
-                    multiply_all(tokens + start, n_tokens, n_in, w, n, sums.data(), next, lines);
-                }
+template <typename Y>
+struct Layer {
+    Y* y;  // [n_tokens, n_out]
+    int64_t n_tokens, n_out;
+    bool with_gelu;
+};
+
+// A pair as floats, in the order of multiply_add.
+static inline void widen(Pair pair, float* wide, int64_t stride) {
+    const Pair halves[2] = {pair & 0xffff0000, pair << 16};
+    std::memcpy(wide, &halves[0], 4);
+    std::memcpy(wide + stride, &halves[1], 4);
+}
+
+// One thread's share of a layer's panels.
+// packed: n_in elements of T for each output. start: what each output's sum begins with.
+// rows: of sums, n_tokens or more. multiply_block(k, w, n, sums, next): adds to the sums of all
+// tokens what their elements k … k + n − 1 give; value(token, output, sum): the sum as a float.
+template <typename T, typename Sum, typename Y, typename Multiply, typename Value>
+static void compute_panels(const Layer<Y>& layer, const T* packed, const Sum* start, int64_t n_in,
+                           int64_t rows, std::atomic<int64_t>& taken, Multiply multiply_block,
+                           Value value) {
+    const FlushSubnormals flush;
+    const int64_t n_panels = (layer.n_out + PANEL - 1) / PANEL;
+    std::vector<Sum> sums(rows * PANEL);
+    int64_t following = n_panels;
+    // threads of a shared machine are not equally fast: each takes a panel when it needs one
+    for (int64_t panel = taken++; panel < n_panels; panel = following) {
+        const int64_t o = panel * PANEL, width = std::min<int64_t>(PANEL, layer.n_out - o);
+        for (int64_t t = 0; t < rows; t++) std::copy_n(start + o, PANEL, &sums[t * PANEL]);
+        for (int64_t k = 0; k < n_in; k += BLOCK) {
+            const T* w = packed + (panel * n_in + k) * PANEL;
+            const int64_t n = std::min<int64_t>(BLOCK, n_in - k);
+            const T* next = w + n * PANEL;
+            if (k + n == n_in) {
+                following = taken++;
+                next = packed + std::min(following, n_panels - 1) * n_in * PANEL;
             }
-            if (with_gelu)
-                for (int64_t i = 0; i < n_tokens * PANEL; i++) sums[i] = gelu(sums[i]);
-            for (int64_t t = 0; t < n_tokens; t++)
-                for (int64_t o = 0; o < width; o++)
-                    y[t * n_out + first + o] = T(sums[t * PANEL + o]);
+            multiply_block(k, w, n, sums.data(), (const char*)next);
+        }
+        for (int64_t t = 0; t < layer.n_tokens; t++) {
+            float values[PANEL];
+            for (int i = 0; i < PANEL; i++) values[i] = value(t, o + i, sums[t * PANEL + i]);
+            if (layer.with_gelu)
+                for (int i = 0; i < PANEL; i++) values[i] = gelu(values[i]);
+            for (int64_t i = 0; i < width; i++) layer.y[t * layer.n_out + o + i] = Y(values[i]);
         }
     }
 }
 
-// x: [n_tokens, n_in]; packed as above; bias: [n_out] or null; y: [n_tokens, n_out].
+static inline float as_it_is(int64_t, int64_t, float sum) { return sum; }
+const int LINES = PANEL * 4 / CACHE_LINE;  // of an element
+
+static void linear(const Layer<float>& layer, const float* x, const float* packed,
+                   const float* bias, int64_t n_in, int n_threads) {
+    std::atomic<int64_t> taken{0};
+    #pragma omp parallel num_threads(n_threads)
+    compute_panels(layer, packed, bias, n_in, layer.n_tokens, taken,
+                   [&](int64_t k, const float* w, int64_t n, float* sums, const char* next) {
+                       multiply_all(x + k, layer.n_tokens, n_in, w, n, sums, next, LINES);
+                   }, as_it_is);
+}
+
+static void linear(const Layer<BFloat16>& layer, const Pair* x, const Pair* packed,
+                   const float* bias, int64_t n_in, int n_threads) {
+    const int64_t n_tokens = layer.n_tokens;
+    const bool tiled = TILED && may_use_tiles(), widened = !PAIRED && !tiled && n_tokens > ROWS;
+    const int64_t rows = tiled ? (n_tokens + TILE - 1) / TILE * TILE : n_tokens;
+    std::vector<Pair> whole_x(tiled ? rows * n_in : 0);
+    if (tiled) std::copy_n(x, n_tokens * n_in, whole_x.begin());
+    std::vector<float> wide_x(widened ? n_tokens * n_in * 2 : 0);
+    std::atomic<int64_t> taken{0};
+    #pragma omp parallel num_threads(n_threads)
+    {
+        if (widened) {
+            #pragma omp for
+            for (int64_t i = 0; i < n_tokens * n_in; i++) widen(x[i], &wide_x[2 * i], 1);
+        }
+        std::optional<Tiles> tiles;
+        if (tiled) tiles.emplace();
+        compute_panels(
+            layer, packed, bias, n_in, rows, taken,
+            [&](int64_t k, const Pair* w, int64_t n, float* sums, const char* next) {
+                if (tiled) {
+                    multiply_tiles(&whole_x[k], rows, n_in, w, n, sums, next, LINES);
+                } else if (widened) {
+                    float wide_w[2 * BLOCK * PANEL];
+                    for (int64_t i = 0; i < n; i++)
+                        for (int o = 0; o < PANEL; o++)
+                            widen(w[i * PANEL + o], &wide_w[2 * i * PANEL + o], PANEL);
+                    multiply_all(&wide_x[2 * k], n_tokens, 2 * n_in, wide_w, 2 * n, sums, next,
+                                 (LINES + 1) / 2);
+                } else {
+                    multiply_all(x + k, n_tokens, n_in, w, n, sums, next, LINES);
+                }
+            },
+            as_it_is);
+    }
+}
+
+// A token's elements as bytes around 128: x ≈ scale (byte − 128). Returns the scale.
+template <typename X>
+static float quantize(const X* x, int64_t n, uint8_t* bytes) {
+    float largest = 0;
+    #pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < n; i++) largest = std::max(largest, std::fabs(float(x[i])));
+    const float per_unit = largest > 1e-30f ? 127 / largest : 0;
+    for (int64_t i = 0; i < n; i++)
+        bytes[i] = uint8_t(128 + int(std::nearbyint(float(x[i]) * per_unit)));
+    return largest / 127;
+}
+
+// start: −128 times the sum of an output's weights, which undoes what the bytes are too large.
+template <typename X>
+static void linear_int8(const Layer<X>& layer, const X* x, const Quad* packed, const int32_t* start,
+                        const float* scales, const float* bias, int64_t n_in, int n_threads) {
+    const int64_t n_tokens = layer.n_tokens;
+    std::vector<Quad> quads(n_tokens * n_in);
+    std::vector<float> x_scales(n_tokens);
+    std::atomic<int64_t> taken{0};
+    #pragma omp parallel num_threads(n_threads)
+    {
+        #pragma omp for
+        for (int64_t t = 0; t < n_tokens; t++)
+            x_scales[t] = quantize(x + t * 4 * n_in, 4 * n_in, (uint8_t*)&quads[t * n_in]);
+        compute_panels(
+            layer, packed, start, n_in, n_tokens, taken,
+            [&](int64_t k, const Quad* w, int64_t n, int32_t* sums, const char* next) {
+                multiply_all(&quads[k], n_tokens, n_in, w, n, sums, next, LINES);
+            },
+            [&](int64_t t, int64_t o, int32_t sum) {
+                return float(sum) * (x_scales[t] * scales[o]) + bias[o];
+            });
+    }
+}
+
+// x: [n_tokens, n_in], n_in a multiple of 32; packed as above; start, scales, bias: [outputs of all
+// panels]; y: [n_tokens, n_out].
 extern "C" {
 int panel_size() { return PANEL; }
 void linear_float32(const float* x, const float* packed, const float* bias, float* y,
                     int64_t n_tokens, int64_t n_in, int64_t n_out, int with_gelu, int n_threads) {
-    linear(x, packed, bias, y, n_tokens, n_in, n_out, with_gelu, n_threads);
+    linear({y, n_tokens, n_out, bool(with_gelu)}, x, packed, bias, n_in, n_threads);
 }
-void linear_bfloat16(const BFloat16* x, const BFloat16* packed, const BFloat16* bias, BFloat16* y,
+void linear_bfloat16(const Pair* x, const Pair* packed, const float* bias, BFloat16* y,
                      int64_t n_tokens, int64_t n_in, int64_t n_out, int with_gelu, int n_threads) {
-    linear(x, packed, bias, y, n_tokens, n_in, n_out, with_gelu, n_threads);
+    linear({y, n_tokens, n_out, bool(with_gelu)}, x, packed, bias, n_in / 2, n_threads);
 }
+#define LINEAR_INT8(name, X)                                                                       \
+    void name(const X* x, const Quad* packed, const int32_t* start, const float* scales,           \
+              const float* bias, X* y, int64_t n_tokens, int64_t n_in, int64_t n_out,              \
+              int with_gelu, int n_threads) {                                                      \
+        linear_int8<X>({y, n_tokens, n_out, bool(with_gelu)}, x, packed, start, scales, bias,      \
+                       n_in / 4, n_threads);                                                       \
+    }
+LINEAR_INT8(linear_int8_float32, float)
+LINEAR_INT8(linear_int8_bfloat16, BFloat16)
 }
