@@ -27,7 +27,8 @@ def refuse_what_does_not_fit(config: Config) -> None:
             f"{config.model}; lower it"
         )
     for name in ("attention", "linear", "sampler"):
-        if (value := getattr(config, name)) in ("kernel", "onednn") and config.device != "cpu":
+        value = getattr(config, name)
+        if value in ("kernel", "int8", "onednn") and config.device != "cpu":
             raise ValueError(
                 f"{name} {value} runs on a CPU alone; leave {flag(name)} out, or use --device cpu"
             )

@@ -70,12 +70,12 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     if not gpu and model != "fake" and resolved.get("generator") != "naive":
         reason = kernels.why_unavailable()
         for name in ("attention", "linear", "sampler"):
-            if reason and resolved.get(name) == "kernel":
+            if reason and resolved.get(name) in ("kernel", "int8"):
                 raise ValueError(
-                    f"{name} kernel cannot be used here: {reason}; or leave --{name} out"
+                    f"{name} {resolved[name]} cannot be used here: {reason}; or leave --{name} out"
                 )
         compiled = reason is None
-        onednn = not compiled or (resolved["dtype"] == "bfloat16" and native_bfloat16())
+        onednn = not compiled or (resolved["dtype"] == "bfloat16" and onednn_is_ahead())
         resolved.setdefault(
             "attention",
             "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain",
@@ -124,17 +124,26 @@ def physical_cores() -> int:
 
 
 def native_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 natively (AMX, AVX512-BF16, Arm's BF16); elsewhere
-    float32 is faster.
+    """Whether the processor multiplies bfloat16 natively; elsewhere float32 is faster."""
+    return not _instructions().isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
+
+
+def onednn_is_ahead() -> bool:
+    """Whether oneDNN multiplies bfloat16 by instructions which our kernel has not (Arm's), or by
+    which it has not been measured to be faster (AMX's).
     """
+    return not _instructions().isdisjoint({"amx_bf16", "bf16"})
+
+
+def _instructions() -> set[str]:
+    """Of this processor, as /proc/cpuinfo names them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return False
-    flags = {
+        return set()
+    return {
         flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()
     }
-    return not flags.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
 
 
 def gpu_is_usable() -> bool:

@@ -97,10 +97,10 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         "attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)",
         "auto: kernel on a CPU with a C++ compiler, triton on a GPU",
     )
-    linear: Literal["kernel", "onednn", "plain"] = setting(
-        "plain", "linear layers: kernel (our C++) or onednn, weights packed once, or plain "
-                 "(PyTorch's)",
-        "auto: kernel on a CPU, onednn where it computes bfloat16 natively",
+    linear: Literal["kernel", "int8", "onednn", "plain"] = setting(
+        "plain", "linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to "
+                 "8 bits) or onednn, weights packed once, or plain (PyTorch's)",
+        "auto: kernel on a CPU, onednn for bfloat16 where it has AMX",
     )  # fmt: skip
     sampler: Literal["kernel", "plain"] = setting(
         "plain",

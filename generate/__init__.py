@@ -63,9 +63,9 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
 
             return NaiveGenerator(model, n_vocab)
         if config.linear != "plain":
-            from generate.linear import KernelLinear, OneDNNLinear, pack
+            from generate.linear import pack
 
-            pack(model, KernelLinear if config.linear == "kernel" else OneDNNLinear)
+            pack(model, config.linear)
         if config.norms == "triton":
             from generate.gpu import fuse_norms
 

@@ -1,7 +1,8 @@
 """Linear layers whose weights are packed once, in the order that a matrix product reads them. CPU.
 
     kernel    kernels/linear.cpp: fetches the next weights while it multiplies; on any processor
-    onednn    PyTorch's own library: bfloat16 where the processor multiplies it natively (AMX)
+    int8      the same with weights and tokens rounded to int8: half of bfloat16's bytes to read
+    onednn    PyTorch's own library: bfloat16 where the processor has AMX
 
 The plain layers (model.Linear) hand their weights over in PyTorch's order, which is put
 into such an order again at every call: at 8 to 64 tokens that takes as long as the
@@ -9,6 +10,8 @@ product (benchmarks/README.md).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn as nn
@@ -21,29 +24,18 @@ from model import GPT2, Block, Linear
 INPUTS = 32  # the kernel takes a multiple of them
 
 
-class KernelLinear(nn.Module):
-    """gelu(x W + b) or x W + b. weight: [in, out].
+class _Packed(nn.Module):
+    """A layer of kernels/linear.cpp. operands: what the kernel takes besides tokens, in order."""
 
-    Raises kernels.KernelUnavailable where the kernel cannot be loaded.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
+    def __init__(self, kernel: Callable[..., None], operands: list[Tensor], n_out: int, gelu: bool):
         super().__init__()
-        library = kernels.load()
-        if weight.dtype == torch.float32:
-            self._kernel, together = library.linear_float32, 1
-        else:
-            self._kernel, together = library.linear_bfloat16, 2
-        self._gelu, self._n_out = gelu, weight.shape[1]
-        self._pad = -weight.shape[0] % INPUTS
-        self._packed = in_panels(weight, together)
-        bias = weight.new_zeros(self._n_out) if bias is None else bias
-        self._start = F.pad(bias.float(), (0, -self._n_out % library.panel_size()))
-        self._addresses = self._packed.data_ptr(), self._start.data_ptr()
+        self._kernel, self._n_out, self._gelu = kernel, n_out, gelu
+        self._operands = operands  # their memory lives as long as their addresses are used
+        self._addresses = [operand.data_ptr() for operand in operands]
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._pad:
-            x = F.pad(x, (0, self._pad))
+        if x.shape[1] % INPUTS:
+            x = F.pad(x, (0, -x.shape[1] % INPUTS))
         x = x.contiguous()  # the kernel is told an address and no strides
         y = x.new_empty(x.shape[0], self._n_out)
         self._kernel(
@@ -58,18 +50,64 @@ class KernelLinear(nn.Module):
         return y
 
 
-def in_panels(weight: Tensor, together: int) -> Tensor:
+class KernelLinear(_Packed):
+    """gelu(x W + b) or x W + b, in the weight's dtype. weight: [in, out].
+
+    Raises kernels.KernelUnavailable where the kernel cannot be loaded.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
+        library = kernels.load()
+        if weight.dtype == torch.float32:
+            kernel, together = library.linear_float32, 1
+        else:
+            kernel, together = library.linear_bfloat16, 2
+        operands = [_in_panels(weight, together), _of_outputs(weight, bias)]
+        super().__init__(kernel, operands, weight.shape[1], gelu)
+
+
+class Int8Linear(_Packed):
+    """The same with weights and tokens rounded to int8; x, b and what it returns keep their dtype.
+
+    A weight is kept as the nearest of 255 multiples of a scale, one for each output; so is an
+    element of x, with a scale for each token, found anew in every layer (LLM.int8(), Dettmers et
+    al. 2022, section 2.1: vector-wise quantization). Raises kernels.KernelUnavailable.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
+        library = kernels.load()
+        kernel = {
+            torch.float32: library.linear_int8_float32,
+            torch.bfloat16: library.linear_int8_bfloat16,
+        }[weight.dtype]
+        largest = weight.abs().amax(0).float()  # [out]
+        scales = torch.where(largest > 0, largest / 127, 1.0)
+        rounded = torch.round(weight.float() / scales).to(torch.int8)
+        # the kernel takes tokens as unsigned bytes around 128
+        start = -128 * rounded.sum(0, dtype=torch.int32)
+        operands = [
+            _in_panels(rounded, 4),
+            *(_of_outputs(weight, each) for each in (start, scales, bias)),
+        ]
+        super().__init__(kernel, operands, weight.shape[1], gelu)
+
+
+def _in_panels(weight: Tensor, together: int) -> Tensor:
     """Return weight: [in, out] as kernels/linear.cpp reads it: [panels, in / together, panel,
     together], filled up with zeros.
     """
     panel = kernels.load().panel_size()
     whole = F.pad(weight, (0, -weight.shape[1] % panel, 0, -weight.shape[0] % INPUTS))
-    return (
-        whole.unflatten(1, (-1, panel))
-        .unflatten(0, (-1, together))
-        .permute(2, 0, 3, 1)
-        .contiguous()
-    )
+    panels = whole.unflatten(1, (-1, panel)).unflatten(0, (-1, together))
+    return panels.permute(2, 0, 3, 1).contiguous()
+
+
+def _of_outputs(weight: Tensor, values: Tensor | None) -> Tensor:
+    """Return values: [out] filled up with zeros to whole panels, floating-point ones as float32."""
+    n_out = weight.shape[1]
+    values = torch.zeros(n_out) if values is None else values
+    whole = F.pad(values, (0, -n_out % kernels.load().panel_size()))
+    return whole.float() if whole.is_floating_point() else whole
 
 
 class OneDNNLinear(nn.Module):
@@ -87,11 +125,20 @@ class OneDNNLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, *self._after)
 
 
-def pack(model: GPT2, kind: type[KernelLinear] | type[OneDNNLinear]) -> None:
+KINDS: dict[str, type[KernelLinear] | type[Int8Linear] | type[OneDNNLinear]] = {
+    "kernel": KernelLinear,
+    "int8": Int8Linear,
+    "onednn": OneDNNLinear,
+}  # of the setting --linear
+
+
+def pack(model: GPT2, linear: str) -> None:
     """Replace the model's linear layers by packed ones, each weight as soon as its copy is made.
 
     The LM head becomes a packed copy of wte, which stays for reading rows.
     """
+
+    kind = KINDS[linear]
 
     def packed(layer: nn.Module, gelu: bool = False) -> nn.Module:
         assert isinstance(layer, Linear)

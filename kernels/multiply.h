@@ -104,7 +104,8 @@ struct FlushSubnormals {
 
 // sums[rows][PANEL] += x[rows][n] w[n][PANEL], n elements of T. `next` is the memory that will be
 // multiplied after this, `lines` cache lines for each of them; of these, every `passes`-th one's are
-// fetched, from `pass` on.
+// fetched, from `pass` on: into the level-1 cache if there is time for it, which few passes have
+// not, else into level 2.
 template <int rows, typename T, typename Sum>
 static void multiply(const T* x, int64_t x_stride, const T* w, int64_t n, Sum* sums,
                      const char* next, int lines, int64_t passes, int64_t pass) {
@@ -117,7 +118,10 @@ static void multiply(const T* x, int64_t x_stride, const T* w, int64_t n, Sum* s
     for (int64_t k = 0; k < n; k++, w += PANEL, next += lines * CACHE_LINE) {
         if (until_fetch-- == 0) {
             until_fetch = passes - 1;
-            for (int i = 0; i < lines; i++) __builtin_prefetch(next + i * CACHE_LINE, 0, 2);
+            if (passes > 3)
+                for (int i = 0; i < lines; i++) __builtin_prefetch(next + i * CACHE_LINE, 0, 3);
+            else
+                for (int i = 0; i < lines; i++) __builtin_prefetch(next + i * CACHE_LINE, 0, 2);
         }
         decltype(load(w)) weight[VECTORS];
         #pragma GCC unroll 8
