@@ -139,7 +139,7 @@ def load() -> ctypes.CDLL:
             f"the C++ kernels cannot be loaded beside torch's OpenMP ({error}); reinstall torch"
         ) from None
     for function in (library.paged_attention_float32, library.paged_attention_bfloat16):
-        function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 2
+        function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
         function.restype = None
     for function in (library.linear_float32, library.linear_bfloat16):
         function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
