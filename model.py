@@ -127,6 +127,10 @@ class KVCache:
     block_size, D]: all heads' keys of a block are adjacent, and so are their values, so that a row
     is read in large pieces wherever its blocks lie. Memory is touched when it is written, not
     before.
+
+    dtype int8: a key or value of a head is kept as the nearest of 255 multiples of a step, its
+    largest number's 127th part; the steps are `scales`, float32, a layer [blocks, 2, H,
+    block_size]. So what is kept of a token depends on that token alone.
     """
 
     def __init__(
@@ -135,6 +139,9 @@ class KVCache:
         size = (shape.n_layer, n_blocks, 2, shape.n_head, block_size, shape.head_size)
         self.block_size = block_size
         self.layers = torch.empty(size, dtype=dtype, device=device).unbind(0)
+        self.scales: tuple[Tensor, ...] | None = None
+        if dtype == torch.int8:
+            self.scales = torch.empty(size[:-1], device=device).unbind(0)
 
     def slots(self, blocks: list[int], start: int, end: int) -> Tensor:
         """Where tokens start … end − 1 of a row lie that owns `blocks`: int64 [2, end − start].
@@ -148,12 +155,28 @@ class KVCache:
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """Store kv: [N, 2, H, D] at `slots`: [2, N]."""
         block, place = slots
+        if self.scales is not None:
+            largest = kv.float().abs().amax(-1)  # [N, 2, H]
+            self.scales[layer][block, :, :, place] = largest * (1 / 127)
+            steps = torch.where(largest < 1e-30, 0.0, largest.new_tensor(127) / largest)
+            kv = (kv.float() * steps[..., None]).round().to(torch.int8)
         self.layers[layer][block, :, :, place] = kv
 
-    def read(self, layer: int, slots: Tensor) -> Tensor:
-        """Return keys and values at `slots`, [2, L]: a copy, [2, H, L, D]."""
-        block, place = slots
-        return self.layers[layer][block, :, :, place].permute(1, 2, 0, 3)
+    def read(self, layer: int, blocks: Tensor, length: int) -> Tensor:
+        """Return keys and values of the first `length` tokens in `blocks`: a copy, [2, H, L, D].
+
+        int8 ones come as float32.
+        """
+        kv = _in_order(self.layers[layer][..., :length, :], blocks)[:, :, :length]
+        if self.scales is None:
+            return kv
+        scales = self.scales[layer][..., :length, None]
+        return kv * _in_order(scales, blocks)[:, :, :length]
+
+
+def _in_order(layer: Tensor, blocks: Tensor) -> Tensor:
+    """The slots of some blocks, one block after another: [all, 2, H, S, D] to [2, H, slots, D]."""
+    return layer.index_select(0, blocks).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, device: str) -> GPT2:

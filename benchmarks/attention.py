@@ -1,7 +1,7 @@
 """How fast attention streams live keys and values, beside this machine's reading of the same bytes.
 
     python -m benchmarks.attention --model gpt2 [--dtype bfloat16] [--rows 1,8,32,64]
-        [--contexts 128,256,1024] [--block-size 16] [--threads 2]
+        [--contexts 128,256,1024] [--block-size 16] [--threads 2] [--kv-dtype int8]
 
 Decode rows of one context attend to blocks in order (consecutive) and in none (scattered, as prefix
 caching and blocks on demand leave them), one layer after another, of as many layers as no cache
@@ -31,7 +31,7 @@ from model import KVCache
 from scheduling.inference import Row
 
 BYTES = 400_000_000  # of a turn at least
-UNUSED = {*Config.model_fields} - {"model", "device", "dtype", "threads", "block_size"}
+UNUSED = {*Config.model_fields} - {"model", "device", "dtype", "threads", "block_size", "kv_dtype"}
 
 
 def scattered(rows: list[Row], n_blocks: int) -> list[Row]:
@@ -42,19 +42,20 @@ def scattered(rows: list[Row], n_blocks: int) -> list[Row]:
 
 def measure(config: Config, n: int, context: int, repeats: int) -> dict[str, Any]:
     """Bytes a second of each kind of turn."""
-    live = n * context * config.shape.kv_bytes_per_token(config.dtype) // config.shape.n_layer
+    live = n * context * config.shape.kv_bytes_per_token(config.kept_as) // config.shape.n_layer
     shape = replace(config.shape, n_layer=max(2, -(-BYTES // live)))
     rows = decode_rows(n, context, config.block_size)
     n_blocks = sum(len(row.blocks) for row in rows)
-    dtype = getattr(torch, config.dtype)
-    cache = KVCache(shape, n_blocks, config.block_size, dtype, "cpu")
-    for layer in cache.layers:
-        layer.fill_(0.5)
+    cache = KVCache(shape, n_blocks, config.block_size, getattr(torch, config.kept_as), "cpu")
+    for tensor in (*cache.layers, *(cache.scales or ())):
+        tensor.fill_(1)
     attention, read_int64 = KernelAttention(cache), kernels.load().read_int64
-    qkv = torch.randn(n, 3, shape.n_head, shape.head_size).to(dtype)
+    qkv = torch.randn(n, 3, shape.n_head, shape.head_size).to(getattr(torch, config.dtype))
+
+    memory = torch.ones(shape.n_layer * live, dtype=torch.int8)  # touched
 
     def read(layer: int, _: Any) -> None:
-        read_int64(cache.layers[layer].data_ptr(), live // 8, config.threads)
+        read_int64(memory.data_ptr() + layer * live, live // 8, config.threads)
 
     turns: dict[str, Callable[[int, Any], Any]] = {
         "read": read,
@@ -65,8 +66,8 @@ def measure(config: Config, n: int, context: int, repeats: int) -> dict[str, Any
     for _ in range(1 + repeats):  # one to warm up
         for name, turn in turns.items():
             start = time.perf_counter()
-            for layer in range(shape.n_layer):
-                turn(layer, qkv)
+            for index in range(shape.n_layer):
+                turn(index, qkv)
             seconds[name].append(time.perf_counter() - start)
     rates = {
         name: shape.n_layer * live / statistics.median(taken[1:]) for name, taken in seconds.items()

@@ -35,8 +35,9 @@ class _Span:
 
     first: int
     end: int
-    # slots of all tokens up to the last query; None: the row has no blocks any more
-    live: Tensor | None
+    # that hold the tokens up to the last query; None: the row has no blocks any more
+    blocks: Tensor | None
+    length: int  # tokens up to the last query
     # which live tokens each query sees, for a chunk that is not the first; bool [T, L]
     mask: Tensor | None
 
@@ -49,16 +50,19 @@ class PlainAttention:
     def prepare(self, rows: list[Row]) -> Attend:
         n = 0  # tokens so far
         stored: list[int] = []  # indices into the flat list of the tokens that have a slot
+        slots: list[Tensor] = []  # of these
         spans: list[_Span] = []
         for row in rows:
             first, end = n, row.start + row.n_tokens
             n += row.n_tokens
-            live = self._cache.slots(row.blocks, 0, end) if row.blocks else None
+            blocks = None
             if row.blocks:
                 stored += range(first, n)
-            spans.append(_Span(first, n, live, self._mask(row, end)))
-        new = [span.live[:, span.first - span.end :] for span in spans if span.live is not None]
-        write_to = torch.cat(new, 1) if new else None
+                slots.append(self._cache.slots(row.blocks, row.start, end))
+                used = row.blocks[: -(-end // self._cache.block_size)]
+                blocks = torch.tensor(used, device=self._device)
+            spans.append(_Span(first, n, blocks, end, self._mask(row, end)))
+        write_to = torch.cat(slots, 1) if slots else None
         write_from = torch.tensor(stored, device=self._device)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
@@ -69,10 +73,11 @@ class PlainAttention:
             for span in spans:
                 queries = q[:, :, span.first : span.end]
                 # an idle row whose cache was given back attends to itself alone
-                if span.live is None:
+                if span.blocks is None:
                     answers.append(v[:, :, span.first : span.end])
                     continue
-                keys, values = self._cache.read(layer, span.live)[:, None]  # 2 × [1, H, L, D]
+                kv = self._cache.read(layer, span.blocks, span.length).to(qkv.dtype)
+                keys, values = kv[:, None]  # 2 × [1, H, L, D]
                 causal = span.mask is None and span.end - span.first > 1
                 answers.append(
                     F.scaled_dot_product_attention(
@@ -98,8 +103,13 @@ class KernelAttention:
         self._kernel = {
             torch.float32: library.paged_attention_float32,
             torch.bfloat16: library.paged_attention_bfloat16,
+            torch.int8: library.paged_attention_int8,
         }[cache.layers[0].dtype]
-        self._addresses = [layer.data_ptr() for layer in cache.layers]
+        scales = cache.scales or [None] * len(cache.layers)
+        self._addresses = [
+            (layer.data_ptr(), None if scale is None else scale.data_ptr())
+            for layer, scale in zip(cache.layers, scales)
+        ]
         self._cache = cache  # keeps the addresses valid
 
     def prepare(self, rows: list[Row]) -> Attend:
@@ -111,13 +121,16 @@ class KernelAttention:
         n_threads = torch.get_num_threads()
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
+            dtype = qkv.dtype
+            if self._cache.scales is not None:
+                qkv = qkv.float()
             qkv = qkv.contiguous()  # the kernel is told an address and no strides
             n_tokens, _, n_head, head_size = qkv.shape
             y = qkv.new_empty(n_tokens, n_head, head_size)  # [T, H, D]
             self._kernel(
                 qkv.data_ptr(),
                 y.data_ptr(),
-                self._addresses[layer],
+                *self._addresses[layer],
                 positions.buffer_info()[0],
                 tables.buffer_info()[0],
                 blocks.buffer_info()[0],
@@ -127,7 +140,7 @@ class KernelAttention:
                 head_size,
                 n_threads,
             )
-            return y
+            return y.to(dtype)
 
         return attend
 

@@ -21,17 +21,50 @@
 const int LARGEST_HEAD = 256;
 const int CHUNK = 96;  // queries of one row that share what they read: some passes of multiply_all
 
-// A layer's keys and values: [n_blocks, 2, n_head, block_size, head_size].
+// A layer's keys and values: [n_blocks, 2, n_head, block_size, head_size] of T; int8 ones have a
+// scale each: [n_blocks, 2, n_head, block_size].
 template <typename T>
 struct Cache {
+    static const bool SCALED = sizeof(T) == 1;
     T* layer;
+    float* scales;
     int64_t n_head, block_size;
     int head_size;
     T* keys(int64_t block, int64_t head) const {
         return layer + (block * 2 * n_head + head) * block_size * head_size;
     }
     T* values(int64_t block, int64_t head) const { return keys(block, n_head + head); }
+    float* scale(const T* at) const { return scales + (at - layer) / head_size; }
+    float factor(const T* at) const { return SCALED ? *scale(at) : 1; }
 };
+
+// One token's key or value of one head, kept as it is or as the nearest of 255 multiples of the
+// largest number's 127th part. model.py's KVCache comes to the same bytes.
+template <typename T>
+static void keep(const T* x, const Cache<T>& cache, T* at) {
+    std::memcpy(at, x, cache.head_size * sizeof(T));
+}
+static void keep(const float* x, const Cache<int8_t>& cache, int8_t* at) {
+    float largest = 0;
+    #pragma omp simd reduction(max : largest)
+    for (int d = 0; d < cache.head_size; d++) largest = std::max(largest, std::abs(x[d]));
+    const float steps = largest < 1e-30f ? 0 : 127 / largest;
+    *cache.scale(at) = largest * (1 / 127.0f);
+    #pragma omp simd
+    for (int d = 0; d < cache.head_size; d++) at[d] = int8_t(std::rint(x[d] * steps));
+}
+
+static inline Vector load(const int8_t* p) {
+    Ints wide;  // by the instruction: compilers may take the bytes one by one
+#if defined __AVX512F__
+    wide = (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined __AVX2__
+    wide = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    for (int l = 0; l < LANES; l++) wide[l] = p[l];
+#endif
+    return __builtin_convertvector(wide, Vector);
+}
 
 static inline void prefetch(const void* at, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char*)at + i, 0, 2);
@@ -52,10 +85,10 @@ static inline void fold(Vector* parts) {
     if constexpr (width > 1) fold<width / 2>(parts);
 }
 
-// One query and up to LANES consecutive keys, then values, of one head.
-template <typename T, int size>
+// One query of T and up to LANES consecutive keys, then values, of E, of one head.
+template <typename T, typename E, int size>
 struct Head {
-    static void multiply(const T* query, const T* keys, int n, int head_size, float* dots) {
+    static void multiply(const T* query, const E* keys, int n, int head_size, float* dots) {
         for (int i = 0; i < n; i++, keys += head_size) {
             float dot = 0;
             #pragma omp simd reduction(+ : dot)
@@ -63,7 +96,7 @@ struct Head {
             dots[i] = dot;
         }
     }
-    static void add(const float* weights, const T* values, int n, int head_size, float* sums) {
+    static void add(const float* weights, const E* values, int n, int head_size, float* sums) {
         for (int i = 0; i < n; i++, values += head_size)
             #pragma omp simd
             for (int d = 0; d < head_size; d++) sums[d] += weights[i] * float(values[d]);
@@ -73,8 +106,9 @@ struct Head {
     }
 };
 
-// The same of a size that fills whole vectors, known to the compiler. Packed: T, or a Pair of them;
-// the sums of a vector of Pairs are two, of the first and of the second of each.
+// The same of a size that fills whole vectors, known to the compiler. Query, Kept: what is loaded, T
+// and E or Pairs of them; the sums of a vector of Pairs are two, of the first and of the second of
+// each.
 static inline void add_scaled(Vector* sums, float weight, Vector values) {
     sums[0] = multiply_add(sums[0], weight, values);
 }
@@ -82,28 +116,28 @@ static inline void add_scaled(Vector* sums, float weight, Bits values) {
     sums[0] = multiply_add(sums[0], weight, first(values));
     sums[1] = multiply_add(sums[1], weight, second(values));
 }
-template <typename T, typename Packed, int size>
+template <typename T, typename Query, typename E, typename Kept, int size>
 struct WholeHead {
-    static const int EACH = sizeof(Packed) / sizeof(T), N = size / EACH / LANES;
-    static void multiply(const T* query, const T* keys, int n, int, float* dots) {
+    static const int EACH = sizeof(Kept) / sizeof(E), N = size / EACH / LANES;
+    static void multiply(const T* query, const E* keys, int n, int, float* dots) {
         Vector parts[LANES] = {};
-        decltype(load((const Packed*)query)) q[N];
-        for (int j = 0; j < N; j++) q[j] = load((const Packed*)query + j * LANES);
+        decltype(load((const Query*)query)) q[N];
+        for (int j = 0; j < N; j++) q[j] = load((const Query*)query + j * LANES);
         for (int i = 0; i < n; i++, keys += size)
             #pragma GCC unroll 8
             for (int j = 0; j < N; j++)
-                parts[i] = multiply_add(parts[i], q[j], load((const Packed*)keys + j * LANES));
+                parts[i] = multiply_add(parts[i], q[j], load((const Kept*)keys + j * LANES));
         fold<LANES / 2>(parts);
         std::memcpy(dots, parts, n * sizeof(float));
     }
-    static void add(const float* weights, const T* values, int n, int, float* sums) {
+    static void add(const float* weights, const E* values, int n, int, float* sums) {
         Vector sum[N * EACH];
         #pragma GCC unroll 8
         for (int j = 0; j < N * EACH; j++) sum[j] = load(sums + j * LANES);
         for (int i = 0; i < n; i++, values += size)
             #pragma GCC unroll 8
             for (int j = 0; j < N; j++)
-                add_scaled(sum + j * EACH, weights[i], load((const Packed*)values + j * LANES));
+                add_scaled(sum + j * EACH, weights[i], load((const Kept*)values + j * LANES));
         #pragma GCC unroll 8
         for (int j = 0; j < N * EACH; j++) store(sums + j * LANES, sum[j]);
     }
@@ -114,14 +148,16 @@ struct WholeHead {
                     y[(j * LANES + l) * EACH + e] = T(sums[(j * EACH + e) * LANES + l]);
     }
 };
-template <> struct Head<float, 64> : WholeHead<float, float, 64> {};
-template <> struct Head<BFloat16, 64> : WholeHead<BFloat16, Pair, 64> {};
+template <> struct Head<float, float, 64> : WholeHead<float, float, float, float, 64> {};
+template <> struct Head<BFloat16, BFloat16, 64> : WholeHead<BFloat16, Pair, BFloat16, Pair, 64> {};
+template <> struct Head<float, int8_t, 64> : WholeHead<float, float, int8_t, int8_t, 64> {};
 
 // y = softmax(q K / √D) V: one query of each of n_heads heads, from `head` on, against tokens
 // 0 … length − 1 of its row. query, y: [n_heads, D]. size: D, or 0.
-template <int size, typename T>
-static void attend(const T* query, const Cache<T>& cache, const int64_t* blocks, int64_t length,
+template <int size, typename T, typename E>
+static void attend(const T* query, const Cache<E>& cache, const int64_t* blocks, int64_t length,
                    int64_t head, int64_t n_heads, std::vector<float>& scratch, T* y) {
+    typedef Head<T, E, size> Kind;
     const int D = size ? size : cache.head_size;
     const float scale = 1 / std::sqrt(float(D));
     const int64_t block_size = cache.block_size, stride = (length + LANES - 1) / LANES * LANES;
@@ -130,23 +166,27 @@ static void attend(const T* query, const Cache<T>& cache, const int64_t* blocks,
     // Calls of(h, first token, n, where their keys or values lie) for all live tokens, up to LANES
     // at a time, in the order in which they lie in memory; the same place of the block after each
     // is fetched meanwhile.
-    const auto each = [&](auto block_of, const T* after, auto of) {
+    const auto each = [&](auto block_of, const E* after, auto of) {
         for (int64_t start = 0; start < length; start += block_size) {
             const int64_t n = std::min(block_size, length - start);
-            const T* block = block_of(start);
-            const T* next = start + block_size < length ? block_of(start + block_size) : after;
+            const E* block = block_of(start);
+            const E* next = start + block_size < length ? block_of(start + block_size) : after;
             for (int64_t h = 0; h < n_heads; h++)
                 for (int64_t i = 0; i < n; i += LANES) {
                     const int64_t at = (h * block_size + i) * D, m = std::min<int64_t>(LANES, n - i);
-                    prefetch(next + at, m * D * sizeof(T));
+                    prefetch(next + at, m * D * sizeof(E));
+                    if (cache.SCALED) prefetch(cache.scale(next + at), m * sizeof(float));
                     of(h, start + i, int(m), block + at);
                 }
         }
     };
     const auto keys = [&](int64_t at) { return cache.keys(blocks[at / block_size], head); };
     const auto values = [&](int64_t at) { return cache.values(blocks[at / block_size], head); };
-    each(keys, values(0), [&](int64_t h, int64_t at, int n, const T* k) {
-        Head<T, size>::multiply(query + h * D, k, n, D, weights + h * stride + at);
+    each(keys, values(0), [&](int64_t h, int64_t at, int n, const E* k) {
+        float* w = weights + h * stride + at;
+        Kind::multiply(query + h * D, k, n, D, w);
+        if (cache.SCALED)
+            for (int i = 0; i < n; i++) w[i] *= cache.scale(k)[i];
     });
     for (int64_t h = 0; h < n_heads; h++) {
         float *w = weights + h * stride, largest = std::numeric_limits<float>::lowest(), total = 0;
@@ -157,16 +197,19 @@ static void attend(const T* query, const Cache<T>& cache, const int64_t* blocks,
             total += w[i] = std::exp(std::max((w[i] - largest) * scale, -80.0f));
         for (int64_t i = 0; i < length; i++) w[i] /= total;
     }
-    each(values, values(0), [&](int64_t h, int64_t at, int n, const T* v) {
-        Head<T, size>::add(weights + h * stride + at, v, n, D, sums + h * D);
+    each(values, values(0), [&](int64_t h, int64_t at, int n, const E* v) {
+        float* w = weights + h * stride + at;
+        if (cache.SCALED)
+            for (int i = 0; i < n; i++) w[i] *= cache.scale(v)[i];
+        Kind::add(w, v, n, D, sums + h * D);
     });
-    for (int64_t h = 0; h < n_heads; h++) Head<T, size>::finish(sums + h * D, D, y + h * D);
+    for (int64_t h = 0; h < n_heads; h++) Kind::finish(sums + h * D, D, y + h * D);
 }
 
 // The same for n queries of one head at positions first, first + 1, … of one row: two products for
 // every PANEL keys. queries, y: [n, stride], [n, y_stride].
-template <typename T>
-static void attend_chunk(const T* queries, int64_t stride, int64_t n, const Cache<T>& cache,
+template <typename T, typename E>
+static void attend_chunk(const T* queries, int64_t stride, int64_t n, const Cache<E>& cache,
                          const int64_t* blocks, int64_t first, int64_t head,
                          std::vector<float>& weights, T* y, int64_t y_stride) {
     const int head_size = cache.head_size;
@@ -183,9 +226,9 @@ static void attend_chunk(const T* queries, int64_t stride, int64_t n, const Cach
         std::fill(tile, tile + head_size * PANEL, 0.0f);
         for (int64_t i = 0; i < m; i++) {
             const int64_t position = j * PANEL + i;
-            const T* key = cache.keys(blocks[position / cache.block_size], head) +
+            const E* key = cache.keys(blocks[position / cache.block_size], head) +
                            position % cache.block_size * head_size;
-            for (int d = 0; d < head_size; d++) tile[d * PANEL + i] = float(key[d]);
+            for (int d = 0; d < head_size; d++) tile[d * PANEL + i] = cache.factor(key) * float(key[d]);
         }
         multiply_all(q, n, head_size, tile, head_size, &weights[j * n * PANEL], nullptr, 0);
     }
@@ -209,9 +252,10 @@ static void attend_chunk(const T* queries, int64_t stride, int64_t n, const Cach
             const int width = std::min<int>(PANEL, head_size - p * PANEL);
             for (int64_t i = 0; i < m; i++) {
                 const int64_t position = j * PANEL + i;
-                const T* value = cache.values(blocks[position / cache.block_size], head) +
-                                 position % cache.block_size * head_size + p * PANEL;
-                for (int d = 0; d < width; d++) tile[i * PANEL + d] = float(value[d]);
+                const E* value = cache.values(blocks[position / cache.block_size], head) +
+                                 position % cache.block_size * head_size;
+                for (int d = 0; d < width; d++)
+                    tile[i * PANEL + d] = cache.factor(value) * float(value[p * PANEL + d]);
                 std::fill(tile + i * PANEL + width, tile + (i + 1) * PANEL, 0.0f);
             }
             multiply_all(&weights[j * n * PANEL], n, PANEL, tile, m, sums + p * n * PANEL,
@@ -223,11 +267,11 @@ static void attend_chunk(const T* queries, int64_t stride, int64_t n, const Cach
             y[r * y_stride + d] = T(sums[(d / PANEL * n + r) * PANEL + d % PANEL] / total[r]);
 }
 
-template <typename T>
-static void paged_attention(const T* qkv, T* y, T* layer, const int64_t* positions,
+template <typename T, typename E>
+static void paged_attention(const T* qkv, T* y, E* layer, float* scales, const int64_t* positions,
                             const int64_t* tables, const int64_t* blocks, int64_t n_tokens,
                             int64_t n_head, int64_t block_size, int head_size, int n_threads) {
-    const Cache<T> cache{layer, n_head, block_size, head_size};
+    const Cache<E> cache{layer, scales, n_head, block_size, head_size};
     const int64_t width = n_head * head_size;
     // (first token, tokens): consecutive tokens of one row
     std::vector<std::pair<int64_t, int64_t>> chunks;
@@ -248,8 +292,7 @@ static void paged_attention(const T* qkv, T* y, T* layer, const int64_t* positio
                           slot = positions[t] % block_size;
             const T* key = qkv + (t * 3 + 1) * width;
             for (int64_t h = 0; h < 2 * n_head; h++)  // the values follow the keys, here and there
-                std::memcpy(cache.keys(block, h) + slot * head_size, key + h * head_size,
-                            head_size * sizeof(T));
+                keep(key + h * head_size, cache, cache.keys(block, h) + slot * head_size);
         }
         // The threads meet here: a chunk's tokens see each other's keys.
         std::vector<float> scratch;
@@ -275,16 +318,16 @@ static void paged_attention(const T* qkv, T* y, T* layer, const int64_t* positio
     }
 }
 
-// qkv: [n_tokens, 3, n_head, head_size]; y: [n_tokens, n_head, head_size];
-// layer: [n_blocks, 2, n_head, block_size, head_size]. positions, tables: [n_tokens]: a token's
-// place in its row, and where in `blocks` the KV blocks of its row begin; −1: the row has no blocks,
-// and the token attends to itself alone.
-#define EXPORT(name, T)                                                                            \
-    extern "C" void name(const T* qkv, T* y, T* layer, const int64_t* positions,                   \
+// qkv: [n_tokens, 3, n_head, head_size]; y: [n_tokens, n_head, head_size]; layer, scales: a Cache.
+// positions, tables: [n_tokens]: a token's place in its row, and where in `blocks` the KV blocks of
+// its row begin; −1: the row has no blocks, and the token attends to itself alone.
+#define EXPORT(name, T, E)                                                                         \
+    extern "C" void name(const T* qkv, T* y, E* layer, float* scales, const int64_t* positions,    \
                          const int64_t* tables, const int64_t* blocks, int64_t n_tokens,           \
                          int64_t n_head, int64_t block_size, int head_size, int n_threads) {       \
-        paged_attention(qkv, y, layer, positions, tables, blocks, n_tokens, n_head, block_size,    \
-                        head_size, n_threads);                                                     \
+        paged_attention(qkv, y, layer, scales, positions, tables, blocks, n_tokens, n_head,        \
+                        block_size, head_size, n_threads);                                         \
     }
-EXPORT(paged_attention_float32, float)
-EXPORT(paged_attention_bfloat16, BFloat16)
+EXPORT(paged_attention_float32, float, float)
+EXPORT(paged_attention_bfloat16, BFloat16, BFloat16)
+EXPORT(paged_attention_int8, float, int8_t)

@@ -15,6 +15,7 @@ from shapes import Shape
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02}  # of values around 1; bfloat16 keeps 8 bits
 DTYPES = list(TOLERANCE)
+KEPT = [(dtype, dtype) for dtype in DTYPES] + [(dtype, torch.int8) for dtype in DTYPES]
 
 
 def rows_of(
@@ -43,11 +44,22 @@ def rows_of(
     return rows
 
 
-def filled_cache(shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
-    cache = KVCache(shape, n_blocks, block_size, dtype, "cpu")
+def filled_cache(shape: Shape, n_blocks: int, block_size: int, kept: torch.dtype) -> KVCache:
+    """Values around 1 everywhere."""
+    cache = KVCache(shape, n_blocks, block_size, kept, "cpu")
+    rng = torch.Generator().manual_seed(1)
     for layer in cache.layers:
-        layer.normal_(generator=torch.Generator().manual_seed(1))
+        if kept == torch.int8:
+            layer.random_(-127, 128, generator=rng)
+        else:
+            layer.normal_(generator=rng)
+    for scale in cache.scales or ():
+        scale.uniform_(0.005, 0.01, generator=rng)
     return cache
+
+
+def stored(cache: KVCache) -> list[Tensor]:
+    return [*cache.layers, *(cache.scales or ())]
 
 
 def random_qkv(rows: list[Row], shape: Shape, dtype: torch.dtype) -> Tensor:
@@ -57,7 +69,7 @@ def random_qkv(rows: list[Row], shape: Shape, dtype: torch.dtype) -> Tensor:
     ).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), KEPT, ids=str)
 @pytest.mark.parametrize(
     ("n_rows", "block_size", "head_size", "most"),
     [
@@ -72,43 +84,43 @@ def random_qkv(rows: list[Row], shape: Shape, dtype: torch.dtype) -> Tensor:
     ],
 )
 def test_the_attention_kernel_equals_pytorchs(
-    dtype: torch.dtype, n_rows: int, block_size: int, head_size: int, most: int
+    dtype: torch.dtype, kept: torch.dtype, n_rows: int, block_size: int, head_size: int, most: int
 ) -> None:
     shape = Shape(n_layer=2, n_head=3, n_embd=3 * head_size)
     n_blocks = n_rows * (most // block_size + 1) + 1
     for seed in range(5):
         rows = rows_of(random.Random(seed), n_rows, block_size, n_blocks, most)
         qkv = random_qkv(rows, shape, dtype)
-        ours, plain = (filled_cache(shape, n_blocks, block_size, dtype) for _ in range(2))
+        ours, plain = (filled_cache(shape, n_blocks, block_size, kept) for _ in range(2))
         found, expected = KernelAttention(ours).prepare(rows), PlainAttention(plain).prepare(rows)
         for layer in range(shape.n_layer):
             assert (found(layer, qkv) - expected(layer, qkv)).abs().max() < TOLERANCE[dtype]
-        assert all(torch.equal(a, b) for a, b in zip(ours.layers, plain.layers)), (
+        assert all(torch.equal(a, b) for a, b in zip(stored(ours), stored(plain))), (
             "other keys and values were stored"
         )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), KEPT, ids=str)
 def test_attention_of_a_row_is_the_same_to_the_bit_alone_and_among_others(
-    dtype: torch.dtype,
+    dtype: torch.dtype, kept: torch.dtype
 ) -> None:
     shape = Shape(n_layer=1, n_head=4, n_embd=256)
     rows = rows_of(random.Random(0), 20, 16, 200, 150)
     qkv = random_qkv(rows, shape, dtype)
-    together = KernelAttention(filled_cache(shape, 200, 16, dtype)).prepare(rows)(0, qkv)
+    together = KernelAttention(filled_cache(shape, 200, 16, kept)).prepare(rows)(0, qkv)
     first = 0
     for row in rows:
         mine = slice(first, first := first + row.n_tokens)
-        alone = KernelAttention(filled_cache(shape, 200, 16, dtype)).prepare([row])(
+        alone = KernelAttention(filled_cache(shape, 200, 16, kept)).prepare([row])(
             0, qkv[mine].contiguous()
         )
         assert torch.equal(alone, together[mine])
 
 
 @pytest.mark.parametrize("head_size", [16, 64])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), KEPT, ids=str)
 def test_no_bit_depends_on_where_blocks_lie_how_large_they_are_or_how_many_threads_there_are(
-    dtype: torch.dtype, head_size: int
+    dtype: torch.dtype, kept: torch.dtype, head_size: int
 ) -> None:
     shape = Shape(n_layer=1, n_head=5, n_embd=5 * head_size)
     tokens = torch.randn(300, 3, 5, head_size, generator=torch.Generator().manual_seed(3)).to(dtype)
@@ -116,7 +128,7 @@ def test_no_bit_depends_on_where_blocks_lie_how_large_they_are_or_how_many_threa
     def last(block_size: int, scatter: bool, n_threads: int) -> Tensor:
         n_blocks = -(-300 // block_size)
         order = random.Random(1).sample(range(n_blocks), n_blocks) if scatter else range(n_blocks)
-        attention = KernelAttention(KVCache(shape, n_blocks, block_size, dtype, "cpu"))
+        attention = KernelAttention(KVCache(shape, n_blocks, block_size, kept, "cpu"))
         before = torch.get_num_threads()
         torch.set_num_threads(n_threads)
         try:

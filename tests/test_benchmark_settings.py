@@ -63,7 +63,7 @@ def test_only_settings_with_an_effect_are_recorded(
     }  # fmt: skip
     rows = ["--rows", "1,2", "--contexts", "20", "--repeats", "1"]
     found = last_line(attention.main, [*small[:2], *small[4:], *rows], monkeypatch, capsys)
-    assert set(found["config"]) == {"model", "device", "dtype", "threads", "block_size"}
+    assert set(found["config"]) == {"model", "device", "dtype", "threads", "block_size", "kv_dtype"}
     assert [point["bytes"] for point in found["points"]] == [n * 20 * 2 * 16 * 4 for n in (1, 2)]
     assert all(min(point["bytes_per_s"].values()) > 0 for point in found["points"])
     theirs = last_line(huggingface.main, [*small, "--n", "1"], monkeypatch, capsys)["config"]
