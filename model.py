@@ -1,7 +1,7 @@
 """GPT-2 in nanoGPT's order and names, one forward pass over a flat list of tokens, the KV cache.
 
-Shapes at line ends: T tokens of all rows, one after another · E width · H heads · D = E / H · S
-slots of the KV cache · L live tokens of one row · V vocabulary.
+Shapes at line ends: T tokens of all rows, one after another · E width · H heads · D = E / H · L
+live tokens of one row · V vocabulary.
 
 Linear layers run over the tokens of all rows at once; only attention is told which token belongs to
 whom (selective batching; Orca, OSDI 2022, section 3.2). It is handed in as a function, so that the
@@ -123,43 +123,60 @@ def causal_attention(layer: int, qkv: Tensor) -> Tensor:
 class KVCache:
     """Keys and values of all rows: a pool of blocks of `block_size` slots, a slot for each token.
 
-    Which block is whose is the scheduler's; here is where they lie: keys and values of a layer are
-    [2, 1, H, S, D], so that a row whose blocks are consecutive is read as one slice, and each head
-    of any row block by block. Memory is touched when it is written, not before.
+    Which block is whose is the scheduler's; here is where they lie. A layer is [blocks, 2, H,
+    block_size, D]: all heads' keys of a block are adjacent, and so are their values, so that a row
+    is read in large pieces wherever its blocks lie. Memory is touched when it is written, not
+    before.
+
+    dtype int8: a key or value of a head is kept as the nearest of 255 multiples of a step, its
+    largest number's 127th part; the steps are `scales`, float32, a layer [blocks, 2, H,
+    block_size]. So what is kept of a token depends on that token alone.
     """
 
     def __init__(
         self, shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtype, device: str
     ):
-        size = (
-            shape.n_layer,
-            2,
-            1,
-            shape.n_head,
-            n_blocks * block_size,
-            shape.n_embd // shape.n_head,
-        )
+        size = (shape.n_layer, n_blocks, 2, shape.n_head, block_size, shape.head_size)
         self.block_size = block_size
         self.layers = torch.empty(size, dtype=dtype, device=device).unbind(0)
+        self.scales: tuple[Tensor, ...] | None = None
+        if dtype == torch.int8:
+            self.scales = torch.empty(size[:-1], device=device).unbind(0)
 
-    def slots(self, blocks: list[int], start: int, end: int) -> list[int]:
-        """The slots of tokens start … end − 1 of a row that owns `blocks`."""
-        size = self.block_size
-        return [blocks[position // size] * size + position % size for position in range(start, end)]
+    def slots(self, blocks: list[int], start: int, end: int) -> Tensor:
+        """Where tokens start … end − 1 of a row lie that owns `blocks`: int64 [2, end − start].
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k, v: [N, H, D] at `slots`: int64 [N]."""
-        keys, values = self.layers[layer].unbind(0)  # 2 × [1, H, S, D]
-        keys[0].index_copy_(1, slots, k.transpose(0, 1))
-        values[0].index_copy_(1, slots, v.transpose(0, 1))
-
-    def read(self, layer: int, live: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values at `live`: 2 × [1, H, L, D].
-
-        live: a slice (a view) or int64 [L] (a copy).
+        A block and a place in it for each.
         """
-        keys, values = self.layers[layer][:, :, :, live].unbind(0)
-        return keys, values
+        positions = torch.arange(start, end)
+        slots = [torch.tensor(blocks)[positions // self.block_size], positions % self.block_size]
+        return torch.stack(slots).to(self.layers[0].device)
+
+    def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
+        """Store kv: [N, 2, H, D] at `slots`: [2, N]."""
+        block, place = slots
+        if self.scales is not None:
+            largest = kv.float().abs().amax(-1)  # [N, 2, H]
+            self.scales[layer][block, :, :, place] = largest * (1 / 127)
+            steps = torch.where(largest < 1e-30, 0.0, largest.new_tensor(127) / largest)
+            kv = (kv.float() * steps[..., None]).round().to(torch.int8)
+        self.layers[layer][block, :, :, place] = kv
+
+    def read(self, layer: int, blocks: Tensor, length: int) -> Tensor:
+        """Return keys and values of the first `length` tokens in `blocks`: a copy, [2, H, L, D].
+
+        int8 ones come as float32.
+        """
+        kv = _in_order(self.layers[layer][..., :length, :], blocks)[:, :, :length]
+        if self.scales is None:
+            return kv
+        scales = self.scales[layer][..., :length, None]
+        return kv * _in_order(scales, blocks)[:, :, :length]
+
+
+def _in_order(layer: Tensor, blocks: Tensor) -> Tensor:
+    """The slots of some blocks, one block after another: [all, 2, H, S, D] to [2, H, slots, D]."""
+    return layer.index_select(0, blocks).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, device: str) -> GPT2:

@@ -70,16 +70,18 @@ class Shape:
         factor = 1.0 if self.scale_attn_weights else self.head_size**0.5
         return factor / (layer + 1) if self.scale_attn_by_inverse_layer_idx else factor
 
-    def kv_bytes_per_token(self, dtype: str) -> int:
-        return 2 * self.n_layer * self.n_embd * DTYPE_BYTES[dtype]
+    def kv_bytes_per_token(self, kv_dtype: str) -> int:
+        """kv_dtype: of DTYPE_BYTES, or int8, with a float32 scale for each head."""
+        head = self.head_size + 4 if kv_dtype == "int8" else self.head_size * DTYPE_BYTES[kv_dtype]
+        return 2 * self.n_layer * self.n_head * head
 
-    def step_bytes(self, rows: int, context: int, dtype: str) -> int:
+    def step_bytes(self, rows: int, context: int, dtype: str, kv_dtype: str) -> int:
         """Bytes that an iteration of `rows` decode rows must read.
 
         They are every weight but the embeddings' rows, and live KV.
         """
         weights = self.parameters - self.n_ctx * self.n_embd
-        return weights * DTYPE_BYTES[dtype] + rows * context * self.kv_bytes_per_token(dtype)
+        return weights * DTYPE_BYTES[dtype] + rows * context * self.kv_bytes_per_token(kv_dtype)
 
     def step_flops(self, rows: int, context: int) -> int:
         """Floating-point operations of such an iteration.

@@ -151,7 +151,9 @@ def measure(
     torch.set_num_threads(config.threads)
     # before the engine, which on a GPU takes what memory is left
     machine = Machine(
-        config, config.shape.step_bytes(max(rows), max(contexts), config.dtype), max(rows)
+        config,
+        config.shape.step_bytes(max(rows), max(contexts), config.dtype, config.kept_as),
+        max(rows),
     )
     start = time.perf_counter()
     generator = load_generator(config, locate(config), config.shape.vocab_size)
@@ -165,7 +167,7 @@ def measure(
     mixed = []
     for context in contexts:
         for n in rows:
-            n_bytes = config.shape.step_bytes(n, context, config.dtype)
+            n_bytes = config.shape.step_bytes(n, context, config.dtype, config.kept_as)
             machine.probe(n_bytes)
             seconds = step_seconds(generator, decode_rows(n, context, config.block_size), repeats)
             machine.probe(n_bytes)

@@ -40,6 +40,14 @@ def refuse_what_does_not_fit(config: Config) -> None:
     for name in ("attention", "norms"):
         if getattr(config, name) == "triton" and config.device == "cpu":
             raise ValueError(f"{name} triton runs on a GPU alone; leave {flag(name)} out")
+    if config.kv_dtype == "int8" and config.device != "cpu":
+        raise ValueError(
+            "kv_dtype int8 runs on a CPU alone; leave --kv-dtype out, or use --device cpu"
+        )
+    if config.kv_dtype == "int8" and config.generator == "naive":
+        raise ValueError(
+            "kv_dtype is the cached engine's; leave --kv-dtype or --generator naive out"
+        )
     if config.attention == "kernel" and shape.head_size > kernels.LARGEST_HEAD:
         raise ValueError(
             f"attention kernel takes heads of at most {kernels.LARGEST_HEAD}; use --attention plain"
@@ -72,7 +80,7 @@ def refuse_what_does_not_fit(config: Config) -> None:
     if config.model == "fake":
         return
     if config.kv_cache_gb is not None and config.n_blocks < blocks:
-        token = config.shape.kv_bytes_per_token(config.dtype)
+        token = config.shape.kv_bytes_per_token(config.kept_as)
         need = blocks * config.block_size * token
         raise ValueError(
             f"kv_cache_gb {config.kv_cache_gb:g} holds {config.n_blocks} blocks of "

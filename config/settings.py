@@ -133,6 +133,11 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
                                                            "gpu_memory_utilization leaves",
         gt=0, allow_inf_nan=False,
     )  # fmt: skip
+    kv_dtype: Literal["auto", "int8"] = setting(
+        "auto",
+        "CPU: keys and values are kept as --dtype says (auto), or as int8 with a scale for each "
+        "token and head: half of bfloat16's memory",
+    )
     kv_blocks: int | None = setting(
         None, "KV blocks in the pool, instead of what kv_cache_gb holds", "none", ge=1
     )
@@ -298,8 +303,13 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         return self.kv_blocks is not None or self.kv_cache_gb is not None
 
     @property
+    def kept_as(self) -> str:
+        """The type of keys and values in the cache."""
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
     def block_bytes(self) -> int:
-        return self.block_size * self.shape.kv_bytes_per_token(self.dtype)
+        return self.block_size * self.shape.kv_bytes_per_token(self.kept_as)
 
     @property
     def kv_bytes(self) -> int:

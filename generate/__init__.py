@@ -88,14 +88,15 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
 
 def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedGenerator:
     """The engine on a pool of n_blocks, captured where it can be, and warm."""
+    import torch
+
     from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
     from generate.cached import CachedGenerator
     from generate.sampling import sample, sample_on_cpu
     from model import KVCache
 
-    cache = KVCache(
-        config.shape, n_blocks, config.block_size, model.wte.weight.dtype, config.device
-    )
+    dtype = getattr(torch, config.kept_as)
+    cache = KVCache(config.shape, n_blocks, config.block_size, dtype, config.device)
     max_tokens = config.max_batch_size + config.token_budget
     attention: Attention = PlainAttention(cache)
     if config.attention == "kernel":

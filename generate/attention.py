@@ -35,8 +35,9 @@ class _Span:
 
     first: int
     end: int
-    # slots of all tokens up to the last query; None: the row has no blocks any more
-    live: slice | Tensor | None
+    # that hold the tokens up to the last query; None: the row has no blocks any more
+    blocks: Tensor | None
+    length: int  # tokens up to the last query
     # which live tokens each query sees, for a chunk that is not the first; bool [T, L]
     mask: Tensor | None
 
@@ -49,33 +50,34 @@ class PlainAttention:
     def prepare(self, rows: list[Row]) -> Attend:
         n = 0  # tokens so far
         stored: list[int] = []  # indices into the flat list of the tokens that have a slot
-        slots: list[int] = []
+        slots: list[Tensor] = []  # of these
         spans: list[_Span] = []
         for row in rows:
             first, end = n, row.start + row.n_tokens
             n += row.n_tokens
+            blocks = None
             if row.blocks:
                 stored += range(first, n)
-                slots += self._cache.slots(row.blocks, row.start, end)
-            spans.append(_Span(first, n, self._live(row, end), self._mask(row, end)))
-        write_to = self._tensor(slots)
-        write_from = None if len(stored) == n else self._tensor(stored)
+                slots.append(self._cache.slots(row.blocks, row.start, end))
+                used = row.blocks[: -(-end // self._cache.block_size)]
+                blocks = torch.tensor(used, device=self._device)
+            spans.append(_Span(first, n, blocks, end, self._mask(row, end)))
+        write_to = torch.cat(slots, 1) if slots else None
+        write_from = torch.tensor(stored, device=self._device)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            q, k, v = qkv.unbind(1)  # 3 × [T, H, D]
-            if write_from is None:
-                self._cache.write(layer, write_to, k, v)
-            else:
-                self._cache.write(layer, write_to, k[write_from], v[write_from])
-            q, v = q.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, H, T, D]
+            if write_to is not None:
+                self._cache.write(layer, write_to, qkv[write_from, 1:])
+            q, _, v = qkv.transpose(0, 2)[None].unbind(2)  # 3 × [1, H, T, D]
             answers = []
             for span in spans:
                 queries = q[:, :, span.first : span.end]
                 # an idle row whose cache was given back attends to itself alone
-                if span.live is None:
+                if span.blocks is None:
                     answers.append(v[:, :, span.first : span.end])
                     continue
-                keys, values = self._cache.read(layer, span.live)
+                kv = self._cache.read(layer, span.blocks, span.length).to(qkv.dtype)
+                keys, values = kv[:, None]  # 2 × [1, H, L, D]
                 causal = span.mask is None and span.end - span.first > 1
                 answers.append(
                     F.scaled_dot_product_attention(
@@ -86,23 +88,11 @@ class PlainAttention:
 
         return attend
 
-    def _live(self, row: Row, end: int) -> slice | Tensor | None:
-        blocks, size = row.blocks, self._cache.block_size
-        if not blocks:
-            return None
-        used = -(-end // size)
-        if blocks[:used] == [*range(blocks[0], blocks[0] + used)]:  # no gathering
-            return slice(blocks[0] * size, blocks[0] * size + end)
-        return self._tensor(self._cache.slots(blocks, 0, end))
-
     def _mask(self, row: Row, end: int) -> Tensor | None:
         if row.n_tokens == 1 or row.start == 0:
             return None
         queries = torch.arange(row.start, end, device=self._device)[:, None]
         return torch.arange(end, device=self._device)[None] <= queries
-
-    def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
 class KernelAttention:
@@ -110,14 +100,17 @@ class KernelAttention:
 
     def __init__(self, cache: KVCache):
         library = kernels.load()
-        dtype = cache.layers[0].dtype
         self._kernel = {
             torch.float32: library.paged_attention_float32,
             torch.bfloat16: library.paged_attention_bfloat16,
-        }[dtype]
-        self._cache = cache
-        self._addresses = [(keys.data_ptr(), values.data_ptr()) for keys, values in cache.layers]
-        *_, self._n_head, self._n_slots, self._head_size = cache.layers[0].shape
+            torch.int8: library.paged_attention_int8,
+        }[cache.layers[0].dtype]
+        scales = cache.scales or [None] * len(cache.layers)
+        self._addresses = [
+            (layer.data_ptr(), None if scale is None else scale.data_ptr())
+            for layer, scale in zip(cache.layers, scales)
+        ]
+        self._cache = cache  # keeps the addresses valid
 
     def prepare(self, rows: list[Row]) -> Attend:
         positions, tables, blocks = array("q"), array("q"), array("q")
@@ -128,25 +121,26 @@ class KernelAttention:
         n_threads = torch.get_num_threads()
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
+            dtype = qkv.dtype
+            if self._cache.scales is not None:
+                qkv = qkv.float()
             qkv = qkv.contiguous()  # the kernel is told an address and no strides
-            y = qkv.new_empty(qkv[:, 0].shape)  # [T, H, D]
-            keys, values = self._addresses[layer]
+            n_tokens, _, n_head, head_size = qkv.shape
+            y = qkv.new_empty(n_tokens, n_head, head_size)  # [T, H, D]
             self._kernel(
                 qkv.data_ptr(),
                 y.data_ptr(),
-                keys,
-                values,
+                *self._addresses[layer],
                 positions.buffer_info()[0],
                 tables.buffer_info()[0],
                 blocks.buffer_info()[0],
-                len(positions),
-                self._n_head,
-                self._n_slots,
+                n_tokens,
+                n_head,
                 self._cache.block_size,
-                self._head_size,
+                head_size,
                 n_threads,
             )
-            return y
+            return y.to(dtype)
 
         return attend
 
@@ -164,11 +158,7 @@ class TritonAttention:
         self._kernel = paged_attention
         self._cache = cache
         layer = cache.layers[0]
-        self._buffer = Buffer(
-            paged_attention.TILE * max_tokens + layer.shape[3] // cache.block_size,
-            "i",
-            layer.device,
-        )
+        self._buffer = Buffer(paged_attention.TILE * max_tokens + len(layer), "i", layer.device)
 
     def prepare(self, rows: list[Row]) -> Attend:
         most, size = self._kernel.QUERIES, self._kernel.TILE
@@ -188,8 +178,6 @@ class TritonAttention:
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             cache = self._cache.layers[layer]
-            return self._kernel.paged_attention(
-                qkv, cache, tiles_at, tables_at, n_tiles, self._cache.block_size
-            )
+            return self._kernel.paged_attention(qkv, cache, tiles_at, tables_at, n_tiles)
 
         return attend

@@ -138,8 +138,12 @@ def load() -> ctypes.CDLL:
         raise KernelUnavailable(
             f"the C++ kernels cannot be loaded beside torch's OpenMP ({error}); reinstall torch"
         ) from None
-    for function in (library.paged_attention_float32, library.paged_attention_bfloat16):
-        function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 2
+    for function in (
+        library.paged_attention_float32,
+        library.paged_attention_bfloat16,
+        library.paged_attention_int8,
+    ):
+        function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
         function.restype = None
     for function in (library.linear_float32, library.linear_bfloat16):
         function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2

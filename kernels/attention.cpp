@@ -2,9 +2,10 @@
 // batching; Orca, OSDI 2022, section 3.2).
 //
 // PyTorch's own attention wants rows of one length: it pads and masks, or is called once a row.
-// This loop stores each token's key and value and then reads exactly the live ones of its row,
-// block by block. Reading them from memory is what bounds it, so the code is portable and the
-// compiler does the vectors.
+// This loop stores each token's key and value and then reads exactly the live ones of its row.
+// Reading them from memory is what bounds it. The keys of all heads of a block lie together, and so
+// do its values: a thread takes a row and some heads, reads tens of consecutive kilobytes from each
+// block, and has the next block on its way meanwhile, wherever it lies.
 //
 // Built by kernels/__init__.py. Sums are float, and a token's result depends on its own row alone:
 // neighbours in the batch, the number of threads and where the blocks lie change no bit of it.
@@ -19,64 +20,203 @@
 
 const int LARGEST_HEAD = 256;
 const int CHUNK = 96;  // queries of one row that share what they read: some passes of multiply_all
-// keys: far enough for memory to answer in time; the hardware's prefetcher stops at every page
-const int AHEAD = 16;
 
+// A layer's keys and values: [n_blocks, 2, n_head, block_size, head_size] of T; int8 ones have a
+// scale each: [n_blocks, 2, n_head, block_size].
 template <typename T>
-static inline void prefetch(const T* row, int head_size) {
-    const char* line = (const char*)(row + AHEAD * head_size);
-    for (int i = 0; i < head_size * int(sizeof(T)); i += CACHE_LINE) __builtin_prefetch(line + i);
+struct Cache {
+    static const bool SCALED = sizeof(T) == 1;
+    T* layer;
+    float* scales;
+    int64_t n_head, block_size;
+    int head_size;
+    T* keys(int64_t block, int64_t head) const {
+        return layer + (block * 2 * n_head + head) * block_size * head_size;
+    }
+    T* values(int64_t block, int64_t head) const { return keys(block, n_head + head); }
+    float* scale(const T* at) const { return scales + (at - layer) / head_size; }
+    float factor(const T* at) const { return SCALED ? *scale(at) : 1; }
+};
+
+// One token's key or value of one head, kept as it is or as the nearest of 255 multiples of the
+// largest number's 127th part. model.py's KVCache comes to the same bytes.
+template <typename T>
+static void keep(const T* x, const Cache<T>& cache, T* at) {
+    std::memcpy(at, x, cache.head_size * sizeof(T));
+}
+static void keep(const float* x, const Cache<int8_t>& cache, int8_t* at) {
+    float largest = 0;
+    #pragma omp simd reduction(max : largest)
+    for (int d = 0; d < cache.head_size; d++) largest = std::max(largest, std::abs(x[d]));
+    const float steps = largest < 1e-30f ? 0 : 127 / largest;
+    *cache.scale(at) = largest * (1 / 127.0f);
+    #pragma omp simd
+    for (int d = 0; d < cache.head_size; d++) at[d] = int8_t(std::rint(x[d] * steps));
 }
 
-// y = softmax(q K / √D) V: one query against tokens 0 … length − 1 of its row.
-// keys, values: [slots, D].
-template <typename T>
-static inline void attend(const T* query, const T* keys, const T* values, const int64_t* blocks,
-                          int64_t block_size, int64_t length, int head_size, float* weights, T* y) {
-    float q[LARGEST_HEAD], sum[LARGEST_HEAD] = {0},
-          largest = std::numeric_limits<float>::lowest(), total = 0;
-    for (int d = 0; d < head_size; d++) q[d] = float(query[d]) / std::sqrt(float(head_size));
-    for (int64_t start = 0; start < length; start += block_size) {
-        const T* key = keys + blocks[start / block_size] * block_size * head_size;
-        const int64_t n = std::min(block_size, length - start);
-        for (int64_t i = 0; i < n; i++, key += head_size) {
-            prefetch(key, head_size);
+static inline Vector load(const int8_t* p) {
+    Ints wide;  // by the instruction: compilers may take the bytes one by one
+#if defined __AVX512F__
+    wide = (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined __AVX2__
+    wide = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    for (int l = 0; l < LANES; l++) wide[l] = p[l];
+#endif
+    return __builtin_convertvector(wide, Vector);
+}
+
+static inline void prefetch(const void* at, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char*)at + i, 0, 2);
+}
+
+// parts[0][i] = the sum of all lanes of parts[i], 2 × width of them.
+template <int width>
+static inline void fold(Vector* parts) {
+    Ints low, high;  // lane l: l without and with `width`, of the second vector where l has it
+    for (int l = 0; l < LANES; l++) {
+        low[l] = (l & ~width) + (l & width ? LANES : 0);
+        high[l] = low[l] + width;
+    }
+    #pragma GCC unroll 16
+    for (int i = 0; i < width; i++)
+        parts[i] = __builtin_shuffle(parts[i], parts[i + width], low) +
+                   __builtin_shuffle(parts[i], parts[i + width], high);
+    if constexpr (width > 1) fold<width / 2>(parts);
+}
+
+// One query of T and up to LANES consecutive keys, then values, of E, of one head.
+template <typename T, typename E, int size>
+struct Head {
+    static void multiply(const T* query, const E* keys, int n, int head_size, float* dots) {
+        for (int i = 0; i < n; i++, keys += head_size) {
             float dot = 0;
             #pragma omp simd reduction(+ : dot)
-            for (int d = 0; d < head_size; d++) dot += q[d] * float(key[d]);
-            weights[start + i] = dot;
+            for (int d = 0; d < head_size; d++) dot += float(query[d]) * float(keys[d]);
+            dots[i] = dot;
         }
     }
-    #pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < length; i++) largest = std::max(largest, weights[i]);
-    #pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < length; i++) total += weights[i] = std::exp(weights[i] - largest);
-    for (int64_t start = 0; start < length; start += block_size) {
-        const T* value = values + blocks[start / block_size] * block_size * head_size;
-        const int64_t n = std::min(block_size, length - start);
-        for (int64_t i = 0; i < n; i++, value += head_size) {
-            prefetch(value, head_size);
+    static void add(const float* weights, const E* values, int n, int head_size, float* sums) {
+        for (int i = 0; i < n; i++, values += head_size)
             #pragma omp simd
-            for (int d = 0; d < head_size; d++) sum[d] += weights[start + i] * float(value[d]);
-        }
+            for (int d = 0; d < head_size; d++) sums[d] += weights[i] * float(values[d]);
     }
-    for (int d = 0; d < head_size; d++) y[d] = T(sum[d] / total);
+    static void finish(const float* sums, int head_size, T* y) {
+        for (int d = 0; d < head_size; d++) y[d] = T(sums[d]);
+    }
+};
+
+// The same of a size that fills whole vectors, known to the compiler. Query, Kept: what is loaded, T
+// and E or Pairs of them; the sums of a vector of Pairs are two, of the first and of the second of
+// each.
+static inline void add_scaled(Vector* sums, float weight, Vector values) {
+    sums[0] = multiply_add(sums[0], weight, values);
+}
+static inline void add_scaled(Vector* sums, float weight, Bits values) {
+    sums[0] = multiply_add(sums[0], weight, first(values));
+    sums[1] = multiply_add(sums[1], weight, second(values));
+}
+template <typename T, typename Query, typename E, typename Kept, int size>
+struct WholeHead {
+    static const int EACH = sizeof(Kept) / sizeof(E), N = size / EACH / LANES;
+    static void multiply(const T* query, const E* keys, int n, int, float* dots) {
+        Vector parts[LANES] = {};
+        decltype(load((const Query*)query)) q[N];
+        for (int j = 0; j < N; j++) q[j] = load((const Query*)query + j * LANES);
+        for (int i = 0; i < n; i++, keys += size)
+            #pragma GCC unroll 8
+            for (int j = 0; j < N; j++)
+                parts[i] = multiply_add(parts[i], q[j], load((const Kept*)keys + j * LANES));
+        fold<LANES / 2>(parts);
+        std::memcpy(dots, parts, n * sizeof(float));
+    }
+    static void add(const float* weights, const E* values, int n, int, float* sums) {
+        Vector sum[N * EACH];
+        #pragma GCC unroll 8
+        for (int j = 0; j < N * EACH; j++) sum[j] = load(sums + j * LANES);
+        for (int i = 0; i < n; i++, values += size)
+            #pragma GCC unroll 8
+            for (int j = 0; j < N; j++)
+                add_scaled(sum + j * EACH, weights[i], load((const Kept*)values + j * LANES));
+        #pragma GCC unroll 8
+        for (int j = 0; j < N * EACH; j++) store(sums + j * LANES, sum[j]);
+    }
+    static void finish(const float* sums, int, T* y) {
+        for (int j = 0; j < N; j++)
+            for (int e = 0; e < EACH; e++)
+                for (int l = 0; l < LANES; l++)
+                    y[(j * LANES + l) * EACH + e] = T(sums[(j * EACH + e) * LANES + l]);
+    }
+};
+template <> struct Head<float, float, 64> : WholeHead<float, float, float, float, 64> {};
+template <> struct Head<BFloat16, BFloat16, 64> : WholeHead<BFloat16, Pair, BFloat16, Pair, 64> {};
+template <> struct Head<float, int8_t, 64> : WholeHead<float, float, int8_t, int8_t, 64> {};
+
+// y = softmax(q K / √D) V: one query of each of n_heads heads, from `head` on, against tokens
+// 0 … length − 1 of its row. query, y: [n_heads, D]. size: D, or 0.
+template <int size, typename T, typename E>
+static void attend(const T* query, const Cache<E>& cache, const int64_t* blocks, int64_t length,
+                   int64_t head, int64_t n_heads, std::vector<float>& scratch, T* y) {
+    typedef Head<T, E, size> Kind;
+    const int D = size ? size : cache.head_size;
+    const float scale = 1 / std::sqrt(float(D));
+    const int64_t block_size = cache.block_size, stride = (length + LANES - 1) / LANES * LANES;
+    scratch.assign(n_heads * (stride + D), 0);
+    float *weights = scratch.data(), *sums = weights + n_heads * stride;  // of each head
+    // Calls of(h, first token, n, where their keys or values lie) for all live tokens, up to LANES
+    // at a time, in the order in which they lie in memory; the same place of the block after each
+    // is fetched meanwhile.
+    const auto each = [&](auto block_of, const E* after, auto of) {
+        for (int64_t start = 0; start < length; start += block_size) {
+            const int64_t n = std::min(block_size, length - start);
+            const E* block = block_of(start);
+            const E* next = start + block_size < length ? block_of(start + block_size) : after;
+            for (int64_t h = 0; h < n_heads; h++)
+                for (int64_t i = 0; i < n; i += LANES) {
+                    const int64_t at = (h * block_size + i) * D, m = std::min<int64_t>(LANES, n - i);
+                    prefetch(next + at, m * D * sizeof(E));
+                    if (cache.SCALED) prefetch(cache.scale(next + at), m * sizeof(float));
+                    of(h, start + i, int(m), block + at);
+                }
+        }
+    };
+    const auto keys = [&](int64_t at) { return cache.keys(blocks[at / block_size], head); };
+    const auto values = [&](int64_t at) { return cache.values(blocks[at / block_size], head); };
+    each(keys, values(0), [&](int64_t h, int64_t at, int n, const E* k) {
+        float* w = weights + h * stride + at;
+        Kind::multiply(query + h * D, k, n, D, w);
+        if (cache.SCALED)
+            for (int i = 0; i < n; i++) w[i] *= cache.scale(k)[i];
+    });
+    for (int64_t h = 0; h < n_heads; h++) {
+        float *w = weights + h * stride, largest = std::numeric_limits<float>::lowest(), total = 0;
+        #pragma omp simd reduction(max : largest)
+        for (int64_t i = 0; i < length; i++) largest = std::max(largest, w[i]);
+        #pragma omp simd reduction(+ : total)
+        for (int64_t i = 0; i < length; i++)  // exp is slow where it comes close to 0
+            total += w[i] = std::exp(std::max((w[i] - largest) * scale, -80.0f));
+        for (int64_t i = 0; i < length; i++) w[i] /= total;
+    }
+    each(values, values(0), [&](int64_t h, int64_t at, int n, const E* v) {
+        float* w = weights + h * stride + at;
+        if (cache.SCALED)
+            for (int i = 0; i < n; i++) w[i] *= cache.scale(v)[i];
+        Kind::add(w, v, n, D, sums + h * D);
+    });
+    for (int64_t h = 0; h < n_heads; h++) Kind::finish(sums + h * D, D, y + h * D);
 }
 
-// The same for n queries at positions first, first + 1, … of one row: two products for every PANEL
-// keys. queries, y: [n, stride], [n, y_stride].
-template <typename T>
-static void attend_chunk(const T* queries, int64_t stride, int64_t n, const T* keys,
-                         const T* values, const int64_t* blocks, int64_t block_size, int64_t first,
-                         int head_size, std::vector<float>& weights, T* y, int64_t y_stride) {
+// The same for n queries of one head at positions first, first + 1, … of one row: two products for
+// every PANEL keys. queries, y: [n, stride], [n, y_stride].
+template <typename T, typename E>
+static void attend_chunk(const T* queries, int64_t stride, int64_t n, const Cache<E>& cache,
+                         const int64_t* blocks, int64_t first, int64_t head,
+                         std::vector<float>& weights, T* y, int64_t y_stride) {
+    const int head_size = cache.head_size;
     const int64_t length = first + n, tiles = (length + PANEL - 1) / PANEL,
                   panels = (head_size + PANEL - 1) / PANEL;
     float q[CHUNK * LARGEST_HEAD], tile[PANEL * std::max(PANEL, LARGEST_HEAD)], total[CHUNK];
     float sums[CHUNK * (LARGEST_HEAD + PANEL)] = {0};  // [panels, n, PANEL]
-    const auto at = [&](const T* cache, int64_t position) {
-        return cache +
-               (blocks[position / block_size] * block_size + position % block_size) * head_size;
-    };
     for (int64_t r = 0; r < n; r++)
         for (int d = 0; d < head_size; d++)
             q[r * head_size + d] = float(queries[r * stride + d]) / std::sqrt(float(head_size));
@@ -85,8 +225,10 @@ static void attend_chunk(const T* queries, int64_t stride, int64_t n, const T* k
         const int64_t m = std::min<int64_t>(PANEL, length - j * PANEL);
         std::fill(tile, tile + head_size * PANEL, 0.0f);
         for (int64_t i = 0; i < m; i++) {
-            const T* key = at(keys, j * PANEL + i);
-            for (int d = 0; d < head_size; d++) tile[d * PANEL + i] = float(key[d]);
+            const int64_t position = j * PANEL + i;
+            const E* key = cache.keys(blocks[position / cache.block_size], head) +
+                           position % cache.block_size * head_size;
+            for (int d = 0; d < head_size; d++) tile[d * PANEL + i] = cache.factor(key) * float(key[d]);
         }
         multiply_all(q, n, head_size, tile, head_size, &weights[j * n * PANEL], nullptr, 0);
     }
@@ -109,12 +251,15 @@ static void attend_chunk(const T* queries, int64_t stride, int64_t n, const T* k
         for (int64_t p = 0; p < panels; p++) {
             const int width = std::min<int>(PANEL, head_size - p * PANEL);
             for (int64_t i = 0; i < m; i++) {
-                const T* value = at(values, j * PANEL + i) + p * PANEL;
-                for (int d = 0; d < width; d++) tile[i * PANEL + d] = float(value[d]);
+                const int64_t position = j * PANEL + i;
+                const E* value = cache.values(blocks[position / cache.block_size], head) +
+                                 position % cache.block_size * head_size;
+                for (int d = 0; d < width; d++)
+                    tile[i * PANEL + d] = cache.factor(value) * float(value[p * PANEL + d]);
                 std::fill(tile + i * PANEL + width, tile + (i + 1) * PANEL, 0.0f);
             }
-            multiply_all(&weights[j * n * PANEL], n, PANEL, tile, m, sums + p * n * PANEL, nullptr,
-                         0);
+            multiply_all(&weights[j * n * PANEL], n, PANEL, tile, m, sums + p * n * PANEL,
+                                nullptr, 0);
         }
     }
     for (int64_t r = 0; r < n; r++)
@@ -122,12 +267,12 @@ static void attend_chunk(const T* queries, int64_t stride, int64_t n, const T* k
             y[r * y_stride + d] = T(sums[(d / PANEL * n + r) * PANEL + d % PANEL] / total[r]);
 }
 
-template <typename T>
-static void paged_attention(const T* qkv, T* y, T* keys, T* values, const int64_t* positions,
+template <typename T, typename E>
+static void paged_attention(const T* qkv, T* y, E* layer, float* scales, const int64_t* positions,
                             const int64_t* tables, const int64_t* blocks, int64_t n_tokens,
-                            int64_t n_head, int64_t n_slots, int64_t block_size, int head_size,
-                            int n_threads) {
-    const int64_t width = n_head * head_size, of_a_head = n_slots * head_size;
+                            int64_t n_head, int64_t block_size, int head_size, int n_threads) {
+    const Cache<E> cache{layer, scales, n_head, block_size, head_size};
+    const int64_t width = n_head * head_size;
     // (first token, tokens): consecutive tokens of one row
     std::vector<std::pair<int64_t, int64_t>> chunks;
     for (int64_t t = 0; t < n_tokens; t++)
@@ -135,59 +280,54 @@ static void paged_attention(const T* qkv, T* y, T* keys, T* values, const int64_
             chunks.back().second++;
         else
             chunks.push_back({t, 1});
+    // heads of a task: as many as leave each thread some of every row
+    const int64_t group = (n_head + n_threads - 1) / n_threads,
+                  groups = (n_head + group - 1) / group, tasks = groups * chunks.size();
     #pragma omp parallel num_threads(n_threads)
     {
-        #pragma omp for collapse(2)
-        for (int64_t h = 0; h < n_head; h++)
-            for (int64_t t = 0; t < n_tokens; t++) {
-                if (tables[t] < 0) continue;
-                const int64_t block = blocks[tables[t] + positions[t] / block_size];
-                const int64_t at =
-                    h * of_a_head + (block * block_size + positions[t] % block_size) * head_size;
-                const T* key = qkv + (t * 3 + 1) * width + h * head_size;
-                std::memcpy(keys + at, key, head_size * sizeof(T));
-                std::memcpy(values + at, key + width, head_size * sizeof(T));
-            }
+        #pragma omp for
+        for (int64_t t = 0; t < n_tokens; t++) {
+            if (tables[t] < 0) continue;
+            const int64_t block = blocks[tables[t] + positions[t] / block_size],
+                          slot = positions[t] % block_size;
+            const T* key = qkv + (t * 3 + 1) * width;
+            for (int64_t h = 0; h < 2 * n_head; h++)  // the values follow the keys, here and there
+                keep(key + h * head_size, cache, cache.keys(block, h) + slot * head_size);
+        }
         // The threads meet here: a chunk's tokens see each other's keys.
-        std::vector<float> weights;
-        #pragma omp for collapse(2) schedule(dynamic, 4)
-        for (int64_t h = 0; h < n_head; h++)
-            for (size_t c = 0; c < chunks.size(); c++) {
-                const int64_t t = chunks[c].first, n = chunks[c].second, first = positions[t];
-                const T *query = qkv + t * 3 * width + h * head_size,
-                        *k = keys + h * of_a_head, *v = values + h * of_a_head;
-                T* answer = y + t * width + h * head_size;
-                const int64_t* table = blocks + tables[t];
-                if (tables[t] < 0) {
-                    std::memcpy(answer, query + 2 * width, head_size * sizeof(T));
-                } else if (n > 1) {
-                    attend_chunk(query, 3 * width, n, k, v, table, block_size, first, head_size,
-                                 weights, answer, width);
-                } else {
-                    weights.resize(first + 1);
-                    // every GPT-2: a number that the compiler knows unrolls the loops
-                    if (head_size == 64)
-                        attend(query, k, v, table, block_size, first + 1, 64, weights.data(),
-                               answer);
-                    else
-                        attend(query, k, v, table, block_size, first + 1, head_size, weights.data(),
-                               answer);
-                }
-            }
+        std::vector<float> scratch;
+        #pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < tasks; task++) {
+            const int64_t t = chunks[task / groups].first, n = chunks[task / groups].second;
+            const int64_t head = task % groups * group, n_heads = std::min(group, n_head - head),
+                          first = positions[t];
+            const T* query = qkv + t * 3 * width + head * head_size;
+            T* answer = y + t * width + head * head_size;
+            const int64_t* table = blocks + tables[t];
+            if (tables[t] < 0)
+                std::memcpy(answer, query + 2 * width, n_heads * head_size * sizeof(T));
+            else if (n > 1)
+                for (int64_t h = 0; h < n_heads; h++)
+                    attend_chunk(query + h * head_size, 3 * width, n, cache, table, first, head + h,
+                                 scratch, answer + h * head_size, width);
+            else if (head_size == 64)  // every GPT-2
+                attend<64>(query, cache, table, first + 1, head, n_heads, scratch, answer);
+            else
+                attend<0>(query, cache, table, first + 1, head, n_heads, scratch, answer);
+        }
     }
 }
 
-// qkv: [n_tokens, 3, n_head, head_size]; y: [n_tokens, n_head, head_size];
-// keys, values: [n_head, n_slots, head_size]. positions, tables: [n_tokens]: a token's place in its
-// row, and where in `blocks` the KV blocks of its row begin; −1: the row has no blocks, and the
-// token attends to itself alone.
-#define EXPORT(name, T)                                                                            \
-    extern "C" void name(const T* qkv, T* y, T* keys, T* values, const int64_t* positions,         \
+// qkv: [n_tokens, 3, n_head, head_size]; y: [n_tokens, n_head, head_size]; layer, scales: a Cache.
+// positions, tables: [n_tokens]: a token's place in its row, and where in `blocks` the KV blocks of
+// its row begin; −1: the row has no blocks, and the token attends to itself alone.
+#define EXPORT(name, T, E)                                                                         \
+    extern "C" void name(const T* qkv, T* y, E* layer, float* scales, const int64_t* positions,    \
                          const int64_t* tables, const int64_t* blocks, int64_t n_tokens,           \
-                         int64_t n_head, int64_t n_slots, int64_t block_size, int head_size,       \
-                         int n_threads) {                                                          \
-        paged_attention(qkv, y, keys, values, positions, tables, blocks, n_tokens, n_head,         \
-                        n_slots, block_size, head_size, n_threads);                                \
+                         int64_t n_head, int64_t block_size, int head_size, int n_threads) {       \
+        paged_attention(qkv, y, layer, scales, positions, tables, blocks, n_tokens, n_head,        \
+                        block_size, head_size, n_threads);                                         \
     }
-EXPORT(paged_attention_float32, float)
-EXPORT(paged_attention_bfloat16, BFloat16)
+EXPORT(paged_attention_float32, float, float)
+EXPORT(paged_attention_bfloat16, BFloat16, BFloat16)
+EXPORT(paged_attention_int8, float, int8_t)

@@ -39,7 +39,7 @@ def _accumulate(q, k, v, visible, best, total, y, SCALE: tl.constexpr, PRECISION
 
 @triton.jit
 def attention_kernel(
-    qkv, out, cache, tiles, tables, n_slots,
+    qkv, out, cache, tiles, tables,
     SCALE: tl.constexpr, N_HEAD: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr,
     DTYPE: tl.constexpr, PRECISION: tl.constexpr,
@@ -57,14 +57,13 @@ def attention_kernel(
     q = tl.load(qkv + own, mask=mine, other=0.0).to(DTYPE)
 
     # keep what is new for the next iterations
-    keys = cache + head.to(tl.int64) * n_slots * HEAD
-    values = keys + N_HEAD * HEAD * n_slots.to(tl.int64)
+    keys = cache + head * BLOCK_SIZE * HEAD
+    values = keys + N_HEAD * BLOCK_SIZE * HEAD
     home = tl.load(
         tables + table + (position + at) // BLOCK_SIZE, mask=(at < n) & (table >= 0), other=0
     )
-    kept_at = (home.to(tl.int64) * BLOCK_SIZE + (position + at) % BLOCK_SIZE)[
-        :, None
-    ] * HEAD + feature[None, :]
+    slot = home.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + (position + at) % BLOCK_SIZE
+    kept_at = slot[:, None] * HEAD + feature[None, :]
     kept = mine & (table >= 0)
     tl.store(keys + kept_at, tl.load(qkv + own + N_HEAD * HEAD, mask=mine, other=0.0), mask=kept)
     tl.store(
@@ -78,9 +77,9 @@ def attention_kernel(
     for start in range(0, cached, KEYS):
         there = start + step < cached
         block = tl.load(tables + table + (start + step) // BLOCK_SIZE, mask=there, other=0)
-        slot = block.to(tl.int64) * BLOCK_SIZE + (start + step) % BLOCK_SIZE
+        live = block.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + (start + step) % BLOCK_SIZE
         place, known = (
-            slot[:, None] * HEAD + feature[None, :],
+            live[:, None] * HEAD + feature[None, :],
             there[:, None] & (feature < HEAD)[None, :],
         )
         k = tl.load(keys + place, mask=known, other=0.0).to(DTYPE)
@@ -101,14 +100,14 @@ def attention_kernel(
 
 
 def paged_attention(
-    qkv: Tensor, cache: Tensor, tiles: Tensor, tables: Tensor, n_tiles: int, block_size: int
+    qkv: Tensor, cache: Tensor, tiles: Tensor, tables: Tensor, n_tiles: int
 ) -> Tensor:
     """Return y: [T, H, D] of qkv: [T, 3, H, D], and store the new keys and values in `cache`.
 
-    cache: [2, 1, H, S, D]. tiles: int32, TILE for each tile: its first token in T, its tokens (0:
-    nothing to do), the tokens that its row has in the cache, the position of its first token, and
-    where its row's blocks begin in `tables`: int32 (-1: it has none, and nothing is stored). The
-    tiles must cover T.
+    cache: [blocks, 2, H, block size, D]. tiles: int32, TILE for each tile: its first token in T,
+    its tokens (0: nothing to do), the tokens that its row has in the cache, the position of its
+    first token, and where its row's blocks begin in `tables`: int32 (-1: it has none, and nothing
+    is stored). The tiles must cover T.
     """
     n_tokens, _, n_head, head_size = qkv.shape
     qkv = qkv.contiguous()  # the kernel is told an address and no strides
@@ -120,12 +119,11 @@ def paged_attention(
         cache,
         tiles,
         tables,
-        cache.shape[3],
         SCALE=head_size**-0.5,
         N_HEAD=n_head,
         HEAD=head_size,
         WIDTH=max(16, triton.next_power_of_2(head_size)),
-        BLOCK_SIZE=block_size,
+        BLOCK_SIZE=cache.shape[3],
         QUERIES=QUERIES,
         KEYS=KEYS,
         TILE=TILE,

@@ -37,8 +37,7 @@ class BlockPool:
     nobody refers to it, until it is needed for something else: the one unused for longest first.
 
     Free blocks that hold nothing are sorted ranges, so that a request gets consecutive ones when
-    there are any: the plain PyTorch attention reads a row's keys and values as one slice then,
-    without gathering them.
+    there are any: memory is read a little faster in order.
     """
 
     def __init__(self, n_blocks: int):

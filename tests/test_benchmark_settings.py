@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import agreement, burst, engine, gpu, huggingface, long_prompt
+from benchmarks import agreement, attention, burst, engine, gpu, huggingface, long_prompt
 from benchmarks.common import NO_HTTP, run
 from config import ONLY_OVER_HTTP, Config
 
@@ -61,6 +61,11 @@ def test_only_settings_with_an_effect_are_recorded(
         "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches",
         "preferred_batch_sizes",
     }  # fmt: skip
+    rows = ["--rows", "1,2", "--contexts", "20", "--repeats", "1"]
+    found = last_line(attention.main, [*small[:2], *small[4:], *rows], monkeypatch, capsys)
+    assert set(found["config"]) == {"model", "device", "dtype", "threads", "block_size", "kv_dtype"}
+    assert [point["bytes"] for point in found["points"]] == [n * 20 * 2 * 16 * 4 for n in (1, 2)]
+    assert all(min(point["bytes_per_s"].values()) > 0 for point in found["points"])
     theirs = last_line(huggingface.main, [*small, "--n", "1"], monkeypatch, capsys)["config"]
     assert set(theirs) == {"model", "weights", "weights_seed", "dtype", "device", "threads"}
 

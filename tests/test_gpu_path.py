@@ -96,7 +96,7 @@ for name, dtype in (("bf16", tl.bfloat16), ("fp32", tl.float32)):
     sizes = {"N_HEAD": 16, "HEAD": 64, "WIDTH": 64, "BLOCK_SIZE": 16}
     sizes |= {"QUERIES": QUERIES, "KEYS": KEYS, "TILE": TILE}
     for kernel, pointers, constants in (
-        (attention_kernel, {"tiles": "*i32", "tables": "*i32", "n_slots": "i32"},
+        (attention_kernel, {"tiles": "*i32", "tables": "*i32"},
          {"SCALE": 0.125, "DTYPE": dtype, "PRECISION": "ieee", **sizes}),
         (add_norm_kernel, {}, {"WIDTH": 1600, "POWER": 2048, "EPSILON": 1e-5}),
     ):

@@ -4,128 +4,21 @@ cannot be built.
 
 from __future__ import annotations
 
-import random
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 import config
 import kernels
-from generate.attention import KernelAttention, PlainAttention
 from generate.linear import KernelLinear, OneDNNLinear
-from model import KVCache
-from scheduling.inference import Inference, Row
 from shapes import Shape
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02}  # of values around 1; bfloat16 keeps 8 bits
 DTYPES = list(TOLERANCE)
-
-
-def rows_of(
-    rng: random.Random, n_rows: int, block_size: int, n_blocks: int, most: int
-) -> list[Row]:
-    """A ragged batch: decode rows, first chunks and later ones, idle rows without blocks; blocks
-    anywhere in the pool.
-    """
-    free = rng.sample(range(n_blocks), n_blocks)
-    rows = []
-    for _ in range(n_rows):
-        end = rng.choice([1, block_size, block_size + 1, rng.randint(1, most)])
-        n_tokens = min(end, rng.choice([1, 1, 1, end, rng.randint(1, 40)]))
-        blocks = [free.pop() for _ in range(-(-end // block_size))]
-        rows.append(
-            Row(
-                Inference([0] * end, 1),
-                end - n_tokens,
-                n_tokens,
-                sorted(blocks),
-                samples=True,
-                idle=False,
-            )
-        )
-    rows.insert(n_rows // 2, Row(Inference([0], 1), 0, 1, [], samples=True, idle=True))
-    return rows
-
-
-def filled_cache(shape: Shape, n_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
-    cache = KVCache(shape, n_blocks, block_size, dtype, "cpu")
-    for layer in cache.layers:
-        layer.normal_(generator=torch.Generator().manual_seed(1))
-    return cache
-
-
-def random_qkv(rows: list[Row], shape: Shape, dtype: torch.dtype) -> Tensor:
-    n = sum(row.n_tokens for row in rows)
-    return torch.randn(
-        n, 3, shape.n_head, shape.head_size, generator=torch.Generator().manual_seed(2)
-    ).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("n_rows", "block_size", "head_size", "most"),
-    [
-        (1, 16, 64, 1024),
-        (64, 16, 64, 300),
-        (5, 1, 16, 50),
-        (7, 4, 10, 90),
-        (3, 64, 128, 200),
-        (4, 1024, 64, 1024),
-    ],
-)
-def test_the_attention_kernel_equals_pytorchs(
-    dtype: torch.dtype, n_rows: int, block_size: int, head_size: int, most: int
-) -> None:
-    shape = Shape(n_layer=2, n_head=3, n_embd=3 * head_size)
-    n_blocks = n_rows * (most // block_size + 1) + 1
-    for seed in range(5):
-        rows = rows_of(random.Random(seed), n_rows, block_size, n_blocks, most)
-        qkv = random_qkv(rows, shape, dtype)
-        ours, plain = (filled_cache(shape, n_blocks, block_size, dtype) for _ in range(2))
-        found, expected = KernelAttention(ours).prepare(rows), PlainAttention(plain).prepare(rows)
-        for layer in range(shape.n_layer):
-            assert (found(layer, qkv) - expected(layer, qkv)).abs().max() < TOLERANCE[dtype]
-        assert all(torch.equal(a, b) for a, b in zip(ours.layers, plain.layers)), (
-            "other keys and values were stored"
-        )
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_attention_of_a_row_is_the_same_to_the_bit_alone_and_among_others(
-    dtype: torch.dtype,
-) -> None:
-    shape = Shape(n_layer=1, n_head=4, n_embd=256)
-    rows = rows_of(random.Random(0), 20, 16, 200, 150)
-    qkv = random_qkv(rows, shape, dtype)
-    together = KernelAttention(filled_cache(shape, 200, 16, dtype)).prepare(rows)(0, qkv)
-    first = 0
-    for row in rows:
-        mine = slice(first, first := first + row.n_tokens)
-        alone = KernelAttention(filled_cache(shape, 200, 16, dtype)).prepare([row])(
-            0, qkv[mine].contiguous()
-        )
-        assert torch.equal(alone, together[mine])
-
-
-def test_attention_reads_nothing_but_the_rows_own_live_tokens() -> None:
-    shape = Shape(n_layer=1, n_head=2, n_embd=128)
-    cache = KVCache(shape, 8, 16, torch.float32, "cpu")
-    cache.layers[0].fill_(float("nan"))  # what a former owner left behind
-    rows = [
-        Row(Inference([0] * 20, 1), 0, 20, [5, 2], True, False),
-        Row(Inference([0], 1), 0, 1, [7], True, False),
-    ]
-    assert (
-        KernelAttention(cache)
-        .prepare(rows)(0, random_qkv(rows, shape, torch.float32))
-        .isfinite()
-        .all()
-    )
 
 
 @pytest.fixture(params=[1, 2])
