@@ -26,7 +26,7 @@ def refuse_what_does_not_fit(config: Config) -> None:
             f"max_model_len {config.max_model_len} is beyond the {shape.n_ctx} positions of "
             f"{config.model}; lower it"
         )
-    for name in ("attention", "linear", "sampler"):
+    for name in ("attention", "linear", "sampler", "norms"):
         if (value := getattr(config, name)) in ("kernel", "onednn") and config.device != "cpu":
             raise ValueError(
                 f"{name} {value} runs on a CPU alone; leave {flag(name)} out, or use --device cpu"

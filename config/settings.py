@@ -107,10 +107,10 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         "sampling: kernel (our C++) or plain (PyTorch's)",
         "auto: kernel on a CPU with a C++ compiler",
     )
-    norms: Literal["triton", "plain"] = setting(
+    norms: Literal["kernel", "triton", "plain"] = setting(
         "plain",
-        "additions and norms: triton (ours for GPUs, both in one launch) or plain (PyTorch's)",
-        "auto: triton on a GPU",
+        "additions and norms: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's)",
+        "auto: kernel on a CPU with a C++ compiler, triton on a GPU",
     )
     max_batch_size: int = setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU", ge=1)
     decoder_batch_sizes: tuple[int, ...] = setting(
