@@ -35,7 +35,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "pruned_heads": (None, {}),
 }
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +75,31 @@ class Shape:
         head = self.head_size + 4 if kv_dtype == "int8" else self.head_size * DTYPE_BYTES[kv_dtype]
         return 2 * self.n_layer * self.n_head * head
 
-    def step_bytes(self, rows: int, context: int, dtype: str, kv_dtype: str) -> int:
+    def step_bytes(self, rows: int, context: int, weights: str, kv_dtype: str) -> int:
         """Bytes that an iteration of `rows` decode rows must read.
 
         They are every weight but the embeddings' rows, and live KV.
         """
-        weights = self.parameters - self.n_ctx * self.n_embd
-        return weights * DTYPE_BYTES[dtype] + rows * context * self.kv_bytes_per_token(kv_dtype)
+        read = self.parameters - self.n_ctx * self.n_embd
+        return read * DTYPE_BYTES[weights] + rows * context * self.kv_bytes_per_token(kv_dtype)
 
     def step_flops(self, rows: int, context: int) -> int:
         """Floating-point operations of such an iteration.
 
         They are two a weight and row, and two a key and value element.
         """
-        matrices = self.n_layer * 12 * self.n_embd**2 + self.vocab_size * self.n_embd
-        return 2 * rows * (matrices + 2 * context * self.n_layer * self.n_embd)
+        head = self.vocab_size * self.n_embd
+        return 2 * rows * (self._matrices + head + 2 * context * self.n_layer * self.n_embd)
 
-    def weight_bytes(self, dtype: str) -> int:
-        return self.parameters * DTYPE_BYTES[dtype]
+    def weight_bytes(self, dtype: str, weights: str) -> int:
+        """weights: the type of the linear layers'; the others are of dtype."""
+        others = self.parameters - self._matrices
+        return others * DTYPE_BYTES[dtype] + self._matrices * DTYPE_BYTES[weights]
+
+    @property
+    def _matrices(self) -> int:
+        """Elements of the linear layers' weights."""
+        return self.n_layer * 12 * self.n_embd**2
 
 
 SHAPES = {

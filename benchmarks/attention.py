@@ -24,7 +24,7 @@ import torch
 
 import kernels
 from benchmarks.common import configs, record, run
-from benchmarks.engine import decode_rows, numbers
+from benchmarks.engine import decode_rows, fill, numbers
 from config import Config, ConfigError, Parser
 from generate.attention import KernelAttention
 from model import KVCache
@@ -47,8 +47,7 @@ def measure(config: Config, n: int, context: int, repeats: int) -> dict[str, Any
     rows = decode_rows(n, context, config.block_size)
     n_blocks = sum(len(row.blocks) for row in rows)
     cache = KVCache(shape, n_blocks, config.block_size, getattr(torch, config.kept_as), "cpu")
-    for tensor in (*cache.layers, *(cache.scales or ())):
-        tensor.fill_(1)
+    fill(cache)
     attention, read_int64 = KernelAttention(cache), kernels.load().read_int64
     qkv = torch.randn(n, 3, shape.n_head, shape.head_size).to(getattr(torch, config.dtype))
 

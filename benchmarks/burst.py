@@ -56,7 +56,7 @@ def measure(
         "load_s": engine.load_s,
         "kv_blocks": engine.manager.snapshot().n_blocks,
         "resident_gb": psutil.Process().memory_info().rss / 1e9,
-        "weights_gb": config.shape.weight_bytes(config.dtype) / 1e9,
+        "weights_gb": config.shape.weight_bytes(config.dtype, config.multiplied_as) / 1e9,
         "kv_used_gb": most_blocks * config.block_bytes / 1e9,
     }
     # a GPU computes while this thread goes on: what a timer sees are launches

@@ -33,6 +33,7 @@ from config import ONLY_IN, Config, ConfigError, Parser
 from config.resolve import native_bfloat16
 from generate import load_generator
 from generate.cached import CachedGenerator
+from model import KVCache
 from scheduling.inference import Inference, Iteration, Row
 from weights import locate
 
@@ -66,6 +67,9 @@ class Machine:
         # where bfloat16 is not native, the kernels multiply in float32
         native = not self._cpu or native_bfloat16()
         self.dtype = torch.bfloat16 if config.dtype == "bfloat16" and native else torch.float32
+        self._multiply = torch.mm
+        if config.multiplied_as == "int8":
+            self.dtype, self._multiply = torch.int8, torch._int_mm
         if not self._cpu:
             most_bytes = GPU_BYTES
         self._array = torch.ones(most_bytes // 8, dtype=torch.int64, device=config.device)
@@ -90,7 +94,7 @@ class Machine:
             self._rates.get(size, 0.0), size / fastest(lambda: self._read(words), PROBES)
         )
         for a, b in self._products:
-            seconds = fastest(lambda a=a, b=b: a @ b, PROBES)  # type: ignore[misc]
+            seconds = fastest(lambda a=a, b=b: self._multiply(a, b), PROBES)  # type: ignore[misc]
             self.flops_per_s = max(
                 self.flops_per_s, 2 * a.shape[0] * a.shape[1] * b.shape[1] / seconds
             )
@@ -106,6 +110,14 @@ class Machine:
         return max(
             rate for size, rate in self._rates.items() if not self._cpu or size >= n_bytes // 8 * 8
         )
+
+
+def fill(cache: KVCache) -> None:
+    """Write every slot once: memory that never was written is all one page of zeros, which is read
+    from a cache.
+    """
+    for tensor in (*cache.layers, *(cache.scales or ())):
+        tensor.fill_(1)
 
 
 def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
@@ -149,10 +161,11 @@ def measure(
     config: Config, rows: list[int], contexts: list[int], prompts: list[int], repeats: int
 ) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
+    types = config.multiplied_as, config.kept_as
     # before the engine, which on a GPU takes what memory is left
     machine = Machine(
         config,
-        config.shape.step_bytes(max(rows), max(contexts), config.dtype, config.kept_as),
+        config.shape.step_bytes(max(rows), max(contexts), *types),
         max(rows),
     )
     start = time.perf_counter()
@@ -163,11 +176,12 @@ def measure(
         raise ConfigError(
             "the KV cache does not hold that many rows of that context; raise --kv-cache-gb"
         )
+    fill(generator.attention.cache)
     points: list[dict[str, Any]] = []
     mixed = []
     for context in contexts:
         for n in rows:
-            n_bytes = config.shape.step_bytes(n, context, config.dtype, config.kept_as)
+            n_bytes = config.shape.step_bytes(n, context, *types)
             machine.probe(n_bytes)
             seconds = step_seconds(generator, decode_rows(n, context, config.block_size), repeats)
             machine.probe(n_bytes)

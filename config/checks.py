@@ -26,7 +26,7 @@ def refuse_what_does_not_fit(config: Config) -> None:
             f"max_model_len {config.max_model_len} is beyond the {shape.n_ctx} positions of "
             f"{config.model}; lower it"
         )
-    for name in ("attention", "linear", "sampler"):
+    for name in ("attention", "linear", "sampler", "norms", "kv_dtype"):
         value = getattr(config, name)
         if value in ("kernel", "int8", "onednn") and config.device != "cpu":
             raise ValueError(
@@ -40,14 +40,6 @@ def refuse_what_does_not_fit(config: Config) -> None:
     for name in ("attention", "norms"):
         if getattr(config, name) == "triton" and config.device == "cpu":
             raise ValueError(f"{name} triton runs on a GPU alone; leave {flag(name)} out")
-    if config.kv_dtype == "int8" and config.device != "cpu":
-        raise ValueError(
-            "kv_dtype int8 runs on a CPU alone; leave --kv-dtype out, or use --device cpu"
-        )
-    if config.kv_dtype == "int8" and config.generator == "naive":
-        raise ValueError(
-            "kv_dtype is the cached engine's; leave --kv-dtype or --generator naive out"
-        )
     if config.attention == "kernel" and shape.head_size > kernels.LARGEST_HEAD:
         raise ValueError(
             f"attention kernel takes heads of at most {kernels.LARGEST_HEAD}; use --attention plain"
@@ -91,7 +83,7 @@ def refuse_what_does_not_fit(config: Config) -> None:
     if config.device == "cuda":  # what is free there is known once the weights are
         return
     weights, kv, memory = (
-        shape.weight_bytes(config.dtype),
+        shape.weight_bytes(config.dtype, config.multiplied_as),
         config.kv_bytes,
         psutil.virtual_memory().total,
     )

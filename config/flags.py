@@ -24,10 +24,11 @@ from config.settings import ONLY_ON_GPU, POOL_SIZES, Config, ConfigError
 from config.tables import NEEDS, ONLY_IN, flag, meaningful
 from scheduling.policies import MODES
 
+OPERATIONS = ("attention", "linear", "sampler", "norms")
 # what has no meaning with an engine without a KV cache, and with none at all
 UNUSED = {
-    ("generator", "naive"): ("attention", "linear", "sampler", "norms", "prefix_caching"),
-    ("model", "fake"): ("attention", "linear", "sampler", "norms"),
+    ("generator", "naive"): (*OPERATIONS, "kv_dtype", "prefix_caching"),
+    ("model", "fake"): (*OPERATIONS, "kv_dtype"),
 }
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
 

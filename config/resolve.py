@@ -69,7 +69,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         resolved["request_log"] = str(Path(path).expanduser().absolute())
     if not gpu and model != "fake" and resolved.get("generator") != "naive":
         reason = kernels.why_unavailable()
-        for name in ("attention", "linear", "sampler"):
+        for name in ("attention", "linear", "sampler", "norms"):
             if reason and resolved.get(name) in ("kernel", "int8"):
                 raise ValueError(
                     f"{name} {resolved[name]} cannot be used here: {reason}; or leave --{name} out"
@@ -81,7 +81,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
             "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain",
         )
         resolved.setdefault("linear", "onednn" if onednn else "kernel")
-        resolved.setdefault("sampler", "kernel" if compiled else "plain")
+        for name in ("sampler", "norms"):
+            resolved.setdefault(name, "kernel" if compiled else "plain")
     if gpu:
         for name, head_size in (("attention", shape.head_size), ("norms", 0)):
             reason = kernels.why_no_triton(head_size)

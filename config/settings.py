@@ -107,10 +107,10 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         "sampling: kernel (our C++) or plain (PyTorch's)",
         "auto: kernel on a CPU with a C++ compiler",
     )
-    norms: Literal["triton", "plain"] = setting(
+    norms: Literal["kernel", "triton", "plain"] = setting(
         "plain",
-        "additions and norms: triton (ours for GPUs, both in one launch) or plain (PyTorch's)",
-        "auto: triton on a GPU",
+        "additions and norms: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's)",
+        "auto: kernel on a CPU with a C++ compiler, triton on a GPU",
     )
     max_batch_size: int = setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU", ge=1)
     decoder_batch_sizes: tuple[int, ...] = setting(
@@ -301,6 +301,11 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
     def pool_is_known(self) -> bool:
         """Whether n_blocks is what there will be; else a GPU's memory says how many it holds."""
         return self.kv_blocks is not None or self.kv_cache_gb is not None
+
+    @property
+    def multiplied_as(self) -> str:
+        """The type of the linear layers' weights."""
+        return "int8" if self.linear == "int8" else self.dtype
 
     @property
     def kept_as(self) -> str:

@@ -66,10 +66,15 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
             from generate.linear import pack
 
             pack(model, config.linear)
-        if config.norms == "triton":
-            from generate.gpu import fuse_norms
+        if config.norms == "kernel":
+            from generate.norms import KernelAddNorm, fuse_norms
 
-            fuse_norms(model)
+            fuse_norms(model, KernelAddNorm)
+        elif config.norms == "triton":
+            from generate.gpu import TritonAddNorm
+            from generate.norms import fuse_norms
+
+            fuse_norms(model, TritonAddNorm)
         if config.device == "cuda":
             from generate.gpu import pad_head
 

@@ -26,6 +26,8 @@ from scheduling.inference import Row
 
 
 class Attention(Protocol):
+    cache: KVCache
+
     def prepare(self, rows: list[Row]) -> Attend: ...
 
 
@@ -44,7 +46,7 @@ class _Span:
 
 class PlainAttention:
     def __init__(self, cache: KVCache):
-        self._cache = cache
+        self.cache = cache
         self._device = cache.layers[0].device
 
     def prepare(self, rows: list[Row]) -> Attend:
@@ -58,8 +60,8 @@ class PlainAttention:
             blocks = None
             if row.blocks:
                 stored += range(first, n)
-                slots.append(self._cache.slots(row.blocks, row.start, end))
-                used = row.blocks[: -(-end // self._cache.block_size)]
+                slots.append(self.cache.slots(row.blocks, row.start, end))
+                used = row.blocks[: -(-end // self.cache.block_size)]
                 blocks = torch.tensor(used, device=self._device)
             spans.append(_Span(first, n, blocks, end, self._mask(row, end)))
         write_to = torch.cat(slots, 1) if slots else None
@@ -67,7 +69,7 @@ class PlainAttention:
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             if write_to is not None:
-                self._cache.write(layer, write_to, qkv[write_from, 1:])
+                self.cache.write(layer, write_to, qkv[write_from, 1:])
             q, _, v = qkv.transpose(0, 2)[None].unbind(2)  # 3 × [1, H, T, D]
             answers = []
             for span in spans:
@@ -76,7 +78,7 @@ class PlainAttention:
                 if span.blocks is None:
                     answers.append(v[:, :, span.first : span.end])
                     continue
-                kv = self._cache.read(layer, span.blocks, span.length).to(qkv.dtype)
+                kv = self.cache.read(layer, span.blocks, span.length).to(qkv.dtype)
                 keys, values = kv[:, None]  # 2 × [1, H, L, D]
                 causal = span.mask is None and span.end - span.first > 1
                 answers.append(
@@ -110,7 +112,7 @@ class KernelAttention:
             (layer.data_ptr(), None if scale is None else scale.data_ptr())
             for layer, scale in zip(cache.layers, scales)
         ]
-        self._cache = cache  # keeps the addresses valid
+        self.cache = cache  # keeps the addresses valid
 
     def prepare(self, rows: list[Row]) -> Attend:
         positions, tables, blocks = array("q"), array("q"), array("q")
@@ -122,7 +124,7 @@ class KernelAttention:
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             dtype = qkv.dtype
-            if self._cache.scales is not None:
+            if self.cache.scales is not None:
                 qkv = qkv.float()
             qkv = qkv.contiguous()  # the kernel is told an address and no strides
             n_tokens, _, n_head, head_size = qkv.shape
@@ -136,7 +138,7 @@ class KernelAttention:
                 blocks.buffer_info()[0],
                 n_tokens,
                 n_head,
-                self._cache.block_size,
+                self.cache.block_size,
                 head_size,
                 n_threads,
             )
@@ -156,7 +158,7 @@ class TritonAttention:
         from kernels import paged_attention  # the package triton is there on a GPU
 
         self._kernel = paged_attention
-        self._cache = cache
+        self.cache = cache
         layer = cache.layers[0]
         self._buffer = Buffer(paged_attention.TILE * max_tokens + len(layer), "i", layer.device)
 
@@ -170,14 +172,14 @@ class TritonAttention:
             for at in range(0, row.n_tokens, most):
                 tiles += (n + at, min(most, row.n_tokens - at), start, start + at, table, 0, 0, 0)
             n += row.n_tokens
-            tables += row.blocks[: -(-(row.start + row.n_tokens) // self._cache.block_size)]
+            tables += row.blocks[: -(-(row.start + row.n_tokens) // self.cache.block_size)]
         n_tiles = len(tiles) // size
         tiles += [0] * (size * n - len(tiles))  # a captured launch has a tile for each token
         described = self._buffer.load(array("i", tiles + tables))
         tiles_at, tables_at = described, described[size * n :]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            cache = self._cache.layers[layer]
+            cache = self.cache.layers[layer]
             return self._kernel.paged_attention(qkv, cache, tiles_at, tables_at, n_tiles)
 
         return attend

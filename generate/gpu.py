@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.add_norm import add_norm
-from model import GPT2, AddNorm, Block
+from model import GPT2, AddNorm
 
 
 class TritonAddNorm(nn.Module):
@@ -39,19 +39,6 @@ class PaddedHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight)
-
-
-def fuse_norms(model: GPT2) -> None:
-    """Replace the model's additions and norms."""
-
-    def fused(norm: nn.Module) -> nn.Module:
-        assert isinstance(norm, AddNorm)
-        return TritonAddNorm(norm)
-
-    for block in model.h:
-        assert isinstance(block, Block)
-        block.ln_1, block.ln_2 = fused(block.ln_1), fused(block.ln_2)
-    model.ln_f = fused(model.ln_f)
 
 
 def pad_head(model: GPT2) -> None:

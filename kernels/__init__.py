@@ -151,6 +151,11 @@ def load() -> ctypes.CDLL:
     for function in (library.linear_int8_float32, library.linear_int8_bfloat16):
         function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
         function.restype = None
+    for function in (library.add_norm_float32, library.add_norm_bfloat16):
+        function.argtypes = (
+            [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 2 + [ctypes.c_float, ctypes.c_int]
+        )
+        function.restype = None
     for function in (library.sample_float32, library.sample_bfloat16):
         function.argtypes = (
             [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5 + [ctypes.c_int]

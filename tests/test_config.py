@@ -130,6 +130,7 @@ def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_de
     monkeypatch.setattr(kernels, "why_unavailable", lambda: None)
     config = parse(["dynamic", "--model", model, "--dtype", "auto"], {}, dotenv=None)
     assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
+    assert config.norms == config.sampler == "kernel"
 
 
 def test_what_a_processor_computes_natively_is_read_from_its_flags(
@@ -167,7 +168,7 @@ def test_the_tests_and_their_servers_can_run_as_on_another_processor(native: str
     assert said == {"yes": "bfloat16\n", "no": "float32\n"}[native]
 
 
-@pytest.mark.parametrize("setting", ["attention", "linear", "sampler"])
+@pytest.mark.parametrize("setting", ["attention", "linear", "sampler", "norms"])
 def test_the_cpus_kernels_are_refused_on_a_gpu(
     setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from generate.attention import Attention, KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
 from generate.linear import KernelLinear, OneDNNLinear, pack
 from generate.naive import NaiveGenerator
+from generate.norms import KernelAddNorm, fuse_norms
 from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniform
 from model import GPT2, KVCache, load_model
 from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
@@ -62,6 +63,7 @@ def engine(model: GPT2, n_blocks: int, block_size: int, path: str = "kernels") -
     if linear is not None:
         model = copy.deepcopy(model)
         pack(model, linear)
+        fuse_norms(model, KernelAddNorm)
     cache = KVCache(model.shape, n_blocks, block_size, model.wte.weight.dtype, "cpu")
     return CachedGenerator(model, N_VOCAB, attention(cache), sampler, MAX_TOKENS)
 

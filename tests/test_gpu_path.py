@@ -32,7 +32,8 @@ from tests.servers import ROOT
 from tests.test_engine import N_VOCAB, Oracle, enliven, serve
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-from generate.gpu import TritonAddNorm, fuse_norms, pad_head
+from generate.gpu import TritonAddNorm, pad_head
+from generate.norms import fuse_norms
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -181,7 +182,7 @@ def test_what_was_captured_once_computes_any_iteration(tiny: GPT2, policy: Any) 
     """A graph repeats what was recorded, so nothing but the content of the buffers may matter."""
     expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), asks())
     fused = copy.deepcopy(tiny)
-    fuse_norms(fused)
+    fuse_norms(fused, TritonAddNorm)
     pad_head(fused)
     cache = KVCache(TINY, 30, 4, torch.float32, "cpu")
     generator = CachedGenerator(fused, N_VOCAB, TritonAttention(cache, 40), sample, max_tokens=40)

@@ -122,7 +122,7 @@ def test_where_it_cannot_be_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         return str(caught.value)
 
     assert refused(generator="naive") == (
-        "kv_dtype is the cached engine's; leave --kv-dtype or --generator naive out"
+        "--kv-dtype has no meaning with --generator naive; leave one of them out"
     )
     assert refused(kv_dtype="int4") == "--kv-dtype 'int4': input should be 'auto' or 'int8'"
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)

@@ -105,6 +105,7 @@ def test_kernels_that_cannot_be_loaded_are_not_chosen_and_a_warning_says_so(
     monkeypatch.setattr(kernels, "_openmp", lambda: ["/nowhere/libgomp.so.1"])
     found = config.build("dynamic", {"model": "demo"}, {})
     assert (found.attention, found.linear, found.sampler) == ("plain", "onednn", "plain")
+    assert found.norms == "plain"
     assert any(
         "cannot be loaded beside torch's OpenMP (/nowhere/libgomp.so.1" in warning
         for warning in found.warnings()

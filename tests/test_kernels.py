@@ -111,11 +111,12 @@ def test_without_a_compiler_pytorchs_own_operations_serve_and_a_warning_says_so(
     monkeypatch.setenv("CXX", "no-such-compiler")
     found = config.build("dynamic", {"model": "demo"}, {})
     assert (found.attention, found.linear, found.sampler) == ("plain", "onednn", "plain")
+    assert found.norms == "plain"
     assert any(
         "no C++ compiler 'no-such-compiler'; install g++" in warning for warning in found.warnings()
     )
     assert not config.build("dynamic", {"model": "fake"}, {}).warnings()
-    for name in ("attention", "linear", "sampler"):
+    for name in ("attention", "linear", "sampler", "norms"):
         with pytest.raises(
             config.ConfigError, match=f"{name} kernel cannot be used here: no C\\+\\+ compiler"
         ):
