@@ -67,9 +67,9 @@ class Machine:
         # where bfloat16 is not native, the kernels multiply in float32
         native = not self._cpu or native_bfloat16()
         self.dtype = torch.bfloat16 if config.dtype == "bfloat16" and native else torch.float32
-        self._multiply = torch.mm
         if config.multiplied_as == "int8":
-            self.dtype, self._multiply = torch.int8, torch._int_mm
+            self.dtype = torch.int8
+        self._multiply = torch._int_mm if self.dtype == torch.int8 else torch.matmul
         if not self._cpu:
             most_bytes = GPU_BYTES
         self._array = torch.ones(most_bytes // 8, dtype=torch.int64, device=config.device)

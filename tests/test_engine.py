@@ -20,7 +20,7 @@ import torch
 
 from generate.attention import Attention, KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
-from generate.linear import KernelLinear, OneDNNLinear, pack
+from generate.linear import pack
 from generate.naive import NaiveGenerator
 from generate.norms import KernelAddNorm, fuse_norms
 from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniform
@@ -49,18 +49,17 @@ def model() -> GPT2:
     return enliven(model)
 
 
-Linears = type[KernelLinear] | type[OneDNNLinear] | None
-PATHS: dict[str, tuple[Callable[[KVCache], Attention], Sample, Linears]] = {
-    "plain": (PlainAttention, sample, None),
-    "kernels": (KernelAttention, sample_on_cpu, KernelLinear),
-    "kernels and onednn": (KernelAttention, sample_on_cpu, OneDNNLinear),
+PATHS: dict[str, tuple[Callable[[KVCache], Attention], Sample, str]] = {
+    "plain": (PlainAttention, sample, "plain"),
+    "kernels": (KernelAttention, sample_on_cpu, "kernel"),
+    "kernels and onednn": (KernelAttention, sample_on_cpu, "onednn"),
 }
 MAX_TOKENS = 1100
 
 
 def engine(model: GPT2, n_blocks: int, block_size: int, path: str = "kernels") -> CachedGenerator:
     attention, sampler, linear = PATHS[path]
-    if linear is not None:
+    if linear != "plain":
         model = copy.deepcopy(model)
         pack(model, linear)
         fuse_norms(model, KernelAddNorm)
