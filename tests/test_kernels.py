@@ -1,6 +1,4 @@
-"""The C++ kernels against PyTorch, on ragged batches and odd sizes; and what happens where they
-cannot be built.
-"""
+"""What happens where the C++ kernels cannot be built, or not be used."""
 
 from __future__ import annotations
 
@@ -9,81 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from torch.nn import functional as F
 
 import config
 import kernels
-from generate.linear import KernelLinear, OneDNNLinear
 from shapes import Shape
-
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02}  # of values around 1; bfloat16 keeps 8 bits
-DTYPES = list(TOLERANCE)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-def sizes() -> list[tuple[int, int]]:
-    return [(256, 768), (64, 64), (65, 1), (1, 63), (130, 257), (48, 144)]
-
-
-@pytest.mark.parametrize("kind", [KernelLinear, OneDNNLinear])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n_in", "n_out"), sizes())
-def test_a_packed_layer_equals_the_plain_one(
-    kind: type[KernelLinear] | type[OneDNNLinear],
-    dtype: torch.dtype,
-    n_in: int,
-    n_out: int,
-    threads: int,
-) -> None:
-    generator = torch.Generator().manual_seed(n_in)
-    weight = (torch.randn(n_in, n_out, generator=generator) * n_in**-0.5).to(dtype)
-    bias = torch.randn(n_out, generator=generator).to(dtype)
-    plain, with_gelu, no_bias = (
-        kind(weight, bias),
-        kind(weight, bias, gelu=True),
-        kind(weight, None),
-    )
-    for n_tokens in (0, 1, 2, 5, 6, 7, 12, 64, 300):
-        x = torch.randn(n_tokens, n_in, generator=generator).to(dtype)
-        exact = x.double() @ weight.double()
-        for layer, expected in (
-            (plain, exact + bias),
-            (with_gelu, F.gelu(exact + bias, approximate="tanh")),
-            (no_bias, exact),
-        ):
-            found = layer(x)
-            assert found.shape == expected.shape and found.dtype == dtype
-            assert torch.allclose(
-                found.double(), expected, rtol=8e-3 if dtype == torch.bfloat16 else 0, atol=1e-5
-            )
-
-
-def test_gelu_stays_finite_for_values_of_any_size() -> None:
-    x = torch.tensor([[-1e9], [-300.0], [-9.0], [-1.0], [0.0], [1.0], [9.0], [300.0], [1e9]])
-    found = KernelLinear(torch.ones(1, 1), None, gelu=True)(x)
-    assert torch.allclose(found, F.gelu(x, approximate="tanh"), atol=1e-6)
-
-
-def test_a_tokens_result_does_not_depend_on_the_other_tokens() -> None:
-    layer = KernelLinear(torch.randn(256, 768), torch.randn(768))
-    x = torch.randn(70, 256)
-    together = layer(x)
-    assert all(
-        torch.equal(layer(x[i : i + n].contiguous()), together[i : i + n])
-        for i in range(0, 60, 7)
-        for n in (1, 6, 9)
-    )
-
-
-# ---- building
 
 
 @pytest.fixture

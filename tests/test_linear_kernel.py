@@ -1,0 +1,199 @@
+"""The linear layers of the C++ kernels: against PyTorch's and exact sums, on odd sizes; and the
+same bits whatever the batch, the threads and the processor they were built for.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import kernels
+from generate.linear import Int8Linear, KernelLinear, OneDNNLinear
+from tests.builds import BUILDS, built_for
+
+DTYPES = [torch.float32, torch.bfloat16]
+KINDS = [KernelLinear, Int8Linear]
+
+
+@pytest.fixture(params=BUILDS)
+def build(request: pytest.FixtureRequest) -> Iterator[str]:
+    with built_for(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def sizes() -> list[tuple[int, int]]:
+    return [(256, 768), (64, 64), (65, 1), (1, 63), (130, 257), (48, 144)]
+
+
+@pytest.mark.parametrize("kind", [KernelLinear, OneDNNLinear])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_in", "n_out"), sizes())
+def test_a_packed_layer_equals_the_plain_one(
+    kind: type[KernelLinear] | type[OneDNNLinear],
+    dtype: torch.dtype,
+    n_in: int,
+    n_out: int,
+    threads: int,
+) -> None:
+    generator = torch.Generator().manual_seed(n_in)
+    weight = (torch.randn(n_in, n_out, generator=generator) * n_in**-0.5).to(dtype)
+    bias = torch.randn(n_out, generator=generator).to(dtype)
+    plain, with_gelu, no_bias = (
+        kind(weight, bias),
+        kind(weight, bias, gelu=True),
+        kind(weight, None),
+    )
+    for n_tokens in (0, 1, 2, 5, 6, 7, 12, 64, 300):
+        x = torch.randn(n_tokens, n_in, generator=generator).to(dtype)
+        exact = x.double() @ weight.double()
+        for layer, expected in (
+            (plain, exact + bias),
+            (with_gelu, F.gelu(exact + bias, approximate="tanh")),
+            (no_bias, exact),
+        ):
+            found = layer(x)
+            assert found.shape == expected.shape and found.dtype == dtype
+            assert torch.allclose(
+                found.double(), expected, rtol=8e-3 if dtype == torch.bfloat16 else 0, atol=1e-5
+            )
+
+
+def test_gelu_stays_finite_for_values_of_any_size() -> None:
+    x = torch.tensor([[-1e9], [-300.0], [-9.0], [-1.0], [0.0], [1.0], [9.0], [300.0], [1e9]])
+    found = KernelLinear(torch.ones(1, 1), None, gelu=True)(x)
+    assert torch.allclose(found, F.gelu(x, approximate="tanh"), atol=1e-6)
+
+
+def random_layer(
+    n_in: int, n_out: int, dtype: torch.dtype, n_tokens: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, bias and tokens; some products are subnormal numbers."""
+    generator = torch.Generator().manual_seed(n_in)
+    weight = torch.randn(n_in, n_out, generator=generator) * n_in**-0.5
+    weight[::7] *= 1e-38
+    bias, x = (torch.randn(n, generator=generator) for n in ((n_out,), (n_tokens, n_in)))
+    return weight.to(dtype), bias.to(dtype), x.to(dtype)
+
+
+def native(kind: type, *operands: Tensor) -> Tensor:
+    """What this processor's own build makes of weight, bias and tokens."""
+    weight, bias, x = operands
+    with built_for("this processor"):
+        return kind(weight, bias)(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tokens_result_does_not_depend_on_the_other_tokens(
+    kind: type[KernelLinear] | type[Int8Linear], dtype: torch.dtype, build: str, threads: int
+) -> None:
+    weight, bias, x = random_layer(200, 300, dtype, 70)
+    layer = kind(weight, bias)
+    together = layer(x)
+    for n in (1, 6, 7, 16, 17, 40):
+        for i in range(0, 71 - n, 9):
+            assert torch.equal(layer(x[i : i + n]), together[i : i + n])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_in", "n_out"), sizes())
+def test_every_processor_comes_to_the_same_bits(
+    kind: type[KernelLinear] | type[Int8Linear],
+    dtype: torch.dtype,
+    n_in: int,
+    n_out: int,
+    build: str,
+) -> None:
+    for n_tokens in (1, 9, 33):
+        weight, bias, x = random_layer(n_in, n_out, dtype, n_tokens)
+        found = kind(weight, bias)(x)
+        expected = native(kind, weight, bias, x)
+        if "AMX" in build and dtype == torch.bfloat16 and kind is KernelLinear:
+            # AMX adds in another order; a sum on the edge of a bfloat16 may fall on either side
+            exact = x.double() @ weight.double() + bias.double()
+            assert torch.allclose(found.double(), exact, rtol=8e-3, atol=1e-5)
+        else:
+            assert torch.equal(found, expected)
+
+
+def test_a_bfloat16_sum_takes_of_each_pair_the_second_product_first(build: str) -> None:
+    """The order of the instruction, in float64, which holds a product and the sum before it
+    exactly: two roundings to float32 a pair.
+    """
+    if "AMX" in build:
+        pytest.skip("AMX adds in another order")
+    weight, bias, x = random_layer(64, 40, torch.bfloat16, 8)
+    weight[::7] = 1  # no subnormal numbers
+    sums = bias.float().expand(8, 40).clone()
+    for i in range(0, 64, 2):
+        for k in (i + 1, i):
+            product = x[:, k, None].double() * weight[k].double()
+            sums = (sums.double() + product).float()
+    assert torch.equal(KernelLinear(weight, bias)(x), sums.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_int8_layer_is_exact_where_nothing_is_rounded(dtype: torch.dtype, build: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (
+        torch.randint(-127, 128, size, generator=generator) for size in ((130, 257), (20, 130))
+    )
+    weight[60], x[:, 70] = 127, -127  # the largest of each output, and of each token
+    weight[:, 3], x[5] = 0, 0
+    weight, x = weight.to(dtype) / 64, x.to(dtype) / 16
+    bias = torch.randn(257, generator=generator).to(dtype)
+    exact = x.double() @ weight.double() + bias.double()
+    found = Int8Linear(weight, bias)(x)
+    assert torch.allclose(
+        found.double(), exact, rtol=8e-3 if dtype == torch.bfloat16 else 1e-6, atol=1e-4
+    )
+    assert torch.equal(found[5], bias) and torch.equal(found[:, 3], bias[3].expand(20))
+
+
+def test_an_int8_sum_of_the_largest_products_does_not_overflow(build: str) -> None:
+    """6,400 inputs, as the widest layer of gpt2-xl has; the instruction for bytes of older
+    processors saturates at two products.
+    """
+    for sign in (1, -1):
+        layer = Int8Linear(torch.full((6400, 70), 1.0), None)
+        assert torch.allclose(
+            layer(torch.full((7, 6400), float(sign))), torch.tensor(6400.0 * sign)
+        )
+
+
+def test_an_int8_layer_is_near_the_layer_it_stands_for(build: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(768, 300, generator=generator)
+    x = torch.randn(40, 768, generator=generator)
+    exact = F.gelu(x @ weight, approximate="tanh")
+    found = Int8Linear(weight, None, gelu=True)(x)
+    assert (found - exact).std() < 0.02 * exact.std()
+
+
+def test_the_kernels_can_be_built_for_amx() -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no g++")
+    flags = [flag for flag in kernels.FLAGS if flag != "-march=native"]
+    source = str(kernels.FOLDER / "linear.cpp")
+    command = [compiler, *flags, "-march=sapphirerapids", "-S", "-o", "-", source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "bad value" in done.stderr:
+        pytest.skip("this g++ knows no AMX")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tdpbf16ps") == 4 and "arch_prctl" not in done.stderr
