@@ -2,29 +2,43 @@
 
     VLLM-ENV/bin/python -m benchmarks.peers.vllm --model FOLDER [--n 64] [--dtype bfloat16]
 
-Needs benchmarks/requirements-vllm.txt, in an environment of its own.
+Needs benchmarks/requirements-vllm.txt, in an environment of its own, and where there is apt:
+apt install libtcmalloc-minimal4.
 """
 
 from __future__ import annotations
 
+import ctypes.util
 import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.peers.tools import THREADS, options, tell
 from benchmarks.workload import LARGEST, Asked
 
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GB, as ours
-    "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # three processes share the cores with its threads
+    "OMP_NUM_THREADS": str(THREADS),
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
 
 
+def start_again() -> None:
+    """With its settings, and the OpenMP and malloc that its documentation wants, where they are.
+
+    A process cannot preload a library for itself.
+    """
+    openmp, malloc = Path(sys.prefix, "lib", "libiomp5.so"), "tcmalloc_minimal"
+    found = [ctypes.util.find_library(malloc), str(openmp) if openmp.exists() else None]
+    os.environ.update(SETTINGS | {"LD_PRELOAD": ":".join(library for library in found if library)})
+    os.execv(sys.executable, [sys.executable, "-m", "benchmarks.peers.vllm", *sys.argv[1:]])
+
+
 def main() -> None:
     asked = options("vllm", ("bfloat16", "float32"))
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
     from vllm import LLM, SamplingParams, __version__
 
     engine = LLM(
@@ -50,4 +64,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "LD_PRELOAD" not in os.environ:
+        start_again()
     main()
