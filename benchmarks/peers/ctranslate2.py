@@ -9,6 +9,7 @@ Needs benchmarks/requirements-peers.txt, in an environment of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.peers.tools import THREADS, form, options, tell
 from benchmarks.workload import Asked
@@ -32,15 +33,20 @@ def main() -> None:
     generator = ctranslate2.Generator(str(folder), compute_type="int8", intra_threads=THREADS)
 
     def serve(requests: Sequence[Asked]) -> list[int]:
-        ends = steps(requests)
-        answers = generator.generate_batch(
+        ends, ran = steps(requests), [0] * len(requests)
+
+        def ended(done: Any) -> bool:
+            ran[done.batch_id] += 1
+            return ran[done.batch_id] == ends[done.batch_id]
+
+        generator.generate_batch(
             [[f"t{i}" for i in prompt] for prompt, _ in requests],
             max_length=max(ends),
             end_token=[],
-            include_prompt_in_result=False,
-            callback=lambda done: done.step + 1 >= ends[done.batch_id],
+            include_prompt_in_result=False,  # of which some is there if a prompt has one token
+            callback=ended,
         )
-        return [len(answer.sequences_ids[0]) for answer in answers]
+        return [tokens + n - end for n, end, (_, tokens) in zip(ran, ends, requests)]
 
     tell(f"CTranslate2 {ctranslate2.__version__}, int8", asked.n, serve)
 
