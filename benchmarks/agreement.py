@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.burst import draw
 from benchmarks.common import NO_HTTP, asked, configs, record, run
+from benchmarks.workload import draw
 from config import Config, ConfigError, Parser
 from generate import load_generator
 from generate.cached import CachedGenerator

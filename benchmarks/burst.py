@@ -20,22 +20,13 @@ import psutil
 
 from benchmarks.common import NO_HTTP, Engine, configs, record, run
 from benchmarks.phases import Phases
+from benchmarks.workload import LARGEST, draw
 from client.data import Request
 from client.traces import save_trace
 from config import MODES, Config, ConfigError, Parser
 from scheduling.inference import Sampling
 
-LARGEST = 64
 UNUSED = NO_HTTP | {"mode"}  # the results are by mode
-
-
-def draw(n: int = LARGEST, seed: int = 0) -> list[tuple[list[int], int]]:
-    """The first n of 64 requests, as (prompt ids, completion tokens)."""
-    rng = np.random.default_rng(seed)
-    tokens = np.clip(np.abs(np.ceil(rng.normal(100, 100, LARGEST))), 1, 200).astype(int)
-    lengths = np.clip(np.abs(np.ceil(rng.normal(10, 10, LARGEST))), 1, 64).astype(int)
-    prompts = [rng.integers(0, 50256, length).tolist() for length in lengths]
-    return list(zip(prompts, tokens.tolist()))[:n]
 
 
 def measure(

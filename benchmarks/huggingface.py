@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.burst import LARGEST, draw
 from benchmarks.common import configs, record, run
+from benchmarks.workload import LARGEST, draw
 from config import Config, ConfigError, Parser
 from model import load_model
 from weights import locate

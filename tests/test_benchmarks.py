@@ -28,6 +28,7 @@ from benchmarks import (
     theory,
 )
 from benchmarks.common import run
+from benchmarks.workload import draw
 from client.traces import load_trace
 from config import MODES, ConfigError, build
 from generate import load_generator
@@ -54,8 +55,8 @@ def last_line(
 
 
 def test_the_burst_is_the_peers_burst() -> None:
-    requests = burst.draw()
-    assert sum(tokens for _, tokens in requests) == 6904 and burst.draw(16) == requests[:16]
+    requests = draw()
+    assert sum(tokens for _, tokens in requests) == 6904 and draw(16) == requests[:16]
     digest = hashlib.sha256(json.dumps(requests).encode()).hexdigest()
     assert digest == "c35044afddcfb7aac5fa6016f150313ea3977fc65f35bfc168fd1b90038b8535"
 
@@ -69,7 +70,7 @@ def test_the_burst_reports_every_mode_and_where_the_time_went(
     assert found["config"]["model"] == Path(small[1]).name and small[1] not in found["command"]
     assert list(found["modes"]) == ["dynamic", "static"] and found["config"]["max_batch_size"] == 6
     for mode in found["modes"].values():
-        assert mode["completion_tokens"] == sum(tokens for _, tokens in burst.draw(6))
+        assert mode["completion_tokens"] == sum(tokens for _, tokens in draw(6))
         assert mode["output_throughput"] == pytest.approx(
             mode["completion_tokens"] / mode["wall_clock_s"]
         )
@@ -84,9 +85,7 @@ def test_the_bursts_requests_can_be_saved_for_a_comparison(
         sys, "argv", ["burst", *small, "--n", "5", "--save-trace", str(tmp_path / "trace.jsonl")]
     )
     burst.main()
-    assert [
-        (r.prompt_ids, r.num_tokens) for r in load_trace(tmp_path / "trace.jsonl")
-    ] == burst.draw(5)
+    assert [(r.prompt_ids, r.num_tokens) for r in load_trace(tmp_path / "trace.jsonl")] == draw(5)
 
 
 def test_a_step_is_compared_with_what_the_machine_allows(

