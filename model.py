@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -27,7 +28,16 @@ from weights import check
 Attend = Callable[[int, Tensor], Tensor]
 
 
-class Linear(nn.Module):
+class Module(nn.Module):
+    """A part without hooks: nobody here has any, and to look for them takes 3% of a step of one
+    row of gpt2.
+    """
+
+    def __call__(self, *args: Any) -> Any:
+        return self.forward(*args)
+
+
+class Linear(Module):
     """x W + b with W as [in, out], the order of GPT-2's checkpoints."""
 
     def __init__(self, n_in: int, n_out: int):
@@ -39,7 +49,7 @@ class Linear(nn.Module):
         return torch.addmm(self.bias, x, self.weight)
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Module):
     def __init__(self, shape: Shape, layer: int):
         super().__init__()
         self.layer, self.n_head = layer, shape.n_head
@@ -51,7 +61,7 @@ class SelfAttention(nn.Module):
         return self.c_proj(attend(self.layer, qkv).reshape(x.shape))  # [T, E]
 
 
-class MLP(nn.Module):
+class MLP(Module):
     def __init__(self, shape: Shape):
         super().__init__()
         self.c_fc: nn.Module = Linear(shape.n_embd, 4 * shape.n_embd)
@@ -73,7 +83,7 @@ class AddNorm(nn.LayerNorm):
         return x, super().forward(x)
 
 
-class Block(nn.Module):
+class Block(Module):
     def __init__(self, shape: Shape, layer: int):
         super().__init__()
         self.ln_1: nn.Module = AddNorm(shape.n_embd, shape.layer_norm_epsilon)
@@ -88,7 +98,7 @@ class Block(nn.Module):
         return x, self.mlp(y)
 
 
-class GPT2(nn.Module):
+class GPT2(Module):
     def __init__(self, shape: Shape):
         super().__init__()
         self.shape = shape

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kernels
-from model import GPT2, Block, Linear
+from model import GPT2, Block, Linear, Module
 
 INPUTS = 32  # the kernel takes a multiple of them
 
 
-class _Packed(nn.Module):
+class _Packed(Module):
     """A layer of kernels/linear.cpp. operands: what the kernel takes besides tokens, in order."""
 
     def __init__(self, kernel: Callable[..., None], operands: list[Tensor], n_out: int, gelu: bool):
@@ -110,7 +110,7 @@ def _of_outputs(weight: Tensor, values: Tensor | None) -> Tensor:
     return whole.float() if whole.is_floating_point() else whole
 
 
-class OneDNNLinear(nn.Module):
+class OneDNNLinear(Module):
     """gelu(x W + b) or x W + b. weight: [in, out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):

@@ -12,10 +12,10 @@ import torch.nn as nn
 from torch import Tensor
 
 import kernels
-from model import GPT2, AddNorm, Block
+from model import GPT2, AddNorm, Block, Module
 
 
-class KernelAddNorm(nn.Module):
+class KernelAddNorm(Module):
     """(x + y, norm(x + y)) by kernels/norms.cpp. x, y: [T, E].
 
     Raises kernels.KernelUnavailable where the kernel cannot be loaded.

@@ -116,21 +116,22 @@ def test_a_bad_command_line_is_answered_in_one_sentence(argv: list[str], said: s
 
 
 @pytest.mark.parametrize(
-    ("native", "model", "dtype", "linear"),
+    ("instructions", "model", "dtype", "linear"),
     [
-        (True, "gpt2", "bfloat16", "onednn"),
-        (False, "gpt2", "float32", "kernel"),
-        (True, "demo", "float32", "kernel"),
+        ("avx512f avx512_bf16", "gpt2", "bfloat16", "kernel"),
+        ("avx512f avx512_bf16 amx_bf16", "gpt2", "bfloat16", "onednn"),
+        ("asimd bf16", "gpt2", "bfloat16", "onednn"),
+        ("avx512f avx512_vnni", "gpt2", "float32", "kernel"),
+        ("avx512f avx512_bf16 amx_bf16", "demo", "float32", "kernel"),
     ],
 )
 def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_demo(
-    native: bool, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
+    instructions: str, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve, "native_bfloat16", lambda: native)
+    monkeypatch.setattr(resolve, "_instructions", lambda: {*instructions.split()})
     monkeypatch.setattr(kernels, "why_unavailable", lambda: None)
     config = parse(["dynamic", "--model", model, "--dtype", "auto"], {}, dotenv=None)
     assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
-    assert config.norms == config.sampler == "kernel"
 
 
 def test_what_a_processor_computes_natively_is_read_from_its_flags(
