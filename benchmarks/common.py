@@ -19,6 +19,7 @@ from config import (
     add_settings,
     build,
     from_environment,
+    has_effect,
     meaningful,
     refuse_unknown,
 )
@@ -135,8 +136,9 @@ def record(built: Sequence[Config], unused: Collection[str]) -> dict[str, Any]:
     """A benchmark's last line besides its numbers; of the settings those that had an effect."""
     config = built[0]
     name = Path(config.model).name  # where the folder lay on this machine means nothing elsewhere
+    settings = [one.model_dump() for one in built]
     used = {
-        key for key in Config.model_fields if any(meaningful(key, one.mode) for one in built)
+        key for key in Config.model_fields if any(has_effect(key, each) for each in settings)
     } - {*unused}
     command = shlex.join(["python", "-m", *sys.orig_argv[2:]])
     return {

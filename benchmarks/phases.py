@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from generate.cached import CachedGenerator
-from generate.linear import KernelLinear, OneDNNLinear
+from generate.linear import KINDS
 from model import GPT2, Linear
 from scheduling.scheduler import Scheduler
 
@@ -36,7 +36,7 @@ class Phases:
         model: GPT2 = generator.model
         self._replace(model, "forward", "forward")
         for module in model.modules():
-            if isinstance(module, (Linear, KernelLinear, OneDNNLinear)):
+            if isinstance(module, (Linear, *KINDS.values())):
                 self._replace(
                     module, "forward", "LM head" if module is model.lm_head else "linear layers"
                 )
