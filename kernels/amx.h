@@ -10,7 +10,7 @@
 
 const int TILE = 16;  // tokens, outputs, and pairs of inputs
 
-#ifdef __AMX_BF16__
+#if defined __AMX_BF16__ && defined __AVX512F__
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -53,7 +53,7 @@ static void LOAD_TILE(int tile, const void* from, int64_t stride) {
 static void STORE_TILE(int tile, void* to, int64_t stride) {
     for (int r = 0; r < TILE; r++) std::memcpy((char*)to + r * stride, tiles[tile][r], 64);
 }
-static void MULTIPLY_TILES(int sums, int x, int w) {
+static void multiply_emulated(int sums, int x, int w) {
     for (int r = 0; r < TILE; r++)
         for (int o = 0; o < TILE; o++) {
             const auto widened = [](uint32_t bits) {
@@ -71,11 +71,12 @@ static void MULTIPLY_TILES(int sums, int x, int w) {
             std::memcpy(&tiles[sums][r][o], &sum, 4);
         }
 }
+#define MULTIPLY_TILES(sums, x, w) multiply_emulated(sums, x, w)
 #endif
 
-#if defined __AMX_BF16__ || defined EMULATE_TILES
+#ifdef MULTIPLY_TILES
 const bool TILED = true;
-static_assert(PANEL == 4 * TILE, "every processor with AMX has AVX-512");
+static_assert(PANEL == 4 * TILE, "panels are AVX-512's, which every processor with AMX has");
 
 // As multiply_all. n_tokens, n: multiples of TILE.
 static void multiply_tiles(const Pair* x, int64_t n_tokens, int64_t x_stride, const Pair* w,
