@@ -38,6 +38,15 @@ def draw(n: int = LARGEST, seed: int = 0) -> list[tuple[list[int], int]]:
     return list(zip(prompts, tokens.tolist()))[:n]
 
 
+def refuse_few_ids(config: Config) -> None:
+    """Raise ConfigError for a model that has not all of the prompts' ids."""
+    if config.shape.vocab_size < 50257:
+        raise ConfigError(
+            f"the burst's prompts are GPT-2's ids and {config.model} has too few; "
+            f"name another --model"
+        )
+
+
 def measure(
     config: Config, requests: Sequence[tuple[list[int], int]], sampling: Sampling
 ) -> dict[str, Any]:
@@ -114,11 +123,7 @@ def main() -> None:
         return
     results = {}
     for config in built:
-        if config.shape.vocab_size < 50257:
-            raise ConfigError(
-                f"the burst's prompts are GPT-2's ids and {config.model} has too few; "
-                f"name another --model"
-            )
+        refuse_few_ids(config)
         results[config.mode] = found = measure(
             config, requests, Sampling(options.temperature, top_p=options.top_p)
         )
