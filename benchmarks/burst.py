@@ -29,6 +29,15 @@ from scheduling.inference import Sampling
 UNUSED = NO_HTTP | {"mode"}  # the results are by mode
 
 
+def refuse_few_ids(config: Config) -> None:
+    """Raise ConfigError for a model that has not all of the prompts' ids."""
+    if config.shape.vocab_size < 50257:
+        raise ConfigError(
+            f"the burst's prompts are GPT-2's ids and {config.model} has too few; "
+            f"name another --model"
+        )
+
+
 def measure(
     config: Config, requests: Sequence[tuple[list[int], int]], sampling: Sampling
 ) -> dict[str, Any]:
@@ -105,11 +114,7 @@ def main() -> None:
         return
     results = {}
     for config in built:
-        if config.shape.vocab_size < 50257:
-            raise ConfigError(
-                f"the burst's prompts are GPT-2's ids and {config.model} has too few; "
-                f"name another --model"
-            )
+        refuse_few_ids(config)
         results[config.mode] = found = measure(
             config, requests, Sampling(options.temperature, top_p=options.top_p)
         )

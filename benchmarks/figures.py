@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -82,5 +83,81 @@ def gap_over_budgets(points: Sequence[Mapping[str, float]], limit: float, captio
             axis.set_ylim(bottom=0)
             axis.set_xlabel("token_budget: prefill tokens in an iteration")
             axis.grid(alpha=0.25)
+        caption_of(figure, caption)
+    return figure
+
+
+def quantization(
+    steps: Sequence[Mapping[str, Any]],
+    pools: Mapping[str, Mapping[str, Any]],
+    control: str,
+    pool_gb: float,
+    caption: str,
+) -> Figure:
+    """What variants gain over the plain one: a panel a context, over rows, and a capped pool.
+
+    steps: {"context", "rows", "gains"} each, gains of each variant in each turn; pools: {"rows",
+    "throughput", "gains"} of each variant, the plain one first. The band is what `control` gains,
+    which has the plain variant's settings.
+    """
+    contexts = sorted({int(step["context"]) for step in steps})
+    rows = sorted({int(step["rows"]) for step in steps})
+    _, *names = pools
+    own = looks(["nobatch", "static", "windowed", "dynamic"])
+    look = dict(zip(pools, own.values()))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.4 * (len(contexts) + 1), 4.8), layout="constrained")
+        *panels, last = figure.subplots(1, len(contexts) + 1)
+        for axis, context in zip(panels, contexts):
+            mine = sorted((s for s in steps if s["context"] == context), key=lambda s: s["rows"])
+            # of each variant the middle half and the median over rows: [3, rows]
+            gains = {
+                name: np.array([np.percentile(s["gains"][name], (25, 50, 75)) for s in mine]).T
+                for name in (*names, control)
+            }
+            low, _, high = gains[control]
+            axis.fill_between(rows, low, high, color="#bbbbbb", alpha=0.6, lw=0)
+            axis.axhline(1, color="#555555", lw=1)
+            for name in names:
+                low, middle, high = gains[name]
+                axis.errorbar(
+                    rows,
+                    middle,
+                    [middle - low, high - middle],
+                    color=look[name].colour,
+                    marker=look[name].marker,
+                    capsize=3,
+                    label=name,
+                )
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(rows, [str(n) for n in rows])
+            axis.set(xlabel="rows", title=f"A step at context {context}")
+            axis.grid(alpha=0.25)
+        most = max(np.percentile(s["gains"][name], 75) for s in steps for name in names)
+        for axis in panels:
+            axis.set_ylim(0.8, 1.05 * most)
+        panels[0].set_ylabel("speed, plain = 1")
+        panels[0].legend(fontsize=10.5, loc="upper right")
+        panels[-1].annotate(
+            f"band: {control}",
+            (0.98, 0.03),
+            xycoords="axes fraction",
+            ha="right",
+            color="#555555",
+            fontsize=10.5,
+        )
+        speeds = [pool["throughput"] for pool in pools.values()]
+        bars = last.barh(list(pools), speeds, color=[look[name].colour for name in pools])
+        for bar, pool in zip(bars, pools.values()):
+            last.annotate(
+                f"{pool['rows']:.1f} rows: × {np.median(pool['gains']):.2f}",
+                (0, bar.get_y() + bar.get_height() / 2),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                color="white",
+            )
+        last.invert_yaxis()
+        last.set(xlabel="tok/s", title=f"A burst on {1e3 * pool_gb:g} MB of KV")
         caption_of(figure, caption)
     return figure

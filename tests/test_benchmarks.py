@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from benchmarks import (
     huggingface,
     long_prompt,
     pairs,
+    quantization,
     scheduler,
     theory,
 )
@@ -153,6 +155,28 @@ def test_the_reader_reads_all_of_an_array() -> None:
     words = torch.randint(-(2**62), 2**62, (100_003,), generator=torch.Generator().manual_seed(0))
     for n in (0, 1, 63, 64, 32_768, 100_003):
         assert kernels.load().read_int64(words.data_ptr(), n, 2) == int(words[:n].sum())
+
+
+def test_what_int8_gives_is_measured_by_rows_and_on_a_small_pool(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    assert quantization.alone(os.getpid) != os.getpid()
+    monkeypatch.setattr(quantization, "alone", lambda function, *given: function(*given))
+    sizes = ["--rows", "1,3", "--contexts", "20", "--rounds", "1", "--pool-gb", "0.001"]
+    arguments = [*small, *sizes, "--max-batch-size", "64", "--out", str(tmp_path)]
+    found = last_line(quantization.main, arguments, monkeypatch, capsys)
+    assert [(step["context"], step["rows"]) for step in found["steps"]] == [(20, 1), (20, 3)]
+    for step in found["steps"]:
+        gains = step["gains"]
+        assert list(gains) == ["linear int8", "kv int8", "both int8", "plain again"]
+        assert {len(each) for each in gains.values()} == {quantization.TURNS}
+    plain, linear, kv, both = found["pools"].values()
+    # a token of two heads of 16 takes 160 bytes instead of 512
+    assert plain["kv_blocks"] == linear["kv_blocks"] == 122 and kv["kv_blocks"] == 390
+    assert both["rows"] > 1.5 * plain["rows"] and both["iterations"] < plain["iterations"]
+    page = (tmp_path / "quantization.md").read_text()
+    assert "\n| 20 | 3 | " in page and f"\n| both int8 | 390 | {both['rows']:.1f} | " in page
+    assert (tmp_path / "quantization.png").stat().st_size > 10_000
 
 
 def test_a_long_prompt_is_measured_over_budgets(
@@ -347,6 +371,8 @@ def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, ca
             "from 1 to 64 and --max-batch-size",
         ),
         (huggingface.main, ["--model", "demo"], "name another --model"),
+        (quantization.main, ["--model", "demo"], "name another --model"),
+        (quantization.main, ["--model", "gpt2", "--pool-gb", "0.01"], "holds no request of 1024"),
         (gpu.main, [], "device cuda: no GPU is usable here; use --device cpu"),
     ],
 )
