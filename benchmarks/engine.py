@@ -19,10 +19,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import kernels
 from benchmarks import figures
@@ -33,6 +35,7 @@ from config import ONLY_IN, Config, ConfigError, Parser
 from config.resolve import native_bfloat16
 from generate import load_generator
 from generate.cached import CachedGenerator
+from generate.linear import Int8Linear
 from model import KVCache
 from scheduling.inference import Inference, Iteration, Row
 from weights import locate
@@ -66,23 +69,20 @@ class Machine:
         self._cpu = config.device == "cpu"
         # where bfloat16 is not native, the kernels multiply in float32
         native = not self._cpu or native_bfloat16()
-        self.dtype = torch.bfloat16 if config.dtype == "bfloat16" and native else torch.float32
-        if config.multiplied_as == "int8":
-            self.dtype = torch.int8
-        self._multiply = torch._int_mm if self.dtype == torch.int8 else torch.matmul
+        dtype = torch.bfloat16 if config.dtype == "bfloat16" and native else torch.float32
+        int8 = config.multiplied_as == "int8"  # of which our kernel itself is the measure
+        self.dtype = torch.int8 if int8 else dtype
         if not self._cpu:
             most_bytes = GPU_BYTES
         self._array = torch.ones(most_bytes // 8, dtype=torch.int64, device=config.device)
         width, inner = PROBE_WIDTH[config.device], config.shape.n_embd
         # a large product, and the largest of a step's layers
         shapes = [(width, width, width), (rows, inner, 4 * inner)]
-        self._products = [
-            (
-                torch.randn(m, k, device=config.device).to(self.dtype),
-                torch.randn(k, n, device=config.device).to(self.dtype),
-            )
-            for m, k, n in shapes
-        ]
+        self._products: list[tuple[int, Callable[[], Tensor]]] = []  # operations, and doing them
+        for m, k, n in shapes:
+            a, b = (torch.randn(s, device=config.device).to(dtype) for s in ((m, k), (k, n)))
+            product = partial(Int8Linear(b, None), a) if int8 else partial(torch.matmul, a, b)
+            self._products.append((2 * m * k * n, product))
         self._rates: dict[int, float] = {}  # bytes a second by bytes
         self.flops_per_s = 0.0
 
@@ -93,11 +93,8 @@ class Machine:
         self._rates[size] = max(
             self._rates.get(size, 0.0), size / fastest(lambda: self._read(words), PROBES)
         )
-        for a, b in self._products:
-            seconds = fastest(lambda a=a, b=b: self._multiply(a, b), PROBES)  # type: ignore[misc]
-            self.flops_per_s = max(
-                self.flops_per_s, 2 * a.shape[0] * a.shape[1] * b.shape[1] / seconds
-            )
+        for operations, product in self._products:
+            self.flops_per_s = max(self.flops_per_s, operations / fastest(product, PROBES))
 
     def _read(self, words: torch.Tensor) -> None:
         if self._cpu and kernels.why_unavailable() is None:

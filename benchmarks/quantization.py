@@ -202,6 +202,8 @@ def main() -> None:
     for name, flags in VARIANTS.items():
         options, built[name] = parsed(flags)
     built[CONTROL] = plain = built[PLAIN]
+    if "int8" in (plain.multiplied_as, plain.kept_as):
+        raise ConfigError("the plain variant is int8 itself; leave --linear and --kv-dtype out")
     refuse_few_ids(plain)
     rows, contexts = numbers(options.rows), numbers(options.contexts)
     if max(contexts) > plain.max_model_len:

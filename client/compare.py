@@ -263,8 +263,11 @@ def sigterm_is_ctrl_c() -> None:
     """Stop servers on SIGTERM, too.
 
     By a SIGINT of our own, with which asyncio ends what is in flight, and not by an exception: one
-    that is raised while an object is being deleted is lost.
+    that is raised while an object is being deleted is lost. A script's background job is started
+    with SIGINT ignored.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 

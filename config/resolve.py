@@ -75,7 +75,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
                     f"{name} {resolved[name]} cannot be used here: {reason}; or leave --{name} out"
                 )
         compiled = reason is None
-        onednn = not compiled or (resolved["dtype"] == "bfloat16" and onednn_is_ahead())
+        onednn = not compiled or (resolved["dtype"] == "bfloat16" and takes_onednn())
         resolved.setdefault(
             "attention",
             "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain",
@@ -129,9 +129,9 @@ def native_bfloat16() -> bool:
     return not _instructions().isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
 
 
-def onednn_is_ahead() -> bool:
-    """Whether oneDNN multiplies bfloat16 by instructions which our kernel has not (Arm's), or by
-    which it has not been measured to be faster (AMX's).
+def takes_onednn() -> bool:
+    """Whether bfloat16 is left to oneDNN: our kernel lacks Arm's instructions, and has never run
+    with AMX's.
     """
     return not _instructions().isdisjoint({"amx_bf16", "bf16"})
 

@@ -100,7 +100,7 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
     linear: Literal["kernel", "int8", "onednn", "plain"] = setting(
         "plain", "linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to "
                  "8 bits) or onednn, weights packed once, or plain (PyTorch's)",
-        "auto: kernel on a CPU, onednn for bfloat16 where it has AMX",
+        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm",
     )  # fmt: skip
     sampler: Literal["kernel", "plain"] = setting(
         "plain",

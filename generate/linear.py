@@ -2,7 +2,7 @@
 
     kernel    kernels/linear.cpp: fetches the next weights while it multiplies; on any processor
     int8      the same with weights and tokens rounded to int8: half of bfloat16's bytes to read
-    onednn    PyTorch's own library: bfloat16 where the processor has AMX
+    onednn    PyTorch's own library: bfloat16 where the processor has AMX, and on Arm
 
 The plain layers (model.Linear) hand their weights over in PyTorch's order, which is put
 into such an order again at every call: at 8 to 64 tokens that takes as long as the

@@ -2,7 +2,7 @@
 
 The C++ is built by one compiler call, kept in the user's cache folder, called by ctypes. Knows the
 compiler; knows nothing of models and imports no torch. The sources include no header of torch's
-either, so that a build takes a second or two, and a call passes addresses and lets other threads
+either, so that a build takes seconds, and a call passes addresses and lets other threads
 run meanwhile. In Triton are paged_attention.py and add_norm.py.
 """
 

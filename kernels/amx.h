@@ -24,12 +24,15 @@ static bool may_use_tiles() {
 // While it lives, its thread has seven whole tiles.
 struct Tiles {
     Tiles() {
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64};
-            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16};
-        } shape;
-        _tile_loadconfig(&shape);
+        struct Shape {
+            uint8_t palette, start_row, reserved[14];
+            uint16_t row_bytes[16];
+            uint8_t rows[16];
+        };
+        alignas(64) static const Shape shape = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64},
+                                                {16, 16, 16, 16, 16, 16, 16}};
+        // by itself: GCC 12's _tile_loadconfig says that it reads 8 of the 64 bytes
+        asm volatile("ldtilecfg %0" ::"m"(shape));
     }
     ~Tiles() { _tile_release(); }
 };
@@ -56,18 +59,13 @@ static void STORE_TILE(int tile, void* to, int64_t stride) {
 static void multiply_emulated(int sums, int x, int w) {
     for (int r = 0; r < TILE; r++)
         for (int o = 0; o < TILE; o++) {
-            const auto widened = [](uint32_t bits) {
-                float x;
-                std::memcpy(&x, &bits, 4);
-                return x;
-            };
             float firsts = 0, seconds = 0;
             for (int k = 0; k < TILE; k++) {
                 const Pair a = tiles[x][r][k], b = tiles[w][k][o];
-                firsts += widened(a << 16) * widened(b << 16);
-                seconds += widened(a & 0xffff0000) * widened(b & 0xffff0000);
+                firsts += float_of(a << 16) * float_of(b << 16);
+                seconds += float_of(a & 0xffff0000) * float_of(b & 0xffff0000);
             }
-            const float sum = widened(tiles[sums][r][o]) + (firsts + seconds);
+            const float sum = float_of(tiles[sums][r][o]) + (firsts + seconds);
             std::memcpy(&tiles[sums][r][o], &sum, 4);
         }
 }

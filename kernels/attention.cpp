@@ -45,11 +45,9 @@ static void keep(const T* x, const Cache<T>& cache, T* at) {
     std::memcpy(at, x, cache.head_size * sizeof(T));
 }
 static void keep(const float* x, const Cache<int8_t>& cache, int8_t* at) {
-    float largest = 0;
-    #pragma omp simd reduction(max : largest)
-    for (int d = 0; d < cache.head_size; d++) largest = std::max(largest, std::abs(x[d]));
-    const float steps = largest < 1e-30f ? 0 : 127 / largest;
-    *cache.scale(at) = largest * (1 / 127.0f);
+    const uint32_t magnitude = largest_magnitude(x, cache.head_size);
+    const float largest = float_of(magnitude), steps = largest < 1e-30f ? 0 : 127 / largest;
+    *cache.scale(at) = magnitude >= INFINITE ? float_of(INFINITE + 1) : largest * (1 / 127.0f);
     #pragma omp simd
     for (int d = 0; d < cache.head_size; d++) at[d] = int8_t(std::rint(x[d] * steps));
 }

@@ -43,9 +43,8 @@ struct Layer {
 
 // A pair as floats, in the order of multiply_add.
 static inline void widen(Pair pair, float* wide, int64_t stride) {
-    const Pair halves[2] = {pair & 0xffff0000, pair << 16};
-    std::memcpy(wide, &halves[0], 4);
-    std::memcpy(wide + stride, &halves[1], 4);
+    wide[0] = float_of(pair & 0xffff0000);
+    wide[stride] = float_of(pair << 16);
 }
 
 // One thread's share of a layer's panels.
@@ -100,7 +99,8 @@ static void linear(const Layer<float>& layer, const float* x, const float* packe
 static void linear(const Layer<BFloat16>& layer, const Pair* x, const Pair* packed,
                    const float* bias, int64_t n_in, int n_threads) {
     const int64_t n_tokens = layer.n_tokens;
-    const bool tiled = TILED && may_use_tiles(), widened = !PAIRED && !tiled && n_tokens > ROWS;
+    const bool tiled = TILED && may_use_tiles(),
+               widened = !PAIRED && !tiled && (n_tokens > ROWS || !FUSED);
     const int64_t rows = tiled ? (n_tokens + TILE - 1) / TILE * TILE : n_tokens;
     std::vector<Pair> whole_x(tiled ? rows * n_in : 0);
     if (tiled) std::copy_n(x, n_tokens * n_in, whole_x.begin());
@@ -118,13 +118,13 @@ static void linear(const Layer<BFloat16>& layer, const Pair* x, const Pair* pack
             layer, packed, bias, n_in, rows, taken,
             [&](int64_t k, const Pair* w, int64_t n, float* sums, const char* next) {
                 if (tiled) {
-                    multiply_tiles(&whole_x[k], rows, n_in, w, n, sums, next, LINES);
+                    multiply_tiles(whole_x.data() + k, rows, n_in, w, n, sums, next, LINES);
                 } else if (widened) {
                     float wide_w[2 * BLOCK * PANEL];
                     for (int64_t i = 0; i < n; i++)
                         for (int o = 0; o < PANEL; o++)
                             widen(w[i * PANEL + o], &wide_w[2 * i * PANEL + o], PANEL);
-                    multiply_all(&wide_x[2 * k], n_tokens, 2 * n_in, wide_w, 2 * n, sums, next,
+                    multiply_all(wide_x.data() + 2 * k, n_tokens, 2 * n_in, wide_w, 2 * n, sums, next,
                                  (LINES + 1) / 2);
                 } else {
                     multiply_all(x + k, n_tokens, n_in, w, n, sums, next, LINES);
@@ -134,12 +134,13 @@ static void linear(const Layer<BFloat16>& layer, const Pair* x, const Pair* pack
     }
 }
 
-// A token's elements as bytes around 128: x ≈ scale (byte − 128). Returns the scale.
+// A token's elements as bytes around 128: x ≈ scale (byte − 128). Returns the scale; NaN, which
+// reaches every output, if an element is infinite or none.
 template <typename X>
 static float quantize(const X* x, int64_t n, uint8_t* bytes) {
-    float largest = 0;
-    #pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < n; i++) largest = std::max(largest, std::fabs(float(x[i])));
+    const uint32_t magnitude = largest_magnitude(x, n);
+    if (magnitude >= INFINITE) return float_of(INFINITE + 1);
+    const float largest = float_of(magnitude);
     const float per_unit = largest > 1e-30f ? 127 / largest : 0;
     for (int64_t i = 0; i < n; i++)
         bytes[i] = uint8_t(128 + int(std::nearbyint(float(x[i]) * per_unit)));
@@ -162,7 +163,7 @@ static void linear_int8(const Layer<X>& layer, const X* x, const Quad* packed, c
         compute_panels(
             layer, packed, start, n_in, n_tokens, taken,
             [&](int64_t k, const Quad* w, int64_t n, int32_t* sums, const char* next) {
-                multiply_all(&quads[k], n_tokens, n_in, w, n, sums, next, LINES);
+                multiply_all(quads.data() + k, n_tokens, n_in, w, n, sums, next, LINES);
             },
             [&](int64_t t, int64_t o, int32_t sum) {
                 return float(sum) * (x_scales[t] * scales[o]) + bias[o];

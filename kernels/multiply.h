@@ -3,8 +3,8 @@
 //
 // Elements are floats, or as many narrower numbers of consecutive inputs as fill the place of one:
 // a Pair of bfloat16 or a Quad of int8, each of which newer processors multiply and add in one
-// instruction. Elsewhere other instructions come to the same bits, so that an answer depends
-// neither on the batch nor on the processor.
+// instruction. Where these are missing, fused multiply-adds or products of 16 bits come to the same
+// sums, to the bit.
 #pragma once
 
 #include "bfloat16.h"
@@ -36,7 +36,13 @@ static inline void store(int32_t* p, Ints v) { *(Ints*)p = v; }
 static inline Vector first(Bits pairs) { return (Vector)(pairs << 16); }
 static inline Vector second(Bits pairs) { return (Vector)(pairs & 0xffff0000); }
 
-// Rounded once. It says so, since under -ffast-math the compiler may add in another order.
+#if defined __AVX512F__ || defined __FMA__
+const bool FUSED = true;
+#else  // products and sums that the compiler, by -ffast-math, may add in another order
+const bool FUSED = false;
+#endif
+
+// Rounded once, where the processor can.
 static inline Vector multiply_add(Vector sum, Vector x, Vector w) {
 #if defined __AVX512F__
     return (Vector)_mm512_fmadd_ps((__m512)x, (__m512)w, (__m512)sum);

@@ -63,8 +63,8 @@ def test_demo_predicts_nearly_as_well_as_with_float32(demo: GPT2, rounded: GPT2)
 def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_and_without(
     rounded: GPT2, policy: Policy, kept: torch.dtype
 ) -> None:
-    """Greedy. Sums of int8 are exact and each token has a scale of its own, so its result depends
-    on the token alone; with keys and values as int8, too.
+    """Greedy, so that the noise of another chunk's or block's order of sums does not show, unless
+    it turns a rounding.
     """
     texts = []
     for block_size, budget, rows, caching in (

@@ -237,13 +237,14 @@ def test_a_sigterm_that_comes_while_an_object_is_deleted_ends_the_replay_too() -
         def sent(self) -> None:
             Doomed()
 
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     sigterm_is_ctrl_c()
     try:
         with stub(first_s=20.0) as server, pytest.raises(Interrupted):
             replay(server.url, at(0.0), STUB, watch=Deletes())
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
 
 
 def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:

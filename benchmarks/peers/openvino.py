@@ -19,7 +19,7 @@ from benchmarks.workload import Asked
 PRECISIONS = {  # of --dtype: of products, of keys and values, and the form of the weights
     "bfloat16": ("bf16", "bf16", "openvino"),
     "float32": ("f32", "f32", "openvino"),
-    "int8": ("bf16", "u8", "openvino-int8"),
+    "int8": (None, "u8", "openvino-int8"),
 }
 
 
@@ -34,9 +34,10 @@ def main() -> None:
     products, keys, weights = PRECISIONS[asked.dtype]
     settings = {
         "INFERENCE_NUM_THREADS": THREADS,
-        "INFERENCE_PRECISION_HINT": products,
         "KV_CACHE_PRECISION": keys,
     }
+    if products:  # else what suits the processor
+        settings["INFERENCE_PRECISION_HINT"] = products
     folder = form(asked.model, weights)
     pipe = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", settings)
 

@@ -23,6 +23,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": str(THREADS),
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "STARTED_AGAIN": "1",
 }
 
 
@@ -33,7 +34,10 @@ def start_again() -> None:
     """
     openmp, malloc = Path(sys.prefix, "lib", "libiomp5.so"), "tcmalloc_minimal"
     found = [ctypes.util.find_library(malloc), str(openmp) if openmp.exists() else None]
-    os.environ.update(SETTINGS | {"LD_PRELOAD": ":".join(library for library in found if library)})
+    if None in found:
+        print("libtcmalloc_minimal or libiomp5 is missing, without which vLLM is slower")
+    preload = [library for library in (*found, os.environ.get("LD_PRELOAD")) if library]
+    os.environ.update(SETTINGS | {"LD_PRELOAD": ":".join(preload)})
     os.execv(sys.executable, [sys.executable, "-m", "benchmarks.peers.vllm", *sys.argv[1:]])
 
 
@@ -64,6 +68,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "LD_PRELOAD" not in os.environ:
+    if "STARTED_AGAIN" not in os.environ:
         start_again()
     main()

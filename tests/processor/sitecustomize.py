@@ -20,11 +20,8 @@ def read_text(path: Path, *args: Any, **kwargs: Any) -> str:
     text = real(path, *args, **kwargs)
     if str(path) == "/proc/cpuinfo":
         text = re.sub(r"\b(amx_bf16|avx512_bf16|bf16)\b *", "", text)
-        text = (
-            re.sub(r"^(flags|Features)(\s*): ", r"\1\2: bf16 ", text, flags=re.MULTILINE)
-            if NATIVE
-            else text
-        )
+        for names, flag in (("flags", "avx512_bf16"), ("Features", "bf16")) if NATIVE else ():
+            text = re.sub(rf"^({names}\s*): ", rf"\1: {flag} ", text, flags=re.MULTILINE)
     return text
 
 
