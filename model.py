@@ -185,7 +185,10 @@ class KVCache:
 
 
 def _in_order(layer: Tensor, blocks: Tensor) -> Tensor:
-    """The slots of some blocks, one block after another: [all, 2, H, S, D] to [2, H, slots, D]."""
+    """The slots of some blocks, one block after another: [all, 2, H, S, D] to [2, H, L, D].
+
+    S: places in a block.
+    """
     return layer.index_select(0, blocks).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 

@@ -104,9 +104,9 @@ struct Head {
     }
 };
 
-// The same of a size that fills whole vectors, known to the compiler. Query, Kept: what is loaded, T
-// and E or Pairs of them; the sums of a vector of Pairs are two, of the first and of the second of
-// each.
+// The same of a size that fills whole vectors, known to the compiler. Query, Kept: what is loaded,
+// T and E or Pairs of them; the sums of a vector of Pairs are two, of the first and of the second
+// of each.
 static inline void add_scaled(Vector* sums, float weight, Vector values) {
     sums[0] = multiply_add(sums[0], weight, values);
 }
@@ -171,7 +171,8 @@ static void attend(const T* query, const Cache<E>& cache, const int64_t* blocks,
             const E* next = start + block_size < length ? block_of(start + block_size) : after;
             for (int64_t h = 0; h < n_heads; h++)
                 for (int64_t i = 0; i < n; i += LANES) {
-                    const int64_t at = (h * block_size + i) * D, m = std::min<int64_t>(LANES, n - i);
+                    const int64_t at = (h * block_size + i) * D,
+                                  m = std::min<int64_t>(LANES, n - i);
                     prefetch(next + at, m * D * sizeof(E));
                     if (cache.SCALED) prefetch(cache.scale(next + at), m * sizeof(float));
                     of(h, start + i, int(m), block + at);
@@ -226,7 +227,8 @@ static void attend_chunk(const T* queries, int64_t stride, int64_t n, const Cach
             const int64_t position = j * PANEL + i;
             const E* key = cache.keys(blocks[position / cache.block_size], head) +
                            position % cache.block_size * head_size;
-            for (int d = 0; d < head_size; d++) tile[d * PANEL + i] = cache.factor(key) * float(key[d]);
+            for (int d = 0; d < head_size; d++)
+                tile[d * PANEL + i] = cache.factor(key) * float(key[d]);
         }
         multiply_all(q, n, head_size, tile, head_size, &weights[j * n * PANEL], nullptr, 0);
     }

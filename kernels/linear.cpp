@@ -7,8 +7,8 @@
 //
 // W is [in, out] in panels of PANEL outputs: packed[panel][in / each][PANEL][each], where `each`
 // inputs lie together: 1 float32, 2 bfloat16 or 4 int8 (see multiply.h). Inputs are filled up with
-// zeros to a multiple of 32, outputs to whole panels. Sums go over the inputs in order, as float, of
-// int8 as int32, so that a token's result does not depend on the other tokens.
+// zeros to a multiple of 32, outputs to whole panels. Sums go over the inputs in order, as float,
+// of int8 as int32, so that a token's result does not depend on the other tokens.
 
 #include "amx.h"
 
@@ -124,8 +124,8 @@ static void linear(const Layer<BFloat16>& layer, const Pair* x, const Pair* pack
                     for (int64_t i = 0; i < n; i++)
                         for (int o = 0; o < PANEL; o++)
                             widen(w[i * PANEL + o], &wide_w[2 * i * PANEL + o], PANEL);
-                    multiply_all(wide_x.data() + 2 * k, n_tokens, 2 * n_in, wide_w, 2 * n, sums, next,
-                                 (LINES + 1) / 2);
+                    multiply_all(wide_x.data() + 2 * k, n_tokens, 2 * n_in, wide_w, 2 * n, sums,
+                                 next, (LINES + 1) / 2);
                 } else {
                     multiply_all(x + k, n_tokens, n_in, w, n, sums, next, LINES);
                 }

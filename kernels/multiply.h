@@ -94,7 +94,9 @@ static inline Vector multiply_add(Vector sum, float x, Vector w) {
 static inline Vector multiply_add(Vector sum, Pair x, Bits w) {
     return multiply_add(sum, Bits{} + x, w);
 }
-static inline Ints multiply_add(Ints sum, Quad x, Ints w) { return multiply_add(sum, Ints{} + x, w); }
+static inline Ints multiply_add(Ints sum, Quad x, Ints w) {
+    return multiply_add(sum, Ints{} + x, w);
+}
 
 // While it lives, its thread takes and makes no subnormal numbers, as the instructions for Pairs do
 // at all times.
@@ -109,9 +111,9 @@ struct FlushSubnormals {
 };
 
 // sums[rows][PANEL] += x[rows][n] w[n][PANEL], n elements of T. `next` is the memory that will be
-// multiplied after this, `lines` cache lines for each of them; of these, every `passes`-th one's are
-// fetched, from `pass` on: into the level-1 cache if there is time for it, which few passes have
-// not, else into level 2.
+// multiplied after this, `lines` cache lines for each of them; of these, every `passes`-th one's
+// are fetched, from `pass` on: into the level-1 cache if there is time for it, which few passes
+// have not, else into level 2.
 template <int rows, typename T, typename Sum>
 static void multiply(const T* x, int64_t x_stride, const T* w, int64_t n, Sum* sums,
                      const char* next, int lines, int64_t passes, int64_t pass) {

@@ -150,3 +150,14 @@ def shared_server() -> Iterator[Serve]:
             wait_until_free(urls[key])
 
         yield shared
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """torch's, of which the kernels take as many."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

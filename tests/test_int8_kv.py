@@ -78,13 +78,8 @@ def conversations(block_size: int, caching: bool) -> list[Inference]:
     ]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_and_without(
-    demo: GPT2, policy: Policy
-) -> None:
-    """Greedy. What is kept of a token depends on the token alone, and a chunk reads its own tokens
-    as they are kept, too.
-    """
+def texts_of(model: GPT2, policy: Policy, kept: torch.dtype) -> list[list[list[int]]]:
+    """What is answered in several batches, chunks and blocks, with caching and without."""
     texts = []
     for block_size, budget, rows, caching in (
         (16, 256, 1, False),
@@ -94,11 +89,22 @@ def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_an
         (4, 256, 9, True),
     ):
         asks = conversations(block_size, caching)
-        cache = KVCache(demo.shape, 120, block_size, torch.int8, "cpu")
-        generator = CachedGenerator(demo, N_VOCAB, KernelAttention(cache), sample_on_cpu, 300)
+        cache = KVCache(model.shape, 120, block_size, kept, "cpu")
+        generator = CachedGenerator(model, N_VOCAB, KernelAttention(cache), sample_on_cpu, 300)
         limits = {"max_batch_size": rows, "token_budget": budget, "n_blocks": 120}
         texts.append(serve(policy, generator, asks, block_size=block_size, **limits))
         assert bool(sum(ask.cached_tokens for ask in asks)) == caching
+    return texts
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_and_without(
+    demo: GPT2, policy: Policy
+) -> None:
+    """Greedy. What is kept of a token depends on the token alone, and a chunk reads its own tokens
+    as they are kept, too.
+    """
+    texts = texts_of(demo, policy, torch.int8)
     assert all(text == texts[0] for text in texts)
 
 

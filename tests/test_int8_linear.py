@@ -13,15 +13,13 @@ import kernels
 from config import ConfigError, build, resolve
 from demo.evaluate import bits_of_bytes, causal_logits
 from generate import load_generator
-from generate.attention import KernelAttention
 from generate.cached import CachedGenerator
 from generate.linear import Int8Linear, pack
 from generate.norms import KernelAddNorm, fuse_norms
-from generate.sampling import sample_on_cpu
-from model import GPT2, Block, KVCache, load_model
+from model import GPT2, Block, load_model
 from scheduling.policies import Dynamic, Policy
 from tests.test_engine import N_VOCAB, POLICIES, serve
-from tests.test_int8_kv import TEXT, conversations
+from tests.test_int8_kv import TEXT, conversations, texts_of
 from weights import locate
 
 # Of demo's held-out text against float32, whose logits have a standard deviation of 7: the largest
@@ -66,20 +64,7 @@ def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_an
     """Greedy, so that the noise of another chunk's or block's order of sums does not show, unless
     it turns a rounding.
     """
-    texts = []
-    for block_size, budget, rows, caching in (
-        (16, 256, 1, False),
-        (16, 256, 5, False),
-        (16, 13, 3, False),
-        (16, 40, 3, True),
-        (4, 256, 9, True),
-    ):
-        asks = conversations(block_size, caching)
-        cache = KVCache(rounded.shape, 120, block_size, kept, "cpu")
-        generator = CachedGenerator(rounded, N_VOCAB, KernelAttention(cache), sample_on_cpu, 300)
-        limits = {"max_batch_size": rows, "token_budget": budget, "n_blocks": 120}
-        texts.append(serve(policy, generator, asks, block_size=block_size, **limits))
-        assert bool(sum(ask.cached_tokens for ask in asks)) == caching
+    texts = texts_of(rounded, policy, kept)
     assert all(text == texts[0] for text in texts)
     assert len({tuple(text) for text in texts[0]}) > 1
 

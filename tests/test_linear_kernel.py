@@ -27,14 +27,6 @@ def build(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def sizes() -> list[tuple[int, int]]:
     return [(256, 768), (64, 64), (65, 1), (1, 63), (130, 257), (48, 144)]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,14 +12,6 @@ from model import AddNorm
 # of values around 1; bfloat16: one step of its 8 bits between 2 and 4
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2**-6}
 DTYPES = list(TOLERANCE)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def plain_norm(width: int, dtype: torch.dtype) -> AddNorm:
