@@ -5,7 +5,7 @@ live tokens of one row · V vocabulary.
 
 Linear layers run over the tokens of all rows at once; only attention is told which token belongs to
 whom (selective batching; Orca, OSDI 2022, section 3.2). It is handed in as a function, so that the
-oracle and the engine share every other line:
+oracle and the engine share every other line (but for kernels/forward.cpp, which is proven equal):
 
     attend(layer, qkv) -> y        qkv: [T, 3, H, D], y: [T, H, D]
 """

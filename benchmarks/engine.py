@@ -6,10 +6,10 @@
 A step is one iteration of decode rows of one context through the engine, greedy sampling included.
 It cannot be shorter than reading every weight and live key and value once, nor than its arithmetic;
 the bound is the larger of the two, as if they overlapped wholly. A CPU's reading is measured with
-loads like the kernels' over as many bytes as the step reads, for caches hold a part of them, and of
-all measurements the best counts: the speed of a shared machine changes by the minute, and a bound
-that is beaten is none. --prompts: steps of 8 decode rows with a prompt of so many tokens besides.
-Writes figure F7 to --out. The last line is JSON.
+loads like the kernels' over as many bytes as the step reads, for caches hold a part of them. The
+speed of a shared machine changes by the minute, so steps and probes take turns, and each step is
+held against the faster probe of the two beside it. --prompts: steps of 8 decode rows with a prompt
+of so many tokens besides. Writes figure F7 to --out. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from scheduling.inference import Inference, Iteration, Row
 from weights import locate
 
 GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much to spare
-PROBES = 5  # of which the fastest counts
+PROBES = 2  # of which the faster counts
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
 BESIDE = 8  # rows that decode beside a prompt
 # neither a scheduler nor its loop
@@ -61,7 +61,7 @@ def fastest(function: Callable[[], Any], repeats: int) -> float:
 
 
 class Machine:
-    """What this machine allows by its best probe so far: bytes read, and FLOP, a second."""
+    """What this machine allows: bytes read, and FLOP, a second; the best probes so far."""
 
     def __init__(self, config: Config, most_bytes: int, rows: int):
         """most_bytes: that a step reads. rows: of the largest one."""
@@ -83,30 +83,25 @@ class Machine:
             a, b = (torch.randn(s, device=config.device).to(dtype) for s in ((m, k), (k, n)))
             product = partial(Int8Linear(b, None), a) if int8 else partial(torch.matmul, a, b)
             self._products.append((2 * m * k * n, product))
-        self._rates: dict[int, float] = {}  # bytes a second by bytes
-        self.flops_per_s = 0.0
+        self.bytes_per_s = self.flops_per_s = 0.0
 
-    def probe(self, n_bytes: int) -> None:
-        """Measure reading so many bytes, and multiplying."""
+    def bound(self, n_bytes: int, flops: int) -> tuple[float, float]:
+        """Seconds to read so many bytes now, and to do the arithmetic."""
         words = self._array[: n_bytes // 8] if self._cpu else self._array
         size = 8 * words.numel()
-        self._rates[size] = max(
-            self._rates.get(size, 0.0), size / fastest(lambda: self._read(words), PROBES)
+        read = size / fastest(lambda: self._read(words), PROBES)
+        multiply = max(
+            operations / fastest(product, PROBES) for operations, product in self._products
         )
-        for operations, product in self._products:
-            self.flops_per_s = max(self.flops_per_s, operations / fastest(product, PROBES))
+        self.bytes_per_s = max(self.bytes_per_s, read)
+        self.flops_per_s = max(self.flops_per_s, multiply)
+        return n_bytes / read, flops / multiply
 
     def _read(self, words: torch.Tensor) -> None:
         if self._cpu and kernels.why_unavailable() is None:
             kernels.load().read_int64(words.data_ptr(), words.numel(), self._threads)
         else:
             words.sum()
-
-    def bytes_per_s(self, n_bytes: int = 0) -> float:
-        """How fast at least so many bytes are read: more of them are never read faster for that."""
-        return max(
-            rate for size, rate in self._rates.items() if not self._cpu or size >= n_bytes // 8 * 8
-        )
 
 
 def fill(cache: KVCache) -> None:
@@ -120,7 +115,7 @@ def fill(cache: KVCache) -> None:
 def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
     """n rows about to compute their token number `context`, each in blocks of its own."""
     each = -(-context // block_size)
-    prompt = [i % 1000 for i in range(context)]
+    prompt = [i % 256 for i in range(context)]
     return [
         Row(
             Inference(prompt, 1),
@@ -138,20 +133,61 @@ def prompt_row(tokens: int, first_block: int, block_size: int) -> Row:
     """A row about to compute a whole prompt, in the blocks from `first_block` on."""
     blocks = list(range(first_block, first_block + -(-tokens // block_size)))
     return Row(
-        Inference([i % 1000 for i in range(tokens)], 1), 0, tokens, blocks, samples=True, idle=False
+        Inference([i % 256 for i in range(tokens)], 1), 0, tokens, blocks, samples=True, idle=False
     )
 
 
 def step_seconds(generator: CachedGenerator, rows: list[Row], repeats: int) -> float:
     """The median step."""
+    return statistics.median(seconds for seconds, _ in timed_steps(generator, rows, repeats))
+
+
+def timed_steps(
+    generator: CachedGenerator,
+    rows: list[Row],
+    repeats: int,
+    between: Callable[[], Any] = lambda: None,
+) -> Iterator[tuple[float, Any]]:
+    """Seconds of each step, and what `between`, called after it, returned.
+
+    A step that is not timed comes before each, for `between` may have filled the caches.
+    """
     iteration = Iteration(rows, running=len(rows), waiting=0, blocks_used=0)
-    generator.generate(iteration)
-    times = []
     for _ in range(repeats):
+        generator.generate(iteration)
         start = time.perf_counter()
         generator.generate(iteration)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        yield time.perf_counter() - start, between()
+
+
+def against_bound(
+    generator: CachedGenerator, machine: Machine, config: Config, n: int, context: int, repeats: int
+) -> dict[str, Any]:
+    """Medians of a step of n rows, of its bound, and of the part of the bound that it reached, each
+    step held against the faster of its two neighbours.
+    """
+    n_bytes = config.shape.step_bytes(n, context, config.multiplied_as, config.kept_as)
+    probe = partial(machine.bound, n_bytes, config.shape.step_flops(n, context))
+    before = probe()
+    taken, bounds = [], []
+    rows = decode_rows(n, context, config.block_size)
+    for seconds, after in timed_steps(generator, rows, repeats, probe):
+        taken.append(seconds)
+        bounds.append(tuple(map(min, before, after)))
+        before = after
+    reached = sorted(max(bound) / seconds for bound, seconds in zip(bounds, taken))
+    memory_s, arithmetic_s = map(statistics.median, zip(*bounds))
+    return {
+        "rows": n,
+        "context": context,
+        "bytes": n_bytes,
+        "seconds": statistics.median(taken),
+        "memory_s": memory_s,
+        "arithmetic_s": arithmetic_s,
+        "reached": statistics.median(reached),
+        "reached_least": reached[0],
+        "reached_most": reached[-1],
+    }
 
 
 def measure(
@@ -174,33 +210,25 @@ def measure(
             "the KV cache does not hold that many rows of that context; raise --kv-cache-gb"
         )
     fill(generator.attention.cache)
-    points: list[dict[str, Any]] = []
-    mixed = []
+    points, mixed = [], []
+    print("  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  reached")
     for context in contexts:
         for n in rows:
-            n_bytes = config.shape.step_bytes(n, context, *types)
-            machine.probe(n_bytes)
-            seconds = step_seconds(generator, decode_rows(n, context, config.block_size), repeats)
-            machine.probe(n_bytes)
-            points.append({"rows": n, "context": context, "seconds": seconds, "bytes": n_bytes})
-    read, multiply = machine.bytes_per_s(), machine.flops_per_s
+            point = against_bound(generator, machine, config, n, context, repeats)
+            points.append(point)
+            seconds = point["seconds"]
+            print(
+                f"{n:6} {context:8} {1e3 * seconds:11.2f} {n / seconds:8.1f} "
+                f"{1e3 * point['memory_s']:17.2f} {1e3 * point['arithmetic_s']:21.2f} "
+                f"{100 * point['reached']:7.0f}% "
+                f"({100 * point['reached_least']:.0f} to {100 * point['reached_most']:.0f})",
+                flush=True,
+            )
     where = "this GPU" if config.device == "cuda" else f"this machine, {config.threads} threads"
     print(
-        f"{where}: reads up to {read / 1e9:,.1f} GB/s, "
-        f"{multiply / 1e9:,.0f} GFLOP/s ({machine.dtype})"
+        f"{where}: reads up to {machine.bytes_per_s / 1e9:,.1f} GB/s, "
+        f"{machine.flops_per_s / 1e9:,.0f} GFLOP/s ({machine.dtype})"
     )
-    print(
-        "  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  of the bound"
-    )
-    for point in points:
-        n, context, seconds = point["rows"], point["context"], point["seconds"]
-        memory_s = point["memory_s"] = point["bytes"] / machine.bytes_per_s(point["bytes"])
-        arithmetic_s = point["arithmetic_s"] = config.shape.step_flops(n, context) / multiply
-        print(
-            f"{n:6} {context:8} {1e3 * seconds:11.2f} {n / seconds:8.1f} "
-            f"{1e3 * memory_s:17.2f} {1e3 * arithmetic_s:21.2f} "
-            f"{100 * max(memory_s, arithmetic_s) / seconds:12.0f}%"
-        )
     for tokens in prompts:
         decode = decode_rows(BESIDE, contexts[0], config.block_size)
         beside = prompt_row(tokens, sum(len(row.blocks) for row in decode), config.block_size)
@@ -215,8 +243,8 @@ def measure(
             f"{1e3 * mixed[-1]['seconds']:.2f} ms"
         )
     found = {
-        "bytes_per_s": read,
-        "flops_per_s": multiply,
+        "bytes_per_s": machine.bytes_per_s,
+        "flops_per_s": machine.flops_per_s,
         "flops_dtype": str(machine.dtype),
         "load_s": load_s,
     }

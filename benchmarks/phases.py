@@ -1,4 +1,8 @@
-"""Where an iteration's time goes: timers from outside around parts of scheduler and engine."""
+"""Where an iteration's time goes: timers from outside around parts of scheduler and engine.
+
+Layers are called one by one for it. Where serving computes them in one call
+(generate/forward.py), what is told as the rest of the forward pass is mostly not there.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,7 @@ class Phases:
         self._replace(scheduler, "apply", "apply")
         self._replace(generator, "logits", "logits")
         model: GPT2 = generator.model
+        generator.one_call = None  # the same kernels, a call each, so that each has a time
         self._replace(model, "forward", "forward")
         for module in model.modules():
             if isinstance(module, (Linear, *KINDS.values())):

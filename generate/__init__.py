@@ -97,6 +97,7 @@ def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedG
 
     from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
     from generate.cached import CachedGenerator
+    from generate.forward import KernelForward, in_one_call
     from generate.sampling import sample, sample_on_cpu
     from model import KVCache
 
@@ -104,12 +105,15 @@ def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedG
     cache = KVCache(config.shape, n_blocks, config.block_size, dtype, config.device)
     max_tokens = config.max_batch_size + config.token_budget
     attention: Attention = PlainAttention(cache)
+    one_call = None
     if config.attention == "kernel":
         attention = KernelAttention(cache)
+        if in_one_call(config):
+            one_call = KernelForward(model, attention)
     elif config.attention == "triton":
         attention = TritonAttention(cache, max_tokens)
     sampler = sample_on_cpu if config.sampler == "kernel" else sample
-    generator = CachedGenerator(model, n_vocab, attention, sampler, max_tokens, n_blocks)
+    generator = CachedGenerator(model, n_vocab, attention, sampler, max_tokens, n_blocks, one_call)
     if config.captures:
         from generate.graphs import Capture
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -101,50 +101,58 @@ class KernelAttention:
     """Raises kernels.KernelUnavailable where the kernel cannot be loaded."""
 
     def __init__(self, cache: KVCache):
-        library = kernels.load()
-        self._kernel = {
-            torch.float32: library.paged_attention_float32,
-            torch.bfloat16: library.paged_attention_bfloat16,
-            torch.int8: library.paged_attention_int8,
-        }[cache.layers[0].dtype]
+        self.cache = cache  # keeps the addresses valid
         scales = cache.scales or [None] * len(cache.layers)
-        self._addresses = [
+        self.addresses = [
             (layer.data_ptr(), None if scale is None else scale.data_ptr())
             for layer, scale in zip(cache.layers, scales)
         ]
-        self.cache = cache  # keeps the addresses valid
+        library = kernels.load()
+        self.kernels: dict[torch.dtype, Any] = {  # by the type of the queries
+            torch.float32: library.paged_attention_float32,
+            torch.bfloat16: library.paged_attention_bfloat16,
+        }
+        if cache.scales is not None:
+            self.kernels = {
+                torch.float32: library.paged_attention_int8_float32,
+                torch.bfloat16: library.paged_attention_int8_bfloat16,
+            }
 
-    def prepare(self, rows: list[Row]) -> Attend:
+    def prepare(self, rows: list[Row]) -> KernelAttend:
+        return KernelAttend(self, rows)
+
+
+class KernelAttend:
+    """Where each token of an iteration stands in its row, and where its row's blocks are listed:
+    what kernels/attention.cpp reads. A row without blocks has none listed: −1.
+    """
+
+    def __init__(self, attention: KernelAttention, rows: list[Row]):
+        self._attention = attention
         positions, tables, blocks = array("q"), array("q"), array("q")
         for row in rows:
             positions.extend(range(row.start, row.start + row.n_tokens))
             tables.extend([len(blocks) if row.blocks else -1] * row.n_tokens)
             blocks.extend(row.blocks)
-        n_threads = torch.get_num_threads()
+        self._arrays = positions, tables, blocks  # keeps the addresses valid
+        self.addresses = [each.buffer_info()[0] for each in self._arrays]
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            dtype = qkv.dtype
-            if self.cache.scales is not None:
-                qkv = qkv.float()
-            qkv = qkv.contiguous()  # the kernel is told an address and no strides
-            n_tokens, _, n_head, head_size = qkv.shape
-            y = qkv.new_empty(n_tokens, n_head, head_size)  # [T, H, D]
-            self._kernel(
-                qkv.data_ptr(),
-                y.data_ptr(),
-                *self._addresses[layer],
-                positions.buffer_info()[0],
-                tables.buffer_info()[0],
-                blocks.buffer_info()[0],
-                n_tokens,
-                n_head,
-                self.cache.block_size,
-                head_size,
-                n_threads,
-            )
-            return y.to(dtype)
-
-        return attend
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+        qkv = qkv.contiguous()  # the kernel is told an address and no strides
+        n_tokens, _, n_head, head_size = qkv.shape
+        y = qkv.new_empty(n_tokens, n_head, head_size)  # [T, H, D]
+        self._attention.kernels[qkv.dtype](
+            qkv.data_ptr(),
+            y.data_ptr(),
+            *self._attention.addresses[layer],
+            *self.addresses,
+            n_tokens,
+            n_head,
+            self._attention.cache.block_size,
+            head_size,
+            torch.get_num_threads(),
+        )
+        return y
 
 
 class TritonAttention:

@@ -24,13 +24,31 @@ from generate.sampling import Sample
 from model import GPT2
 from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
 
-Forward = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
+Pass = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
 # a row of nobody: it has no blocks and sees itself alone
 PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)
 
 
+def flat(rows: Sequence[Row]) -> tuple[array[int], array[int], array[int]]:
+    """Ids and positions of all tokens, and the indices of those whose logits are wanted."""
+    ids, positions, samples = array("q"), array("q"), array("q")
+    for row in rows:
+        if row.n_tokens == 1:  # most rows, and a GPU waits meanwhile
+            ids.append(row.inference.token(row.start))
+            positions.append(row.start)
+        else:
+            span = range(row.start, row.start + row.n_tokens)
+            ids.extend([row.inference.token(position) for position in span])
+            positions.extend(span)
+        if row.samples:
+            samples.append(len(ids) - 1)
+    return ids, positions, samples
+
+
 class CachedGenerator(Generator):
-    """`max_tokens`: of an iteration at most. `n_blocks`: see inference.Generator."""
+    """`max_tokens`: of an iteration at most. `n_blocks`: see inference.Generator. `one_call`: what
+    computes the logits of rows instead of the model's modules.
+    """
 
     def __init__(
         self,
@@ -40,14 +58,16 @@ class CachedGenerator(Generator):
         sample: Sample,
         max_tokens: int,
         n_blocks: int | None = None,
+        one_call: Callable[[list[Row]], Tensor] | None = None,
     ):
         self.model = model
+        self.one_call = one_call
         self._n_vocab = n_vocab
         self.attention = attention
         self.sample = sample
         self.n_blocks = n_blocks
         self._inputs = Buffer(3 * max_tokens, "q", model.wte.weight.device)
-        self._captured: dict[int, Forward] = {}
+        self._captured: dict[int, Pass] = {}
         self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
 
     def generate(self, iteration: Iteration) -> list[int]:
@@ -60,12 +80,17 @@ class CachedGenerator(Generator):
             draws = [(row.inference.sampling, len(row.inference.tokens)) for row in rows]
             return self.sample(logits, draws, self._n_vocab) if rows else []
 
-    @torch.inference_mode()
     def logits(self, rows: Sequence[Row], padding: int = 0) -> Tensor:
         """Compute the rows' tokens into the cache; return the logits after rows that sample.
 
         Those are [N, V]. padding: rows of nobody to compute besides.
         """
+        if self.one_call is not None:
+            return self.one_call([*rows, *[PADDING] * padding])
+        return self._by_modules(rows, padding)
+
+    @torch.inference_mode()
+    def _by_modules(self, rows: Sequence[Row], padding: int) -> Tensor:
         n_tokens = sum(row.n_tokens for row in rows) + padding
         i = bisect.bisect_left(self._sizes, n_tokens)
         size = self._sizes[i] if i < len(self._sizes) else n_tokens
@@ -74,19 +99,9 @@ class CachedGenerator(Generator):
         # is for a GPU to show
         return self._captured.get(size, forward)()[: sum(row.samples for row in rows)]
 
-    def _prepare(self, rows: list[Row]) -> Forward:
+    def _prepare(self, rows: list[Row]) -> Pass:
         """Put the rows into the buffers; return the forward pass over them."""
-        ids, positions, samples = array("q"), array("q"), array("q")
-        for row in rows:
-            if row.n_tokens == 1:  # most rows, and a GPU waits meanwhile
-                ids.append(row.inference.token(row.start))
-                positions.append(row.start)
-            else:
-                span = range(row.start, row.start + row.n_tokens)
-                ids.extend([row.inference.token(position) for position in span])
-                positions.extend(span)
-            if row.samples:
-                samples.append(len(ids) - 1)
+        ids, positions, samples = flat(rows)
         n, n_samples = len(ids), len(samples)
         # a captured pass samples every token
         samples.frombytes(bytes(samples.itemsize * (n - n_samples)))
@@ -96,7 +111,7 @@ class CachedGenerator(Generator):
         return lambda: self.model(tokens, places, attend, sampled)
 
     @torch.inference_mode()
-    def capture(self, sizes: Sequence[int], capture: Callable[[Forward], Forward]) -> None:
+    def capture(self, sizes: Sequence[int], capture: Callable[[Pass], Pass]) -> None:
         """Replace the forward pass over each of `sizes` tokens by what `capture` makes of it.
 
         The largest comes first.

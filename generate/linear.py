@@ -11,7 +11,8 @@ product (benchmarks/README.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -24,33 +25,35 @@ from model import GPT2, Block, Linear, Module
 INPUTS = 32  # the kernel takes a multiple of them
 
 
-class _Packed(Module):
-    """A layer of kernels/linear.cpp. operands: what the kernel takes besides tokens, in order."""
+class PackedLinear(Module):
+    """A layer of kernels/linear.cpp. operands: tensors of kernels.Linear, by their names there."""
 
-    def __init__(self, kernel: Callable[..., None], operands: list[Tensor], n_out: int, gelu: bool):
+    def __init__(self, kernel: Any, operands: dict[str, Tensor], weight: Tensor, gelu: bool):
         super().__init__()
-        self._kernel, self._n_out, self._gelu = kernel, n_out, gelu
+        self.kernel = kernel
         self._operands = operands  # their memory lives as long as their addresses are used
-        self._addresses = [operand.data_ptr() for operand in operands]
+        addresses = {name: tensor.data_ptr() for name, tensor in operands.items()}
+        n_in, n_out = weight.shape
+        self.struct = kernels.Linear(
+            **addresses, n_in=n_in + -n_in % INPUTS, n_out=n_out, with_gelu=gelu
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] % INPUTS:
             x = F.pad(x, (0, -x.shape[1] % INPUTS))
         x = x.contiguous()  # the kernel is told an address and no strides
-        y = x.new_empty(x.shape[0], self._n_out)
-        self._kernel(
+        y = x.new_empty(x.shape[0], self.struct.n_out)
+        self.kernel(
+            ctypes.byref(self.struct),
             x.data_ptr(),
-            *self._addresses,
             y.data_ptr(),
-            *x.shape,
-            self._n_out,
-            self._gelu,
+            x.shape[0],
             torch.get_num_threads(),
         )
         return y
 
 
-class KernelLinear(_Packed):
+class KernelLinear(PackedLinear):
     """gelu(x W + b) or x W + b, in the weight's dtype. weight: [in, out].
 
     Raises kernels.KernelUnavailable where the kernel cannot be loaded.
@@ -62,11 +65,11 @@ class KernelLinear(_Packed):
             kernel, together = library.linear_float32, 1
         else:
             kernel, together = library.linear_bfloat16, 2
-        operands = [_in_panels(weight, together), _of_outputs(weight, bias)]
-        super().__init__(kernel, operands, weight.shape[1], gelu)
+        operands = {"packed": _in_panels(weight, together), "bias": _of_outputs(weight, bias)}
+        super().__init__(kernel, operands, weight, gelu)
 
 
-class Int8Linear(_Packed):
+class Int8Linear(PackedLinear):
     """The same with weights and tokens rounded to int8; x, b and what it returns keep their dtype.
 
     A weight is kept as the nearest of 255 multiples of a scale, one for each output; so is an
@@ -85,11 +88,13 @@ class Int8Linear(_Packed):
         rounded = torch.round(weight.float() / scales).to(torch.int8)
         # the kernel takes tokens as unsigned bytes around 128
         start = -128 * rounded.sum(0, dtype=torch.int32)
-        operands = [
-            _in_panels(rounded, 4),
-            *(_of_outputs(weight, each) for each in (start, scales, bias)),
-        ]
-        super().__init__(kernel, operands, weight.shape[1], gelu)
+        operands = {
+            "packed": _in_panels(rounded, 4),
+            "start": _of_outputs(weight, start),
+            "scales": _of_outputs(weight, scales),
+            "bias": _of_outputs(weight, bias),
+        }
+        super().__init__(kernel, operands, weight, gelu)
 
 
 def _in_panels(weight: Tensor, together: int) -> Tensor:

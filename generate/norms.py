@@ -24,24 +24,24 @@ class KernelAddNorm(Module):
     def __init__(self, norm: AddNorm):
         super().__init__()
         library = kernels.load()
-        self._kernel = {
+        self.kernel = {
             torch.float32: library.add_norm_float32,
             torch.bfloat16: library.add_norm_bfloat16,
         }[norm.weight.dtype]
-        self._weight, self._bias, self._epsilon = norm.weight, norm.bias, norm.eps
-        self._addresses = norm.weight.data_ptr(), norm.bias.data_ptr()
+        self._weight, self._bias, self.epsilon = norm.weight, norm.bias, norm.eps
+        self.addresses = norm.weight.data_ptr(), norm.bias.data_ptr()
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x, y = x.contiguous(), y.contiguous()  # the kernel is told addresses and no strides
         total, out = torch.empty_like(x), torch.empty_like(x)
-        self._kernel(
+        self.kernel(
             x.data_ptr(),
             y.data_ptr(),
-            *self._addresses,
+            *self.addresses,
             total.data_ptr(),
             out.data_ptr(),
             *x.shape,
-            self._epsilon,
+            self.epsilon,
             torch.get_num_threads(),
         )
         return total, out

@@ -1,7 +1,7 @@
 """What PyTorch does not do well enough: in C++ for CPUs, and in Triton for GPUs.
 
 The C++ is built by one compiler call, kept in the user's cache folder, called by ctypes. Knows the
-compiler; knows nothing of models and imports no torch. The sources include no header of torch's
+compiler and what is handed to it, and imports no torch. The sources include no header of torch's
 either, so that a build takes seconds, and a call passes addresses and lets other threads
 run meanwhile. In Triton are paged_attention.py and add_norm.py.
 """
@@ -30,6 +30,60 @@ TIMEOUT_S = 120
 LARGEST_HEAD = 256  # as in attention.cpp
 # GPT-2's; in float32 a program with wider ones needs more shared memory than small GPUs have
 LARGEST_TRITON_HEAD = 64
+
+_ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_FLOATS, _INT8 = ("float32", "bfloat16"), ("int8_float32", "int8_bfloat16")
+# of the functions that are there for each of some types, by the first part of their names
+SIGNATURES = {
+    ("linear", _FLOATS + _INT8): [_ADDRESS] * 3 + [_SIZE, _INT],
+    ("add_norm", _FLOATS): [_ADDRESS] * 6 + [_SIZE] * 2 + [ctypes.c_float, _INT],
+    ("paged_attention", _FLOATS + _INT8): [_ADDRESS] * 7 + [_SIZE] * 3 + [_INT] * 2,
+    ("sample", _FLOATS): [_ADDRESS] + [_SIZE] * 3 + [_ADDRESS] * 5 + [_INT],
+}
+
+
+class Linear(ctypes.Structure):
+    """A linear layer as linear.cpp takes it: addresses, numbers of inputs and outputs, and whether
+    a gelu follows.
+    """
+
+    _fields_ = [
+        *((name, _ADDRESS) for name in ("packed", "start", "scales", "bias")),
+        *((name, _SIZE) for name in ("n_in", "n_out", "with_gelu")),
+    ]
+
+
+class Norm(ctypes.Structure):
+    """A norm's addresses as forward.cpp takes them."""
+
+    _fields_ = [("weight", _ADDRESS), ("bias", _ADDRESS)]
+
+
+class Block(ctypes.Structure):
+    """One of the model as forward.cpp takes it. cache, scales: its keys and values."""
+
+    _fields_ = [
+        *((name, Norm) for name in ("ln_1", "ln_2")),
+        *(
+            (name, ctypes.POINTER(Linear))
+            for name in ("c_attn", "attn_c_proj", "c_fc", "mlp_c_proj")
+        ),
+        *((name, _ADDRESS) for name in ("cache", "scales")),
+    ]
+
+
+class Model(ctypes.Structure):
+    """A GPT-2 as forward.cpp takes it, with the kernels of its types."""
+
+    _fields_ = [
+        *((name, _ADDRESS) for name in ("linear", "add_norm", "attention", "wte", "wpe")),
+        ("h", ctypes.POINTER(Block)),
+        ("ln_f", Norm),
+        ("lm_head", ctypes.POINTER(Linear)),
+        *((name, _SIZE) for name in ("n_layer", "n_head", "n_vocab", "n_ctx")),
+        *((name, _SIZE) for name in ("width", "element", "block_size")),
+        ("epsilon", ctypes.c_float),
+    ]
 
 
 class KernelUnavailable(Exception):
@@ -138,31 +192,13 @@ def load() -> ctypes.CDLL:
         raise KernelUnavailable(
             f"the C++ kernels cannot be loaded beside torch's OpenMP ({error}); reinstall torch"
         ) from None
-    for function in (
-        library.paged_attention_float32,
-        library.paged_attention_bfloat16,
-        library.paged_attention_int8,
-    ):
-        function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
-        function.restype = None
-    for function in (library.linear_float32, library.linear_bfloat16):
-        function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
-        function.restype = None
-    for function in (library.linear_int8_float32, library.linear_int8_bfloat16):
-        function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 2
-        function.restype = None
-    for function in (library.add_norm_float32, library.add_norm_bfloat16):
-        function.argtypes = (
-            [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 2 + [ctypes.c_float, ctypes.c_int]
-        )
-        function.restype = None
-    for function in (library.sample_float32, library.sample_bfloat16):
-        function.argtypes = (
-            [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5 + [ctypes.c_int]
-        )
-        function.restype = None
-    library.read_int64.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
-    library.read_int64.restype = ctypes.c_int64
+    for (name, types), arguments in SIGNATURES.items():
+        for each in types:
+            function = getattr(library, f"{name}_{each}")
+            function.argtypes, function.restype = arguments, None
+    library.forward.argtypes = [_ADDRESS] * 6 + [_SIZE] * 2 + [_ADDRESS, _INT]
+    library.read_int64.argtypes = [_ADDRESS, _SIZE, _INT]
+    library.read_int64.restype = _SIZE
     return library
 
 

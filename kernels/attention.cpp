@@ -44,14 +44,20 @@ template <typename T>
 static void keep(const T* x, const Cache<T>& cache, T* at) {
     std::memcpy(at, x, cache.head_size * sizeof(T));
 }
-static void keep(const float* x, const Cache<int8_t>& cache, int8_t* at) {
+template <typename T>
+static void keep(const T* x, const Cache<int8_t>& cache, int8_t* at) {
     const uint32_t magnitude = largest_magnitude(x, cache.head_size);
     const float largest = float_of(magnitude), steps = largest < 1e-30f ? 0 : 127 / largest;
     *cache.scale(at) = magnitude >= INFINITE ? float_of(INFINITE + 1) : largest * (1 / 127.0f);
     #pragma omp simd
-    for (int d = 0; d < cache.head_size; d++) at[d] = int8_t(std::rint(x[d] * steps));
+    for (int d = 0; d < cache.head_size; d++) at[d] = int8_t(std::rint(float(x[d]) * steps));
 }
 
+static inline Vector load(const BFloat16* p) {
+    Vector wide;
+    for (int l = 0; l < LANES; l++) wide[l] = float(p[l]);
+    return wide;
+}
 static inline Vector load(const int8_t* p) {
     Ints wide;  // by the instruction: compilers may take the bytes one by one
 #if defined __AVX512F__
@@ -148,7 +154,8 @@ struct WholeHead {
 };
 template <> struct Head<float, float, 64> : WholeHead<float, float, float, float, 64> {};
 template <> struct Head<BFloat16, BFloat16, 64> : WholeHead<BFloat16, Pair, BFloat16, Pair, 64> {};
-template <> struct Head<float, int8_t, 64> : WholeHead<float, float, int8_t, int8_t, 64> {};
+template <typename T>
+struct Head<T, int8_t, 64> : WholeHead<T, T, int8_t, int8_t, 64> {};
 
 // y = softmax(q K / √D) V: one query of each of n_heads heads, from `head` on, against tokens
 // 0 … length − 1 of its row. query, y: [n_heads, D]. size: D, or 0.
@@ -330,4 +337,5 @@ static void paged_attention(const T* qkv, T* y, E* layer, float* scales, const i
     }
 EXPORT(paged_attention_float32, float, float)
 EXPORT(paged_attention_bfloat16, BFloat16, BFloat16)
-EXPORT(paged_attention_int8, float, int8_t)
+EXPORT(paged_attention_int8_float32, float, int8_t)
+EXPORT(paged_attention_int8_bfloat16, BFloat16, int8_t)

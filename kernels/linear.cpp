@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 // elements: a block of weights stays in the level-1 cache while all tokens pass
@@ -34,11 +35,12 @@ static inline float gelu(float x) {
     return x / (1 + std::exp(std::max(-80.0f, std::min(-twice_u, 80.0f))));
 }
 
-template <typename Y>
-struct Layer {
-    Y* y;  // [n_tokens, n_out]
-    int64_t n_tokens, n_out;
-    bool with_gelu;
+// As kernels/__init__.py's Linear.
+struct Linear {
+    const void* packed;
+    const int32_t* start;           // of int8: what each output's sum begins with
+    const float *scales, *bias;     // [outputs of all panels]; scales: of int8
+    int64_t n_in, n_out, with_gelu;  // n_in: a multiple of 32
 };
 
 // A pair as floats, in the order of multiply_add.
@@ -47,16 +49,21 @@ static inline void widen(Pair pair, float* wide, int64_t stride) {
     wide[stride] = float_of(pair << 16);
 }
 
-// One thread's share of a layer's panels.
-// packed: n_in elements of T for each output. start: what each output's sum begins with.
-// rows: of sums, n_tokens or more. multiply_block(k, w, n, sums, next): adds to the sums of all
-// tokens what their elements k … k + n − 1 give; value(token, output, sum): the sum as a float.
+// Inputs in an element of packed weights.
+template <typename T>
+const int EACH = std::is_same_v<T, float> ? 1 : std::is_same_v<T, Pair> ? 2 : 4;
+
+// One thread's share of a layer's panels, packed as T.
+// start: what each output's sum begins with. y: [n_tokens, n_out]. rows: of sums, n_tokens or more.
+// multiply_block(k, w, n, sums, next): adds to the sums of all tokens what their elements
+// k … k + n − 1 give; value(token, output, sum): the sum as a float.
 template <typename T, typename Sum, typename Y, typename Multiply, typename Value>
-static void compute_panels(const Layer<Y>& layer, const T* packed, const Sum* start, int64_t n_in,
+static void compute_panels(const Linear& layer, const Sum* start, Y* y, int64_t n_tokens,
                            int64_t rows, std::atomic<int64_t>& taken, Multiply multiply_block,
                            Value value) {
     const FlushSubnormals flush;
-    const int64_t n_panels = (layer.n_out + PANEL - 1) / PANEL;
+    const T* packed = (const T*)layer.packed;
+    const int64_t n_in = layer.n_in / EACH<T>, n_panels = (layer.n_out + PANEL - 1) / PANEL;
     std::vector<Sum> sums(rows * PANEL);
     int64_t following = n_panels;
     // threads of a shared machine are not equally fast: each takes a panel when it needs one
@@ -73,12 +80,12 @@ static void compute_panels(const Layer<Y>& layer, const T* packed, const Sum* st
             }
             multiply_block(k, w, n, sums.data(), (const char*)next);
         }
-        for (int64_t t = 0; t < layer.n_tokens; t++) {
+        for (int64_t t = 0; t < n_tokens; t++) {
             float values[PANEL];
             for (int i = 0; i < PANEL; i++) values[i] = value(t, o + i, sums[t * PANEL + i]);
             if (layer.with_gelu)
                 for (int i = 0; i < PANEL; i++) values[i] = gelu(values[i]);
-            for (int64_t i = 0; i < width; i++) layer.y[t * layer.n_out + o + i] = Y(values[i]);
+            for (int64_t i = 0; i < width; i++) y[t * layer.n_out + o + i] = Y(values[i]);
         }
     }
 }
@@ -86,19 +93,20 @@ static void compute_panels(const Layer<Y>& layer, const T* packed, const Sum* st
 static inline float as_it_is(int64_t, int64_t, float sum) { return sum; }
 const int LINES = PANEL * 4 / CACHE_LINE;  // of an element
 
-static void linear(const Layer<float>& layer, const float* x, const float* packed,
-                   const float* bias, int64_t n_in, int n_threads) {
+static void linear(const Linear& layer, const float* x, float* y, int64_t n_tokens, int n_threads) {
     std::atomic<int64_t> taken{0};
     #pragma omp parallel num_threads(n_threads)
-    compute_panels(layer, packed, bias, n_in, layer.n_tokens, taken,
-                   [&](int64_t k, const float* w, int64_t n, float* sums, const char* next) {
-                       multiply_all(x + k, layer.n_tokens, n_in, w, n, sums, next, LINES);
-                   }, as_it_is);
+    compute_panels<float>(
+        layer, layer.bias, y, n_tokens, n_tokens, taken,
+        [&](int64_t k, const float* w, int64_t n, float* sums, const char* next) {
+            multiply_all(x + k, n_tokens, layer.n_in, w, n, sums, next, LINES);
+        },
+        as_it_is);
 }
 
-static void linear(const Layer<BFloat16>& layer, const Pair* x, const Pair* packed,
-                   const float* bias, int64_t n_in, int n_threads) {
-    const int64_t n_tokens = layer.n_tokens;
+static void linear(const Linear& layer, const Pair* x, BFloat16* y, int64_t n_tokens,
+                   int n_threads) {
+    const int64_t n_in = layer.n_in / 2;
     const bool tiled = TILED && may_use_tiles(),
                widened = !PAIRED && !tiled && (n_tokens > ROWS || !FUSED);
     const int64_t rows = tiled ? (n_tokens + TILE - 1) / TILE * TILE : n_tokens;
@@ -114,8 +122,8 @@ static void linear(const Layer<BFloat16>& layer, const Pair* x, const Pair* pack
         }
         std::optional<Tiles> tiles;
         if (tiled) tiles.emplace();
-        compute_panels(
-            layer, packed, bias, n_in, rows, taken,
+        compute_panels<Pair>(
+            layer, layer.bias, y, n_tokens, rows, taken,
             [&](int64_t k, const Pair* w, int64_t n, float* sums, const char* next) {
                 if (tiled) {
                     multiply_tiles(whole_x.data() + k, rows, n_in, w, n, sums, next, LINES);
@@ -147,11 +155,10 @@ static float quantize(const X* x, int64_t n, uint8_t* bytes) {
     return largest / 127;
 }
 
-// start: −128 times the sum of an output's weights, which undoes what the bytes are too large.
+// layer.start: −128 times the sum of an output's weights, which undoes what the bytes are too large.
 template <typename X>
-static void linear_int8(const Layer<X>& layer, const X* x, const Quad* packed, const int32_t* start,
-                        const float* scales, const float* bias, int64_t n_in, int n_threads) {
-    const int64_t n_tokens = layer.n_tokens;
+static void linear_int8(const Linear& layer, const X* x, X* y, int64_t n_tokens, int n_threads) {
+    const int64_t n_in = layer.n_in / 4;
     std::vector<Quad> quads(n_tokens * n_in);
     std::vector<float> x_scales(n_tokens);
     std::atomic<int64_t> taken{0};
@@ -160,36 +167,25 @@ static void linear_int8(const Layer<X>& layer, const X* x, const Quad* packed, c
         #pragma omp for
         for (int64_t t = 0; t < n_tokens; t++)
             x_scales[t] = quantize(x + t * 4 * n_in, 4 * n_in, (uint8_t*)&quads[t * n_in]);
-        compute_panels(
-            layer, packed, start, n_in, n_tokens, taken,
+        compute_panels<Quad>(
+            layer, layer.start, y, n_tokens, n_tokens, taken,
             [&](int64_t k, const Quad* w, int64_t n, int32_t* sums, const char* next) {
                 multiply_all(quads.data() + k, n_tokens, n_in, w, n, sums, next, LINES);
             },
             [&](int64_t t, int64_t o, int32_t sum) {
-                return float(sum) * (x_scales[t] * scales[o]) + bias[o];
+                return float(sum) * (x_scales[t] * layer.scales[o]) + layer.bias[o];
             });
     }
 }
 
-// x: [n_tokens, n_in], n_in a multiple of 32; packed as above; start, scales, bias: [outputs of all
-// panels]; y: [n_tokens, n_out].
-extern "C" {
-int panel_size() { return PANEL; }
-void linear_float32(const float* x, const float* packed, const float* bias, float* y,
-                    int64_t n_tokens, int64_t n_in, int64_t n_out, int with_gelu, int n_threads) {
-    linear({y, n_tokens, n_out, bool(with_gelu)}, x, packed, bias, n_in, n_threads);
-}
-void linear_bfloat16(const Pair* x, const Pair* packed, const float* bias, BFloat16* y,
-                     int64_t n_tokens, int64_t n_in, int64_t n_out, int with_gelu, int n_threads) {
-    linear({y, n_tokens, n_out, bool(with_gelu)}, x, packed, bias, n_in / 2, n_threads);
-}
-#define LINEAR_INT8(name, X)                                                                       \
-    void name(const X* x, const Quad* packed, const int32_t* start, const float* scales,           \
-              const float* bias, X* y, int64_t n_tokens, int64_t n_in, int64_t n_out,              \
-              int with_gelu, int n_threads) {                                                      \
-        linear_int8<X>({y, n_tokens, n_out, bool(with_gelu)}, x, packed, start, scales, bias,      \
-                       n_in / 4, n_threads);                                                       \
+extern "C" int panel_size() { return PANEL; }
+
+// x: [n_tokens, n_in]; y: [n_tokens, n_out].
+#define EXPORT(name, function, X, Y)                                                               \
+    extern "C" void name(const Linear* layer, const X* x, Y* y, int64_t n_tokens, int n_threads) { \
+        function(*layer, x, y, n_tokens, n_threads);                                               \
     }
-LINEAR_INT8(linear_int8_float32, float)
-LINEAR_INT8(linear_int8_bfloat16, BFloat16)
-}
+EXPORT(linear_float32, linear, float, float)
+EXPORT(linear_bfloat16, linear, Pair, BFloat16)
+EXPORT(linear_int8_float32, linear_int8, float, float)
+EXPORT(linear_int8_bfloat16, linear_int8, BFloat16, BFloat16)

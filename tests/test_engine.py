@@ -20,6 +20,7 @@ import torch
 
 from generate.attention import Attention, KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
+from generate.forward import KernelForward
 from generate.linear import pack
 from generate.naive import NaiveGenerator
 from generate.norms import KernelAddNorm, fuse_norms
@@ -52,19 +53,27 @@ def model() -> GPT2:
 PATHS: dict[str, tuple[Callable[[KVCache], Attention], Sample, str]] = {
     "plain": (PlainAttention, sample, "plain"),
     "kernels": (KernelAttention, sample_on_cpu, "kernel"),
+    "kernels in one call": (KernelAttention, sample_on_cpu, "kernel"),
     "kernels and onednn": (KernelAttention, sample_on_cpu, "onednn"),
 }
 MAX_TOKENS = 1100
 
 
-def engine(model: GPT2, n_blocks: int, block_size: int, path: str = "kernels") -> CachedGenerator:
-    attention, sampler, linear = PATHS[path]
+def engine(
+    model: GPT2, n_blocks: int, block_size: int, path: str = "kernels in one call"
+) -> CachedGenerator:
+    attend, sampler, linear = PATHS[path]
     if linear != "plain":
         model = copy.deepcopy(model)
         pack(model, linear)
         fuse_norms(model, KernelAddNorm)
     cache = KVCache(model.shape, n_blocks, block_size, model.wte.weight.dtype, "cpu")
-    return CachedGenerator(model, N_VOCAB, attention(cache), sampler, MAX_TOKENS)
+    attention = attend(cache)
+    generator = CachedGenerator(model, N_VOCAB, attention, sampler, MAX_TOKENS)
+    if path == "kernels in one call":
+        assert isinstance(attention, KernelAttention)
+        generator.one_call = KernelForward(model, attention)
+    return generator
 
 
 @pytest.fixture(params=PATHS)

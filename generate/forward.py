@@ -1,0 +1,116 @@
+"""The model's forward pass as one call of kernels/forward.cpp, where all parts are kernels. CPU.
+
+They are called as model.GPT2.forward calls them, so that it comes to the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+import kernels
+from generate.attention import KernelAttention
+from generate.cached import flat
+from generate.linear import INPUTS, PackedLinear
+from generate.norms import KernelAddNorm
+from model import GPT2, Block
+from scheduling.inference import Row
+
+if TYPE_CHECKING:
+    from config import Config
+
+
+def in_one_call(config: Config) -> bool:
+    """Whether all parts are kernels, and take each other's output as it lies in memory."""
+    kernel = config.linear in ("kernel", "int8") and config.attention == config.norms == "kernel"
+    return kernel and config.shape.n_embd % INPUTS == 0
+
+
+class KernelForward:
+    """The logits of rows by a model of PackedLinear and KernelAddNorm, with `attention`."""
+
+    def __init__(self, model: GPT2, attention: KernelAttention):
+        self._model, self._attention = model, attention  # whose memory the addresses are of
+        self._wte = wte = model.wte.weight
+        ln_f, head = model.ln_f, model.lm_head
+        assert isinstance(ln_f, KernelAddNorm) and isinstance(head, PackedLinear)
+        assert head.struct.n_in == model.shape.n_embd  # see in_one_call
+        blocks = [
+            _block(block, *addresses) for block, addresses in zip(model.h, attention.addresses)
+        ]
+        self._kernel = kernels.load().forward
+        self._struct = kernels.Model(
+            linear=_address(head.kernel),
+            add_norm=_address(ln_f.kernel),
+            attention=_address(attention.kernels[wte.dtype]),
+            wte=wte.data_ptr(),
+            wpe=model.wpe.weight.data_ptr(),
+            h=(kernels.Block * len(blocks))(*blocks),
+            ln_f=_norm(ln_f),
+            lm_head=_linear(head),
+            n_layer=len(blocks),
+            n_head=model.shape.n_head,
+            n_vocab=wte.shape[0],
+            n_ctx=model.wpe.weight.shape[0],
+            width=model.shape.n_embd,
+            element=wte.element_size(),
+            block_size=attention.cache.block_size,
+            epsilon=ln_f.epsilon,
+        )
+
+    def __call__(self, rows: list[Row]) -> Tensor:
+        """Compute the rows' tokens into the cache; return the logits after rows that sample.
+
+        Those are [N, V]. Raises IndexError for an id or a position that the model has not.
+        """
+        ids, _, samples = arrays = flat(rows)
+        attend = self._attention.prepare(rows)
+        logits = self._wte.new_empty(len(samples), self._wte.shape[0])
+        at_ids, at_positions, at_samples = (each.buffer_info()[0] for each in arrays)
+        _, tables, blocks = attend.addresses
+        if not self._kernel(
+            ctypes.byref(self._struct),
+            at_ids,
+            at_positions,
+            tables,
+            blocks,
+            at_samples,
+            len(ids),
+            len(samples),
+            logits.data_ptr(),
+            torch.get_num_threads(),
+        ):
+            raise IndexError("an id or a position is out of the model's range")
+        return logits
+
+
+def _block(block: nn.Module, cache: int, scales: int | None) -> kernels.Block:
+    assert isinstance(block, Block)
+    return kernels.Block(
+        ln_1=_norm(block.ln_1),
+        ln_2=_norm(block.ln_2),
+        c_attn=_linear(block.attn.c_attn),
+        attn_c_proj=_linear(block.attn.c_proj),
+        c_fc=_linear(block.mlp.c_fc),
+        mlp_c_proj=_linear(block.mlp.c_proj),
+        cache=cache,
+        scales=scales,
+    )
+
+
+def _norm(norm: nn.Module) -> kernels.Norm:
+    assert isinstance(norm, KernelAddNorm)
+    return kernels.Norm(*norm.addresses)
+
+
+def _linear(linear: nn.Module) -> Any:
+    assert isinstance(linear, PackedLinear)
+    return ctypes.pointer(linear.struct)
+
+
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value

@@ -1,0 +1,116 @@
+"""The forward pass in one call: the bits of the kernels called one by one, whatever their types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from config import Config, build
+from generate import load_generator
+from generate.cached import CachedGenerator
+from generate.forward import KernelForward
+from scheduling.inference import Inference, Row
+from weights import locate
+
+
+def row(start: int, n_tokens: int, blocks: list[int], samples: bool = True) -> Row:
+    ids = [(7 * start + 3 * i) % 250 for i in range(start + n_tokens)]
+    return Row(Inference(ids, 1), start, n_tokens, blocks, samples, idle=not blocks)
+
+
+# rows that decode, a first chunk, a later one that samples nothing, an idle row
+BATCHES = {
+    "one": [row(200, 1, list(range(20, 33)))],
+    "many": [row(i, 1, [2 * i, 2 * i + 1]) for i in range(30)],
+    "mixed": [
+        row(17, 1, [3, 9]),
+        row(0, 130, [1, 4, 7, *range(50, 56)]),
+        row(16, 11, [8, 6], samples=False),
+        row(0, 1, []),
+        row(40, 1, [11, 10, 12]),
+    ],
+    "nobody samples": [row(0, 20, [1, 2], samples=False)],
+}
+
+
+def folder(path: Path, width: int) -> str:
+    """A model of two heads."""
+    sizes = {"n_layer": 3, "n_head": 2, "n_embd": width, "vocab_size": 300, "n_positions": 256}
+    path.joinpath("config.json").write_text(json.dumps({"model_type": "gpt2"} | sizes))
+    return str(path)
+
+
+def loaded(model: str, **settings: str) -> tuple[Config, CachedGenerator]:
+    given = {"model": model, "weights": "random", "tokenizer": "bytes", "device": "cpu"}
+    config = build("dynamic", given | {"dtype": "float32", "kv_blocks": "70"} | settings, {})
+    generator = load_generator(config, locate(config), 257)
+    assert isinstance(generator, CachedGenerator)
+    return config, generator
+
+
+def computed(
+    generator: CachedGenerator, one_call: Callable[[list[Row]], Tensor] | None, rows: list[Row]
+) -> tuple[Tensor, list[Tensor]]:
+    """Logits, and what the cache then holds."""
+    cache, rng = generator.attention.cache, torch.Generator().manual_seed(0)
+    for layer in cache.layers:
+        layer.copy_(torch.randint(-2, 3, layer.shape, generator=rng))
+    for scale in cache.scales or ():
+        scale.uniform_(0.5, 1, generator=rng)
+    generator.one_call = one_call
+    logits = generator.logits(rows).clone()
+    return logits, [tensor.clone() for tensor in (*cache.layers, *(cache.scales or ()))]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("linear", ["kernel", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [32, 128])  # heads of 16 and of 64
+def test_one_call_comes_to_the_bits_of_many(
+    width: int, dtype: str, linear: str, kv_dtype: str, batch: str, threads: int, tmp_path: Path
+) -> None:
+    _, generator = loaded(folder(tmp_path, width), dtype=dtype, linear=linear, kv_dtype=kv_dtype)
+    torch.set_num_threads(threads)
+    one_call = generator.one_call
+    assert isinstance(one_call, KernelForward)
+    logits, kept = computed(generator, one_call, BATCHES[batch])
+    expected, also_kept = computed(generator, None, BATCHES[batch])
+    assert torch.equal(logits, expected) and len(logits) == sum(r.samples for r in BATCHES[batch])
+    assert all(torch.equal(a, b) for a, b in zip(kept, also_kept))
+
+
+@pytest.mark.parametrize("ids", [[-1, 5], [5, 300]])
+def test_ids_that_the_model_has_not_are_refused(ids: list[int], tmp_path: Path) -> None:
+    _, generator = loaded(folder(tmp_path, 32), linear="kernel")
+    rows = [Row(Inference(ids, 1), 0, 2, [1], samples=True, idle=False)]
+    for one_call in (generator.one_call, None):
+        with pytest.raises(IndexError):
+            computed(generator, one_call, rows)
+    assert computed(generator, None, BATCHES["one"])[0].isfinite().all()
+
+
+def test_it_is_taken_where_every_part_is_a_kernel(tmp_path: Path) -> None:
+    model = folder(tmp_path, 64)
+    kernels = {"linear": "kernel"}
+    assert isinstance(loaded(model, **kernels)[1].one_call, KernelForward)
+    for other in ({"linear": "onednn"}, {"linear": "plain"}, {"attention": "plain"}):
+        _, generator = loaded(model, **(kernels | other))
+        assert generator.one_call is None
+    _, generator = loaded(model, **kernels, norms="plain")
+    assert generator.one_call is None
+
+
+def test_layers_of_odd_widths_are_called_one_by_one(tmp_path: Path) -> None:
+    """Their inputs are filled up with zeros in between."""
+    _, generator = loaded(folder(tmp_path, 48), linear="kernel")
+    assert generator.one_call is None
+    plain = {"linear": "plain", "attention": "plain", "norms": "plain"}
+    _, expected = loaded(folder(tmp_path, 48), **plain)
+    found, same = (computed(g, None, BATCHES["mixed"])[0] for g in (generator, expected))
+    assert torch.allclose(found, same, atol=1e-4)
