@@ -26,7 +26,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from config import DOOMED_FILES, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config, ConfigError, parse
 from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
-from observers.request_log import open_log
+from observers.line_writer import open_log
 from routes import inference, metrics, openai, openapi
 from routes.completions import Completions
 from routes.guard import guard
@@ -206,7 +206,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
         load_tokenizer(config.tokenizer)
         locate(config)
         _check_port(config)
-        _check_request_log(config)
+        _check_files(config)
     except (ConfigError, TokenizerUnavailable, WeightsUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -272,21 +272,25 @@ def _check_port(config: Config) -> None:
             ) from None
 
 
-def _check_request_log(config: Config) -> None:
-    try:
-        if config.request_log:
-            file = open_log(config.request_log)
-            if stat.S_ISFIFO(os.fstat(file).st_mode):
-                os.set_inheritable(
-                    file, True
-                )  # gunicorn's master holds it: a close would be the end to the pipe's reader
-            else:
-                os.close(file)
-    except OSError as error:
-        raise ConfigError(
-            f"the request log {config.request_log} cannot be written ({error.strerror}); choose "
-            f"another --request-log"
-        ) from None
+def _check_files(config: Config) -> None:
+    """Raises ConfigError if what the server appends to cannot be written."""
+    for path, what, setting in (
+        (config.request_log, "request log", "--request-log"),
+        (config.record, "recording", "--record"),
+    ):
+        if path is None:
+            continue
+        try:
+            file = open_log(path)
+        except OSError as error:
+            raise ConfigError(
+                f"the {what} {path} cannot be written ({error.strerror}); choose another {setting}"
+            ) from None
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            # gunicorn's master holds it: a close would be the end to the pipe's reader
+            os.set_inheritable(file, True)
+        else:
+            os.close(file)
 
 
 if __name__ == "__main__":

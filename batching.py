@@ -102,6 +102,8 @@ class BatchingManager:
                 raise self._refusal()
             if self.draining or self._closed:
                 raise Draining("The server is shutting down; send the request to another one.")
+            for inference in inferences:
+                inference.done = threading.Event()
             self._scheduler.enqueue(inferences, self.clock())
             self._changed.notify()
 

@@ -40,12 +40,11 @@ def post_worker_init(worker: Any) -> None:
 
 
 def worker_exit(arbiter: Any, worker: Any) -> None:
-    """Write what the request log still holds; a broken engine ends the launcher, too."""
+    """Write what is left to write; a broken engine ends the launcher, too."""
     app = getattr(worker, "wsgi", None)  # there is none if it was stopped while it loaded
     if app is None:
         return
     server = app.extensions["server"]
-    if server.request_log is not None:
-        server.request_log.close()
+    server.close_files()
     if server.manager.failure is not None:
         os._exit(BOOT_ERROR)

@@ -19,12 +19,14 @@ from typing import Any
 from batching import BatchingManager
 from config import Config
 from generate import load_generator
+from observers.line_writer import LineWriter
 from observers.metrics import Metrics
 from observers.request_log import RequestLog
 from observers.server_stats import ServerStats
 from scheduling.blocks import block_keys
 from scheduling.errors import ContextTooLong, InvalidRequest
 from scheduling.inference import Generator, Inference, Sampling
+from scheduling.recording import END, Entry, gap, line_of, record
 from scheduling.scheduler import build
 from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule, load_tokenizer
 from weights import locate
@@ -32,6 +34,7 @@ from weights import locate
 Load = Callable[
     [Config, Path | None, int], Generator
 ]  # of a Config, its checkpoint, and how many ids can be decoded
+BACKLOG = 10_000  # entries of a recording that wait to be written: seconds of a fast engine
 Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
 
 
@@ -54,14 +57,17 @@ class Server:
     """Tokenizer, weights, engine, scheduler, handler thread and observers of a Config.
 
     The engine loads in the handler thread, by `load`. Raises TokenizerUnavailable,
-    WeightsUnavailable, and OSError if the request log cannot be opened.
+    WeightsUnavailable, and OSError if the request log or the recording cannot be opened.
     """
 
     def __init__(self, config: Config, load: Load = load_generator):
         self.config = config
         self.tokenizer = load_tokenizer(config.tokenizer)
         path, n_vocab = locate(config), self.tokenizer.n_vocab
-        self.scheduler = build(config)
+        self.recording: LineWriter[Entry] | None = None
+        if config.record:
+            self.recording = LineWriter(config.record, "recording", line_of, BACKLOG, gap)
+        self.scheduler = record(config, self.recording.put) if self.recording else build(config)
         self.manager = BatchingManager(
             self.scheduler,
             lambda: load(config, path, n_vocab),
@@ -81,10 +87,17 @@ class Server:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End everything in flight, and write what the request log still holds."""
+        """End everything in flight, and write what is left to write."""
         self.manager.close()
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Write what the request log and the recording still hold."""
         if self.request_log is not None:
             self.request_log.close()
+        if self.recording is not None:
+            self.recording.put(END)
+            self.recording.close()
 
     def _seeds(self, given: int | None, n: int) -> list[int]:
         """The seeds of a group of n: they follow from its own; of one that brings none

@@ -19,7 +19,7 @@ _newest_python() {
 }
 
 _set_up() {
-    local wanted="$1" stamp="$VENV/installed-$1" contents python
+    local wanted="$1" stamp="$VENV/installed-${1//\//-}" contents python
     contents="$(cat "$ROOT"/requirements*.txt "$ROOT/client/requirements.txt")"
     if [ -x "$PYTHON" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$contents" ]; then return; fi
     if ! [ -x "$PYTHON" ]; then
@@ -30,7 +30,10 @@ _set_up() {
     fi
     echo "installing $wanted; this takes minutes the first time" >&2
     export PIP_DISABLE_PIP_VERSION_CHECK=1
-    "$PYTHON" -m pip install --quiet "$(grep '^torch==' "$ROOT/requirements.txt")" &&
+    case "$wanted" in
+        client/*) ;; # without torch
+        *) "$PYTHON" -m pip install --quiet "$(grep '^torch==' "$ROOT/requirements.txt")" ;;
+    esac &&
         "$PYTHON" -m pip install --quiet -r "$ROOT/$wanted" ||
         { echo "error: pip could not install $wanted; see its message above" >&2; return 2; }
     printf '%s\n' "$contents" >"$stamp"

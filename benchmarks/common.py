@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from client.calls import ServerError
 from client.machine import stamp
 from config import (
     ONLY_OVER_HTTP,
@@ -87,7 +88,18 @@ def wait_for(inferences: Sequence[Inference]) -> None:
             raise inference.error
 
 
-def configs(
+def configs(*arguments: Any, **defaults: Any) -> tuple[Any, list[Config]]:
+    """As `any_configs`; the fake engine and the naive one are refused, too."""
+    known, built = any_configs(*arguments, **defaults)
+    for config in built:
+        if config.model == "fake" or config.generator != "cached":
+            raise ConfigError(
+                "this benchmark measures the engine: leave out --model fake and --generator naive"
+            )
+    return known, built
+
+
+def any_configs(
     parser: Parser,
     argv: Sequence[str],
     modes: Callable[[Any], Sequence[str]],
@@ -112,7 +124,7 @@ def configs(
     asked = list(modes(known))
     # `build` refuses them
     nowhere = {name for name in flags if not any(meaningful(name, mode) for mode in asked)}
-    built = [
+    return known, [
         build(
             mode,
             {
@@ -124,12 +136,6 @@ def configs(
         )
         for mode in asked
     ]
-    for config in built:
-        if config.model == "fake" or config.generator != "cached":
-            raise ConfigError(
-                "this benchmark measures the engine: leave out --model fake and --generator naive"
-            )
-    return known, built
 
 
 def record(built: Sequence[Config], unused: Collection[str]) -> dict[str, Any]:
@@ -151,6 +157,12 @@ def run(main: Callable[[], None]) -> None:
     """Call a benchmark's main; what the user can mend ends with a sentence and exit 2."""
     try:
         main()
-    except (ConfigError, KernelUnavailable, OutOfMemory, WeightsUnavailable) as error:
+    except (
+        ConfigError,
+        KernelUnavailable,
+        OutOfMemory,
+        ServerError,
+        WeightsUnavailable,
+    ) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

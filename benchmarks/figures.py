@@ -11,13 +11,16 @@ from matplotlib.figure import Figure
 
 from client.report.drawing import STYLE, caption_of, looks, plain_log
 
+DRAWN = 2000  # points of a kind, at random
+LEAST = 10  # of which quantiles are drawn
+
 
 def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
     """Step time against rows, a colour a context, and what memory and arithmetic bound it by.
 
-    A roofline. points: {"rows", "context", "seconds", "memory_s", "arithmetic_s"} each. The right
-    panel: which part of the bound (the larger of the two, as if they overlapped wholly) a step
-    reaches.
+    A roofline. points: {"rows", "context", "seconds", "memory_s", "arithmetic_s", "reached",
+    "reached_least", "reached_most"} each. The right panel: which part of the bound (the larger of
+    the two, as if they overlapped wholly) a step reaches, median and range.
     """
     contexts = sorted({int(point["context"]) for point in points})
     shades = [matplotlib.colormaps["viridis"](x) for x in np.linspace(0.1, 0.75, len(contexts))]
@@ -33,7 +36,11 @@ def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
             left.plot(
                 rows, 1e3 * bound, "--", color=shade, lw=1.2, label=f"bound, context {context}"
             )
-            right.plot(rows, 100 * bound / measured, "o-", color=shade, label=f"context {context}")
+            reached, least, most = (
+                [100 * p[f"reached{which}"] for p in mine] for which in ("", "_least", "_most")
+            )
+            right.plot(rows, reached, "o-", color=shade, label=f"context {context}")
+            right.fill_between(rows, least, most, color=shade, alpha=0.12, lw=0)
         for axis in (left, right):
             axis.set_xscale("log", base=2)
             axis.set_xticks(
@@ -159,5 +166,65 @@ def quantization(
             )
         last.invert_yaxis()
         last.set(xlabel="tok/s", title=f"A burst on {1e3 * pool_gb:g} MB of KV")
+        caption_of(figure, caption)
+    return figure
+
+
+def costs(points: Mapping[str, Mapping[str, np.ndarray]], caption: str) -> Figure:
+    """How far iterations are from a line: measured against predicted, and their ratio over rows.
+
+    points: by what they are, `rows`, `seconds`, `ratio` (measured / predicted) and `decodes` (rows
+    that decode alone) of each iteration. Of numbers of rows with LEAST iterations and more the band
+    holds 90% of them, its line is the median.
+    """
+    kinds = {"decode rows alone": ("#1f3a70", True), "with a prompt": ("#d95f02", False)}
+    every = np.random.default_rng(0)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(13, 4.8), layout="constrained")
+        left, *panels = figure.subplots(1, 1 + len(points), width_ratios=[1.1, *[1] * len(points)])
+        (*_, last) = points.values()
+        for label, (colour, decodes) in kinds.items():
+            mine = np.flatnonzero(last["decodes"] == decodes)
+            mine = every.permutation(mine)[:DRAWN]
+            took = 1e3 * last["seconds"][mine]
+            left.plot(
+                took / last["ratio"][mine], took, ".", ms=4, alpha=0.35, color=colour, mew=0,
+                label=label,
+            )  # fmt: skip
+        left.axline((1, 1), slope=1, color="#555555", lw=1)
+        left.set(xscale="log", yscale="log", xlabel="predicted, ms", ylabel="measured, ms")
+        left.set_title(f"Iterations, {[*points][-1]}")
+        for axis in (left.xaxis, left.yaxis):
+            plain_log(axis)
+        left.legend(markerscale=3)
+        for axis, (name, found) in zip(panels, points.items()):
+            for colour, decodes in kinds.values():
+                mine = found["decodes"] == decodes
+                rows, often = np.unique(found["rows"][mine], return_counts=True)
+                rows = rows[often >= LEAST]
+                spread = [
+                    np.percentile(100 * found["ratio"][mine & (found["rows"] == n)], (5, 50, 95))
+                    for n in rows
+                ]
+                low, middle, high = np.reshape(spread, (-1, 3)).T - 100
+                axis.plot(rows, middle, ".-", color=colour)
+                axis.fill_between(rows, low, high, color=colour, alpha=0.13, lw=0)
+            axis.axhline(0, color="#555555", lw=1)
+            axis.set(ylim=(-60, 100), xlabel="rows", title=f"Errors, {name}")
+            most = max(found["rows"], default=1)
+            axis.set_xscale("log", base=2)
+            axis.set_xlim(0.9, 1.1 * most)
+            powers = 2 ** np.arange(1 + int(np.log2(most)))
+            axis.set_xticks(powers, [str(n) for n in powers])
+            axis.grid(alpha=0.25)
+        panels[0].set_ylabel("measured − predicted, % of predicted")
+        panels[-1].annotate(
+            "median, and 90% of them",
+            (0.98, 0.03),
+            xycoords="axes fraction",
+            ha="right",
+            color="#555555",
+            fontsize=10.5,
+        )
         caption_of(figure, caption)
     return figure

@@ -5,13 +5,15 @@ Intervals over seeds, a queue that grows, and what theory expects of a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
 
+from client.columns import Answers
 from stats import Answer
 
 CONFIDENCE = 0.95
@@ -67,7 +69,7 @@ def _interval(values: Sequence[float], width: float) -> Estimate:
     )
 
 
-def growth(answers: Sequence[Answer]) -> float:
+def growth(answers: Answers | Iterable[Answer]) -> float:
     """Seconds of waiting that each second of sending adds.
 
     That is the slope of TTFT on the instant of sending, less its error.
@@ -75,13 +77,19 @@ def growth(answers: Sequence[Answer]) -> float:
     It tends to rate / capacity - 1 where the rate is beyond the capacity, else to 0. Waits of
     neighbours are alike, so slope and error are of the means of ten blocks of requests.
     """
-    ordered = sorted(answers, key=lambda answer: answer.sent_at)
-    blocks = [block for block in np.array_split(np.arange(len(ordered)), BLOCKS) if len(block)]
-    at = np.array([np.mean([ordered[i].sent_at for i in block]) for block in blocks])
-    return _slope(at, np.array([np.mean([ordered[i].ttft_s for i in block]) for block in blocks]))
+    answers = Answers.of(answers)
+    ordered = np.argsort(answers["sent_at"], kind="stable")
+    blocks = [block for block in np.array_split(ordered, BLOCKS) if len(block)]
+    at, ttft_s = (
+        np.array([values[block].mean() for block in blocks])
+        for values in (answers["sent_at"], answers.ttft_s)
+    )
+    return _slope(at, ttft_s)
 
 
-def growth_in_flight(sent: Sequence[float], ended: Sequence[float], fill_s: float) -> float:
+def growth_in_flight(
+    sent: Sequence[float] | np.ndarray, ended: Sequence[float] | np.ndarray, fill_s: float
+) -> float:
     """Which part of what is sent stays.
 
     That is the slope of the number in flight, less twice its error, over the rate of sending. It
@@ -127,61 +135,74 @@ class Stretch(NamedTuple):
     seconds: float
 
 
-def always_waiting(answers: Sequence[Answer]) -> Stretch:
+def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
     """The longest stretch from admission to admission that never left the queue empty.
 
     It has no seconds where there is none. From its first admission on, all rows are full, and
     request-level batches are whole, so tokens / seconds is what the server can do. Instants are the
     server's own, if it gave them; else a request waits until its first token, as this client saw
-    it, and its tokens come at equal intervals from then on.
+    it. Tokens whose gaps are not known come at equal intervals.
     """
-    lives = [_life(answer) for answer in answers]
-    arrived, admitted = (np.sort([life[i] for life in lives]) for i in (0, 1))
+    answers = Answers.of(answers)
+    told = ~np.isnan(answers.told("arrived_at"))
+    arrived_at = np.where(told, answers.told("arrived_at"), answers["sent_at"])
+    since = answers.told("arrived_at")
+    first = np.where(told, since + answers.told("ttft_s"), answers["first_token_at"])
+    admitted_at = np.where(told, since + answers.told("queue_s"), first)
+    arrived, admitted = np.sort(arrived_at), np.sort(admitted_at)
     # of those admitted together
     last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)
     # waiting after each admission
     left = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)
     best = (0.0, 0.0)
     start = None
-    for instant, waiting in zip(admitted[last], left):
+    for instant, waiting in zip(admitted[last].tolist(), left.tolist()):
         if start is not None and instant - start > best[1] - best[0]:
             best = (start, instant)
         start = None if not waiting else instant if start is None else start
-    made = np.concatenate([life[2] for life in lives]) if lives else np.array([])
-    inside = (made > best[0] + TOGETHER_S) & (made <= best[1] + TOGETHER_S)
-    return Stretch(int(inside.sum()) if best[1] > best[0] else 0, float(best[1] - best[0]))
+    if best[0] == best[1]:
+        return Stretch(0, 0.0)
+    inside = _tokens_between(answers, first, best[0] + TOGETHER_S, best[1] + TOGETHER_S)
+    return Stretch(inside, best[1] - best[0])
 
 
-def _life(answer: Answer) -> tuple[float, float, np.ndarray]:
-    """When a request arrived, when it was admitted, and when its tokens came, on one clock."""
-    if told := answer.timings:
-        first = told["arrived_at"] + told["ttft_s"]
-        return (
-            told["arrived_at"],
-            told["arrived_at"] + told["queue_s"],
-            first + np.cumsum([0.0, *told["itl_s"]]),
-        )
-    tokens = np.linspace(answer.first_token_at, answer.last_token_at, answer.completion_tokens)
-    return answer.sent_at, answer.first_token_at, tokens
+def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: float) -> int:
+    """Tokens that were made after `begin`, until `end`; first: when each answer's first one was."""
+    decode_s = answers.told("decode_s")
+    client_s = answers["last_token_at"] - answers["first_token_at"]
+    last = first + np.where(np.isnan(decode_s), client_s, decode_s)
+    whole = (first > begin) & (last <= end)
+    tokens = int(answers["completion_tokens"][whole].sum())
+    for i in np.flatnonzero((last > begin) & (first <= end) & ~whole):
+        answer = answers.kept.get(int(i))
+        if answer and answer.timings:
+            made = first[i] + np.cumsum([0.0, *answer.timings["itl_s"]])
+        else:
+            made = np.linspace(first[i], last[i], answers["completion_tokens"][i])
+        tokens += int(((made > begin) & (made <= end)).sum())
+    return tokens
 
 
-def slowest_row_s(answers: Sequence[Answer]) -> float:
+def slowest_row_s(answers: Answers | Iterable[Answer]) -> float:
     """The longest time from admission to answer: in it a server that begins empty has filled."""
-    return max(
-        (a.e2e_s - (a.timings["queue_s"] if a.timings else a.ttft_s) for a in answers), default=0.0
-    )
+    answers = Answers.of(answers)
+    queue_s = answers.told("queue_s")
+    served_s = answers.e2e_s - np.where(np.isnan(queue_s), answers.ttft_s, queue_s)
+    return float(served_s.max(initial=0.0))
 
 
-def batch_sizes(answers: Sequence[Answer]) -> list[int]:
+def batch_sizes(answers: Answers | Iterable[Answer]) -> list[int]:
     """Rows of each request-level batch: requests that the server admitted at the same instant."""
-    admitted = np.sort(
-        [a.timings["arrived_at"] + a.timings["queue_s"] for a in answers if a.timings]
-    )
+    answers = Answers.of(answers)
+    admitted = answers.told("arrived_at") + answers.told("queue_s")
+    admitted = np.sort(admitted[~np.isnan(admitted)])
     starts = np.flatnonzero(np.diff(admitted, prepend=-np.inf) > TOGETHER_S)
     return [int(n) for n in np.diff(starts, append=len(admitted))]
 
 
-def expected_useful_fraction(lengths: Sequence[int], sizes: Sequence[int]) -> float | None:
+def expected_useful_fraction(
+    lengths: Sequence[int] | np.ndarray, sizes: Sequence[int]
+) -> float | None:
     """Which part of their rows request-level batches of these sizes use.
 
         Σ B · mean(g) / Σ B · E[max of B draws of g]
@@ -189,11 +210,14 @@ def expected_useful_fraction(lengths: Sequence[int], sizes: Sequence[int]) -> fl
     lengths: the completion tokens g of the trace, in order of arrival, whose own distribution the
     draws are from. None where they are no draws: sorted lengths have batches of equals.
     """
-    if not sizes or (len(set(lengths)) > 1 and list(lengths) == sorted(lengths, reverse=True)):
+    falls = np.diff(lengths)
+    if not sizes or (np.all(falls <= 0) and np.any(falls)):
         return None
     values, counts = np.unique(lengths, return_counts=True)
     below = np.concatenate([[0.0], np.cumsum(counts) / len(lengths)])
-    computed = sum(b * float(np.dot(values, np.diff(below**b))) for b in sizes)
+    computed = sum(
+        n * b * float(np.dot(values, np.diff(below**b))) for b, n in Counter(sizes).items()
+    )
     return sum(sizes) * float(np.mean(lengths)) / computed
 
 
@@ -216,13 +240,16 @@ def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
     server = result.get("server")
     if (
         not server
-        or not server.get("mean_e2el_ms")
+        or not server["completed"]
         or not result["mean_in_flight"]
         or result["failed"]
         or result["partial"]
     ):
         return None
-    rate_x_latency = result["request_throughput"] * server["mean_e2el_ms"] / 1e3
+    # of all answers: its other latencies are of the last ones
+    lengths = server["latency-by-requested-tokens"].values()
+    total_s = sum(mine["requests"] * mine["mean_latency_s"] for mine in lengths)
+    rate_x_latency = result["request_throughput"] * total_s / server["completed"]
     return {"in_flight": result["mean_in_flight"], "rate_x_latency": rate_x_latency}
 
 

@@ -18,14 +18,15 @@ from typing import Any
 from rich.console import Console
 
 from client.calls import ServerError
-from client.data import PromptData, dumps
+from client.data import PromptData, save_json
 from client.load import replay
 from client.machine import cache, commit, cpu
 from client.measure import Target, warm_up
 from client.progress import Progress
 from client.servers import server
+from client.summary import summarise
 from client.wire import wire
-from stats import CLIENT_LIMITED_MS, summarise
+from stats import CLIENT_LIMITED_MS
 
 TOKENS = 16
 SECONDS = 4.0  # of sending at each rate
@@ -79,7 +80,7 @@ def calibrate(progress: Progress) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     cache().mkdir(parents=True, exist_ok=True)
-    (cache() / FILE).write_text(dumps(result))
+    save_json(cache() / FILE, result)
     return result
 
 

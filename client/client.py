@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -65,8 +67,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--url",
+        action="append",
+        default=[],
         help="the server, port 8500 unless one is named (default: IP in client/.env or .env, else "
-        "127.0.0.1)",
+        "127.0.0.1); of several, each given so, a load goes to one after the other",
     )
     parser.add_argument(
         "--api-key", metavar="KEY", help="the server's (default: EB_API_KEY, found as IP is)"
@@ -139,6 +143,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(
             "--prompt asks a server of ours; leave out --api and --model, or send it with --trace"
         )
+    if arguments.prompt is not None and len(arguments.url) > 1:
+        parser.error("--prompt asks one server; give --url once")
+    if len(set(arguments.url)) < len(arguments.url):
+        parser.error("--url names one server twice; leave it out once")
     if arguments.numsamples is not None and arguments.numsamples < 1:
         parser.error("--numsamples must be at least 1")
     return arguments
@@ -191,7 +199,7 @@ def one_prompt(url: str, arguments: argparse.Namespace) -> None:
     print()
 
 
-def load_of(arguments: argparse.Namespace) -> tuple[list[Request], dict[str, Any]]:
+def load_of(arguments: argparse.Namespace) -> tuple[Sequence[Request], dict[str, Any]]:
     """The requests to send, and how a report names them. Raises WorkloadError."""
     arrival = arguments.arrival or (None if arguments.wait is None else f"wait:{arguments.wait}")
     if arguments.trace:
@@ -200,8 +208,21 @@ def load_of(arguments: argparse.Namespace) -> tuple[list[Request], dict[str, Any
     return data.requests(arguments.numsamples, arrival), {"arrival": arrival} | data.told
 
 
-def target_of(url: str, arguments: argparse.Namespace) -> Target:
-    """The server to ask. Raises ServerError, and ConfigError for a key that is none."""
+def target_of(urls: Sequence[str], arguments: argparse.Namespace) -> Target:
+    """The servers to ask. Raises ServerError, also for several of different modes or models, and
+    ConfigError for a key that is none.
+    """
+    first, *others = [_server(url, arguments) for url in urls]
+    for other in others:
+        if other.name != first.name:
+            raise ServerError(
+                f"{first.url} serves {first.name}, and {other.url} {other.name}; name servers of "
+                f"one mode or model, which share a load"
+            )
+    return replace(first, others=tuple(other.url for other in others))
+
+
+def _server(url: str, arguments: argparse.Namespace) -> Target:
     key = api_key(arguments.api_key)
     if arguments.api == "openai":
         model = arguments.model or openai_model(url, key)
@@ -218,13 +239,13 @@ def target_of(url: str, arguments: argparse.Namespace) -> Target:
         raise ServerError(f"{error} (others than ours are asked with --api openai)") from None
 
 
-def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Send a load and show what came of it; return the measurement."""
     requests, told_of = load_of(arguments)
     goodput = parse_goodput(arguments.goodput)
     if arguments.save_trace:
         save_trace(arguments.save_trace, requests)
-    target = target_of(url, arguments)
+    target = target_of(urls, arguments)
     machine = runs.facts() if arguments.out else {}
     told_of = describe(requests) | told_of
     console.print(described(told_of), highlight=False)
@@ -234,6 +255,11 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
         result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
     if server := result.get("server"):
         _show_stats(server, console)
+    if target.others:
+        console.print(
+            f"{len(urls)} servers got the requests in turn; what they say of themselves is left "
+            f"out, since each saw a part of them."
+        )
     table = Table(
         "milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left"
     )
@@ -263,7 +289,7 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
     if answers:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
         lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
-        drawing.save(figures.latency_vs_tokens(lines, url), arguments.figure)
+        drawing.save(figures.latency_vs_tokens(lines, " and ".join(urls)), arguments.figure)
         console.print(f"figure: {arguments.figure}")
     if arguments.out:
         runs.clear(arguments.out)
@@ -276,7 +302,8 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
             "asked": {"seeds": [arguments.seed], "servers": [target.name]},
             "started_here": False,
             "stopped": "interrupted before its end" if result["partial"] else None,
-            "also": {} if target.ours else {target.name: url},
+            "also": {} if target.ours else {target.name: " and ".join(urls)},
+            "sharing": len(urls),
             "command": command_line("client/client.py", sys.argv[1:]),
         }
         runs.save(
@@ -299,14 +326,9 @@ def _show_text(outcome: Outcome, console: Console) -> None:
 def _show_stats(stats: dict[str, Any], console: Console) -> None:
     console.print("\nThe server's /stats:")
     for key in (
-        "latency-per-token",
-        "throughput",
-        "total-tokens-handled",
-        "total-elapsed-time",
-        "largest_batch",
-        "occupancy",
-        "useful_fraction",
-    ):
+        "latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time",
+        "largest_batch", "occupancy", "useful_fraction",
+    ):  # fmt: skip
         console.print(
             f"  {key}: {stats[key]:,.4g}"
             if isinstance(stats[key], float)
@@ -316,12 +338,12 @@ def _show_stats(stats: dict[str, Any], console: Console) -> None:
 
 def main() -> None:
     arguments = parse()
-    url = server_url(arguments.url)
+    urls = [server_url(given) for given in arguments.url or [None]]
     try:
         if arguments.prompt is not None:
-            one_prompt(url, arguments)
+            one_prompt(urls[0], arguments)
         else:
-            result = load(url, arguments, Console())
+            result = load(urls, arguments, Console())
             if result["partial"]:
                 print("interrupted; the requests that had ended are told above", file=sys.stderr)
                 sys.exit(130)

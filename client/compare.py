@@ -11,20 +11,21 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from client import calibrate, runs, sweep
+from client import calibrate, columns, runs, sweep
 from client.calls import ServerError
 from client.data import PromptData, Request, describe, described
 from client.draws import WorkloadError
 from client.flags import workload
 from client.machine import command_line
 from client.measure import (
+    Measurable,
     Target,
     burst_size,
     measure,
@@ -46,22 +47,23 @@ from config import ConfigError
 class Comparison:
     """One comparison, its settings and facts; `run` measures a seed into a folder of its own."""
 
+    program = "./compare.sh"
+
     def __init__(self, options: Options, progress: Progress):
         self.options = options
         self.progress = progress
         self.arrival = options.arrival
         told = None if self.arrival == "auto" else self.arrival
-        self.trace: list[Request] | None = None
+        self.trace: Sequence[Request] | None = None
         # one that cannot be drawn, of any seed, is found before any server starts
         if options.trace:
             self.trace, self.told = replayed(options.trace, options.scale, told, options.seed)
             first = self.trace[0]
         else:
-            traces = [
-                workload(options, seed).requests(options.numsamples, told or "burst")
-                for seed in self.seeds
-            ]
-            first, self.told = traces[0][0], workload(options, options.seed).told
+            for seed in reversed(self.seeds):
+                data = workload(options, seed)
+                first = data.requests(options.numsamples, told or "burst")[0]
+            self.told = data.told
         self.by_ids = first.prompt_ids is not None
         self.capacity: dict[str, Any] | None = None
         self.stopped: KeyboardInterrupt | ServerError | None = None
@@ -80,18 +82,27 @@ class Comparison:
             "baseline": options.baseline,
         }
         told |= {"asked": {"seeds": self.seeds, "servers": options.names}, "started_here": True}
-        return self.machine | told | {"command": command_line("./compare.sh", sys.argv[1:])}
+        return self.machine | told | {"command": command_line(self.program, sys.argv[1:])}
 
     @property
     def seeds(self) -> list[int]:
         return list(range(self.options.seed, self.options.seed + self.options.repeats))
 
     @contextlib.contextmanager
-    def target(self, name: str) -> Iterator[Target]:
+    def target(self, name: str) -> Iterator[Measurable]:
         """A server of the comparison, started if it is one of ours, and warm."""
         with self._other(name) if name in self.options.also else self._ours(name) as target:
             warm_up(target, self.by_ids)
             yield target
+
+    @property
+    def replicas(self) -> int:
+        """Servers of a variant that share the load."""
+        return 1
+
+    def alone(self, name: str) -> contextlib.AbstractContextManager[Measurable]:
+        """One server of those that share a variant's load."""
+        return self.target(name)
 
     @contextlib.contextmanager
     def _ours(self, name: str) -> Iterator[Target]:
@@ -120,18 +131,19 @@ class Comparison:
         reference = self.options.reference
         burst = data.requests(burst_size(self.options.config(reference)), "burst", scaled=True)
         with (
-            self.target(reference) as target,
+            self.alone(reference) as target,
             self.progress.replay(f"capacity of {reference}", burst) as watch,
         ):
             self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {
                 "load": LOAD,
                 "of": reference,
             }
-        mean = float(
-            np.mean([request.num_tokens for request in data.requests(self.options.numsamples)])
-        )
-        self.arrival = f"poisson:{LOAD * self.capacity['output_throughput'] / mean:.4g}"
+        mean = float(np.mean(data.requests(self.options.numsamples).num_tokens))
+        all_can = self.replicas * self.capacity["output_throughput"]
+        self.arrival = f"poisson:{LOAD * all_can / mean:.4g}"
         reached = f"{self.capacity['output_throughput']:,.0f} tok/s"
+        if self.replicas > 1:
+            reached += f" each of {self.replicas} replicas"
         self.progress.say(
             f"capacity of {reference}: {reached}; {LOAD:g} of it: --arrival {self.arrival}"
         )
@@ -146,7 +158,11 @@ class Comparison:
         data = workload(self.options, seed)
         requests = self.trace or data.requests(self.options.numsamples, self.arrival)
         folder.mkdir(parents=True, exist_ok=True)
-        save_trace(folder / "trace.jsonl", requests)
+        saved = (
+            bool(self.trace) or len(requests) <= columns.MOST
+        )  # what is drawn can be drawn again
+        if saved:
+            save_trace(folder / "trace.jsonl", requests)
         self.progress.say(f"seed {seed}: {described(describe(requests))}")
         results: dict[str, dict[str, Any]] = {}
         points: dict[str, list[dict[str, Any]]] = {}
@@ -185,7 +201,7 @@ class Comparison:
                 folder,
                 requests,
                 results,
-                {"arrival": self.arrival} | self.told,
+                {"arrival": self.arrival, "saved": saved} | self.told,
                 facts,
                 points if self.options.sweep else None,
                 swept,
@@ -194,7 +210,7 @@ class Comparison:
 
     def _sweep(
         self,
-        target: Target,
+        target: Measurable,
         data: PromptData,
         mine: list[sweep.Point],
         all_: dict[str, list[sweep.Point]],
@@ -218,20 +234,20 @@ class Comparison:
             self.progress.say(tables.point_line(target.name, point))
             self.progress.table(tables.sweep_table(all_))
 
-        burst = burst_size(
+        burst = self.replicas * burst_size(
             self.options.config(target.name if target.ours else self.options.reference)
         )
         sweep.sweep(replay, data, self.arrival, burst, self.options.seconds, tell)
 
 
-def compare(options: Options, progress: Progress) -> tuple[runs.Run | None, BaseException | None]:
+def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | None]:
     """Run the comparison and write its folder; return the run, if anything was measured, and what
     stopped it, if anything did.
 
     Raises WorkloadError.
     """
-    comparison = Comparison(options, progress)
-    if busy := sentences.busy(comparison.machine["hardware"]):
+    options, progress = comparison.options, comparison.progress
+    if busy := sentences.busy(comparison.facts()):
         progress.say(busy)
     runs.clear(options.out)
     progress.say(
@@ -272,12 +288,23 @@ def sigterm_is_ctrl_c() -> None:
 
 
 def main() -> None:
+    run_and_exit(lambda progress: Comparison(parse(sys.argv[1:]), progress))
+
+
+def run_and_exit(
+    comparison_of: Callable[[Progress], Comparison],
+    kept: str = "the servers are stopped and what was measured is kept",
+    lost: str = "the servers are stopped",
+) -> None:
+    """Run a comparison as a program does, with its exit status.
+
+    kept, lost: what is said of one that was interrupted, if it left anything, and if not.
+    """
     console = Console()
     sigterm_is_ctrl_c()
     try:
-        options = parse(sys.argv[1:])
         with Progress(console) as progress:
-            run, stopped = compare(options, progress)
+            run, stopped = compare(comparison_of(progress))
         if run:
             report.show(run, console)
     except (ConfigError, WorkloadError, runs.RunError) as error:
@@ -291,11 +318,7 @@ def main() -> None:
         print(f"error: {stopped}", file=sys.stderr)
         sys.exit(1)
     if stopped:
-        print(
-            "interrupted; the servers are stopped",
-            "and what was measured is kept" if run else "",
-            file=sys.stderr,
-        )
+        print(f"interrupted; {kept if run else lost}", file=sys.stderr)
         sys.exit(130)
     if run and any(result["failed"] for results in run.variants.values() for result in results):
         sys.exit(1)

@@ -13,15 +13,18 @@ import functools
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from client import draws, groups
+from client.columns import NOBODY, Trace
 from client.draws import Arrivals, Sessions, WorkloadError, arrivals, folded_normal
-from client.prompts import PROMPTS, Prefixes, count, token_ids
+from client.prompts import PROMPTS, Prefixes, TokenIds, count
 from client.users import Priorities, Sent, Users
 
 SELECTIONS = ("random", "descend")
@@ -127,9 +130,7 @@ class PromptData:
         """Completion tokens of a request on average, of the distribution and not of a draw."""
         return float(np.mean(self._draw_lengths(np.random.default_rng(0), REFERENCE)))
 
-    def requests(
-        self, n: int | None, arrival: str = "burst", scaled: bool = False
-    ) -> list[Request]:
+    def requests(self, n: int | None, arrival: str = "burst", scaled: bool = False) -> Trace:
         """Return n requests that arrive as `arrival` says; the same for the same arguments.
 
         Of conversations the first turns arrive so. Users arrive as they say, and where they say
@@ -139,13 +140,10 @@ class PromptData:
         WorkloadError for an arrival that it does not know, or that conversations cannot have.
         """
         if self._users:
-            requests = self._of_users(self._users.draw(n, self.seed))
-        else:
-            assert n is not None, "users alone can say until when instead"
-            requests = self._arriving(n, arrival, scaled)
-        return self._with_levels(requests) if self._priorities else requests
-
-    def _arriving(self, n: int, arrival: str, scaled: bool) -> list[Request]:
+            sent = self._users.draw(n, self.seed)
+            words = folded_normal(np.random.default_rng(self.seed), len(sent.at), 10, 10, most=64)
+            return self._trace(Arrivals(sent.at), sent.num_tokens, words, "", sent)
+        assert n is not None, "users alone can say until when instead"
         rng = np.random.default_rng(self.seed)
         tokens = self._draw_lengths(rng, n)
         if scaled:
@@ -154,66 +152,65 @@ class PromptData:
         if self.selection == "descend":
             longest_first = np.argsort(-tokens, kind="stable")
             tokens, words = tokens[longest_first], words[longest_first]
-        turns = self._sessions.turns if self._sessions else 1
-        at, users = _opening(arrival, math.ceil(n / turns), self.seed, scaled, turns > 1)
-        requests = [
-            Request(
-                id=i, at=at[i // turns], users=users, num_tokens=int(tokens[i]),
-                temperature=self.temperature, seed=i, **prompt,
+        opening = _opening(arrival, math.ceil(n / self._turns), self.seed, scaled, self._turns > 1)
+        return self._trace(opening, tokens, words, arrival if scaled else "")
+
+    @property
+    def _turns(self) -> int:
+        return self._sessions.turns if self._sessions else 1
+
+    def _trace(
+        self,
+        opening: Arrivals,
+        tokens: np.ndarray,
+        words: np.ndarray,
+        draw: str,
+        sent: Sent | None = None,
+    ) -> Trace:
+        """Requests of so many tokens and words; conversations are opened. draw: of `_prompts`."""
+        n, number = len(tokens), np.arange(len(tokens))
+        talk = number // self._turns
+        after = np.where(number % self._turns, number - 1, -1)
+        at, think_s, priority = opening.at[talk], np.full(n, math.nan), np.zeros(n, int)
+        if self._sessions:
+            think_s = np.where(after < 0, math.nan, self._sessions.think(n, self.seed))
+        if self._priorities:  # a conversation keeps its own
+            priority = self._priorities.draw(math.ceil(n / self._turns), self.seed)[talk]
+        user, names = (sent.user, sent.names) if sent else (np.zeros(n, int), [NOBODY])
+        prompt = self._prompts(words, draw)
+
+        def make(i: int) -> Request:
+            later = after[i] >= 0
+            return Request(
+                id=i,
+                at=float(at[i]),
+                users=opening.users,
+                num_tokens=int(tokens[i]),
+                temperature=self.temperature,
+                seed=i,
+                user=names[user[i]] or None,
+                priority=int(priority[i]) or None,
+                after=i - 1 if later else None,
+                think_s=float(think_s[i]) if later else None,
+                **prompt(i),
             )
-            for i, prompt in enumerate(self._prompts(words, arrival if scaled else ""))
-        ]  # fmt: skip
-        return self._in_turns(requests, self._sessions) if self._sessions else requests
 
-    def _of_users(self, sent: Sequence[Sent]) -> list[Request]:
-        words = folded_normal(np.random.default_rng(self.seed), len(sent), 10, 10, most=64)
-        return [
-            Request(
-                id=i, at=each.at, user=each.user, num_tokens=each.num_tokens,
-                temperature=self.temperature, seed=i, **prompt,
-            )
-            for i, (each, prompt) in enumerate(zip(sent, self._prompts(words, "")))
-        ]  # fmt: skip
+        return Trace(make, number, at, tokens, user, names, priority, after, think_s, opening.users)
 
-    def _with_levels(self, requests: Sequence[Request]) -> list[Request]:
-        """The requests with levels of priority; a conversation keeps its own."""
-        assert self._priorities
-        turns = self._sessions.turns if self._sessions else 1
-        levels = self._priorities.draw(math.ceil(len(requests) / turns), self.seed)
-        return [
-            request.model_copy(update={"priority": levels[request.id // turns]})
-            for request in requests
-        ]
-
-    def _prompts(self, words: np.ndarray, draw: str) -> list[dict[str, Any]]:
-        """Of each request its prompt, as long as so many words.
+    def _prompts(self, words: np.ndarray, draw: str) -> Callable[[int], dict[str, Any]]:
+        """What gives the prompt of a request by its number, as long as its words.
 
         draw: which one of own ids. A sweep's rates meet one server: what one of them sent before
         is in its cache, and own ids that are sent again would be found there.
         """
         if not self._as_ids:
-            return [{"prompt": count(int(n))} for n in words]
-        own = token_ids(np.random.default_rng([self.seed, 3, zlib.crc32(draw.encode())]), words)
+            turns = self._turns
+            return lambda i: {"prompt": " " * (i % turns > 0) + count(int(words[i]))}
+        own = TokenIds(np.random.default_rng([self.seed, 3, zlib.crc32(draw.encode())]), words)
         if self._prefixes:
             shared = self._prefixes.draw(len(own), self.seed)
-            own = [prefix + suffix for prefix, suffix in zip(shared, own)]
-        return [{"prompt_ids": ids} for ids in own]
-
-    def _in_turns(self, requests: Sequence[Request], sessions: Sessions) -> list[Request]:
-        """The requests as conversations, each turn after the one before it."""
-        think_s = sessions.think(len(requests), self.seed)
-        return [
-            request.model_copy(
-                update={
-                    "after": request.id - 1,
-                    "think_s": think_s[request.id],
-                    "prompt": f" {request.prompt}",
-                }
-            )
-            if request.id % sessions.turns
-            else request
-            for request in requests
-        ]
+            return lambda i: {"prompt_ids": shared[i] + own[i]}
+        return lambda i: {"prompt_ids": own[i]}
 
     def _to_mean(self, tokens: np.ndarray) -> None:
         """Draw lengths anew, here and there, as long as that brings their mean nearer to the
@@ -231,26 +228,22 @@ class PromptData:
                 left -= change
 
 
-def rescheduled(requests: Sequence[Request], arrival: str, seed: int) -> list[Request]:
+def rescheduled(requests: Sequence[Request], arrival: str, seed: int) -> Trace:
     """The same requests, sent as `arrival` says; of conversations the first turns.
 
     Raises WorkloadError for an arrival that it does not know, or that conversations cannot have.
     """
-    firsts = _firsts(requests)
-    at, users = _opening(arrival, len(firsts), seed, False, len(firsts) < len(requests))
-    begins = {request.id: t for request, t in zip(firsts, at)}
-    for request in requests:
-        if request.after is not None:
-            begins[request.id] = begins[request.after]
-    return [
-        request.model_copy(update={"at": begins[request.id], "users": users})
-        for request in requests
-    ]
+    trace = Trace.of(requests)
+    firsts, at = trace.firsts, trace.at.copy()
+    opening = _opening(arrival, len(firsts), seed, False, len(firsts) < len(trace))
+    at[firsts] = opening.at
+    for i in np.flatnonzero(trace.after >= 0):
+        at[i] = at[trace.after[i]]
 
+    def make(i: int) -> Request:
+        return trace[i].model_copy(update={"at": float(at[i]), "users": opening.users})
 
-def _firsts(requests: Sequence[Request]) -> list[Request]:
-    """The requests that wait for no answer."""
-    return [request for request in requests if request.after is None]
+    return replace(trace, make=make, at=at, users=opening.users)
 
 
 def _opening(arrival: str, n: int, seed: int, scaled: bool, conversing: bool) -> Arrivals:
@@ -272,21 +265,21 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
     In a closed loop the answers set the rate; in conversations they set that of later turns, and
     what is told is the rate at which conversations begin.
     """
-    firsts = _firsts(requests)
-    at = sorted(request.at for request in firsts)
-    span = at[-1] - at[0]
-    rate = (len(firsts) - 1) / span if span else None
-    pauses = [request.think_s for request in requests if request.think_s is not None]
+    trace = Trace.of(requests)
+    at = np.sort(trace.at[trace.firsts])
+    span = float(at[-1] - at[0])
+    rate = (len(at) - 1) / span if span else None
+    pauses = trace.think_s[trace.after >= 0]
     return {
-        "requests": len(requests),
-        "mean_num_tokens": float(np.mean([request.num_tokens for request in requests])),
-        "requested_rate": None if pauses else rate,
+        "requests": len(trace),
+        "mean_num_tokens": float(np.mean(trace.num_tokens)),
+        "requested_rate": None if len(pauses) else rate,
         "index_of_dispersion": _index_of_dispersion(at),
-        "users": requests[0].users,
-        **groups.asked(requests),
+        "users": trace.users,
+        **groups.asked(trace),
         "conversations": {
-            "number": len(firsts), "rate": rate, "mean_think_s": float(np.mean(pauses)),
-        } if pauses else None,
+            "number": len(at), "rate": rate, "mean_think_s": float(np.mean(pauses)),
+        } if len(pauses) else None,
     }  # fmt: skip
 
 
@@ -306,12 +299,12 @@ def described(load: Mapping[str, Any]) -> str:
     if talk:
         when += f", each later turn {talk['mean_think_s']:.3g} s on average after an answer"
     return (
-        f"{load['requests']} requests{of}, {load['mean_num_tokens']:.1f} completion tokens on "
+        f"{load['requests']:,} requests{of}, {load['mean_num_tokens']:.1f} completion tokens on "
         f"average, {when}{groups.asked_in_words(load)}"
     )
 
 
-def _index_of_dispersion(at: Sequence[float]) -> float | None:
+def _index_of_dispersion(at: np.ndarray) -> float | None:
     """Variance / mean of arrivals counted in windows of ten mean gaps: 1 for Poisson, more for
     bursts; None below 5 windows.
     """
@@ -322,6 +315,8 @@ def _index_of_dispersion(at: Sequence[float]) -> float | None:
     return float(counts.var(ddof=1) / counts.mean())
 
 
-def dumps(value: Any) -> str:
+def save_json(path: Path, value: Any) -> None:
     """JSON as results are saved: indented, and refusing NaN, which no other reader accepts."""
-    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+    with path.open("w") as file:  # piece by piece: one string of it can be as large as a run
+        file.writelines(json.JSONEncoder(indent=1, allow_nan=False).iterencode(value))
+        file.write("\n")

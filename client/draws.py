@@ -85,7 +85,7 @@ class Arrivals(NamedTuple):
     them instead.
     """
 
-    at: list[float]
+    at: np.ndarray
     users: int | None = None
 
 
@@ -124,7 +124,12 @@ def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
     gaps[:1] = 0
     if scaled and gaps.any():
         gaps *= mean * (n - 1) / gaps.sum()
-    return Arrivals([round(float(at), 6) for at in np.cumsum(gaps)], users)
+    return Arrivals(in_microseconds(np.cumsum(gaps)), users)
+
+
+def in_microseconds(seconds: np.ndarray) -> np.ndarray:
+    """Rounded to whole ones, as numbers that are written so."""
+    return np.array([round(each, 6) for each in seconds.tolist()], float)
 
 
 def at_rate(arrival: str, rate: float) -> str:
@@ -160,6 +165,6 @@ class Sessions(NamedTuple):
                 f"each, half a second of thinking on average between an answer and the next"
             ) from None
 
-    def think(self, n: int, seed: int) -> list[float]:
+    def think(self, n: int, seed: int) -> np.ndarray:
         """n times of thinking, in seconds; the same for the same seed."""
-        return np.random.default_rng([seed, 6]).exponential(self.think_s, n).round(6).tolist()
+        return np.random.default_rng([seed, 6]).exponential(self.think_s, n).round(6)

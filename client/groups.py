@@ -7,77 +7,68 @@ variant. Its numbers are keyed by its name: a quartile, a user, a level.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from client.columns import NOBODY, Outcomes, Trace
 from stats import distribution
-
-if TYPE_CHECKING:
-    from client.data import Request
-    from client.load import Outcome
 
 MEASURES = ("mean", "p50", "p99")
 TOLD = 6  # users who are told one by one
-NOBODY = ""  # the user of requests that name none; no user has an empty name
-REFUSED = "429 "  # how such an error begins: the queue is full, or a user beyond a limit
 
 
-def quartiles(lengths: Sequence[int]) -> list[int]:
+def quartiles(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Of each length its quarter: 1 for the shortest, 4 for the longest.
 
     Equal lengths are in one quarter, that of their middle. Of no more than four lengths each is
     one by itself: where half of a trace is of one length, chance would decide between two quarters.
     """
     if len(values := np.unique(lengths)) <= 4:
-        return [int(i) + 1 for i in np.searchsorted(values, lengths)]
+        return np.searchsorted(values, lengths) + 1
     ordered = np.sort(lengths)
     first, last = (np.searchsorted(ordered, lengths, side) for side in ("left", "right"))
     middle = (first + last) / 2 / len(lengths)
-    return [int(quarter) for quarter in np.ceil(4 * middle)]
+    return np.ceil(4 * middle).astype(int)
 
 
-def by_user(requests: Sequence[Request]) -> dict[str, list[Request]]:
+Groups = dict[str, np.ndarray]  # of each group its requests, by their numbers in the trace
+
+
+def by_user(trace: Trace) -> Groups:
     """Each user's requests, who comes first first; empty where no request names a user."""
-    found: dict[str, list[Request]] = {}
-    for request in requests:
-        found.setdefault(request.user or NOBODY, []).append(request)
-    return {} if found.keys() <= {NOBODY} else found
+    if list(trace.names) == [NOBODY]:
+        return {}
+    return {name: np.flatnonzero(trace.user == i) for i, name in enumerate(trace.names)}
 
 
-def by_priority(requests: Sequence[Request]) -> dict[str, list[Request]]:
+def by_priority(trace: Trace) -> Groups:
     """Each level's requests, the highest level (1) first and the default one (0) last; empty where
     no request names a level.
     """
-    found: dict[int, list[Request]] = {}
-    for request in requests:
-        found.setdefault(request.priority or 0, []).append(request)
-    levels = sorted(found, key=lambda level: level or float("inf"))
-    return {} if found.keys() <= {0} else {str(level): found[level] for level in levels}
+    levels = sorted(np.unique(trace.priority).tolist(), key=lambda level: level or float("inf"))
+    if levels == [0]:
+        return {}
+    return {str(level): np.flatnonzero(trace.priority == level) for level in levels}
 
 
-def by_length(requests: Sequence[Request]) -> dict[str, list[Request]]:
+def by_length(trace: Trace) -> Groups:
     """The quarters of the trace by completion tokens asked for."""
-    found: dict[str, list[Request]] = {}
-    for quarter, request in sorted(
-        zip(quartiles([request.num_tokens for request in requests]), requests),
-        key=lambda pair: pair[0],
-    ):
-        found.setdefault(str(quarter), []).append(request)
-    return found
+    quarters = quartiles(trace.num_tokens)
+    return {str(q): np.flatnonzero(quarters == q) for q in np.unique(quarters).tolist()}
 
 
-def asked(requests: Sequence[Request]) -> dict[str, Any]:
+def asked(trace: Trace) -> dict[str, Any]:
     """What users ask for, from when to when, and how many requests have each level."""
     users = {
         name: {
             "requests": len(mine),
-            "first_at": min(request.at for request in mine),
-            "last_at": max(request.at for request in mine),
+            "first_at": float(trace.at[mine].min()),
+            "last_at": float(trace.at[mine].max()),
         }
-        for name, mine in by_user(requests).items()
+        for name, mine in by_user(trace).items()
     }
-    levels = {level: len(mine) for level, mine in by_priority(requests).items()}
+    levels = {level: len(mine) for level, mine in by_priority(trace).items()}
     return {"by_user": users, "by_priority": levels}
 
 
@@ -101,42 +92,40 @@ def asked_in_words(load: Mapping[str, Any]) -> str:
 
 
 def measured(
-    requests: Sequence[Request], outcomes: Sequence[Outcome], wall_clock_s: float
+    trace: Trace, outcomes: Outcomes, wall_clock_s: float
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """{"by_length" | "by_user" | "by_priority": {group: its numbers}}, as DEFINITIONS says."""
-    ended = {outcome.request.id: outcome for outcome in outcomes}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for kind, groups in (
-        ("by_length", by_length(requests)),
-        ("by_user", by_user(requests)),
-        ("by_priority", by_priority(requests)),
+        ("by_length", by_length(trace)),
+        ("by_user", by_user(trace)),
+        ("by_priority", by_priority(trace)),
     ):
         found[kind] = {
-            name: _numbers([ended[r.id] for r in mine if r.id in ended], wall_clock_s)
-            for name, mine in groups.items()
+            name: _numbers(outcomes, mine, wall_clock_s) for name, mine in groups.items()
         }
         if kind == "by_length":
             for name, mine in groups.items():
-                lengths = [request.num_tokens for request in mine]
-                found[kind][name] |= {"least_tokens": min(lengths), "most_tokens": max(lengths)}
+                lengths = trace.num_tokens[mine]
+                ends = {"least_tokens": int(lengths.min()), "most_tokens": int(lengths.max())}
+                found[kind][name] |= ends
     return found
 
 
-def _numbers(outcomes: Sequence[Outcome], wall_clock_s: float) -> dict[str, Any]:
-    answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    tokens = sum(answer.completion_tokens for answer in answers)
-    timings = [answer.timings for answer in answers if answer.timings]
+def _numbers(outcomes: Outcomes, mine: np.ndarray, wall_clock_s: float) -> dict[str, Any]:
+    rows, answers = outcomes.rows[mine], outcomes.answers_of(mine)
+    tokens = int(answers["completion_tokens"].sum())
     found: dict[str, Any] = {
         "completed": len(answers),
-        "failed": len(outcomes) - len(answers),
-        "refused": sum(outcome.error.startswith(REFUSED) for outcome in outcomes),
+        "failed": int(rows["ended"].sum()) - len(answers),
+        "refused": int(rows["refused"].sum()),
         "output_throughput": tokens / wall_clock_s if wall_clock_s else 0.0,
     }
-    found |= _chosen(distribution("e2el", (answer.e2e_s for answer in answers)))
-    found |= _chosen(distribution("ttft", (answer.ttft_s for answer in answers)))
-    for name in ("preempted", "paused"):  # a server that does neither need not say so
-        told = distribution(name, (float(t.get(f"{name}_s", 0.0)) for t in timings))
-        found[f"mean_{name}_ms"] = told[f"mean_{name}_ms"]
+    found |= _chosen(distribution("e2el", answers.e2e_s))
+    found |= _chosen(distribution("ttft", answers.ttft_s))
+    for name in ("preempted", "paused"):
+        told = answers.told(f"{name}_s")
+        found[f"mean_{name}_ms"] = distribution(name, told[~np.isnan(told)])[f"mean_{name}_ms"]
     return found
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from client.calls import headers
+from client.columns import Outcomes
 from client.data import Request
 from client.wire import Plain, Reply, Unreadable, Wire, refusal
 from stats import Answer
@@ -51,7 +52,7 @@ class Outcome:
 class Interrupted(KeyboardInterrupt):
     """A replay that was stopped: what ended before is in `outcomes`."""
 
-    def __init__(self, outcomes: list[Outcome]):
+    def __init__(self, outcomes: Outcomes | list[Outcome]):
         super().__init__()
         self.outcomes = outcomes
 
@@ -77,17 +78,27 @@ def replay(
     timeout_s: float = 3600.0,
     watch: Watch | None = None,
     key: str | None = None,
+    others: Sequence[str] = (),
 ) -> list[Outcome]:
     """Send every request at its instant; return the outcomes in the order of the requests.
 
-    Raises Interrupted on Ctrl-C. `key`: the server's API key, here and below.
+    Raises Interrupted on Ctrl-C. `key`: the server's API key, here and below. `others`: more
+    servers; all get requests in turn (round robin), in the order in which those are sent.
     """
     _allow_open_files(len(requests) + 64)
     outcomes: dict[int, Outcome] = {}
     try:
         with _no_pauses():
             asyncio.run(
-                _replay(url, requests, wire or Plain(), timeout_s, watch or Watch(), outcomes, key)
+                _replay(
+                    [url, *others],
+                    requests,
+                    wire or Plain(),
+                    timeout_s,
+                    watch or Watch(),
+                    outcomes,
+                    key,
+                )
             )
     except KeyboardInterrupt:
         raise Interrupted([outcomes[r.id] for r in requests if r.id in outcomes]) from None
@@ -95,7 +106,7 @@ def replay(
 
 
 async def _replay(
-    url: str,
+    urls: Sequence[str],
     requests: Sequence[Request],
     wire: Wire,
     timeout_s: float,
@@ -108,6 +119,7 @@ async def _replay(
     # what can be encoded before the first is sent; what repeats an answer, when it is known
     bodies = {request.id: _encoded(wire, request) for request in requests if request.after is None}
     followers = {request.after: request for request in requests if request.after is not None}
+    turns = itertools.cycle(urls)
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, headers=headers(key)
     ) as session:
@@ -123,7 +135,7 @@ async def _replay(
             pieces = []
             answer, text, error = None, "", ""
             try:
-                async with session.post(url + wire.path, data=body) as response:
+                async with session.post(next(turns) + wire.path, data=body) as response:
                     async for data in response.content.iter_any():
                         pieces.append((time.perf_counter() - start, data))
                 reply = Reply(

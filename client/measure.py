@@ -4,10 +4,9 @@ statistics say.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,25 +21,62 @@ from client.analysis import (
     slowest_row_s,
 )  # fmt: skip
 from client.calls import ServerError, get, post
+from client.columns import Answers, Outcomes, Trace
 from client.data import Request, describe
 from client.load import Interrupted, Outcome, Watch, replay
 from client.results import OURS
+from client.summary import summarise
 from client.wire import Wire
 from config import Config
 from scheduling.policies import MODES, chosen
-from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time, summarise
+from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time
 
 LEAST_BURST = 16
+ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
 ENGINE = (
     "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
     "cached_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),
 )  # fmt: skip
 
 
+class Measurable(Protocol):
+    """What serves a trace, and may tell how: a server, or one that is simulated."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ours(self) -> bool: ...
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are several servers that share the load."""
+        ...
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says what it did, besides what a client sees."""
+        ...
+
+    def begin(self) -> None:
+        """Nothing is counted yet, and the prefix cache is empty. Raises ServerError."""
+        ...
+
+    def replay(
+        self, requests: Sequence[Request], timeout_s: float, watch: Watch
+    ) -> Outcomes | list[Outcome]:
+        """Serve a trace. Raises Interrupted on Ctrl-C."""
+        ...
+
+    def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """/stats since it began, the rows over time, and the config. Raises ServerError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A server to measure: one of ours in a mode, or any other (`ours` false), of which only the
-    client's side is known.
+    client's side is known; so it is where `others` share the load, each in its turn.
     """
 
     name: str
@@ -48,6 +84,28 @@ class Target:
     wire: Wire
     ours: bool = True
     key: str | None = field(default=None, repr=False)
+    others: tuple[str, ...] = ()  # more servers of the same kind
+
+    @property
+    def are_several(self) -> bool:
+        return bool(self.others)
+
+    @property
+    def tells(self) -> bool:
+        return self.ours and not self.others
+
+    def begin(self) -> None:
+        for url in (self.url, *self.others):
+            post(f"{url}/reset_prefix_cache", key=self.key)
+            post(f"{url}/stats/reset", key=self.key)
+
+    def replay(self, requests: Sequence[Request], timeout_s: float, watch: Watch) -> list[Outcome]:
+        return replay(self.url, requests, self.wire, timeout_s, watch, self.key, others=self.others)
+
+    def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        engine, iterations = stats_of(self.url, self.key)
+        over_time = occupancy_over_time(iterations, bins=400)
+        return engine, over_time, get(self.url, key=self.key)["config"]
 
 
 def openai_model(url: str, key: str | None = None) -> str:
@@ -96,7 +154,7 @@ class _Counting(Watch):
 
 
 def measure(
-    target: Target,
+    target: Measurable,
     requests: Sequence[Request],
     goodput: dict[str, float],
     timeout_s: float,
@@ -106,47 +164,50 @@ def measure(
     `partial`, and has what ended.
 
     A server of ours begins it with nothing counted and an empty prefix cache, so that it finds what
-    this trace computed and not what an earlier one did.
+    this trace computed and not what an earlier one did. What several say of themselves is left out:
+    each has counted a part of the load, on a clock of its own.
     """
     if target.ours:
-        post(f"{target.url}/reset_prefix_cache", key=target.key)
-        post(f"{target.url}/stats/reset", key=target.key)
+        target.begin()
     partial, counting = False, _Counting(watch)
     try:
-        outcomes = replay(target.url, requests, target.wire, timeout_s, counting, target.key)
+        outcomes = target.replay(requests, timeout_s, counting)
     except Interrupted as interrupted:
         partial, outcomes = True, interrupted.outcomes
-    result: dict[str, Any] = {"variant": target.name} | judged(requests, outcomes, goodput)
+    trace = Trace.of(requests)
+    ended = Outcomes.of(trace, outcomes)
+    result: dict[str, Any] = {"variant": target.name} | judged(trace, ended, goodput)
     result["partial"] = partial
     if counting.counts:
         result["mean_in_flight"] = float(np.mean(counting.counts))
-    if target.ours:
+    if target.are_several:
+        result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
+    if target.tells:
         try:
-            result |= _engine(
-                target, requests, [outcome.answer for outcome in outcomes if outcome.answer]
-            )
+            result |= _engine(target, trace, ended.answers)
         except ServerError as error:  # what this client measured is told all the same
             result["errors"][f"the server's /stats are missing: {error}"] = 1
         except KeyboardInterrupt:
             result["partial"] = True
         result["littles_law"] = littles_law(result)
-    return result, outcomes
+    return result, list(ended)
 
 
 def judged(
-    requests: Sequence[Request], outcomes: Sequence[Outcome], goodput: Mapping[str, float]
+    requests: Sequence[Request],
+    outcomes: Outcomes | Iterable[Outcome],
+    goodput: Mapping[str, float],
 ) -> dict[str, Any]:
     """What the outcomes of a trace say by themselves, whoever served it; the rest is None."""
-    answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    sent = [outcome for outcome in outcomes if outcome.sent]
-    result = summarise(
-        answers,
-        [(o.scheduled_at, o.sent_at, o.ended_at) for o in sent],
-        goodput,
-        unsent=len(outcomes) - len(sent),
-    )
-    result |= {"partial": False, "mean_in_flight": None, **dict.fromkeys(OURS)}
-    asked = describe(requests)
+    trace = Trace.of(requests)
+    outcomes = Outcomes.of(trace, outcomes)
+    answers, rows = outcomes.answers, outcomes.ended
+    sent = rows[rows["sent"]]
+    sends = np.stack([sent[name] for name in ("scheduled_at", "sent_at", "ended_at")], axis=1)
+    result = summarise(answers, sends, goodput, unsent=len(rows) - len(sent))
+    result |= {"partial": False, "sample": outcomes.sample}
+    result |= {"mean_in_flight": None, **dict.fromkeys(OURS)}
+    asked = describe(trace)
     rate, mean = asked["requested_rate"], asked["mean_num_tokens"]
     result |= {
         "requested_rate": rate,
@@ -155,21 +216,16 @@ def judged(
     }
     result["growth"] = growth(answers)
     result["slowest_row_s"] = fill_s = slowest_row_s(answers)
-    result["growth_in_flight"] = growth_in_flight(
-        [o.sent_at for o in sent], [o.ended_at for o in sent], fill_s
-    )
+    result["growth_in_flight"] = growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s)
     busy = always_waiting(answers)
     result |= {
         "busy_s": busy.seconds,
         "busy_throughput": busy.tokens / busy.seconds if busy.seconds else None,
     }
-    result |= groups.measured(requests, outcomes, result["wall_clock_s"])
-    result["other_length"] = sum(
-        o.answer.completion_tokens != o.request.num_tokens for o in outcomes if o.answer
-    )
-    result["errors"] = dict(
-        Counter(outcome.error for outcome in outcomes if outcome.error).most_common()
-    )
+    result |= groups.measured(trace, outcomes, result["wall_clock_s"])
+    other = outcomes.rows["completion_tokens"] != trace.num_tokens
+    result["other_length"] = int((other & outcomes.rows["answered"]).sum())
+    result["errors"] = dict(outcomes.errors.most_common())
     return result
 
 
@@ -183,25 +239,19 @@ def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[lis
     return engine, iterations
 
 
-def _engine(
-    target: Target, requests: Sequence[Request], answers: Sequence[Answer]
-) -> dict[str, Any]:
+def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any]:
     """What a server of ours says of the run itself. Raises ServerError."""
-    engine, iterations = stats_of(target.url, target.key)
+    engine, over_time, config = target.told()
     engine.pop("definitions")
-    found = {key: engine[key] for key in ENGINE} | {
-        "server": engine,
-        "config": get(target.url, key=target.key)["config"],
-    }
+    found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": config}
     prompt_tokens = engine["total_input_tokens"]
     found["cached_fraction"] = engine["cached_tokens"] / prompt_tokens if prompt_tokens else None
-    found["occupancy_over_time"] = occupancy_over_time(iterations, bins=400)
-    config = found["config"]
+    found["occupancy_over_time"] = over_time
     policy = MODES[config["mode"]]
     by_chance = policy.in_order and config["order"] == "fcfs"  # who comes together in a batch
     if policy.request_level and by_chance and not config["compact_batches"]:
-        lengths = [request.num_tokens for request in requests]
-        found["expected_useful_fraction"] = expected_useful_fraction(lengths, batch_sizes(answers))
+        sizes = batch_sizes(answers)
+        found["expected_useful_fraction"] = expected_useful_fraction(trace.num_tokens, sizes)
     return found
 
 
@@ -227,13 +277,10 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     }
     if outcome.answer is None:
         return record | {"error": outcome.error}
-    record |= asdict(outcome.answer) | {"text": outcome.text}
-    del record["itl_s"]
-    if record["timings"]:
-        record["timings"] = {
-            name: value for name, value in record["timings"].items() if name != "itl_s"
-        }
-    return record
+    answer = {name: getattr(outcome.answer, name) for name in ANSWERED}
+    timings = outcome.answer.timings
+    known = {name: timings[name] for name in timings if name != "itl_s"} if timings else timings
+    return record | answer | {"timings": known, "text": outcome.text}
 
 
 def burst_size(config: Config) -> int:
@@ -245,7 +292,7 @@ def burst_size(config: Config) -> int:
 
 
 def measure_capacity(
-    target: Target, burst: Sequence[Request], timeout_s: float, watch: Watch
+    target: Measurable, burst: Sequence[Request], timeout_s: float, watch: Watch
 ) -> dict[str, Any]:
     """Tokens per second of a server of ours while every row is busy. Raises ServerError, and
     KeyboardInterrupt.

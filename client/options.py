@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ MOST = 12  # that are told apart in a figure
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     variants: dict[str, Variant]
-    also: dict[str, str]  # {name: URL} of servers that run already
     baseline: str  # with which the others are compared
     numsamples: int | None  # None: as many as users send in their seconds
     arrival: str
@@ -54,10 +53,11 @@ class Options:
     seconds: float | None  # of sending at each rate of a sweep; None: as long as its numbers need
     goodput: dict[str, float]
     stream: bool
-    timeout: float
-    calibration: bool
     out: Path
     flags: dict[str, Any]  # server settings of all variants, as given
+    also: dict[str, str] = field(default_factory=dict)  # {name: URL} of servers that run already
+    timeout: float = 3600.0
+    calibration: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -101,11 +101,11 @@ class Options:
         return build(self.variants[name].mode, self.settings(name), from_environment(os.environ))
 
 
-def parse(argv: Sequence[str]) -> Options:
-    """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
+def parser_of(program: str, description: str) -> Parser:
+    """What compare.sh and simulate.sh both understand, but for server settings."""
     parser = Parser(
-        prog="./compare.sh",
-        description="Replay one trace against every batching mode.",
+        prog=program,
+        description=description,
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )
@@ -117,14 +117,6 @@ def parse(argv: Sequence[str]) -> Options:
         default=[],
         metavar="NAME='MODE --setting …'",
         help="compare a mode with settings of its own, instead of --modes; again for each",
-    )
-    add(
-        "--also",
-        action="append",
-        default=[],
-        metavar="NAME=URL",
-        help="compare with this server too: one that runs already and speaks OpenAI's API; implies "
-        "--stream",
     )
     add(
         "--baseline",
@@ -163,6 +155,22 @@ def parse(argv: Sequence[str]) -> Options:
         action="store_true",
         help="ask for streams; plain answers come when their batch is done",
     )
+    add("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
+    return parser
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
+    parser = parser_of("./compare.sh", "Replay one trace against every batching mode.")
+    add = parser.add_argument
+    add(
+        "--also",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="compare with this server too: one that runs already and speaks OpenAI's API; implies "
+        "--stream",
+    )
     add(
         "--timeout",
         type=float,
@@ -174,8 +182,18 @@ def parse(argv: Sequence[str]) -> Options:
         action="store_true",
         help="do not measure first, once a machine, how fast this client can send",
     )
-    add("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
     add_settings(parser)
+    known = read(parser, argv)
+    given = chosen(known)
+    also = parse_also(known.also, given["variants"])
+    given |= {"also": also, "stream": known.stream or bool(also), "timeout": known.timeout}
+    options = Options(**given, calibration=not known.skip_calibration)
+    check(options)
+    return options
+
+
+def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """What a command line says. Raises ConfigError; exits 0 after --help."""
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     if known.modes and known.variant:
@@ -192,55 +210,54 @@ def parse(argv: Sequence[str]) -> Options:
             "--sweep sends at rates of its own, and in conversations answers say when requests are "
             "sent; leave out --sweep or --sessions"
         )
-    arrival = known.arrival or "auto"
     if known.users and known.sweep:
         raise ConfigError(
             "--sweep sends at rates of its own, and --users have theirs; leave out one of them"
         )
-    if known.sessions and arrival == "auto":
+    if known.sessions and (known.arrival or "auto") == "auto":
         raise ConfigError(
             "--sessions needs an --arrival, such as poisson:2 (conversations a second): auto goes "
             "by what a server can do with single requests, and later turns have longer prompts"
         )
     if known.seconds is not None and not known.sweep:
         raise ConfigError("--seconds is of a sweep; add --sweep")
+    return known
+
+
+def chosen(known: argparse.Namespace) -> dict[str, Any]:
+    """What `parser_of` understands, as options. Raises ConfigError."""
     goodput = known.goodput if known.goodput is not None else SWEEP_GOODPUT if known.sweep else []
     flags = settings(known)
     variants = parse_variants(known.variant) if known.variant else parse_modes(known.modes)
-    also = parse_also(known.also, variants)
-    options = Options(
-        variants=variants,
-        also=also,
-        baseline=known.baseline or next(iter(variants)),
-        numsamples=REQUESTS
+    return {
+        "variants": variants,
+        "baseline": known.baseline or next(iter(variants)),
+        "numsamples": REQUESTS
         if known.numsamples is None and not seconds_say_how_many(known)
         else known.numsamples,
-        arrival=arrival,
-        lengths=known.lengths,
-        selection=known.selection,
-        prompts=known.prompts,
-        prefixes=known.prefixes,
-        sessions=known.sessions,
-        users=known.users,
-        priorities=known.priorities,
-        trace=known.trace,
-        scale=known.scale,
-        seed=known.seed,
-        repeats=known.repeats,
-        sweep=known.sweep,
-        seconds=known.seconds,
-        goodput=parse_goodput(goodput),
-        stream=known.stream or bool(also),
-        timeout=known.timeout,
-        calibration=not known.skip_calibration,
-        out=known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}",
-        flags=flags,
-    )
-    _check(options)
-    return options
+        "arrival": known.arrival or "auto",
+        "lengths": known.lengths,
+        "selection": known.selection,
+        "prompts": known.prompts,
+        "prefixes": known.prefixes,
+        "sessions": known.sessions,
+        "users": known.users,
+        "priorities": known.priorities,
+        "trace": known.trace,
+        "scale": known.scale,
+        "seed": known.seed,
+        "repeats": known.repeats,
+        "sweep": known.sweep,
+        "seconds": known.seconds,
+        "goodput": parse_goodput(goodput),
+        "stream": known.stream,
+        "out": known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}",
+        "flags": flags,
+    }
 
 
-def _check(options: Options) -> None:
+def check(options: Options) -> None:
+    """Raises ConfigError for what cannot be compared."""
     for name in options.variants:
         options.config(name)
     modes = dict.fromkeys(variant.mode for variant in options.variants.values())
@@ -267,7 +284,7 @@ def _check(options: Options) -> None:
             raise ConfigError(f"{flag(name)} must be a number of seconds above 0")
 
 
-def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
+def parse_goodput(texts: Sequence[str], name_of: str = "--goodput") -> dict[str, float]:
     """{"ttft": 200.0} from ["ttft:200"]. Raises ConfigError."""
     limits = {}
     for text in texts:
@@ -277,5 +294,5 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
                 raise ValueError
             limits[name] = float(value)
         except ValueError:
-            raise ConfigError(f"--goodput {text!r}: give ttft:MS, tpot:MS or e2el:MS") from None
+            raise ConfigError(f"{name_of} {text!r}: give ttft:MS, tpot:MS or e2el:MS") from None
     return limits

@@ -67,7 +67,8 @@ class Progress:
 
 
 class Replayed(Watch):
-    """One replay: answered of all, answers a second, in flight, failed, and the time left.
+    """One replay: answered of all, answers a second, in flight, failed, and the time left: that of
+    this clock, whichever the trace goes by.
 
     `say` it now and then.
     """
@@ -75,7 +76,6 @@ class Replayed(Watch):
     def __init__(self, name: str, requests: Sequence[Request], say: Callable[[str], None] | None):
         self._name = name
         self._total = len(requests)
-        self._last_at = max(request.at for request in requests)
         self._say = say
         self._started = self._said = time.monotonic()
         self._in_flight = self._ended = self._failed = 0
@@ -108,10 +108,8 @@ class Replayed(Watch):
             f"{self._in_flight} in flight"
         )
         text += f", {self._failed} failed"
-        if self._ended:
-            text += (
-                f", {max(self._last_at - elapsed, (self._total - self._ended) / rate):.0f} s left"
-            )
+        if rate:
+            text += f", {(self._total - self._ended) / rate:.0f} s left"
         return text
 
     def __rich__(self) -> Text:

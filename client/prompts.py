@@ -6,8 +6,10 @@ same prompts.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -39,6 +41,7 @@ COUNTING = [
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty"]
 
 
+@functools.cache
 def count(words: int) -> str:
     """The first `words` counting words: "one two three"."""
     return " ".join(
@@ -49,9 +52,27 @@ def count(words: int) -> str:
     )
 
 
-def token_ids(rng: np.random.Generator, lengths: Sequence[int] | np.ndarray) -> list[list[int]]:
-    """A list of random ids for each length."""
-    return [rng.integers(0, IDS, int(length)).tolist() for length in lengths]
+class TokenIds(Sequence[list[int]]):
+    """A list of random ids for each length, made when it is asked for; they take a byte each."""
+
+    def __init__(self, rng: np.random.Generator, lengths: Sequence[int] | np.ndarray):
+        self._ends = np.cumsum(lengths)
+        self._ids = rng.integers(0, IDS, int(self._ends[-1])).astype(np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, i: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[list[int]]: ...
+    def __getitem__(self, i: int | slice) -> list[int] | list[list[int]]:
+        numbers = range(len(self))[i]
+        if not isinstance(numbers, int):
+            return [self[n] for n in numbers]
+        begin = self._ends[numbers - 1] if numbers else 0
+        ids: list[int] = self._ids[begin : self._ends[numbers]].tolist()
+        return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +102,7 @@ class Prefixes:
 
     def draw(self, n: int, seed: int) -> list[list[int]]:
         """The prefix of each of n prompts; the same for the same seed."""
-        prefixes = token_ids(np.random.default_rng([seed, 4]), [self.tokens] * self.kinds)
+        prefixes = [*TokenIds(np.random.default_rng([seed, 4]), [self.tokens] * self.kinds)]
         weights = np.arange(1, self.kinds + 1) ** -self.zipf
         ranks = np.random.default_rng([seed, 5]).choice(self.kinds, n, p=weights / weights.sum())
-        return [prefixes[rank] for rank in ranks]
+        return [prefixes[rank] for rank in ranks.tolist()]

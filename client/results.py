@@ -94,6 +94,7 @@ KEYS = {key.name: key for key in (
     Key("mean_preempted_ms", "group", "preempted mean, s", 1e-3, "{:.2f}", rare=True),
     Key("mean_paused_ms", "group", "paused mean, s", 1e-3, "{:.2f}", rare=True),
     Key("partial", "summary"),
+    Key("sample", "summary"),
     Key("other_length", "summary"),
     Key("rate", "sweep", "requests/s", 1, "{:g}"),
     Key("requests", "sweep", "requests", 1, "{:g}"),

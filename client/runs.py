@@ -14,7 +14,7 @@ from typing import Any
 
 from client import calibrate
 from client.analysis import identical_outputs
-from client.data import Request, describe, dumps
+from client.data import Request, describe, save_json
 from client.machine import commit, hardware
 from client.quoting import NAME
 from client.results import of_summary
@@ -195,7 +195,7 @@ def save(
     by rate; swept: the servers whose sweep came to its end.
     """
     for name, result in results.items():
-        (folder / f"{name}.json").write_text(dumps(result))
+        save_json(folder / f"{name}.json", result)
     variants = {name: of_summary(result) for name, result in results.items()}
     for name in swept:
         found = outcome((points or {})[name])
@@ -204,6 +204,8 @@ def save(
         "variants": variants,
         "identical_outputs": identical_outputs(
             {name: result for name, result in results.items() if name not in facts["also"]}
+            if not facts.get("simulated")  # it has no texts
+            else {}
         ),
         "config": _config(results),
         "workload": describe(requests) | dict(workload),
@@ -214,7 +216,7 @@ def save(
         "definitions": DEFINITIONS,
         **facts,
     }
-    (folder / "summary.json").write_text(dumps(summary))
+    save_json(folder / "summary.json", summary)
 
 
 def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from client.columns import MOST
 from client.data import Request, rescheduled
 from client.draws import WorkloadError
-from client.prompts import token_ids
+from client.prompts import TokenIds
 
 BLOCK = 512  # tokens that a hash id of Mooncake's stands for
 SCALES = [2**k for k in range(BLOCK.bit_length())]
@@ -52,7 +53,7 @@ def load_trace(path: Path, scale: int | None = None) -> list[Request]:
 
 def replayed(
     path: Path, scale: int | None, arrival: str | None, seed: int
-) -> tuple[list[Request], dict[str, Any]]:
+) -> tuple[Sequence[Request], dict[str, Any]]:
     """The requests of a trace, sent as `arrival` says if it says anything, and how a report names
     them. Raises WorkloadError.
     """
@@ -67,7 +68,13 @@ def _read(path: Path, scale: int | None) -> tuple[list[Request], int | None]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"cannot read the trace {path}: {error}") from None
+        hint = ""
+        if isinstance(error, FileNotFoundError) and (path.parent / "summary.json").exists():
+            hint = (
+                f"; a trace of more than {MOST:,} requests is not saved: give the workload's own "
+                f"options, which report.md names, and the same seed"
+            )
+        raise WorkloadError(f"cannot read the trace {path}: {error}{hint}") from None
     if not lines:
         raise WorkloadError(f"{path} holds no requests")
     if _is_mooncakes(lines[0]):
@@ -101,7 +108,7 @@ def _of_mooncake(path: Path, lines: Sequence[str], scale: int) -> list[Request]:
     @functools.cache
     def block(hash_id: int) -> list[int]:
         """The same ids wherever this block occurs, in this trace or another."""
-        [ids] = token_ids(np.random.default_rng([hash_id, 7]), [scale])
+        [ids] = TokenIds(np.random.default_rng([hash_id, 7]), [scale])
         return ids
 
     start = min(told.timestamp for told in found)

@@ -14,18 +14,19 @@ from typing import NamedTuple
 import numpy as np
 
 from client import draws
-from client.draws import WorkloadError, number
+from client.draws import WorkloadError, in_microseconds, number
 from client.quoting import NAME
 
 SECONDS = re.compile(r"([\d.]+)-([\d.]+)")
 
 
 class Sent(NamedTuple):
-    """A request of a user: its instant in seconds, whose it is, and what it asks for."""
+    """Requests by time: their instants in seconds, whose they are, and what they ask for."""
 
-    at: float
-    user: str
-    num_tokens: int
+    at: np.ndarray
+    user: np.ndarray  # number of its user in `names`
+    names: list[str]  # who comes first first
+    num_tokens: np.ndarray
 
 
 class Stream(NamedTuple):
@@ -59,9 +60,11 @@ class Stream(NamedTuple):
                 f"as modest,2,uniform:50:200,10-40: two requests a second from second 10 to 40"
             ) from None
 
-    def draw(self, n: int | None, until: float, seed: Sequence[int]) -> list[Sent]:
-        """Its first n requests; of None all until then. Instants and lengths are drawn apart, so
-        that the same requests can come at another rate.
+    def draw(
+        self, n: int | None, until: float, seed: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Instants and lengths of its first n requests; of None of all until then. They are drawn
+        apart, so that the same requests can come at another rate.
         """
         rng = np.random.default_rng([*seed, 0])
         if n is not None:
@@ -69,8 +72,7 @@ class Stream(NamedTuple):
         else:
             seconds = (until if self.ends is None else self.ends) - self.begins
             at = self.begins + np.sort(rng.uniform(0, seconds, rng.poisson(self.rate * seconds)))
-        tokens = self.lengths(np.random.default_rng([*seed, 1]), len(at))
-        return [Sent(round(float(t), 6), self.user, int(k)) for t, k in zip(at, tokens)]
+        return in_microseconds(at), self.lengths(np.random.default_rng([*seed, 1]), len(at))
 
 
 class Users:
@@ -92,25 +94,27 @@ class Users:
         """
         return max((s.ends for s in self._streams if s.ends is not None), default=None)
 
-    def draw(self, n: int | None, seed: int) -> list[Sent]:
+    def draw(self, n: int | None, seed: int) -> Sent:
         """All requests by time: the first n, or those until `until`.
 
         Raises WorkloadError where a user has none of them.
         """
         until = self.until
         assert (n is None) != (until is None), "seconds say how many, or a number does"
-        sent = [
-            request
-            for k, stream in enumerate(self._streams)
-            for request in stream.draw(n, until or 0.0, [seed, 9, k])
-        ]
-        sent = sorted(sent, key=lambda request: request.at)[:n]
-        if absent := {stream.user for stream in self._streams} - {s.user for s in sent}:
+        drawn = [s.draw(n, until or 0.0, [seed, 9, k]) for k, s in enumerate(self._streams)]
+        at, tokens = (np.concatenate(columns) for columns in zip(*drawn))
+        streams = np.repeat(np.arange(len(drawn)), [len(mine) for mine, _ in drawn])
+        by_time = np.argsort(at, kind="stable")[:n]
+        whose = [stream.user for stream in self._streams]
+        names = list(dict.fromkeys(whose[k] for k in streams[by_time].tolist()))
+        if absent := set(whose) - set(names):
             fix = "give it a higher rate" + (", or more seconds" if until else " or --numsamples")
             raise WorkloadError(
-                f"user {min(absent)} sends none of the {len(sent)} requests of seed {seed}; {fix}"
+                f"user {min(absent)} sends none of the {len(by_time)} requests of seed {seed}; "
+                f"{fix}"
             )
-        return sent
+        number = np.array([names.index(user) for user in whose])
+        return Sent(at[by_time], number[streams[by_time]], names, tokens[by_time])
 
 
 class Priorities:
@@ -135,8 +139,7 @@ class Priorities:
                 f"the shares of --priorities {' '.join(specs)} sum to {total:g}; make it 1"
             )
 
-    def draw(self, n: int, seed: int) -> list[int | None]:
-        """The level of each of n requests; of the default level None, as it needs no saying."""
+    def draw(self, n: int, seed: int) -> np.ndarray:
+        """The level of each of n requests."""
         shares = np.array(self._shares) / sum(self._shares)
-        drawn = np.random.default_rng([seed, 8]).choice(self._levels, n, p=shares)
-        return [int(level) or None for level in drawn]
+        return np.random.default_rng([seed, 8]).choice(self._levels, n, p=shares)

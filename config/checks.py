@@ -69,6 +69,10 @@ def refuse_what_does_not_fit(config: Config) -> None:
             f"{config.max_batch_size} of them; raise --token-budget, lower --max-batch-size, or "
             "leave --budget-counts out"
         )
+    if config.record is not None and config.record == config.request_log:
+        raise ValueError(
+            f"record and request_log are both {config.record}; choose another --record"
+        )
     if config.model == "fake":
         return
     if config.kv_cache_gb is not None and config.n_blocks < blocks:

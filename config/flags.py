@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,8 +84,16 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
     return values
 
 
-def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str]) -> Config:
-    """Return the Config of a mode from flags over environment values. Raises ConfigError."""
+def build(
+    mode: str | None,
+    flags: Mapping[str, Any],
+    values: Mapping[str, str],
+    fill_in: Callable[[Mapping[str, Any]], dict[str, Any]] = resolve,
+) -> Config:
+    """Return the Config of a mode from flags over environment values. Raises ConfigError.
+
+    fill_in: what is `auto` or left out, if not by what this machine is.
+    """
     mode = mode or values.get("mode")
     if mode not in MODES:
         what = f"unknown mode {mode!r}{_suggest(mode, MODES)}" if mode else "no mode given"
@@ -112,7 +120,7 @@ def build(mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str])
     if flags.get("api_key", values.get("api_key")) == "":  # left out it would be open to everyone
         raise ConfigError("--api-key is empty; give a key, or none")
     try:
-        config = Config(**resolve({**values, **flags, "mode": mode}))
+        config = Config(**fill_in({**values, **flags, "mode": mode}))
         if config.device == "cpu" and (unused := [name for name in flags if name in ONLY_ON_GPU]):
             raise ConfigError(f"{flag(unused[0])} has no meaning on a CPU; leave it out")
         orders.refuse(config, flags)

@@ -65,8 +65,9 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     resolved = defaults | given | {"model": model}
     if "tokenizer" not in given:
         resolved["tokenizer"] = _tokenizer_of(model, shape.vocab_size)
-    if path := str(resolved.get("request_log") or ""):  # the server runs in a folder of its own
-        resolved["request_log"] = str(Path(path).expanduser().absolute())
+    for name in ("request_log", "record"):  # the server runs in a folder of its own
+        if path := str(resolved.get(name) or ""):
+            resolved[name] = str(Path(path).expanduser().absolute())
     if not gpu and model != "fake" and resolved.get("generator") != "naive":
         reason = kernels.why_unavailable()
         for name in ("attention", "linear", "sampler", "norms"):

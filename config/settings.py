@@ -32,6 +32,7 @@ ONLY_OVER_HTTP = (
     "body_timeout_s",
     "drain_timeout_s",
     "request_log",
+    "record",
     "sampling_seed",
     "host",
     "port",
@@ -199,6 +200,12 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
     )
     request_log: str | None = setting(
         None, "append a JSON line for every request that ended to this file", "none", min_length=1
+    )
+    record: str | None = setting(
+        None,
+        "append every call that changes the scheduler to this file, for ./simulate.sh --replay",
+        "none",
+        min_length=1,
     )
     weights_seed: int = setting(0, "of random weights", ge=0, lt=2**63)
     sampling_seed: int = setting(

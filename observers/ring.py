@@ -26,6 +26,11 @@ class Ring:
         """How many of the values seen are no longer kept."""
         return max(0, self.seen - len(self._values))
 
+    def append(self, value: Any) -> None:
+        """Add a value."""
+        self._values[self.seen % len(self._values)] = value
+        self.seen += 1
+
     def extend(self, values: Sequence[Any]) -> None:
         """Add values."""
         size = len(self._values)

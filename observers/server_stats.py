@@ -77,15 +77,13 @@ class ServerStats:
 
     def iteration(self, record: IterationRecord) -> None:
         rows, iteration = record.rows, record.iteration
-        recomputed = sum(row.recomputed for row in iteration.rows)
+        recomputed = sum([row.recomputed for row in iteration.rows]) if rows["recomputed"] else 0
         with self._lock:
             if record.started_at < self._since:
                 return
-            self._iterations.extend(
-                [(record.started_at, record.seconds, *(rows[kind] for kind in ROW_KINDS))]
-            )
+            self._iterations.append((record.started_at, record.seconds, *rows.values()))
             for kind, n in rows.items():
-                self._rows[kind] += n
+                self._rows[kind] += n * record.n
             self._counts["preemptions"] += iteration.preempted
             self._counts["recomputed_tokens"] += recomputed
             self._busy_s += record.seconds
@@ -119,14 +117,14 @@ class ServerStats:
         entry[0] += 1
         entry[1] += times.e2e_s
         samples = self._samples
-        samples["ttft"].extend([times.ttft_s])
+        samples["ttft"].append(times.ttft_s)
         samples["itl"].extend(times.itl_s)
-        samples["e2el"].extend([times.e2e_s])
-        samples["normalized_latency"].extend([times.e2e_s / n])
-        samples["queue_time"].extend([times.queue_s])
-        samples["held_time"].extend([times.held_s])
+        samples["e2el"].append(times.e2e_s)
+        samples["normalized_latency"].append(times.e2e_s / n)
+        samples["queue_time"].append(times.queue_s)
+        samples["held_time"].append(times.held_s)
         if (tpot := tpot_s(times.decode_s, n)) is not None:
-            samples["tpot"].extend([tpot])
+            samples["tpot"].append(tpot)
 
     def iterations(self, since: int = 0) -> dict[str, Any]:
         """A page of the run's iterations from number `since` on, at most PAGE of them.

@@ -45,7 +45,7 @@ class Tally:
         self.e2e_s += times.e2e_s
         self.queue_s += times.queue_s
         if self.latest is not None:
-            self.latest.extend([(times.e2e_s, times.queue_s)])
+            self.latest.append((times.e2e_s, times.queue_s))
 
 
 class Names:

@@ -16,4 +16,6 @@ outbox      answers that wait for earlier ones
 rows        what a plan comes to, or the rule that it breaks
 scheduler   carries a policy's plans out
 timers, totals   what falls due when; what was seen since the start
+recording   what a scheduler was called with, and what came of it
+replay      the same calls once more, and what differs
 """

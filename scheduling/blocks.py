@@ -5,8 +5,8 @@ hashes.
 from __future__ import annotations
 
 import hashlib
-import heapq
 from array import array
+from bisect import bisect
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -134,10 +134,17 @@ class BlockPool:
 
     def _give_back(self, blocks: Iterable[int]) -> None:
         """To the ranges, merging neighbours."""
-        merged: list[tuple[int, int]] = []
-        for first, end in heapq.merge(self._ranges, sorted((block, block + 1) for block in blocks)):
-            if merged and merged[-1][1] == first:
-                merged[-1] = (merged[-1][0], end)
+        ranges, runs = self._ranges, list[list[int]]()
+        for block in sorted(blocks):
+            if runs and runs[-1][1] == block:
+                runs[-1][1] += 1
             else:
-                merged.append((first, end))
-        self._ranges = merged
+                runs.append([block, block + 1])
+        for first, end in runs:
+            i = bisect(ranges, (first,))
+            if i < len(ranges) and ranges[i][0] == end:
+                _, end = ranges.pop(i)
+            if i and ranges[i - 1][1] == first:
+                i -= 1
+                first, _ = ranges.pop(i)
+            ranges.insert(i, (first, end))

@@ -9,12 +9,15 @@ one that is streamed is FINISHED with its own last token.
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from scheduling.errors import ServingError
+
+if TYPE_CHECKING:
+    import threading
 
 
 class State(enum.Enum):
@@ -106,7 +109,13 @@ class Inference:
     recomputed_tokens: int = 0
     stopped: bool = False  # by `stop`
     error: ServingError | None = None
-    done: threading.Event = field(default_factory=threading.Event)
+    # what is left to compute is the token generated last; else it is a prompt, or what preemption
+    # took
+    decodes: bool = False
+    # nothing is left to compute for it: its row, if it still has one, is idle
+    is_over: bool = False
+    # set when it has its answer; there once a manager has queued it
+    done: threading.Event = field(init=False, repr=False)
 
     @property
     def whole_life(self) -> int:
@@ -118,14 +127,6 @@ class Inference:
         """Tokens of prompt and completion whose keys and values are not in the cache."""
         return len(self.prompt_ids) + len(self.tokens) - self.computed
 
-    @property
-    def decodes(self) -> bool:
-        """What is left to compute is the token generated last; else there is a prompt, or what
-        preemption took, to compute.
-        """
-        generated = len(self.tokens)
-        return generated > 0 and self.computed == len(self.prompt_ids) + generated - 1
-
     def awaits_leader(self, block_size: int) -> bool:
         """The first completion of its prompt is about to compute full blocks that it will share.
         One that had to give way may be waiting for this one's blocks, and is not waited for.
@@ -135,12 +136,6 @@ class Inference:
             return False
         shared = (len(self.prompt_ids) - 1) // block_size * block_size
         return self.computed < shared and leader.computed < shared
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing is left to compute for it: its row, if it still has one, is idle."""
-        full = len(self.tokens) == self.num_tokens
-        return full or self.stopped or self.answered_at is not None
 
     @property
     def uncomputed_since(self) -> float | None:
@@ -199,8 +194,7 @@ class Row(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration:
+class Iteration(NamedTuple):
     """One forward pass over a batch: plain integers, no tensors."""
 
     rows: list[Row]
@@ -210,22 +204,25 @@ class Iteration:
     reason: str = ""
     padding: int = 0  # rows of nobody, computed besides to fill a decoder batch size
     preempted: int = 0  # inferences that gave their KV blocks up before it
+    holds: bool = False  # as its plan says; `closed` too
+    closed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IterationRecord:
     """What an observer learns of one iteration. `started_at`: seconds on the manager's clock."""
 
     started_at: float
     seconds: float
     iteration: Iteration
+    n: int = 1  # it and those after it, in which its rows compute a token each; `seconds` is of all
 
-    @property
+    @cached_property
     def rows(self) -> dict[str, int]:
-        """How many of each kind were computed, as `stats.ROW_KINDS` names them."""
+        """How many of each kind one of them computed, as `stats.ROW_KINDS` names them."""
         rows = self.iteration.rows
-        idle = sum(row.idle for row in rows)
-        again = sum(row.recomputed > 0 for row in rows)
+        idle = [row.idle for row in rows].count(True)
+        again = len(rows) - [row.recomputed for row in rows].count(0)
         live = len(rows) - idle - again
         return {"live": live, "idle": idle, "padding": self.iteration.padding, "recomputed": again}
 

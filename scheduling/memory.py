@@ -41,6 +41,7 @@ class Memory(BlockPool):
         own, inference.blocks[first:end] = inference.blocks[first:end], found
         self.free(own)
         inference.named, inference.computed = end, end * self.block_size
+        inference.decodes = bool(inference.tokens) and inference.uncomputed == 1
         new = max(0, min(inference.computed, len(inference.prompt_ids)) - start)
         inference.cached_tokens += new
         return new

@@ -4,12 +4,12 @@ their turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sortedcontainers import SortedDict
 
-from scheduling.inference import Inference
+from scheduling.inference import Inference, Row
 from scheduling.policies import Order
 from scheduling.timers import Timers
 
@@ -42,9 +42,11 @@ class Pauses:
             self.rows[inference.id] = inference
             inference.resume(now)
 
-    def settle(self, computed: Iterable[Inference], now: float) -> None:
-        """An iteration computes these; the others that run are paused."""
-        chosen = {inference.id: inference for inference in computed}
+    def settle(self, rows: Sequence[Row], now: float) -> None:
+        """An iteration computes these rows; the others that run are paused."""
+        if len(rows) == len(self.rows) and not self.paused:
+            return  # they are all that run
+        chosen = {row.inference.id: row.inference for row in rows}
         for id_ in sorted(self.rows.keys() - chosen.keys()):
             inference = self.rows[id_]
             if not inference.is_over:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Container, KeysView, Sequence
 
 from scheduling.inference import Inference, Row
 from scheduling.policies import Account, Plan, Policy, View
@@ -11,7 +11,7 @@ Holds = list[tuple[Inference, int]]  # who gets KV blocks for how many tokens
 
 
 def rows_of(
-    plan: Plan, view: View, policy: Policy, running: Collection[int], waiting: Container[int]
+    plan: Plan, view: View, policy: Policy, running: KeysView[int], waiting: Container[int]
 ) -> tuple[list[Row], Holds]:
     """The rows of a plan, and what they hold; nothing has moved yet.
 
@@ -40,19 +40,22 @@ def rows_of(
     n_rows = len(plan.run) if preemptive else len(running) - len(gone) + len(admitted)
     if n_rows > limits.max_batch_size:
         raise impossible(f"{n_rows} rows are more than max_batch_size {limits.max_batch_size}")
+    computed = {inference.id for inference, _ in plan.run}
+    if computed & gone or not computed - admitted <= running:
+        raise impossible("only what runs can be computed")
+    if len(computed) < len(plan.run):
+        raise impossible("no inference has two rows")
     rows: list[Row] = []
     size = limits.block_size
     charged, counts_decoded = 0, policy.counts_decoded
     for inference, n in plan.run:
-        if inference.id in gone or (inference.id not in running and inference.id not in admitted):
-            raise impossible("only what runs can be computed")
         start, mine = inference.computed, inference.blocks
         # its last token once more: its cache does not grow, and the block is nobody else's
         if inference.is_over:
-            rows.append(Row(inference, start, 1, mine, samples=True, idle=True))
+            rows.append(Row(inference, start, 1, mine, True, True, 0))
             continue
-        uncomputed, cached = inference.uncomputed, 0
-        if counts_decoded or uncomputed > 1 or not inference.tokens:
+        uncomputed, cached = 1 if inference.decodes else inference.uncomputed, 0
+        if counts_decoded or not inference.decodes:
             charged += n
         if uncomputed > 1 and inference.keys is not None:  # its last token is always computed
             cached = view.cached(inference)
@@ -64,8 +67,6 @@ def rows_of(
             holds[inference.id] = (inference, max(held, start + n))
         again = min(n, inference.reached - start) if inference.reached > start else 0
         rows.append(Row(inference, start, n, mine, n == uncomputed, False, again))
-    if len({row.inference.id for row in rows}) < len(rows):
-        raise impossible("no inference has two rows")
     for inference, tokens in holds.values():
         account.take(inference, tokens)
     if account.free < 0:

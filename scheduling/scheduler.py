@@ -7,7 +7,8 @@ Knows inferences, rows, KV blocks (as integers) and time as it is told; knows no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -140,7 +141,7 @@ class Scheduler:
             references=self.pool.references,
         )
         plan = self.policy.plan(view)
-        rows, holds = rows_of(plan, view, self.policy, self.running, self.waiting)
+        rows, holds = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
         for inference, _ in holds:  # first of all, before others take what was found
             if found.get(inference.id):
                 new = self.pool.share_found(inference, found[inference.id])
@@ -151,7 +152,7 @@ class Scheduler:
             self.pool.hold(inference, self.limits.blocks(tokens))
         for inference, _ in plan.admit:
             self._admit(inference, now)
-        self._pauses.settle((row.inference for row in rows), now)
+        self._pauses.settle(rows, now)
         self._batches += bool(plan.admit)
         used = self.pool.n_blocks - self.pool.free_blocks
         iteration = Iteration(
@@ -162,8 +163,33 @@ class Scheduler:
             plan.reason,
             padding(rows, self.decoder_batch_sizes),
             preempted=len(plan.preempt),
+            holds=plan.holds,
+            closed=plan.closed,
         )
         return iteration, plan.wake_at
+
+    def repeats(self, iteration: Iteration) -> int:
+        """How many iterations it and the next ones are in which its rows compute a token each, so
+        that `apply_repeated` of all comes to what planning each does, if nobody leaves, comes (or
+        it is `closed`) or is late. 1: nothing is known of the next one.
+        """
+        if not iteration.holds or self.order.by_service:
+            return 1
+        size, most = self.limits.block_size, sys.maxsize
+        for row in reversed(iteration.rows):  # who computes a prompt came last
+            inference, decodes = row.inference, row.inference.decodes
+            if inference.is_over:
+                continue
+            if not row.samples or inference.stop is not None:
+                return 1
+            if not decodes and self.decoder_batch_sizes:  # the next one may be filled up
+                return 1
+            most = min(most, inference.num_tokens - len(inference.tokens))
+            if inference.keys is not None:  # a block that it fills can be found by others
+                if not decodes:
+                    return 1
+                most = min(most, (inference.named + 1) * size - inference.computed)
+        return most if most < sys.maxsize else 1
 
     def _admit(self, inference: Inference, now: float) -> None:
         """Waiting → running."""
@@ -184,6 +210,7 @@ class Scheduler:
         self.pool.release(inference)
         inference.reached = max(inference.reached, inference.computed)
         inference.computed = inference.named = 0
+        inference.decodes = False
         inference.preempted_at = now
         inference.preemptions += 1
         self.lobby.wait_again(inference)
@@ -193,47 +220,62 @@ class Scheduler:
         del self.running[inference.id]
         self._pauses.end(inference, now)
 
-    def apply(self, iteration: Iteration, ids: Sequence[int], now: float) -> list[Inference]:
+    def apply(self, iteration: Iteration, ids: Iterable[int], now: float) -> list[Inference]:
         """Take the sampled ids; return the inferences that are to be answered."""
-        sampled, size = iter(ids), self.limits.block_size
-        preemptive, served = self.order.preemptive, []
+        return self.apply_repeated(iteration, ids, [now])
+
+    def apply_repeated(
+        self, iteration: Iteration, ids: Iterable[int], times: Sequence[float]
+    ) -> list[Inference]:
+        """The same of an iteration and those after it, as many as it `repeats` at most, by when
+        each ended: each row got its id each time.
+        """
+        sampled, size, now = iter(ids), self.limits.block_size, times[-1]
+        running = State.RUNNING  # looked up once, which is slow in Python 3.11
+        preemptive, served, over = self.order.preemptive, [], []
         for row in iteration.rows:
-            token = next(sampled) if row.samples else None
-            inference = row.inference
+            inference, _, n_tokens, _, samples, idle, recomputed = row
+            token = next(sampled) if samples else None
             # one that was cancelled meanwhile is not running: its id is dropped
-            if row.idle or inference.state is not State.RUNNING:
+            if idle or inference.state is not running:
                 continue
-            if not row.decodes:
-                self._totals.computed(row)
-                inference.recomputed_tokens += row.recomputed
-            inference.computed += row.n_tokens
+            inference.computed += n_tokens + len(times) - 1
             if preemptive:
-                self.order.computed(inference, row.n_tokens - row.recomputed, now)
-            if inference.keys is not None and inference.computed >= (inference.named + 1) * size:
-                self.pool.name_computed(inference, inference.keys)
+                self.order.computed(inference, n_tokens - recomputed, now)
             if token is not None:
                 served.append(inference)
-                inference.tokens.append(token)
-                inference.token_times.append(now)
-                inference.stopped = inference.stop is not None and inference.stop(token)
-        self._totals.completion_tokens += len(served)
+                inference.tokens += [token] * len(times)
+                inference.token_times += times
+                if inference.stop is not None:
+                    inference.stopped = inference.stop(token)
+                if inference.stopped or len(inference.tokens) == inference.num_tokens:
+                    inference.is_over = True
+                    over.append(inference)
+            if not inference.decodes:
+                self._totals.computed(row)
+                inference.recomputed_tokens += recomputed
+                inference.decodes = bool(inference.tokens) and inference.uncomputed == 1
+            if inference.keys is not None and inference.computed >= (inference.named + 1) * size:
+                self.pool.name_computed(inference, inference.keys)
+        self._totals.completion_tokens += len(served) * len(times)
         self.lobby.charge_completions(served)
-        return self._release(now)
+        return self._release(over, now) if over else []
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; what is being shared stays shared."""
         self.pool.forget_all()
 
-    def _release(self, now: float) -> list[Inference]:
-        """Answer what is done: each on its own, or in a request-level batch all of them once nobody
-        is left.
+    def _release(self, over: list[Inference], now: float) -> list[Inference]:
+        """Answer what is done now: each on its own, or in a request-level batch all of them once
+        nobody is left.
 
         There a stream is answered with its own last token all the same; its row stays, idle, until
         the batch ends.
         """
-        may_be = self.running if self.policy.request_level else self._pauses.rows
-        over = [inference for inference in may_be.values() if inference.is_over]
-        leave = not self.policy.request_level or len(over) == len(self.running)
+        leave = True
+        if self.policy.request_level:
+            over = [inference for inference in self.running.values() if inference.is_over]
+            leave = len(over) == len(self.running)
         answered = [i for i in over if i.state is State.RUNNING and (leave or i.streamed)]
         for inference in over if leave else ():
             self._end_running(inference, now)
@@ -277,12 +319,15 @@ class Scheduler:
             inference.error = error
             self._end(inference, state, now)
             ended.append(inference)
-        return ended + self._release(now)
+        return ended + self._release([], now) if ended else []
 
     def expire(self, now: float) -> list[Inference]:
         """End every inference whose deadline has passed, or its time in its level's queue."""
+        due = self.next_deadline()
+        if due is None or due > now:
+            return []
         passed = DeadlinePassed("The request's deadline passed before its answer.")
-        ended = self.fail(list(self._deadlines.due(now)), passed, now)
+        ended = self._fail([(late, passed) for late in self._deadlines.due(now)], now)
         return ended + self._fail(self.lobby.timed_out(now), now)
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
@@ -300,13 +345,20 @@ class Scheduler:
             try:
                 refuse_too_large(group, self.policy, self.limits, n_blocks)
             except InvalidRequest as error:
-                ended += self.fail(group, error, now)
+                ended += self._fail([(inference, error) for inference in group], now)
         return ended
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next, if anything has a deadline."""
-        times = [t for t in (self._deadlines.next, self.lobby.next_timeout) if t is not None]
-        return min(times, default=None)
+        late, timeout = self._deadlines.next, self.lobby.next_timeout
+        if late is None or timeout is None:
+            return timeout if late is None else late
+        return min(late, timeout)
+
+    @property
+    def processed(self) -> int:
+        """Prompt and completion tokens since the start, each once."""
+        return self._totals.processed
 
     @property
     def has_work(self) -> bool:
@@ -324,16 +376,19 @@ class Scheduler:
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         self._pauses.resume(inference, now)
-        inference.state, inference.answered_at = state, now
+        inference.state, inference.answered_at, inference.is_over = state, now, True
         inference.resume(now)
         self.pool.release(inference)
         if self._outbox is not None:
             self._outbox.forget(inference)
 
 
-def build(settings: Any) -> Scheduler:
-    """The scheduler of a server's settings, of which it reads the attributes; a Config has them."""
-    return Scheduler(
+def build(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -> Scheduler:
+    """The scheduler of a server's settings, of which it reads the attributes; a Config has them.
+
+    `kind`: takes what Scheduler takes.
+    """
+    return kind(
         chosen(MODES, settings.mode, settings),
         chosen(ORDERS, settings.order, settings),
         limits=Limits(settings.max_batch_size, settings.token_budget, settings.block_size),

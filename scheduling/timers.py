@@ -32,12 +32,13 @@ class Timers(Generic[T]):
             self._most = 2 * len(self._heap) + SPARE
 
     def due(self, now: float) -> Iterator[T]:
-        """Take those whose time has come, in its order; over ones are dropped."""
-        while self._heap and (self._heap[0][0] <= now or self._is_over(self._heap[0][2])):
-            _, _, entry = heapq.heappop(self._heap)
-            if not self._is_over(entry):
-                yield entry
+        """Take those whose time has come, in its order."""
+        while (at := self.next) is not None and at <= now:
+            yield heapq.heappop(self._heap)[2]
 
     @property
     def next(self) -> float | None:
+        """When the next one falls due; over ones before it are dropped."""
+        while self._heap and self._is_over(self._heap[0][2]):
+            heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -115,7 +116,9 @@ def test_a_step_is_compared_with_what_the_machine_allows(
         (3, 70),
     ]
     one, more = found["steps"][0], found["steps"][3]
-    assert 0 < one["memory_s"] < more["memory_s"] and 0 < one["arithmetic_s"] < more["arithmetic_s"]
+    assert 0 < one["bytes"] < more["bytes"]
+    assert all(step["memory_s"] > 0 and step["arithmetic_s"] > 0 for step in found["steps"])
+    assert all(0 < s["reached_least"] <= s["reached"] <= s["reached_most"] for s in found["steps"])
     assert [step["prompt_tokens"] for step in found["with_a_prompt"]] == [5, 33]
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
 
@@ -134,21 +137,21 @@ def test_no_step_beats_its_bound(
     assert found["steps"][1]["bytes"] > found["steps"][0]["bytes"] > 6_000_000
 
 
-def test_the_best_of_all_probes_of_a_step_or_of_more_counts(
+def test_a_step_is_held_against_the_faster_probe_beside_it(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
-    config = build(
-        "dynamic", {"model": small[1], "weights": "random", "dtype": "float32", "threads": 1}, {}
-    )
-    machine = engine.Machine(config, 1 << 20, 2)
-    machine._rates = {1 << 12: 9e9, 1 << 16: 3e9, 1 << 20: 5e9}
-    assert (
-        machine.bytes_per_s(1 << 12) == 9e9
-        and machine.bytes_per_s(1 << 13) == machine.bytes_per_s(1 << 16) == 5e9
-    )
-    machine.probe(1 << 16)
-    assert machine._rates[1 << 16] >= 3e9 and machine.flops_per_s > 0
+    """A machine that reads, then reads twice as fast, then multiplies slowly; steps of 10 s."""
+    config = build("dynamic", {"model": small[1], "weights": "random", "dtype": "float32"}, {})
+    bounds = iter([(4.0, 1.0), (2.0, 1.0), (4.0, 6.0), (4.0, 3.0)])
+    machine = SimpleNamespace(bound=lambda n_bytes, flops: next(bounds))
+
+    def steps(generator: Any, rows: Any, repeats: int, between: Callable[[], Any]) -> Any:
+        return ((10.0, between()) for _ in range(repeats))
+
+    monkeypatch.setattr(engine, "timed_steps", steps)
+    found = engine.against_bound(Any, machine, config, 1, 20, repeats=3)  # type: ignore[arg-type]
+    assert [found[name] for name in ("reached_least", "reached", "reached_most")] == [0.2, 0.2, 0.4]
+    assert found["memory_s"] == 2.0 and found["arithmetic_s"] == 1.0 and found["seconds"] == 10.0
 
 
 def test_the_reader_reads_all_of_an_array() -> None:

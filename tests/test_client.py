@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -15,12 +16,16 @@ from scipy.special import gammainc
 
 from client import client as program
 from client.calls import ServerError, get
-from client.data import PromptData, describe, described, rescheduled
+from client.data import PromptData, Request, describe, described, rescheduled
 from client.draws import WorkloadError, arrivals, at_rate
+from client.load import replay
 from client.prompts import count
+from client.results import OURS
 from client.traces import load_trace, save_trace
+from client.wire import wire
 from tests.programs import ran
-from tests.servers import Serve, client_command, server
+from tests.servers import Serve, assert_all_answered, client_command, server
+from tests.stub import stub
 
 
 def tokens(lengths: str, n: int = 4000) -> np.ndarray:
@@ -111,9 +116,9 @@ def test_arrivals_follow_their_distributions_and_begin_at_0() -> None:
         "the test tells a gamma from a Poisson process"
     )
     assert gaps("constant:50") == pytest.approx(1 / 50, abs=2e-6)
-    assert arrivals("burst", 3, seed=1) == ([0, 0, 0], None) and arrivals(
-        "closed:5", 3, seed=1
-    ) == ([0, 0, 0], 5)
+    for spec, users in (("burst", None), ("closed:5", 5)):
+        found = arrivals(spec, 3, seed=1)
+        assert (found.at.tolist(), found.users) == ([0, 0, 0], users)
     assert arrivals("poisson:5", 2, seed=1).at[0] == 0
 
 
@@ -334,6 +339,49 @@ def test_the_client_sends_one_prompt_or_a_load_from_the_root_or_from_its_folder(
         assert "[0]" not in quiet and "12 answered" in quiet
 
 
+def test_several_servers_get_a_load_in_turn_and_only_the_client_tells_of_it(
+    tmp_path: Path, shared_server: Serve
+) -> None:
+    load = ["--numsamples", "12", "--arrival", "burst", "--lengths", "fixed:4", "--quiet"]
+    where = ["--out", str(tmp_path / "run"), "--figure", str(tmp_path / "figure.png")]
+    with (
+        shared_server("dynamic", {"model": "fake"}) as one,
+        shared_server("static", {"model": "fake"}) as unlike,
+        server("dynamic", {"model": "fake"}) as two,
+    ):
+        done = ran("client.client", "--url", one, "--url", two, *load, *where)
+        handled = [get(f"{url}/stats")["completed"] for url in (one, two)]
+        refused = ran("client.client", "--url", one, "--url", unlike, *load)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert handled == [6, 6] and "12 answered, 0 failed" in said
+    assert "2 servers got the requests in turn; what they say of themselves is left out" in said
+    assert "The server's /stats" not in said
+    saved = json.loads((tmp_path / "run" / "dynamic.json").read_text())
+    assert saved["completed"] == 12 and saved["mean_queue_time_ms"] is not None
+    for unknown in (*OURS, "busy_throughput"):
+        assert saved[unknown] is None, unknown
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "The 2 servers, which got the requests in turn, ran apart" in report
+    assert refused.returncode == 1 and "name servers of one mode or model" in refused.stderr
+
+
+def test_servers_take_turns_in_the_order_of_sending_a_turn_of_a_conversation_as_any_request() -> (
+    None
+):
+    def ask(id: int, at: float, after: int | None = None) -> Request:
+        return Request(id=id, at=at, prompt=f"ask {id}", num_tokens=2, after=after)
+
+    alone = [ask(0, 0.2), ask(1, 0.0), ask(2, 0.1), ask(3, 0.3)]
+    talk = [ask(0, 0.0), ask(1, 0.0, after=0), ask(2, 0.0, after=1)]
+    for requests, shares in ((alone, [[1, 0], [2, 3]]), (talk, [[0, 2], [1]])):
+        with stub() as first, stub() as second:
+            outcomes = replay(first.url, requests, wire("openai", "stub"), others=[second.url])
+            assert_all_answered(outcomes)
+            asked = [[body["prompt"] for body in server.bodies] for server in (first, second)]
+        assert [[int(text.split()[-1]) for text in texts] for texts in asked] == shares
+
+
 def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     with server("dynamic", {"model": "fake", "max_model_len": 100}) as url:
         ended = ran(
@@ -386,6 +434,8 @@ def test_a_conversation_that_outgrows_the_context_says_what_helps(tmp_path: Path
         (["--users", "a,2,normal", "b"], "unknown user 'b'; give NAME,RATE,LENGTHS"),
         (["--numsamples", "3", "--priorities", "0.5:1"], "sum to 0.5; make it 1"),
         (["--trace", "t.jsonl", "--prefixes", "4:64:1"], "leave out --prefixes"),
+        (["--url", "a", "--url", "b", "--prompt", "hi"], "--prompt asks one server; give --url"),
+        (["--url", "a", "--url", "a", "--numsamples", "3"], "--url names one server twice"),
     ],
 )
 def test_a_bad_command_line_exits_with_2(arguments: list[str], said: str) -> None:

@@ -85,8 +85,12 @@ def test_n_completions_are_those_of_n_requests_with_their_seeds(demo: FlaskClien
     assert isinstance(one["completion"], list) and len(one["completion"]) == len(one["seed"]) == 2
 
 
-def test_n_streams_interleave_by_index_on_every_route(demo: FlaskClient) -> None:
-    asked = {"num_tokens": 9, "temperature": 1.0, "seed": 7, "n": 3}
+def test_n_streams_interleave_by_index_on_every_route(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    demo = client_of(model="demo", max_batch_size=4)
+    # 9 tokens of all three are computed before the first is told
+    asked = {"num_tokens": 600, "temperature": 1.0, "seed": 7, "n": 3}
     plain = answer(demo, asked | {"prompt": "The file"})
     stream = demo.post("/inference", json=asked | {"prompt": "The file", "stream": True})
     *chunks, last = events(stream.data)
@@ -94,7 +98,7 @@ def test_n_streams_interleave_by_index_on_every_route(demo: FlaskClient) -> None
     assert last["usage"] == plain["usage"]
     order = [chunk["index"] for chunk in chunks]
     assert order != sorted(order), "they come as they are computed"
-    theirs = {"max_tokens": 9, "temperature": 1.0, "seed": 7, "n": 3, "ignore_eos": True}
+    theirs = {"max_tokens": 600, "temperature": 1.0, "seed": 7, "n": 3, "ignore_eos": True}
     completion = demo.post("/v1/completions", json=theirs | {"prompt": "The file"}).get_json()
     assert [choice["index"] for choice in completion["choices"]] == [0, 1, 2]
     assert [choice["text"] for choice in completion["choices"]] == plain["completion"]

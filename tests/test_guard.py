@@ -243,16 +243,16 @@ def test_the_client_sends_its_key_to_the_server_that_is_named(
             get(url)
         with pytest.raises(ServerError, match="401 The API key is wrong"):
             client_py.load(
-                url, client_py.parse([*load, "--api-key", "another"]), Console(file=io.StringIO())
+                [url], client_py.parse([*load, "--api-key", "another"]), Console(file=io.StringIO())
             )
         monkeypatch.setitem(os.environ, "EB_API_KEY", KEY)
         assert (
-            client_py.load(url, client_py.parse(load), Console(file=io.StringIO()))["completed"]
+            client_py.load([url], client_py.parse(load), Console(file=io.StringIO()))["completed"]
             == 2
         )
         client_py.one_prompt(url, client_py.parse(["--prompt", "hi", "--numtokens", "5"]))
         assert len(capsys.readouterr().out.strip()) == 5
     with stub() as other:
         arguments = client_py.parse([*load, "--api", "openai", "--api-key", "theirs"])
-        assert client_py.load(other.url, arguments, Console(file=io.StringIO()))["completed"] == 2
+        assert client_py.load([other.url], arguments, Console(file=io.StringIO()))["completed"] == 2
     assert set(heard) == {"Bearer theirs"}

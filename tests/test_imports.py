@@ -79,13 +79,17 @@ def test_few_files_lie_at_the_root() -> None:
     ("modules", "absent"),
     [
         (
-            "scheduling.scheduler, scheduling.policies, simulate",
+            "scheduling.scheduler, scheduling.policies, simulate.costs",
             {"torch", "flask", "pydantic", "numpy"},
         ),
         ("batching, stats, generate.fake", {"torch", "flask", "aiohttp", "matplotlib", "pydantic"}),
         (
             "client.client, client.compare",
             {"torch", "flask", "gunicorn", "tiktoken", "safetensors", "app", "sortedcontainers"},
+        ),
+        (
+            "client.simulate, client.simulated",
+            {"torch", "flask", "gunicorn", "safetensors", "app", "serving", "batching"},
         ),
         ("serving", {"flask", "gunicorn"}),
         ("app", {"torch", "aiohttp", "matplotlib"}),

@@ -16,8 +16,8 @@ from client.compare import sigterm_is_ctrl_c
 from client.data import PromptData, Request
 from client.load import Interrupted, Outcome, Watch, replay
 from client.measure import Target, measure, openai_model, whole
+from client.summary import summarise
 from client.wire import wire
-from stats import summarise
 from tests.programs import ran
 from tests.servers import assert_all_answered
 from tests.stub import stub

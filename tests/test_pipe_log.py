@@ -97,10 +97,10 @@ def test_the_next_reader_gets_the_rest_of_a_line_that_the_last_one_left(pipe: Pa
         log.answered(ended(n))
     found = read_until(lambda found: len(found) > 6000, first, at_once=1000)
     os.close(first)
-    wait_until(lambda: log._lost > 0)  # the thread has found that nobody reads
+    wait_until(lambda: log._lines._lost > 0)  # the thread has found that nobody reads
     second = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(second, True)
-    wait_until(log._queue.empty)
+    wait_until(log._lines._queue.empty)
     log.answered(ended(7))
     found = read_until(lambda found: b'"id": 7,' in found and found.endswith(b"\n"), second, found)
     log.close()
@@ -112,7 +112,7 @@ def test_the_next_reader_gets_the_rest_of_a_line_that_the_last_one_left(pipe: Pa
 def test_the_launcher_does_not_end_what_a_pipes_reader_reads(pipe: Path, reader: int) -> None:
     """It opened and closed the pipe: `cat pipe` ended before the server had begun."""
     os.set_blocking(reader, False)
-    app._check_request_log(build("dynamic", {"model": "fake", "request_log": str(pipe)}, {}))
+    app._check_files(build("dynamic", {"model": "fake", "request_log": str(pipe)}, {}))
     links = {int(file.name): os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
     kept = [
         number for number, path in links.items() if path == str(pipe.resolve()) and number != reader

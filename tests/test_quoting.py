@@ -94,7 +94,7 @@ def test_a_report_fetches_nothing_that_a_servers_errors_and_names_tell_it_to(
         arguments = client.parse(
             [*asked, "--out", str(out), "--figure", str(tmp_path / "figure.png")]
         )
-        result = client.load(server.url, arguments, Console(file=io.StringIO()))
+        result = client.load([server.url], arguments, Console(file=io.StringIO()))
     assert 0 < result["failed"] < 6 and NAME.fullmatch(result["variant"])
     page = Page((out / "report.html").read_text())
     assert page.sources and all(

@@ -63,6 +63,7 @@ def test_the_readme_shows_each_program() -> None:
     assert {command[0] for command in COMMANDS} == {
         "./compare.sh",
         "./server.sh",
+        "./simulate.sh",
         "./test.sh",
         "python",
         "curl",
@@ -92,6 +93,9 @@ def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Se
     )
     if "--out" in arguments:
         small += ["--out", str(tmp_path / "out")]
+    while "--url" in arguments:
+        at = arguments.index("--url")
+        arguments = arguments[:at] + arguments[at + 2 :]
     with shared_server("dynamic", {"model": "fake"}) as url:
         run("client.client", *arguments, *small, "--url", url)
 
@@ -123,6 +127,17 @@ def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
             for argument in arguments
         ]
         run("client.compare", *given, *small)
+
+
+@pytest.mark.parametrize("arguments", of("./simulate.sh"), ids=" ".join)
+@pytest.mark.usefixtures("undrawn")
+def test_simulate_commands(arguments: list[str], tmp_path: Path) -> None:
+    small = ["--out", str(tmp_path / "out"), "--numsamples", "60"]
+    if "--plan" in arguments:
+        small += ["--repeats", "2", "--modes", "dynamic"]
+    if "--sweep" in arguments:
+        small += ["--seconds", "0.1", "--lengths", "fixed:2"]
+    run("client.simulate", *arguments, *small)
 
 
 def test_report_commands(tmp_path: Path) -> None:

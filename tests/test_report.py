@@ -308,6 +308,12 @@ def test_progress_tells_rate_flight_failures_and_the_time_left(
         and line.endswith(" s left")
     )
     assert capsys.readouterr().out == "", "a quick replay says nothing in between"
+    virtual = Replayed("static", PromptData().requests(10, "constant:0.001"), None)
+    virtual._started -= 10
+    for request in requests[:4]:
+        virtual.sent()
+        virtual.ended(Outcome(request, 0, 0, 0))
+    assert str(virtual).endswith(" 0 failed, 15 s left"), "hours of a trace may pass in seconds"
     said: list[str] = []
     slow = Replayed("static", requests, said.append)
     slow._said -= 11  # ten seconds have passed

@@ -118,14 +118,18 @@ def test_answered_requests_are_not_kept_for_their_deadlines() -> None:
     """One request with an early deadline, in flight, kept 20,000 that were answered behind it in
     the heap.
     """
+
+    class Asked(Inference):
+        """One that can be seen to be gone."""
+
     scheduler = make_scheduler(Dynamic(), n_blocks=100_000)
     stays = Inference([0], 100_000, deadline=1e9)
     scheduler.enqueue([stays], now=0.0)
     answered = []
     for n in range(20_000):
-        asked = Inference([0], 1, deadline=2e9 + n)
+        asked = Asked([0], 1, deadline=2e9 + n)
         scheduler.enqueue([asked], now=0.0)
-        answered.append(weakref.ref(asked.done))
+        answered.append(weakref.ref(asked))
         scheduler.expire(0.0)
         step(scheduler)
     del asked

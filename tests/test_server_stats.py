@@ -10,10 +10,12 @@ import pytest
 from flask.testing import FlaskClient
 
 from client import measure
+from client.columns import Answers, Trace
 from client.wire import wire
 from observers import server_stats
 from observers.ring import Ring
 from observers.server_stats import ServerStats
+from tests.servers import asks
 from tests.test_stats import finished, record
 
 
@@ -21,7 +23,11 @@ def test_a_ring_keeps_the_last_values_by_their_numbers() -> None:
     for sizes in ([1] * 12, [5, 7], [3, 3, 3, 3], [12], [4, 0, 8]):
         ring, n = Ring(5, np.dtype(int)), 0
         for size in sizes:
-            ring.extend(list(range(n, n := n + size)))
+            if size == 1:
+                ring.append(n)
+            else:
+                ring.extend(list(range(n, n + size)))
+            n += size
         assert (ring.seen, ring.lost) == (12, 7)
         assert ring.between(0, 12).tolist() == [7, 8, 9, 10, 11] and ring.between(
             9, 11
@@ -103,7 +109,8 @@ def test_the_client_reads_every_page(
         return dict(client.get(url.removeprefix("http://x") or "/").get_json())
 
     monkeypatch.setattr(measure, "get", get)
-    found = measure._engine(measure.Target("dynamic", "http://x", wire("inference")), [], [])
+    target = measure.Target("dynamic", "http://x", wire("inference"))
+    found = measure._engine(target, Trace.of(asks(1, 30)), Answers.of([]))
     over_time, server = found["occupancy_over_time"], found["server"]
     assert len(asked) == 6 and server["iterations_lost"] == 0 and "next_iteration" not in server
     assert sum(over_time["live"]) * over_time["bin_s"] == pytest.approx(

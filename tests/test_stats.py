@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from client.summary import summarise
 from observers.server_stats import ServerStats
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Iteration, IterationRecord, Row, State
-from stats import Answer, Times, distribution, latency_line, occupancy_over_time, summarise
+from stats import Answer, Times, distribution, latency_line, occupancy_over_time
 
 
 def test_times_of_a_request_follow_from_its_stamps() -> None:

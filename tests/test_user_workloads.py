@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ GREEDY, MODEST = "greedy,20,uniform:50:200", "modest,2,choice:1,25,100,10-40"
 LEVELS = ["0.1:1", "0.9:2"]
 
 
-def of(requests: list[Request], user: str) -> list[Request]:
+def of(requests: Sequence[Request], user: str) -> list[Request]:
     return [request for request in requests if request.user == user]
 
 

@@ -38,11 +38,11 @@ def ask(i: int, tokens: int, user: str | None = None, priority: int | None = Non
 
 
 def test_quartiles_are_quarters_and_equal_lengths_are_in_one() -> None:
-    assert quartiles([8, 1, 7, 2, 6, 3, 5, 4]) == [4, 1, 4, 1, 3, 2, 3, 2]
-    assert quartiles([1, 200, 2, 200, 3, 200, 4, 200]) == [1, 3, 1, 3, 2, 3, 2, 3]
+    assert quartiles([8, 1, 7, 2, 6, 3, 5, 4]).tolist() == [4, 1, 4, 1, 3, 2, 3, 2]
+    assert quartiles([1, 200, 2, 200, 3, 200, 4, 200]).tolist() == [1, 3, 1, 3, 2, 3, 2, 3]
     for times in ((5, 6, 5), (1, 9, 2), (9, 1, 2)):  # as chance has it: of each seed the same
         few = [n for n, k in zip((1, 25, 100), times) for _ in range(k)]
-        assert quartiles(few) == [{1: 1, 25: 2, 100: 3}[n] for n in few]
+        assert quartiles(few).tolist() == [{1: 1, 25: 2, 100: 3}[n] for n in few]
     assert set(quartiles([64] * 9)) == {1}
 
 

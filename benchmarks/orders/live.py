@@ -24,8 +24,8 @@ from benchmarks.orders.tools import OF_ALL, Observer, Part, Settings, serve, uno
 from benchmarks.studies import Case, Cases, Study, shown, times, values, write
 from client.analysis import difference
 from client.calls import ServerError, get, post
+from client.columns import REFUSED
 from client.data import Request
-from client.groups import REFUSED
 from client.load import Outcome, replay
 from client.measure import stats_of
 from client.report.tables import markdown, told

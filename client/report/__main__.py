@@ -22,7 +22,11 @@ def main() -> None:
         prog="python -m client.report", description="Rebuild a run's report, or compare runs."
     )
     parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="a folder that compare.sh wrote"
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="a folder of compare.sh or simulate.sh",
     )
     parser.add_argument("--out", type=Path, help="folder for the comparison of several runs")
     arguments = parser.parse_args()

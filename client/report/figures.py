@@ -15,6 +15,7 @@ from client.report.drawing import STYLE, caption_of, looks, plain_log
 from client.report.tables import line_text
 
 IDLE, PADDING, RECOMPUTED, EMPTY = "#e6ab02", "#8c6d4f", "#c51b1b", "#ececec"
+MANY = 5_000  # points, that as shapes would make a page of megabytes
 KINDS = {  # of computed rows that serve nobody
     "idle": (IDLE, "idle: computed for a request that is done"),
     "padding": (PADDING, "padding: computed to fill a decoder batch size"),
@@ -36,6 +37,7 @@ def latency_vs_tokens(
         figure = Figure(figsize=(12, 4.8), layout="constrained")
         axes = figure.subplots(1, 2)
         look = looks(runs)
+        many = sum(len(tokens) for tokens, _, _ in runs.values()) > MANY
         for name, (tokens, seconds, line) in runs.items():
             label = f"{name}:  {line_text(line)}"
             for axis in axes:
@@ -48,6 +50,7 @@ def latency_vs_tokens(
                     color=look[name].colour,
                     marker=look[name].marker,
                     label=label,
+                    rasterized=many,
                 )
                 if line:
                     x = np.linspace(0, max(tokens), 100)

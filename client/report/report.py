@@ -15,7 +15,7 @@ from rich.console import Console
 
 from client import calibrate, sweep
 from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
-from client.data import described, dumps
+from client.data import described, save_json
 from client.machine import processor
 from client.quoting import code, escape, unescape
 from client.report import drawing, figures, sentences, tables, who_waits
@@ -38,12 +38,15 @@ TOLD = (
 def drawings(run: Run) -> dict[str, Drawing]:
     """What can be drawn of a run: each figure's name, and how."""
     load, seeds, limits = run.first["workload"], len(run.summaries), _limits(run)
-    requests = f"{load['requests']} requests"
+    requests = f"{load['requests']:,} requests"
     sent = [summary["workload"]["requests"] for summary in run.summaries]
     of_all = f"{requests} × {seeds} seeds" if seeds > 1 else requests
     if len(set(sent)) > 1:  # users send for their seconds, of each seed another number
-        of_all = f"{sum(sent)} requests in {seeds} seeds"
+        of_all = f"{sum(sent):,} requests in {seeds} seeds"
     caption = _caption(run, f"{of_all}, {load['arrival']}")
+    shown = caption
+    if sample := sentences.sample(run):
+        shown = _caption(run, f"{sample:,} of {of_all}, {load['arrival']}")
     answered = {name: run.answered(name) for name in run.names}
     lines = {}
     for name, mine in answered.items():
@@ -53,7 +56,7 @@ def drawings(run: Run) -> dict[str, Drawing]:
         )
         lines[name] = (tokens, seconds, latency_line(tokens, seconds))
     found: dict[str, Drawing] = {
-        "latency_vs_tokens": lambda: figures.latency_vs_tokens(lines, caption)
+        "latency_vs_tokens": lambda: figures.latency_vs_tokens(lines, shown)
     }
     if who_waits.groups(run.variants, "by_length"):
         found["who_waits"] = lambda: who_waits.figure(run.variants, caption)
@@ -70,7 +73,9 @@ def drawings(run: Run) -> dict[str, Drawing]:
     }  # fmt: skip
     if over_time:
         rows = max(
-            r["config"]["max_batch_size"] for r in run.results[0].values() if r.get("config")
+            r["config"]["max_batch_size"] * _replicas(r)
+            for r in run.results[0].values()
+            if r.get("config")
         )
         whole = {name: not r["partial"] for name, r in run.results[0].items()}
         one = _caption(
@@ -84,9 +89,14 @@ def drawings(run: Run) -> dict[str, Drawing]:
         expected = {name: run.variants[name][0]["expected_useful_fraction"] for name in computed}
         found["rows"] = lambda: figures.computed_rows(computed, expected, caption)
     found["distributions"] = lambda: figures.distributions(
-        {n: distributions(a) for n, a in answered.items()}, caption
+        {n: distributions(a) for n, a in answered.items()}, shown
     )
     return {name: found[name] for name in FIGURES if name in found}
+
+
+def _replicas(result: Mapping[str, Any]) -> int:
+    """That served, at one time or another."""
+    return len(result["server"].get("replicas", {}).get("requests", {})) or 1
 
 
 def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -104,9 +114,9 @@ def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, list[float
 def _caption(run: Run, what: str) -> str:
     config = run.first["config"]
     model = f"{config['model']}, {config['dtype']}, " if config else ""
-    return (
-        f"{model}{what} · {processor(run.first['hardware'], config)} · commit {run.first['commit']}"
-    )
+    told = run.first.get("simulated")
+    by = f"simulated, costs {told['costs']}" if told else processor(run.first["hardware"], config)
+    return f"{model}{what} · {by} · commit {run.first['commit']}"
 
 
 def _limits(run: Run) -> str:
@@ -153,6 +163,11 @@ def sweep_part(run: Run) -> list[str]:
     ]
 
 
+def marked(run: Run) -> str:
+    """What stands beside the names of a run that was not measured."""
+    return " (simulated)" if run.first.get("simulated") else ""
+
+
 def facts(run: Run) -> list[str]:
     summary = run.first
     load, hardware, config, capacity = (
@@ -171,9 +186,11 @@ def facts(run: Run) -> list[str]:
         )
     seeds = ", ".join(str(s["seed"]) for s in run.summaries)
     asked = [f"{name} {code(str(load[name]))}" for name in TOLD if load.get(name)]
+    # earlier versions saved every trace
+    where = "`trace.jsonl`" if load.get("saved", True) else "not saved: these draw it again"
     found = [
         f"workload: {escape(described(load))}; {', '.join([*asked, arrival])}; seed {seeds} "
-        f"(`trace.jsonl`)"
+        f"({where})"
     ]
     if config:
         apart = differing(run.results[0])
@@ -189,11 +206,16 @@ def facts(run: Run) -> list[str]:
               for name, url in summary["also"].items()]  # fmt: skip
     gpu = f"{escape(hardware['gpu'])}; " if hardware.get("gpu") else ""
     whose = "hardware" if summary["started_here"] else "the client's hardware"
+    whose = "simulated on" if summary.get("simulated") else whose
     found += [
         f"{whose}: {gpu}{escape(hardware['cpu'])}, {hardware['cores']} cores, "
         f"{hardware['memory_gb']:.0f} GB; "
         f"{hardware['system']}; Python {hardware['python']}, torch {hardware['torch']}",
-        f"client: {calibrate.sentence(summary['calibration'])}",
+        *(
+            []
+            if summary.get("simulated")
+            else [f"client: {calibrate.sentence(summary['calibration'])}"]
+        ),
         f"commit {summary['commit']}, {summary['date']}, {code(summary['command'])}",
     ]
     return found
@@ -209,8 +231,8 @@ def contents(run: Run) -> str:
 
     model = f" on {escape(summary['config']['model'])}" if summary["config"] else ""
     parts = [
-        f"# {', '.join(run.names)}{model}",
-        tables.markdown_table(run.variants),
+        f"# {', '.join(run.names)}{model}{marked(run)}",
+        tables.markdown_table(run.variants, marked(run)),
         " ".join(sentences.sentences(run)),
     ]
     if len(run.summaries) > 1 and len(run.names) > 1:
@@ -239,7 +261,7 @@ def write(run: Run) -> None:
     """
     write_files(run.folder, contents(run), drawings(run))
     if len(run.summaries) > 1:
-        (run.folder / "summary.json").write_text(dumps(over_seeds(run)))
+        save_json(run.folder / "summary.json", over_seeds(run))
 
 
 def over_seeds(run: Run) -> dict[str, Any]:
@@ -287,7 +309,7 @@ def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> No
 
 def show(run: Run, console: Console) -> None:
     """What a comparison prints at its end."""
-    console.print(tables.terminal_table(run.variants))
+    console.print(tables.terminal_table(run.variants, marked(run)))
     if len(run.summaries) == 1:
         console.print("Latency of a request by its completion tokens, fitted:", highlight=False)
         for name, [result] in run.variants.items():

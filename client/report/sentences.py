@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from client.quoting import escape
+from client.machine import processor
+from client.quoting import code, escape
 from client.runs import Run
 from stats import CLIENT_LIMITED_MS
 
@@ -14,14 +15,15 @@ from stats import CLIENT_LIMITED_MS
 def sentences(run: Run) -> list[str]:
     """All that apply, the gravest first."""
     found = [
+        simulated(run),
         partial(run),
         *failures(run),
         too_long(run.first["workload"], _errors(run)),
         *other_lengths(run),
         client_limited(run),
-        busy(run.first["hardware"]),
+        busy(run.first),
     ]
-    found += [identity(run), littles_law(run), seeds(run)]
+    found += [sampled(run), identity(run), littles_law(run), seeds(run)]
     return [sentence for sentence in found if sentence]
 
 
@@ -131,14 +133,54 @@ def _p99_from_schedule(run: Run, name: str) -> float | None:
     return statistics.mean(known) / 1e3 if known else None
 
 
-def busy(hardware: Mapping[str, Any]) -> str | None:
-    percent = hardware["busy_before_percent"]
+def busy(summary: Mapping[str, Any]) -> str | None:
+    """That a machine was not left alone; virtual time does not care."""
+    percent = summary["hardware"]["busy_before_percent"]
     return (
         f"Other processes used {percent:.0f}% of the processor before the run: its numbers are "
         f"suspect."
-        if percent > 20
+        if percent > 20 and not summary.get("simulated")
         else None
     )
+
+
+def simulated(run: Run) -> str | None:
+    """That nothing of a run was measured, and what its times come from."""
+    told = run.first.get("simulated")  # earlier versions knew none
+    if not told:
+        return None
+    said = (
+        "**Simulated**: no server ran. The server's own scheduler served the trace in virtual "
+        f"time, and each iteration took {costs_of(told)}."
+    )
+    return f"{said} Each variant: {escape(told['layout'])}." if told["layout"] else said
+
+
+def costs_of(simulated: Mapping[str, Any]) -> str:
+    """Where the times of a simulation come from, in words."""
+    if not (hardware := simulated["hardware"]):
+        return "what the fake engine's stated line says, with nothing around it"
+    return (
+        f"what the costs {code(simulated['costs'])} say, fitted on "
+        f"{escape(processor(hardware, simulated['engine']))} (commit {simulated['commit']}, "
+        f"{simulated['date'][:10]})"
+    )
+
+
+def sampled(run: Run) -> str | None:
+    """Which numbers are of a sample of the requests."""
+    if not (n := sample(run)):
+        return None
+    return (
+        f"Gaps between tokens, points and distributions are of a sample of {n:,} requests, the "
+        f"same of each variant; all else is of all."
+    )
+
+
+def sample(run: Run) -> int:
+    """How many requests of each seed are kept, where that is not all; else 0."""
+    found = [result.get("sample") or 0 for mine in run.variants.values() for result in mine]
+    return max(found)  # earlier versions drew none
 
 
 def identity(run: Run) -> str | None:
@@ -207,10 +249,14 @@ def conditions(run: Run) -> str:
         else "plain answers: a request-level batch is answered as a whole"
     )
     if not summary["started_here"]:
+        n = summary.get("sharing", 1)  # earlier versions knew one
+        ran = "The server" if n == 1 else f"The {n} servers, which got the requests in turn,"
         return (
-            f"Latencies are of {answers}. The server ran apart; hardware and commit below are "
+            f"Latencies are of {answers}. {ran} ran apart; hardware and commit below are "
             f"the client's."
         )
+    if summary.get("simulated"):
+        return f"Latencies are of {answers}."
     text = (
         f"Latencies are of {answers}. Servers ran one after another on the same machine, each on "
         f"a server of its own"

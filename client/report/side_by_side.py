@@ -9,7 +9,7 @@ from typing import Any
 from client import calibrate
 from client.quoting import code, escape
 from client.report import figures, sentences, tables
-from client.report.report import Drawing, distributions, write_files
+from client.report.report import Drawing, distributions, marked, write_files
 from client.runs import FIGURES, Run
 from stats import DEFINITIONS
 
@@ -38,17 +38,21 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
         "replays "
         "one run's trace in another.",
     ]
+    parts += _foreign_costs(labels, runs)
     for label, run in zip(labels, runs):
         told = [
             sentence
             for sentence in (
+                sentences.simulated(run),
                 sentences.partial(run),
                 *sentences.failures(run),
                 sentences.client_limited(run),
             )
             if sentence
         ]
-        told += [sentences.conditions(run), calibrate.sentence(run.first["calibration"])]
+        told += [sentences.conditions(run)]
+        if not run.first.get("simulated"):
+            told += [calibrate.sentence(run.first["calibration"])]
         parts += [f"{label}: {' '.join(told)}"]
     parts += [
         "## Variants",
@@ -90,13 +94,43 @@ ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
 def _labels(runs: Sequence[Run]) -> list[str]:
     names = [run.folder.resolve().name for run in runs]
     names = [escape(name) for name in names]
-    return (
-        names
-        if len(set(names)) == len(names)
-        else [f"{i}: {name}" for i, name in enumerate(names, 1)]
-    )
+    if len(set(names)) < len(names):
+        names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
+    return [f"{name}{marked(run)}" for name, run in zip(names, runs)]
+
+
+def _foreign_costs(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """Which simulations reckon with other hardware than the measured runs had beside them."""
+    measured = {
+        label: run.first["hardware"]["cpu"]
+        for label, run in zip(labels, runs)
+        if not run.first.get("simulated")
+    }
+    found = []
+    for label, run in zip(labels, runs):
+        told = run.first.get("simulated")
+        if not told or not told["hardware"]:
+            continue
+        fitted = told["hardware"]["cpu"]
+        if others := [other for other, cpu in measured.items() if cpu != fitted]:
+            found.append(
+                f"**{label} reckons with another machine**: its costs were fitted on "
+                f"{escape(fitted)}, and {', '.join(others)} ran on "
+                f"{escape(measured[others[0]])}; fit them there with `python -m benchmarks.costs`."
+            )
+    return found
 
 
 def _same_traces(runs: Sequence[Run]) -> bool:
-    traces = [[(folder / "trace.jsonl").read_text() for folder in run.folders] for run in runs]
+    traces = [
+        [_trace(folder, summary) for folder, summary in zip(run.folders, run.summaries)]
+        for run in runs
+    ]
     return all(trace == traces[0] for trace in traces)
+
+
+def _trace(folder: Path, summary: Mapping[str, Any]) -> Any:
+    """A trace, or of one that was not saved what it is drawn from."""
+    if summary["workload"].get("saved", True):  # earlier versions saved every one
+        return (folder / "trace.jsonl").read_text()
+    return summary["seed"], summary["workload"]

@@ -95,10 +95,10 @@ def label(name: str, results: Sequence[Mapping[str, Any]]) -> str:
     return f"{name} (partial)" if any(result["partial"] for result in results) else name
 
 
-def terminal_table(results: Results) -> Table:
-    """Fits 80 columns; means over seeds."""
+def terminal_table(results: Results, marked: str = "") -> Table:
+    """Fits 80 columns; means over seeds. marked: beside the heading of the names."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("variant", no_wrap=True)
+    table.add_column("variant" + marked.replace(" ", "\n"), no_wrap=True)
     shown = [key for key in HEADLINES if key.short]
     for key in shown:
         table.add_column(key.short, justify="right", no_wrap=True)
@@ -108,10 +108,11 @@ def terminal_table(results: Results) -> Table:
     return table
 
 
-def markdown_table(results: Results) -> str:
-    """The headline table; a column that nobody has is left out."""
+def markdown_table(results: Results, marked: str = "") -> str:
+    """The headline table; a column that nobody has is left out. marked: as above."""
     columns = present(HEADLINES, [results])
-    rows = [["variant", *(key.heading for key in columns), "latency of a request", "answered"]]
+    heading = [f"variant{marked}", *(key.heading for key in columns)]
+    rows = [[*heading, "latency of a request", "answered"]]
     for name, mine in results.items():
         answered, failed = sum(r["completed"] for r in mine), sum(r["failed"] for r in mine)
         row = [label(name, mine), *(cell_of(key, mine) for key in columns)]

@@ -17,7 +17,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from client.groups import NOBODY
+from client.columns import NOBODY
 from client.quoting import escape
 from client.report import tables
 from client.report.drawing import STYLE, caption_of, looks, plain_log

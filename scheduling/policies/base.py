@@ -7,11 +7,11 @@ same code runs in the server, in tests in virtual time, and in a simulator. What
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
@@ -53,8 +53,7 @@ class Waiting(Iterable["Inference"]):
         return self._queue.oldest
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """What a policy may know. Time is in seconds on the scheduler's clock, KV is
     counted in blocks.
     """
@@ -96,7 +95,7 @@ class Account:
     def __init__(self, view: View):
         self.free = view.free_blocks  # below 0: the plan cannot be done
         self._view = view
-        self._change: Counter[int] = Counter()  # of references, by block
+        self._change: defaultdict[int, int] = defaultdict(int)  # of references, by block
 
     def copy(self) -> Account:
         other = Account(self._view)
@@ -155,6 +154,10 @@ class Plan:
     run: list[tuple[Inference, int]] = field(default_factory=list)
     wake_at: float | None = None  # if there is nothing to do
     reason: str = ""  # why this batch was formed; empty when nobody was admitted
+    # if all of its rows get a token, the next plans compute the same ones, a token each, whatever
+    # the time, until somebody ends, leaves or comes; with `closed` also if somebody comes
+    holds: bool = False
+    closed: bool = False
 
 
 def setting(
@@ -246,11 +249,25 @@ def share_budget(
 def start(
     admit: Iterable[Inference], view: View, reason: str, counts_decoded: bool = False
 ) -> Plan:
-    """Admit these, each with blocks for its whole life (Orca), and compute all that run."""
+    """Admit these, each with blocks for its whole life (Orca), and compute all that run, which
+    nobody joins before one of them ends.
+    """
     admitted = [(inference, inference.whole_life) for inference in admit]
     rows = chain(view.running, (inference for inference, _ in admitted))
     run = share_budget(rows, view, counts_decoded)
-    return Plan(admit=admitted, run=run, reason=reason if admitted else "")
+    everybody = len(run) == len(view.running) + len(admitted)
+    return Plan(
+        admit=admitted,
+        run=run,
+        reason=reason if admitted else "",
+        holds=everybody,
+        closed=everybody,
+    )
+
+
+def go_on(rows: Iterable[Inference], view: View) -> Plan:
+    """Compute these, which nobody joins."""
+    return Plan(run=share_budget(rows, view), holds=True, closed=True)
 
 
 def whole_groups(

@@ -50,12 +50,17 @@ class Dynamic(Policy):
         if self.kv_reservation == "demand":
             return on_demand(view, self.victim, self.watermark, self.counts_decoded)
         admit: list[Inference] = []
-        rows, account = view.limits.max_batch_size - len(view.running), Account(view)
-        for inference in view.waiting if rows else ():
+        rows, waiting = view.limits.max_batch_size - len(view.running), view.waiting
+        account = Account(view)
+        for inference in waiting if rows and waiting else ():
             account.take(inference, inference.whole_life)
             if account.free < 0:
                 break
             admit.append(inference)
             if len(admit) == rows:
                 break
-        return start(admit, view, "join", self.counts_decoded)
+        plan = start(admit, view, "join", self.counts_decoded)
+        plan.closed = len(admit) == rows  # who comes finds none free
+        if not plan.closed and len(waiting) > len(admit):
+            plan.holds = False  # who waits may find blocks
+        return plan

@@ -28,13 +28,15 @@ class Order:
     Those that wait go by `turn`, smallest first, which does not change while they do unless
     `ordered` says otherwise. `in_order`: nobody is admitted before an earlier one. `preemptive`:
     rows go by their turn too, and those beyond max_batch_size are paused. `by_user`: it goes by the
-    view's ledger. `by_length`: it goes by predicted lengths.
+    view's ledger. `by_length`: it goes by predicted lengths. `by_service`: by what was computed
+    since, so that each iteration counts.
     """
 
     in_order: ClassVar[bool] = True
     preemptive: ClassVar[bool] = False
     by_user: ClassVar[bool] = False
     by_length: ClassVar[bool] = False
+    by_service: ClassVar[bool] = False
 
     @property
     def queue_policies(self) -> Mapping[int, QueuePolicy]:
@@ -198,6 +200,7 @@ class Fair(Order):
 
     in_order: ClassVar[bool] = False
     by_user: ClassVar[bool] = True
+    by_service: ClassVar[bool] = True
     user_weights: str = setting("", "shares of users, such as alice=2,bob=1", "1 each")
 
     @cached_property

@@ -38,6 +38,8 @@ class Hrrn(Bounded):
     its own prompt.
     """
 
+    by_service: ClassVar[bool] = True
+
     def _others(self, queue: Queue, view: View) -> Iterator[Inference]:
         def ratio(members: Sequence[Inference]) -> float:
             own = sum(member.uncomputed - view.cached(member) for member in members)

@@ -1,0 +1,275 @@
+"""What iterations cost, from what a server tells of them: which they were, and the lines through
+their times.
+
+A server of ours tells when each iteration began, how long it took and how many rows it had, and of
+each answer when it was admitted. Who was admitted when decides the rest, since the scheduler is a
+state machine: driven once more, it makes the same iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from config import Config
+from scheduling import scheduler
+from scheduling.inference import Inference, Iteration
+from simulate import PS, any_ids
+from simulate.costs import Costs, Line, streams, work
+
+# Among its neighbours in a fit an iteration that took more than twice as long, or less than half,
+# was the machine's doing; and what kept the handler thread waiting for longer than that was none of
+# the server's threads.
+OUTLIER, STALL_S = 2.0, 5e-3
+# A request's thread computes about so long when it comes, and when it is answered; one thread after
+# the other, since they share an interpreter
+TURN_S = 1e-3
+FITS = 8  # each without the outliers of the one before
+LEAST = 10  # iterations of decode rows alone that give their number of rows a line of its own
+
+
+class Served(NamedTuple):
+    """A request that was answered. Instants are seconds on one clock."""
+
+    sent_at: float  # by the client, as `received_at` is
+    arrived_at: float  # at the server, as the next two
+    admitted_at: float
+    answered_at: float
+    received_at: float
+    prompt_tokens: int
+    completion_tokens: int
+    streamed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """An iteration of a server, what it took, and what happened beside it. Times are seconds."""
+
+    iteration: Iteration
+    started_at: float
+    seconds: float
+    gap: float | None  # until the next one began; None: there was no work
+    answered: int  # requests, by it
+    beside: float  # turns of requests' threads that fell into it and its gap
+
+    @property
+    def rows(self) -> int:
+        return len(self.iteration.rows) + self.iteration.padding
+
+    @property
+    def decodes(self) -> bool:
+        return all(row.decodes for row in self.iteration.rows)
+
+    @property
+    def whole(self) -> float:
+        """With its gap."""
+        return self.seconds + (self.gap or 0.0)
+
+    @property
+    def calm(self) -> bool:
+        """Nothing happened beside it."""
+        return not (self.beside or streams(self.iteration))
+
+
+def observe(
+    config: Config, served: Sequence[Served], iterations: Sequence[Sequence[float]]
+) -> list[Observed]:
+    """What the iterations were that a server without prefix caching told of a run.
+
+    served: all requests of the run. iterations: [started_at, seconds, live rows, …] each, on the
+    clock of `served`. Raises ValueError where the two do not go together.
+    """
+    again = scheduler.build(config)
+    coming = sorted(served, key=lambda request: request.arrived_at)
+    turns = _turns([t for each in served for t in (each.arrived_at, each.answered_at)])
+    observed: list[Observed] = []
+    joined = 0
+    for k, (started_at, seconds, live, *_) in enumerate(iterations):
+        while joined < len(coming) and coming[joined].admitted_at <= started_at:
+            request = coming[joined]
+            inference = Inference([0] * request.prompt_tokens, request.completion_tokens)
+            inference.streamed = request.streamed
+            again.enqueue([inference], started_at)
+            joined += 1
+        iteration, _ = again.schedule(started_at)
+        if len(iteration.rows) != live:
+            raise ValueError(
+                f"iteration {k} had {live:g} rows and not {len(iteration.rows)}: somebody else "
+                f"asked this server, or the machine's clock was set; run it again"
+            )
+        ended_at = started_at + seconds
+        answered = len(again.apply(iteration, any_ids(iteration), ended_at))
+        goes_on = again.has_work and k + 1 < len(iterations)
+        next_at = iterations[k + 1][0] if goes_on else ended_at
+        observed.append(
+            Observed(
+                iteration,
+                started_at,
+                seconds,
+                next_at - ended_at if goes_on else None,
+                answered,
+                turns(next_at) - turns(started_at),
+            )
+        )
+    return observed
+
+
+def _turns(instants: Sequence[float]) -> Callable[[float], float]:
+    """How many turns of threads, each asked for at one of the instants, are over by a time."""
+    begun: list[float] = []
+    for instant in sorted(instants):
+        begun.append(max(instant, begun[-1] + TURN_S) if begun else instant)
+    corners = [at for start in begun for at in (start, start + TURN_S)]
+    done = [n for i in range(len(begun)) for n in (i, i + 1)]
+    return lambda time: float(np.interp(time, corners, done))
+
+
+def fit(name: str, observed: Sequence[Observed], sizes: Sequence[int]) -> Costs:
+    """The costs of an engine and of the server around it, without HTTP's.
+
+    sizes: numbers of rows of which decode rows alone have a line each, if they occur.
+    """
+    calm = [each for each in observed if each.calm]
+    decode = _by_rows([each for each in calm if each.decodes], sizes)
+    line = _line([each for each in calm if not (decode and each.decodes)])
+    gaps = [each for each in calm if each.gap and each.gap < STALL_S and not each.answered]
+    terms = np.array([(1, each.rows) for each in gaps], float)
+    gap, gap_row = relative(terms, np.array([each.gap for each in gaps]))
+    costs = Costs(name, line, _picoseconds(gap), _picoseconds(gap_row), decode=decode)
+    # Requests' threads delay short iterations more than long ones, in which they find the time. By
+    # their mean all time in which there was work is what it was.
+    beside = [each for each in observed if each.beside and not streams(each.iteration)]
+    kept, late, _ = _late(costs, beside)
+    answered = sum(each.answered for each in kept if each.gap)
+    if answered:
+        costs = replace(costs, gap_answer=_picoseconds(max(0.0, late.sum() / answered)))
+    sent = [each for each in observed if streams(each.iteration) and each.gap and not each.beside]
+    if sent:
+        kept, late, due = _late(costs, sent)
+        terms = np.array([(1, streams(each.iteration)) for each in kept], float)
+        once, row = nonnegative(terms, late, 1 / due)
+        costs = replace(costs, gap_stream=_picoseconds(once), gap_stream_row=_picoseconds(row))
+    return costs
+
+
+def _late(
+    costs: Costs, observed: Sequence[Observed]
+) -> tuple[list[Observed], np.ndarray, np.ndarray]:
+    """By how many seconds iterations and their gaps were longer than they should have been, and how
+    long they should; without those that the machine held up.
+    """
+    due = np.array([_expected(costs, each) for each in observed]) / PS
+    late = np.array([each.whole for each in observed]) - due
+    inside = late < np.maximum(STALL_S, due)
+    return [each for each, is_in in zip(observed, inside) if is_in], late[inside], due[inside]
+
+
+def _expected(costs: Costs, observed: Observed) -> int:
+    between = costs.between(observed.iteration, observed.answered) if observed.gap else 0
+    return costs.of(observed.iteration) + between
+
+
+def _line(observed: Sequence[Observed]) -> Line:
+    terms = np.array([work(each.iteration) for each in observed], float)
+    found = relative(terms, np.array([each.seconds for each in observed]))
+    return Line(*map(_picoseconds, found))
+
+
+def _by_rows(observed: Sequence[Observed], sizes: Sequence[int]) -> dict[int, Line]:
+    """A time for each number of rows, none shorter than for fewer rows, and one slope over context
+    for all.
+    """
+    rows = np.array([each.rows for each in observed])
+    knots = [n for n in sorted(sizes) if (rows == n).sum() >= LEAST]
+    if not knots:
+        return {}
+    inside = (knots[0] <= rows) & (rows <= knots[-1])
+    # the first one's time, and how much of the way from each to the next
+    ways = [np.interp(rows, pair, (0, 1)) for pair in pairwise(knots)]
+    context = [work(each.iteration).context for each in observed]
+    terms = np.column_stack([np.ones(len(rows)), *ways, context])[inside]
+    *steps, slope = relative(terms, np.array([each.seconds for each in observed])[inside])
+    times = np.cumsum(steps)
+    return {n: Line(_picoseconds(t), context=_picoseconds(slope)) for n, t in zip(knots, times)}
+
+
+def _picoseconds(seconds: float) -> int:
+    return round(float(seconds) * PS)
+
+
+def relative(terms: np.ndarray, seconds: np.ndarray, outlier: float = OUTLIER) -> np.ndarray:
+    """Coefficients, none below 0, by least squares of errors relative to what is predicted.
+
+    Relative to what was measured would favour short times. Outliers are left out.
+    """
+    weights = 1 / seconds
+    for _ in range(FITS):
+        found = nonnegative(terms, seconds, weights)
+        predicted = np.maximum(terms @ found, 1e-9)
+        apart = seconds / predicted
+        inside = (apart < outlier) & (apart > 1 / outlier)
+        weights = np.where(inside, 1 / predicted, 0.0)
+    return found
+
+
+def nonnegative(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weighted least squares; what would be negative is left out, the worst first."""
+    weighted = terms * weights[:, None]
+    norms = np.linalg.norm(weighted, axis=0)
+    kept = np.flatnonzero(norms)
+    found = np.zeros(terms.shape[1])
+    while len(kept):
+        best = np.linalg.lstsq(weighted[:, kept] / norms[kept], values * weights, rcond=None)[0]
+        if best.min() >= 0:
+            found[kept] = best / norms[kept]
+            break
+        kept = np.delete(kept, best.argmin())
+    return found
+
+
+def ratios(costs: Costs, observed: Sequence[Observed]) -> np.ndarray:
+    """Measured / predicted time of each iteration."""
+    return np.array([each.seconds * PS / costs.of(each.iteration) for each in observed])
+
+
+def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any]:
+    """How far the iterations of runs are from their costs, in percent of these.
+
+    Of iterations beside which nothing happened; `whole` has what it says besides.
+    """
+    calm = [each for observed in runs for each in observed if each.calm]
+    if not calm:
+        return {"calm": 0, **whole(costs, runs)}
+    errors = 100 * (ratios(costs, calm) - 1)
+    p5, p50, p95 = map(float, np.percentile(errors, (5, 50, 95)))
+    return {
+        "calm": len(calm),
+        "p5_percent": p5,
+        "p50_percent": p50,
+        "p95_percent": p95,
+        "mean_absolute_percent": float(np.abs(errors).mean()),
+        "outliers_percent": 100 * float((errors > 100 * (OUTLIER - 1)).mean()),
+        **whole(costs, runs),
+    }
+
+
+def whole(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any]:
+    """Of all the time in which there was work, gaps and what requests take included, how much more
+    it was than predicted; the same of each run, p5, p50 and p95.
+    """
+    spent, expected = np.array([_times(costs, observed) for observed in runs]).T
+    return {
+        "iterations": sum(map(len, runs)),
+        "whole_percent": 100 * (float(spent.sum() / expected.sum()) - 1),
+        "of_runs_percent": np.percentile(100 * (spent / expected - 1), (5, 50, 95)).tolist(),
+    }
+
+
+def _times(costs: Costs, observed: Sequence[Observed]) -> tuple[float, float]:
+    """Seconds in which there was work, and as many as there should have been."""
+    expected = sum(_expected(costs, each) for each in observed)
+    return sum(each.whole for each in observed), expected / PS

@@ -1,0 +1,73 @@
+"""The metrics of one run from the client's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from client.columns import Answers
+from stats import CLIENT_LIMITED_MS, Answer, distribution, latency_line, throughputs
+
+
+def summarise(
+    answers: Answers | Iterable[Answer],
+    sends: Sequence[tuple[float, float, float]] | np.ndarray,
+    goodput: Mapping[str, float],
+    unsent: int = 0,
+) -> dict[str, Any]:
+    """METRICS of one run from the client's side.
+
+    sends: (scheduled, sent, ended) of every request that was sent, the failed ones too. goodput:
+    limits in ms. unsent: requests that failed before they could be sent.
+    """
+    answers = Answers.of(answers)
+    scheduled, sent_at, ended = np.reshape(np.array(sends, float), (-1, 3)).T
+    n = len(sent_at)
+    start = float(sent_at.min()) if n else 0.0
+    wall, span = (float(ended.max()) - start, float(sent_at.max()) - start) if n else (0.0, 0.0)
+    prompt, completion = (int(answers[f"{each}_tokens"].sum()) for each in ("prompt", "completion"))
+    result: dict[str, Any] = {
+        "completed": len(answers),
+        "failed": n + unsent - len(answers),
+        "wall_clock_s": wall,
+    }
+    result |= {"total_input_tokens": prompt, "total_output_tokens": completion}
+    result |= throughputs(len(answers), prompt, completion, wall)
+    good = int(meet(answers, goodput).sum())
+    result["goodput"] = (good / wall if wall else 0.0) if goodput and n else None
+    result["attainment"] = good / (n + unsent) if goodput and n else None
+    e2e_s, ttft_s, lag_s = answers.e2e_s, answers.ttft_s, answers.lag_s
+    result |= distribution("ttft", ttft_s)
+    result |= distribution("ttft_from_schedule", ttft_s + lag_s)
+    result |= distribution("tpot", _known(answers.tpot_s))
+    result |= distribution("itl", answers.gaps)
+    result |= distribution("e2el", e2e_s)
+    result |= distribution("e2el_from_schedule", e2e_s + lag_s)
+    result |= distribution("normalized_latency", e2e_s / answers["completion_tokens"])
+    result |= distribution("queue_time", _known(answers.told("queue_s")))
+    result |= distribution("held_time", _known(answers.told("held_s")))
+    result |= distribution("schedule_lag", sent_at - scheduled)
+    result["client_limited"] = (result["p99_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
+    result["achieved_rate"] = (n - 1) / span if span else None
+    result["latency_line"] = latency_line(answers["completion_tokens"], e2e_s)
+    return result
+
+
+def _known(seconds: np.ndarray) -> np.ndarray:
+    known: np.ndarray = seconds[~np.isnan(seconds)]
+    return known
+
+
+def meet(answers: Answers, limits_ms: Mapping[str, float]) -> np.ndarray:
+    """Which meet all; from the schedule: a late client must not make a server look better."""
+    measured = {
+        "ttft": answers.ttft_s + answers.lag_s,
+        "tpot": np.nan_to_num(answers.tpot_s),
+        "e2el": answers.e2e_s + answers.lag_s,
+    }
+    good = np.ones(len(answers), bool)
+    for name, limit in limits_ms.items():
+        good &= measured[name] * 1e3 <= limit
+    return good

@@ -1,0 +1,119 @@
+"""Lines appended to a file by a thread of its own, so that neither a slow nor a full disk disturbs
+serving.
+
+Lines that cannot be written are lost, counted, and spoken of in the server's log. No line is ever
+half there: of a file the half is taken back, and the next reader of a pipe gets the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+# between two writes of many lines: each takes the interpreter from the handler thread
+PAUSE_S = 0.05
+log = logging.getLogger("effective_batching")
+
+
+def open_log(path: str) -> int:
+    """A file descriptor to append by.
+
+    Raises OSError, also for a pipe without a reader, for which it does not wait. Writing waits: a
+    pipe without room takes a part of a line longer than 4,096 bytes and refuses the rest.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    os.set_blocking(file, True)
+    return file
+
+
+class LineWriter(Generic[T]):
+    """A line for each entry, as `line_of` says, which that thread calls too. Raises OSError if it
+    cannot open the file.
+
+    `name`: what the server's log calls the file. At most `backlog` entries wait to be written.
+    `gap`: of lines that mean nothing unless all are there, the entry that takes the place of the
+    first that is lost, told why; its line is the last one. Those are written many at once.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        line_of: Callable[[T], str],
+        backlog: int,
+        gap: Callable[[str], T] | None = None,
+    ):
+        self._file = open_log(path)
+        self._name = name
+        self._line_of = line_of
+        self._backlog = backlog
+        self._gap = gap
+        self._lost = 0
+        self._why = ""
+        self._rest = b""  # of a line, of which a pipe took the beginning before its reader went
+        self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, entry: T) -> None:
+        """Have a line written for it."""
+        if self._queue.qsize() < self._backlog:
+            self._queue.put(entry)
+        else:
+            self._lose("the disk is too slow", 1)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write what waits, for so long at most, and end the thread."""
+        self._queue.put(None)
+        self._closing.set()
+        self._thread.join(timeout_s)
+        if self._lost:
+            log.warning("%s: %d lines were lost", self._name, self._lost)
+
+    def _run(self) -> None:
+        is_told = is_closed = False
+        while not is_closed:
+            taken = [self._queue.get()]
+            if self._gap:
+                self._closing.wait(PAUSE_S)
+                taken += [self._queue.get() for _ in range(self._queue.qsize())]
+            entries = [entry for entry in taken if entry is not None]
+            is_closed = len(entries) < len(taken)
+            if self._lost and self._gap:
+                self._lost += len(entries)
+                is_told = is_told or self._write([self._gap(self._why)]) is None
+            elif (reason := self._write(entries)) is not None:
+                self._lose(reason, len(entries))
+        os.close(self._file)
+
+    def _write(self, entries: list[T]) -> str | None:
+        """None, or why they could not be written."""
+        text = "".join(f"{self._line_of(entry)}\n" for entry in entries)
+        data, written = self._rest + text.encode(), 0
+        try:
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+            self._rest = b""
+            return None
+        except OSError as error:
+            begun = data if written > len(self._rest) else self._rest
+            self._rest = begun[written:]
+            with contextlib.suppress(OSError):  # a pipe keeps what it has
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                self._rest = b""
+            return error.strerror or str(error)
+
+    def _lose(self, reason: str, n: int) -> None:
+        if not self._lost:
+            self._why = reason
+            log.warning(
+                "%s: %s; lines are lost from here on, and serving continues", self._name, reason
+            )
+        self._lost += n

@@ -1,0 +1,135 @@
+"""How many replicas there should be: Ray Serve's rule, pure. It has no clock; whoever asks says
+what time it is.
+
+The rule is that of Ray 2.60 with its default policy, of one handle that all requests pass:
+`update_deployment_config` and `_get_metrics_report` in serve/_private/router.py (what is sampled
+and reported), `_merge_and_aggregate_timeseries` in serve/_private/autoscaling_state.py (the mean),
+`_core_replica_queue_length_policy`, `_apply_scaling_factors` and `_apply_delay_logic` in
+serve/autoscaling_policy.py (what is made of it). Left out: scaling to 0 replicas, target_capacity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+CONTROL_INTERVAL_S = 0.1  # between decisions (Ray's CONTROL_LOOP_INTERVAL_S)
+SAMPLES = 5  # in a look-back period (Ray's …_RECORD_INTERVAL_FACTOR, 0.2)
+EPS_S = 1e-6  # that a sum of intervals may be off
+
+
+@dataclass(frozen=True)
+class Autoscaling:
+    """Settings, with the names and the defaults of Ray Serve's AutoscalingConfig. Raises ValueError
+    for what cannot be.
+    """
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_ongoing_requests: float = 2.0  # a replica's, those that wait there included
+    metrics_interval_s: float = 10.0  # between reports, by which it decides
+    look_back_period_s: float = 30.0  # of which the requests are averaged
+    upscale_delay_s: float = 30.0  # for so long more replicas must have been wanted
+    downscale_delay_s: float = 600.0
+    upscaling_factor: float = 1.0  # of the difference to what is wanted, the part that is made up
+    downscaling_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise ValueError(
+                f"min_replicas ({self.min_replicas}) must be at least 1, and max_replicas "
+                f"({self.max_replicas}) no less"
+            )
+        for name in (
+            "target_ongoing_requests", "metrics_interval_s", "look_back_period_s",
+            "upscaling_factor", "downscaling_factor",
+        ):  # fmt: skip
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0, and finite")
+        for name in ("upscale_delay_s", "downscale_delay_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or more, and finite")
+
+
+class Autoscaler:
+    """Its `target` is how many replicas there should be, those that start included."""
+
+    def __init__(self, settings: Autoscaling, target: int | None = None):
+        self.settings = settings
+        self.target = settings.min_replicas if target is None else self._bounded(target)
+        # (when, ongoing requests by replica), the oldest first; what was reported of them
+        self._samples: deque[tuple[float, dict[int, int]]] = deque()
+        self._report: list[tuple[float, dict[int, int]]] = []
+        self._sample_at = self._report_at = -math.inf
+        self._direction = 0  # that it has wanted to go, and since when
+        self._since = 0.0
+
+    def decide(self, now: float, ongoing: Mapping[int, int]) -> int:
+        """The new target. To be asked each CONTROL_INTERVAL_S.
+
+        now: seconds. ongoing: of each replica that is up, neither starting nor about to stop, the
+        requests that were sent there and are not answered.
+        """
+        self._observe(now, ongoing)
+        if ongoing:
+            self.target = self._bounded(self._delayed(now, self._wanted(now, ongoing.keys())))
+        return self.target
+
+    def _observe(self, now: float, up: Mapping[int, int]) -> None:
+        """Sample and report, as far as it is time."""
+        period, interval = self.settings.look_back_period_s, self.settings.metrics_interval_s
+        if now + EPS_S >= self._sample_at:
+            self._samples.append((now, dict(up)))
+            self._sample_at = now + min(period / SAMPLES, interval)
+        if now + EPS_S >= self._report_at:
+            while self._samples[0][0] <= now - period:
+                self._samples.popleft()
+            self._report = list(self._samples)
+            if new := up.keys() - self._samples[-1][1].keys():  # with what they have now
+                self._report.append((now, self._samples[-1][1] | {id: up[id] for id in new}))
+            self._report_at = now + interval
+
+    def mean_ongoing(self, now: float, up: Collection[int]) -> float:
+        """The requests at those replicas that are up: the mean over what was reported and on to
+        now, from where each one that was reported has been seen.
+        """
+        seen = {id for _, counts in self._report for id in counts if id in up}
+        if not seen:
+            return 0.0
+        start = max(next(at for at, counts in self._report if id in counts) for id in seen)
+        report = [(at, counts) for at, counts in self._report if at >= start]
+        times = [at for at, _ in report] + [max(now, report[-1][0] + 1e-3)]
+        requests = [sum(counts.get(id, 0) for id in seen) for _, counts in report]
+        least = min(requests)  # a constant number is its own mean to the last bit
+        area = sum((n - least) * (end - at) for n, at, end in zip(requests, times, times[1:]))
+        return least + area / (times[-1] - start)
+
+    def _wanted(self, now: float, up: Collection[int]) -> int:
+        """Replicas for what is ongoing, without delay."""
+        running = len(up)
+        # by way of the ratio, as Ray has it: now and then that is one more than without
+        error = self.mean_ongoing(now, up) / (self.settings.target_ongoing_requests * running)
+        missing = running * error - running
+        rising = missing > 0
+        factor = self.settings.upscaling_factor if rising else self.settings.downscaling_factor
+        wanted = math.ceil(running + factor * missing)
+        if wanted == running and math.ceil(running * error) < running:
+            wanted -= 1  # a small factor would never get there
+        return wanted
+
+    def _delayed(self, now: float, wanted: int) -> int:
+        """What is wanted once it has been for long enough that there be more, or fewer."""
+        direction = (wanted > self.target) - (wanted < self.target)
+        if direction != self._direction:
+            self._direction, self._since = direction, now
+        up = direction > 0
+        delay_s = self.settings.upscale_delay_s if up else self.settings.downscale_delay_s
+        if direction == 0 or now - self._since + EPS_S < delay_s:
+            return self.target
+        self._direction = 0
+        return wanted
+
+    def _bounded(self, replicas: int) -> int:
+        return max(self.settings.min_replicas, min(self.settings.max_replicas, replicas))

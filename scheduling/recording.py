@@ -1,0 +1,220 @@
+"""What a scheduler was called with and what came of it, call by call: enough to make the same calls
+again, and to see that the same comes of them (`replay`).
+
+A call that changes nothing is not recorded: `expire` when nothing is due, and `fail` of those that
+are over. Of tokens are recorded how many there are, and the keys of blocks, which are hashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from scheduling.errors import ServingError
+from scheduling.inference import Inference, Iteration, Row
+from scheduling.scheduler import Scheduler, build
+
+Entry = dict[str, Any]
+VERSION = 1  # of the entries; a replay takes no other
+END: Entry = {"end": True}  # the last one of a server that was not killed
+# what is said of each row, in this order; its KV blocks are those that it begins to fill
+ROW: Entry = {
+    "id": None,
+    "start": None,
+    "n_tokens": 1,  # a row of two numbers has these
+    "samples": 1,
+    "idle": 0,
+    "recomputed": 0,
+    "blocks": [],
+}
+# what is said of a request's inferences, where it is not the default
+ASKED = {
+    each.name: each.default
+    for each in fields(Inference)
+    if each.name in ("deadline", "streamed", "user", "priority", "queue_timeout_s")
+}
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def gap(reason: str) -> Entry:
+    """The entry where others are missing."""
+    return {"gap": reason}
+
+
+def record(settings: Any, write: Callable[[Entry], None]) -> Scheduler:
+    """The scheduler of a server's settings, of which `write` gets an entry for each call; the first
+    has what `build` reads of the settings.
+
+    `write` must be quick, and raise nothing; `line_of` an entry is what to write.
+    """
+    read = _Read(settings)
+    scheduler = build(read, partial(RecordingScheduler, write))
+    write({"recording": VERSION, "settings": read.values})
+    return scheduler
+
+
+def line_of(entry: Entry) -> str:
+    """An entry as a line of JSON, without what is zero, empty or none; made by who writes it, since
+    that takes longer than to note it.
+    """
+    line = dict(entry)
+    iteration: Iteration | None = line.pop("iteration", None)
+    if iteration is not None:
+        blocks = line.pop("blocks")
+        line |= {
+            "running": iteration.running,
+            "waiting": iteration.waiting,
+            "blocks_used": iteration.blocks_used,
+            "reason": iteration.reason,
+            "padding": iteration.padding,
+            "preempted": iteration.preempted,
+            "rows": [_told(row, blocks.get(i)) for i, row in enumerate(iteration.rows)],
+        }
+    return _to_json({name: value for name, value in line.items() if value})
+
+
+def _told(row: Row, blocks: list[int] | None) -> list[Any]:
+    """As ROW has it."""
+    id_, start = row.inference.id, row.start
+    if row.n_tokens == 1 and row.samples and not (row.idle or row.recomputed or blocks):
+        return [id_, start]
+    flags = int(row.samples), int(row.idle)
+    return [id_, start, row.n_tokens, *flags, row.recomputed, blocks or []]
+
+
+class RecordingScheduler(Scheduler):
+    """Tells `write` of each call that may change it. Who calls it one at a time has the entries in
+    that order.
+    """
+
+    def __init__(self, write: Callable[[Entry], None], *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self._write = write
+        self._calls = 0
+
+    @contextlib.contextmanager
+    def _called(self, call: str, **inputs: Any) -> Iterator[Entry]:
+        """An entry of a call; what comes of it is added meanwhile, or what it raises."""
+        self._calls += 1
+        entry = {"n": self._calls, "call": call, **inputs}
+        try:
+            yield entry
+        except Exception as error:
+            entry["error"] = error.code if isinstance(error, ServingError) else type(error).__name__
+            raise
+        finally:
+            self._write(entry)
+
+    def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
+        with self._called("enqueue", now=now, group=_asked(inferences)) as entry:
+            super().enqueue(inferences, now)
+            entry["ids"] = _ids(inferences)
+
+    def schedule(self, now: float) -> tuple[Iteration, float | None]:
+        with self._called("schedule", now=now) as entry:
+            iteration, wake_at = super().schedule(now)
+            size = self.limits.block_size
+            entry["iteration"], entry["wake_at"] = iteration, wake_at
+            entry["blocks"] = {
+                i: row.blocks[row.start // size : -(-(row.start + row.n_tokens) // size)]
+                for i, row in enumerate(iteration.rows)
+                if (row.n_tokens > 1 or row.start % size == 0) and not row.idle
+            }
+        return iteration, wake_at
+
+    def apply_repeated(
+        self, iteration: Iteration, ids: Iterable[int], times: Sequence[float]
+    ) -> list[Inference]:
+        keyed = [
+            (inference, len(inference.keys))
+            for inference in (row.inference for row in iteration.rows)
+            if inference.keys is not None
+        ]
+        *before, now = times
+        with self._called("apply", now=now, **({"before": before} if before else {})) as entry:
+            answered = super().apply_repeated(iteration, ids, times)
+            entry["stopped"] = [
+                row.inference.id for row in iteration.rows if row.inference.stopped and not row.idle
+            ]
+            entry["keys"] = {
+                str(inference.id): _named(inference.keys[n:])
+                for inference, n in keyed
+                if inference.keys is not None and len(inference.keys) > n
+            }
+            entry["answered"] = _ids(answered)
+        return answered
+
+    def fail(
+        self, inferences: Iterable[Inference], error: ServingError, now: float
+    ) -> list[Inference]:
+        inferences = list(inferences)
+        left = _ids(each for each in inferences if each.answered_at is None)
+        if not left:
+            return super().fail(inferences, error, now)
+        with self._called("fail", now=now, ids=left, why=error.code) as entry:
+            answered = super().fail(inferences, error, now)
+            entry["answered"] = _ids(answered)
+        return answered
+
+    def expire(self, now: float) -> list[Inference]:
+        due = self.next_deadline()
+        if due is None or due > now:
+            return super().expire(now)
+        with self._called("expire", now=now) as entry:
+            answered = super().expire(now)
+            entry["answered"] = _ids(answered)
+        return answered
+
+    def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
+        with self._called("limit_blocks", now=now, n_blocks=n_blocks) as entry:
+            answered = super().limit_blocks(n_blocks, now)
+            entry["answered"] = _ids(answered)
+        return answered
+
+    def forget_prefixes(self) -> None:
+        with self._called("forget_prefixes"):
+            super().forget_prefixes()
+
+
+def _ids(inferences: Iterable[Inference]) -> list[int]:
+    """Of those that were ever queued."""
+    return [inference.id for inference in inferences if inference.id >= 0]
+
+
+def _named(keys: Iterable[bytes]) -> list[str]:
+    return [key.hex() for key in keys]
+
+
+def _asked(group: Sequence[Inference]) -> list[Entry]:
+    """A request's inferences, as they come; one that has a leader has its prompt and its keys."""
+    places = {id(member): place for place, member in enumerate(group)}
+    told = []
+    for member in group:
+        said: Entry = {"num_tokens": member.num_tokens, "seed": member.sampling.seed}
+        if member.leader is not None:
+            said["leader"] = places[id(member.leader)]
+        else:
+            said["prompt_tokens"] = len(member.prompt_ids)
+            if member.keys is not None:
+                said["keys"] = _named(member.keys)
+        for name, default in ASKED.items():
+            if (value := getattr(member, name)) != default:
+                said[name] = value
+        told.append(said)
+    return told
+
+
+class _Read:
+    """Settings that remember what was read of them."""
+
+    def __init__(self, settings: Any):
+        self.values: Entry = {}
+        self._settings = settings
+
+    def __getattr__(self, name: str) -> Any:
+        self.values[name] = value = getattr(self._settings, name)
+        return value

@@ -1,0 +1,137 @@
+"""What an iteration costs: a line in what it computes, in whole picoseconds; files of it; and how
+it is fitted to an engine.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from generate import fake
+from scheduling.inference import Inference, Iteration, Row
+from simulate import costs
+from simulate.costs import FAKE, Costs, CostsError, Line, load, save, work
+from simulate.replica import Stretch
+from simulate.time import PS
+
+LINE = Line(iteration=500, row=70, context=3, prefill=11, chunk_context=2)
+GRAPHS = Costs("graphs", LINE, decode={1: Line(100, context=5), 4: Line(400, context=1)})
+
+
+def decode_row(context: int, idle: bool = False) -> Row:
+    """A row that computes its token at position context - 1, after a prompt of one."""
+    start = context - 1
+    return Row(Inference([0], context), start, 1, [], samples=True, idle=idle)
+
+
+def chunk(start: int, n: int) -> Row:
+    return Row(Inference([0] * (start + n + 1), 1), start, n, [], samples=False, idle=False)
+
+
+def prompt_end(start: int, n: int) -> Row:
+    return Row(Inference([0] * (start + n), 9), start, n, [], samples=True, idle=False)
+
+
+def iteration(rows: list[Row], padding: int = 0) -> Iteration:
+    return Iteration(rows, len(rows), 0, 0, padding=padding)
+
+
+def iterations(*kinds: st.SearchStrategy[Row]) -> st.SearchStrategy[Iteration]:
+    rows = st.lists(st.one_of(*kinds), min_size=1, max_size=5)
+    return st.builds(iteration, rows, st.integers(0, 3))
+
+
+DECODE = st.builds(decode_row, st.integers(2, 1024), st.booleans())
+PREFILL = st.builds(chunk, st.integers(0, 900), st.integers(1, 256))
+PROMPT_END = st.builds(prompt_end, st.integers(0, 900), st.integers(1, 256))
+
+
+def test_a_line_counts_what_an_iteration_computes() -> None:
+    """Two rows attend 10 and 20 positions; a chunk of 3 tokens from position 4 on attends 5, 6 and
+    7; and there is a row of nobody.
+    """
+    mixed = iteration([decode_row(10), decode_row(20, idle=True), chunk(4, 3)], padding=1)
+    assert work(mixed) == (1, 4, 30, 3, 18)
+    assert LINE.of(work(mixed)) == 500 + 4 * 70 + 30 * 3 + 3 * 11 + 18 * 2
+
+
+def test_a_prompt_of_one_token_is_prefill() -> None:
+    row = Row(Inference([0], 5), 0, 1, [], samples=True, idle=False)
+    assert work(iteration([row])) == (1, 1, 0, 1, 1)
+
+
+@given(iterations(DECODE, PREFILL))
+def test_fakes_costs_are_its_generators(some: Iteration) -> None:
+    assert FAKE.of(some) / PS == pytest.approx(fake.cost_s(some), rel=1e-12)
+    assert load("fake") is FAKE
+
+
+@given(iterations(DECODE, PROMPT_END), st.sampled_from([GRAPHS, FAKE, Costs("line", LINE)]))
+def test_what_follows_takes_what_it_computes(some: Iteration, of: Costs) -> None:
+    stretch = Stretch(some, 0, of.of(some), *of.following(some), gap=7, n=3)
+    for k in (1, 2):
+        later = iteration(stretch.rows(k), some.padding)
+        assert stretch.end(k) - stretch.begins(k) == of.of(later)
+        assert stretch.after(k).first == of.of(later)
+
+
+def test_decode_rows_alone_have_lines_of_their_own() -> None:
+    """Between one row and four lie two thirds of the way, and above four nothing."""
+    three, five = [decode_row(10)] * 3, [decode_row(10)] * 5
+    assert GRAPHS.of(iteration(three, padding=1)) == 400 + 30
+    assert GRAPHS.of(iteration(three)) == 300 + 30 * 2
+    assert GRAPHS.of(iteration(five)) == LINE.of(work(iteration(five)))
+    assert GRAPHS.of(iteration([*three, chunk(0, 1)])) == 500 + 4 * 70 + 30 * 3 + 11 + 2
+
+
+def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> None:
+    costs = Costs("x", LINE, 1000, 10, 200, gap_stream=50, gap_stream_row=3)
+    rows = [decode_row(10), decode_row(10), decode_row(10, idle=True), chunk(0, 5)]
+    assert costs.between(iteration(rows, padding=1), 2) == 1000 + 50 + 400
+    for row in rows:
+        row.inference.streamed = True
+    assert costs.between(iteration(rows), 0) == 1000 + 40 + 50 + 2 * 3, "two tokens are sent"
+
+
+def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
+    told = Costs("mine", LINE, 1, 2, 3, 4, 5, 6, 7, {4: LINE}, {"config": {"model": "demo"}})
+    save(told, path := tmp_path / "new" / "mine.json")
+    assert load(path) == told and load(str(path)) == told
+
+
+def test_costs_that_are_not_there_are_said_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "FOLDER", tmp_path)
+    save(Costs("", LINE), tmp_path / "demo.json")
+    assert load("demo").name == "demo"
+    with pytest.raises(CostsError, match=r"no costs 'dmeo'; name one of fake, demo, .*benchmarks"):
+        load("dmeo")
+    with pytest.raises(CostsError, match="there are no costs"):
+        load(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"line": {"iteration": 1}}, "row"),
+        ({"gap": -1}, "-1 is no number of picoseconds"),
+        ({"gap": 1.5}, "1.5 is no number of picoseconds"),
+        ({"answer": True}, "True is no number"),
+        ({"decode": []}, "items"),
+    ],
+)
+def test_a_file_with_other_things_in_it_is_refused(
+    change: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    save(Costs("", LINE), path := tmp_path / "x.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CostsError, match=f"holds no costs .*{reason}.*measure them again"):
+        load(path)
+    path.write_text("[1]")
+    with pytest.raises(CostsError, match="holds no costs"):
+        load(path)

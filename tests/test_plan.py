@@ -1,0 +1,71 @@
+"""How many replicas: the answer of a case that can be worked out, and questions without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import plan
+from tests.programs import ran
+
+# nobatch with the fake line: 10 tokens take 1.06 ms each, and a prompt of 1 to 64 words besides;
+# so a replica serves about 90 a second
+ASKED = ["--modes", "nobatch", "--lengths", "fixed:10", "--arrival", "poisson:150"]
+
+
+def planned(tmp_path: Path, *more: str) -> dict[str, Any]:
+    arguments = ["--plan", *ASKED, "--numsamples", "1000", "--repeats", "4", *more]
+    done = ran("client.simulate", *arguments, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads((tmp_path / "plan.json").read_text()))
+
+
+def test_the_fewest_that_can_keep_up_are_found(tmp_path: Path) -> None:
+    found = planned(
+        tmp_path, "--slo", "e2el:100", "--attainment", "0.95", "--router", "least_requests"
+    )
+    [answer] = found["answers"]
+    assert answer["fewest"] in (2, 3)
+    judged = {each["replicas"]: each for each in answer["judged"]}
+    fewest = judged[answer["fewest"]]
+    fewer = judged[answer["fewest"] - 1]
+    assert fewest["suffices"] == 1 and fewer["suffices"] < 0.95
+    low, high = fewest["suffices_between"]
+    assert low == pytest.approx(0.51, abs=0.01) and high == 1, "of four traces little is known"
+    page = (tmp_path / "plan.md").read_text()
+    assert "(simulated)" in page and f"| {answer['fewest']} ← |" in page
+    assert (tmp_path / "plan.png").stat().st_size > 20_000
+
+
+def test_what_no_number_of_replicas_meets_is_said(tmp_path: Path) -> None:
+    done = ran("client.simulate", "--plan", *ASKED, "--slo", "tpot:1", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "no number of replicas meets tpot ≤ 1 ms" in done.stderr and "0.0% do" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--plan", *ASKED], "--slo ttft:200"),
+        (["--plan", "--slo", "ttft:9"], "--arrival poisson:200"),
+        (["--plan", *ASKED, "--slo", "ttft:9", "--replicas", "3"], "leave out --replicas"),
+        (["--plan", *ASKED, "--slo", "ttft:9", "--attainment", "99"], "1 at most"),
+        (["--plan", *ASKED, "--slo", "tokens:9"], "--slo 'tokens:9': give ttft:MS"),
+        (["--slo", "ttft:9"], "of --plan; add it"),
+    ],
+)
+def test_a_question_that_cannot_be_is_refused(arguments: list[str], said: str) -> None:
+    done = ran("client.simulate", *arguments)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_intervals() -> None:
+    assert plan.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-3)
+    assert plan.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-3)
+    low, high = plan.predicted([0.9, 0.92, 0.94, 0.96])
+    assert 0.7 < low < 0.9 and 0.96 < high < 0.99
+    assert plan.predicted([1.0, 1.0, 1.0]) == pytest.approx((1.0, 1.0), abs=2e-4)
+    assert plan.predicted([0.0, 0.0, 0.0]) == pytest.approx((0.0, 0.0), abs=2e-4)
