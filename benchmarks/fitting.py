@@ -8,7 +8,7 @@ state machine: driven once more, it makes the same iterations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -135,7 +135,7 @@ def fit(name: str, observed: Sequence[Observed], sizes: Sequence[int]) -> Costs:
     """
     calm = [each for each in observed if each.calm]
     decode = _by_rows([each for each in calm if each.decodes], sizes)
-    line = _line([each for each in calm if not (decode and each.decodes)])
+    line = _line(_rest(calm, decode) or _rest(observed, decode))
     gaps = [each for each in calm if each.gap and each.gap < STALL_S and not each.answered]
     terms = np.array([(1, each.rows) for each in gaps], float)
     gap, gap_row = relative(terms, np.array([each.gap for each in gaps]))
@@ -171,6 +171,13 @@ def _late(
 def _expected(costs: Costs, observed: Observed) -> int:
     between = costs.between(observed.iteration, observed.answered) if observed.gap else 0
     return costs.of(observed.iteration) + between
+
+
+def _rest(observed: Sequence[Observed], decode: Mapping[int, Line]) -> list[Observed]:
+    """Those that have no lines by their rows. A server of two rows admits whoever comes at once: of
+    its prefills few are calm, or none.
+    """
+    return [each for each in observed if not (decode and each.decodes)]
 
 
 def _line(observed: Sequence[Observed]) -> Line:

@@ -71,7 +71,9 @@ def test_the_readme_shows_each_program() -> None:
 
 
 @pytest.mark.parametrize("arguments", of("./server.sh"), ids=" ".join)
-def test_server_commands(arguments: list[str]) -> None:
+def test_server_commands(arguments: list[str], tmp_path: Path) -> None:
+    if "--record" in arguments:
+        arguments[arguments.index("--record") + 1] = str(tmp_path / "calls.jsonl")
     if "--help" in arguments:
         subprocess.run(
             [sys.executable, "app.py", *arguments], cwd=ROOT, check=True, capture_output=True
