@@ -6,8 +6,8 @@ A real server is asked for many kinds of iterations, and what it tells of them i
 number of rows with contexts up to the longest, chunks of prompts alone and beside rows that decode.
 Rounds of this traffic are as short as they can be and take turns with other traffic, which is not
 fitted but held against the fit: the speed of a shared machine changes by the minute. Writes the
-costs with the residuals of both, and a figure of them. Give the server's own defaults a minute for
-`demo`, and three for GPT-2 on a CPU.
+costs with the residuals of both, and a figure of them. Give the server's own defaults two minutes
+for `demo`, and three for GPT-2 on a CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from simulate import PS
 from simulate.costs import FAKE, FOLDER, Costs, Line, save
 
 UNUSED = PREFIXES | {"mode", "loop_interval_ms", *ONLY_IN, *ONLY_OVER_HTTP}  # one schedule is asked
-TOKENS = 32  # that requests ask for at most
+# tokens that requests ask for at most: as many as take LONG_S alone. A server that was idle is cold
+# for some 10 ms, which must not be the half of what is fitted
+LEAST_TOKENS, MOST_TOKENS, LONG_S = 32, 128, 0.15
 KINDS = (False, True)  # plain answers and streams
 LOADS = (0.5, 0.85)  # of held-out traffic, as parts of what a burst of it took
 
@@ -68,9 +70,9 @@ class _Senders(Watch):
 class Traffic:
     """Requests of prompts of random ids, which are all their own."""
 
-    def __init__(self, config: Config, seed: int):
+    def __init__(self, config: Config, seed: int, tokens: int = LEAST_TOKENS):
         self._rng = random.Random(seed)
-        self._most = min(TOKENS, config.max_model_len // 2)
+        self._most = min(tokens, config.max_model_len // 2)
         self._longest = config.max_model_len - self._most
 
     def _request(self, i: int, prompt: int, num_tokens: int, **when: Any) -> Request:
@@ -110,6 +112,9 @@ class Driven:
         warm_up(Target("the server", url, Plain()), by_ids=True)
         self.n_blocks = int(get(f"{url}/stats")["kv_blocks"])
         self.config = Config(**get(url)["config"] | {"kv_blocks": self.n_blocks})
+        _, iterations = stats_of(url)
+        alone_s = statistics.median(seconds for _, seconds, *_ in iterations)
+        self.tokens = min(MOST_TOKENS, max(LEAST_TOKENS, round(LONG_S / alone_s)))
         # of one machine: what its processes' clocks show is apart by so much for all of them
         self._epoch = max(time.time() - time.perf_counter() for _ in range(100))
 
@@ -146,7 +151,7 @@ def rounds(driven: Driven, seconds: float, seed: int) -> Iterator[tuple[list[Seg
     """
     rows, end, number = driven.config.max_batch_size, time.monotonic() + seconds, 0
     rng = random.Random(seed)
-    fitted, other = Traffic(driven.config, seed), Traffic(driven.config, seed + 1)
+    fitted, other = (Traffic(driven.config, seed + k, driven.tokens) for k in (0, 1))
     while number == 0 or time.monotonic() < end:
         few = sorted({1, math.isqrt(rows), rows})
         asked = [(fitted.together(n), False) for n in at_once(driven.config)]
@@ -170,8 +175,9 @@ def at_once(config: Config) -> list[int]:
 
 
 def of_http(costs: Costs, segments: Sequence[Segment]) -> Costs:
-    """With what a request takes outside the server's handler thread while nobody else is there:
-    until its first iteration begins, and from its last one's end.
+    """With what a request takes outside the server's handler thread while nobody else is there,
+    until its first iteration begins, and from its last one's end; and how far apart requests and
+    answers are that are sent at once.
     """
     before, after = [], []
     for segment in segments:
@@ -182,7 +188,40 @@ def of_http(costs: Costs, segments: Sequence[Segment]) -> Costs:
                 after.append(each.received_at - each.answered_at)
     waking = costs.gap + costs.gap_row  # which begins an iteration of an idle server, too
     request = max(0, round(statistics.median(before) * PS) - waking)
-    return replace(costs, request=request, answer=round(statistics.median(after) * PS))
+    coming, going = turns(segments)
+    return replace(
+        costs,
+        request=request,
+        answer=round(statistics.median(after) * PS),
+        request_turn=round(coming * PS),
+        answer_turn=round(going * PS),
+    )
+
+
+def turns(segments: Sequence[Segment]) -> tuple[float, float]:
+    """Seconds from a request's arrival to the next one's, of many that were sent at once, and from
+    an answer's to the next one's, of many that an iteration had.
+    """
+    coming, going = [], []
+    for segment in segments:
+        if segment.users is None and not segment.streamed:
+            coming.append([each.arrived_at for each in segment.served])
+            begun = [each.started_at for each in segment.observed]
+            answers: dict[int, list[float]] = {}
+            for each in segment.served:
+                answers.setdefault(bisect_left(begun, each.answered_at), []).append(
+                    each.received_at
+                )
+            going += answers.values()
+    return _apart(coming), _apart(going)
+
+
+def _apart(bursts: Sequence[Sequence[float]]) -> float:
+    """Median of the mean steps, of those bursts that are at least half as large as the largest."""
+    most = max(map(len, bursts), default=0)
+    large = [times for times in bursts if len(times) >= max(2, most / 2)]
+    steps = [(max(times) - min(times)) / (len(times) - 1) for times in large]
+    return statistics.median(steps) if steps else 0.0
 
 
 def measure(driven: Driven, name: str, seconds: float, seed: int) -> tuple[Costs, dict[str, Any]]:
@@ -240,6 +279,8 @@ def show(costs: Costs) -> None:
         ("and each of them", costs.gap_stream_row),
         ("from client to iteration", costs.request),
         ("from iteration to client", costs.answer),
+        ("from one request to the next, of many at once", costs.request_turn),
+        ("from one answer to the next, of many at once", costs.answer_turn),
     ):
         print(f"{what}: {value / 1e6:,.0f} µs")
     for what, found in costs.source["residuals"].items():
@@ -263,16 +304,16 @@ def name_of(config: Config) -> str:
 def main() -> None:
     parser = Parser(
         prog="python -m benchmarks.costs",
-        description="What an iteration costs on this machine, for simulations: about a minute for "
-        "demo and fake, three for GPT-2 on a CPU.",
+        description="What an iteration costs on this machine, for simulations: about two minutes "
+        "for demo and fake, three for GPT-2 on a CPU.",
         allow_abbrev=False,
     )
     parser.add_argument("--name", help="of the costs (default: the model's; fake: fake-server)")
     parser.add_argument(
         "--seconds",
         type=float,
-        default=60,
-        help="after which no round begins; one always does (default: 60)",
+        default=90,
+        help="after which no round begins; one always does (default: 90)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
     parser.add_argument("--out", type=Path, default=FOLDER, help="default: results/costs")

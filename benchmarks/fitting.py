@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import nnls
 
 from config import Config
 from scheduling import scheduler
@@ -224,18 +225,12 @@ def relative(terms: np.ndarray, seconds: np.ndarray, outlier: float = OUTLIER) -
 
 
 def nonnegative(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted least squares; what would be negative is left out, the worst first."""
+    """Weighted least squares, no coefficient below 0 (Lawson and Hanson)."""
     weighted = terms * weights[:, None]
     norms = np.linalg.norm(weighted, axis=0)
-    kept = np.flatnonzero(norms)
-    found = np.zeros(terms.shape[1])
-    while len(kept):
-        best = np.linalg.lstsq(weighted[:, kept] / norms[kept], values * weights, rcond=None)[0]
-        if best.min() >= 0:
-            found[kept] = best / norms[kept]
-            break
-        kept = np.delete(kept, best.argmin())
-    return found
+    norms[norms == 0] = 1.0
+    found: np.ndarray = nnls(weighted / norms, values * weights)[0]
+    return found / norms
 
 
 def ratios(costs: Costs, observed: Sequence[Observed]) -> np.ndarray:

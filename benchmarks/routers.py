@@ -32,7 +32,7 @@ from simulate.fleet import Layout
 
 STUDY = Study(
     "benchmarks.routers", "routers", "What a router is worth",
-    "p99 of latency against replicas, by router, for three kinds of trace",
+    "p99 of latency and of the first token against replicas, by router, for three kinds of trace",
 )  # fmt: skip
 REPLICAS = (1, 2, 4, 8, 16)
 BASE = "random"
@@ -73,6 +73,8 @@ MEASURES = {  # heading, format
     "cached": ("prompt tokens found cached, %", "{:.0f}"),
     "uneven": ("most requests ÷ fewest", "{:.2f}"),
 }
+
+DRAWN = {"p99_s": "latency, p99, s", "ttft_p99_s": "first token, p99, s"}
 
 
 def cases() -> list[dict[str, Any]]:
@@ -133,33 +135,40 @@ def tables(found: Cases) -> str:
 
 
 def figure(found: Cases, caption: str) -> Figure:
+    """A column a kind of trace; of latency and of the first token."""
     looks = dict(zip(ROUTERS, LOOKS))
     with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(14, 5), layout="constrained")
-        all_axes = fig.subplots(1, len(TRACES), sharey=True)
-        for axes, (name, trace) in zip(all_axes, TRACES.items()):
+        fig = Figure(figsize=(14, 8.4), layout="constrained")
+        all_axes = fig.subplots(len(DRAWN), len(TRACES), sharex=True)
+        for axes_of, (name, trace) in zip(all_axes.T, TRACES.items()):
             mine = only(found, trace=name)
-            for label in dict.fromkeys(map(name_of, mine)):
-                own = [case for case in mine if name_of(case) == label]
-                _line(axes, own, looks[own[0]["router"]], label)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.set_yscale("log")
-            plain_log(axes.yaxis)
-            axes.set_title(f"{trace.told}")
-            axes.set_xlabel(f"replicas, each with {trace.rate:g} requests a second")
-            axes.legend(fontsize=9)
-        all_axes[0].set_ylabel("p99 of latency, s")
+            for axes, measure in zip(axes_of, DRAWN):
+                for label in dict.fromkeys(map(name_of, mine)):
+                    own = [case for case in mine if name_of(case) == label]
+                    _line(axes, own, looks[own[0]["router"]], label, measure)
+                axes.set_xscale("log", base=2)
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.set_yscale("log")
+                plain_log(axes.yaxis)
+                axes.grid(alpha=0.25)
+            axes_of[0].set_title(f"{trace.told}")
+            axes_of[-1].set_xlabel(f"replicas, each with {trace.rate:g} requests a second")
+            axes_of[-1].legend(fontsize=9, loc="upper left")
+        for axes, heading in zip(all_axes[:, 0], DRAWN.values()):
+            axes.set_ylabel(heading)
         caption_of(fig, caption)
     return fig
 
 
-def _line(axes: Axes, mine: Cases, look: Look, label: str) -> None:
-    values = [shown(case, "p99_s") for case in mine]
+def _line(axes: Axes, mine: Cases, look: Look, label: str, measure: str) -> None:
+    values = [shown(case, measure) for case in mine]
+    means = [value.mean for value in values]
+    halves = [value.half or 0.0 for value in values]
+    below = [min(half, 0.9 * mean) for half, mean in zip(halves, means)]  # on a log axis
     axes.errorbar(
         [case["replicas"] for case in mine],
-        [value.mean for value in values],
-        yerr=[value.half or 0.0 for value in values],
+        means,
+        yerr=[below, halves],
         color=look.colour,
         ls=":" if mine[0]["stale_s"] else "-",
         marker=look.marker,

@@ -3,10 +3,10 @@
     python -m benchmarks.simulator [--requests 10000 100000] [--replicas 1 8 64] [--costs fake]
                                    [--out DIR]
 
-Real time on one core, each case in a process of its own: `dynamic`, 0.8 of the capacity that a
-burst shows, with every measure that ./simulate.sh takes. Arrivals are drawn as they come and
-answered requests are dropped; of each answer a few numbers are kept. Stepping computes each
-iteration, jumping those between which nothing changes at once, to the same end.
+Real time on one core, each case in a process of its own: what ./simulate.sh does for `dynamic` at
+0.8 of the capacity that a burst shows, from the drawing of the trace to all measures, without
+reports. Stepping computes each iteration, jumping those between which nothing changes at once, to
+the same end.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
+import json
+import math
 import multiprocessing
 import time
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,15 @@ import psutil
 from matplotlib.figure import Figure
 
 from benchmarks.studies import Case, Cases, Study, only, write
-from client.draws import folded_normal, lengths
-from client.occupancy import Occupancy
+from client.data import PromptData
+from client.load import Outcome, Watch
+from client.measure import measure
 from client.report.drawing import LOOKS, STYLE, caption_of, plain_log
 from client.report.tables import markdown
-from config import build
-from observers.server_stats import ServerStats
-from scheduling import scheduler
-from scheduling.inference import Inference, IterationRecord
-from simulate import PS, Arrival, Loop, seconds
+from client.simulated import Simulated
+from config import Config, build
 from simulate.costs import load
-from simulate.fleet import Fleet, Layout
-from simulate.replica import Stretch
-from stats import times_of
+from simulate.fleet import Layout
 
 STUDY = Study(
     "benchmarks.simulator", "simulator", "How fast the simulator is",
@@ -48,101 +45,54 @@ STUDY = Study(
 ROWS = 32
 LOAD = 0.8  # of capacity
 BURST = 2000  # requests that show it
-CHUNK = 1000  # requests drawn at once
-WORD = 5  # tokens of a prompt's word
 SAMPLES = 100  # of memory
 WAYS = {"jump": "jumping", "step": "stepping"}
 
 
-def arrivals(n: int, rate: float, seed: int = 0) -> Iterator[Arrival]:
-    """n requests, so many a second at random (Poisson), of lengths as compare.sh's default."""
-    rng, draw, at = np.random.default_rng(seed), lengths("normal"), 0.0
-    for first in range(0, n, CHUNK):
-        size = min(CHUNK, n - first)
-        times = at + np.cumsum(rng.exponential(1 / rate, size))
-        prompts = WORD * folded_normal(rng, size, mean=10, std=10, most=64)
-        for at, prompt, tokens in zip(times.tolist(), prompts.tolist(), draw(rng, size).tolist()):
-            yield at, [Inference([0] * prompt, tokens)]
+def settings(requests: int) -> Config:
+    given = {"model": "fake", "max_batch_size": ROWS, "max_waiting": requests}
+    return build("dynamic", given, {})
 
 
-class Measures:
-    """What ./simulate.sh measures of a run, and the most memory that the process had meanwhile."""
+class _Memory(Watch):
+    """The most memory that this process has while n requests are served."""
 
     def __init__(self, n: int):
-        self.stats, self.occupancy = ServerStats(ROWS), Occupancy()
-        self.ttft_s, self.e2e_s = array("d"), array("d")
-        self.iterations = self.stretches = 0
-        self.peak_mb = 0.0
+        self.peak_mb, self._ended = 0.0, 0
         self._each, self._process = max(1, n // SAMPLES), psutil.Process()
 
-    def computed(self, replica: int, stretch: Stretch) -> None:
-        self.stretches += 1
-        self.iterations += stretch.n
-        took = stretch.end(stretch.n - 1) - stretch.begun - (stretch.n - 1) * stretch.gap
-        record = IterationRecord(seconds(stretch.begun), took / PS, stretch.iteration, stretch.n)
-        self.stats.iteration(record)
-        self.occupancy.add(stretch, record)
-
-    def ended(self, now: float, inference: Inference) -> Iterator[Arrival]:
-        self.stats.answered(inference)
-        times = times_of(inference)
-        self.ttft_s.append(times.ttft_s)
-        self.e2e_s.append(times.e2e_s)
-        if len(self.e2e_s) % self._each == 0:
+    def ended(self, outcome: Outcome) -> None:
+        self._ended += 1
+        if self._ended % self._each == 0:
             self.peak_mb = max(self.peak_mb, self._process.memory_info().rss / 1e6)
-        return iter(())
 
 
 def capacity(costs: str) -> float:
     """Requests a second that a replica answers while its rows are full."""
-    loop, answered = Loop(), list[float]()
-
-    def ended(now: float, inference: Inference) -> Iterator[Arrival]:
-        answered.append(now)
-        return iter(())
-
-    config = build("dynamic", {"model": "fake", "max_batch_size": ROWS, "max_waiting": BURST}, {})
-    fleet = Fleet(loop, Layout(), lambda: scheduler.build(config), load(costs), ended=ended)
-    loop.serve(((0.0, group) for _, group in arrivals(BURST, 1.0)), fleet.arrive)
-    loop.run()
-    full = BURST - ROWS
-    return full / sorted(answered)[full - 1]
+    server, data = Simulated("dynamic", settings(BURST), load(costs)), PromptData()
+    result, _ = measure(server, data.requests(BURST), {}, math.inf, Watch())
+    return float(result["busy_throughput"]) / data.mean_num_tokens
 
 
 def serve(replicas: int, requests: int, way: str, costs: str, rate: float) -> dict[str, Any]:
     """Simulate so many requests, and say what that took."""
-    loop, measures = Loop(), Measures(requests)
-    config = build(
-        "dynamic", {"model": "fake", "max_batch_size": ROWS, "max_waiting": requests}, {}
-    )
-    fleet = Fleet(
-        loop,
-        Layout(replicas),
-        lambda: scheduler.build(config),
-        load(costs),
-        computed=measures.computed,
-        ended=measures.ended,
-        jump=way == "jump",
-    )
-    start, cpu = time.perf_counter(), time.process_time()
-    loop.serve(arrivals(requests, rate), fleet.arrive)
-    loop.run()
-    told = measures.stats.snapshot()
-    taken, cpu = time.perf_counter() - start, time.process_time() - cpu
-    fleet.check_done()
-    assert told["completed"] == requests
+    layout, jump = Layout(replicas), way == "jump"
+    server = Simulated("dynamic", settings(requests), load(costs), layout, jump=jump)
+    memory = _Memory(requests)
+    start = time.perf_counter()
+    trace = PromptData().requests(requests, f"poisson:{rate:g}")
+    result, _ = measure(server, trace, {}, math.inf, memory)
+    taken = time.perf_counter() - start
+    assert result["completed"] == requests
+    told = json.dumps(result, sort_keys=True, default=str)
     return {
         "replicas": replicas,
         "requests": requests,
         "way": way,
         "seconds": taken,
-        "cpu_s": cpu,
-        "peak_mb": measures.peak_mb,
-        "iterations": measures.iterations,
-        "stretches": measures.stretches,
-        "virtual_s": seconds(loop.now),
-        "p99_ttft_ms": told["p99_ttft_ms"],
-        "answers": hashlib.sha256(measures.ttft_s.tobytes() + measures.e2e_s.tobytes()).hexdigest(),
+        "peak_mb": memory.peak_mb,
+        "virtual_s": result["wall_clock_s"],
+        "measures": hashlib.sha256(told.encode()).hexdigest(),
     }
 
 
@@ -157,7 +107,7 @@ def exponent(mine: Cases) -> float | None:
 def tables(found: Cases) -> str:
     rows = [
         ["replicas", "requests", "", "s", "requests a second", "µs a request", "peak MB",
-         "iterations a request", "computed at once"],
+         "virtual time, s"],
     ]  # fmt: skip
     growth = [["replicas", "", "seconds grow as requests to the", "bytes a request"]]
     for case in found:
@@ -171,8 +121,7 @@ def tables(found: Cases) -> str:
                 f"{n / case['seconds']:,.0f}",
                 f"{1e6 * case['seconds'] / n:.0f}",
                 f"{case['peak_mb']:.0f}",
-                f"{case['iterations'] / n:.2f}",
-                f"{case['iterations'] / case['stretches']:.2f}",
+                f"{case['virtual_s']:,.0f}",
             ]
         )
     for replicas, way in _lines(found):
@@ -249,7 +198,7 @@ def main() -> None:
     tasks = itertools.product(sorted(options.replicas), sorted(options.requests), WAYS)
     found = list(measured(list(tasks), options.costs, rate))
     for jumped, stepped in zip(only(found, way="jump"), only(found, way="step"), strict=True):
-        assert jumped["answers"] == stepped["answers"], "jumping came to something else"
+        assert jumped["measures"] == stepped["measures"], "jumping came to something else"
     told_of = (
         f"One core: dynamic, {ROWS} rows a replica, costs {options.costs}, {rate:.1f} requests a "
         f"second and replica ({LOAD:g} of capacity), router power_of_two"

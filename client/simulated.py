@@ -251,7 +251,11 @@ class _Serving:
             said = f"{error.status} {error}"
             return Outcome(request, sent_at, sent_at, answered_at, error=said)
         times = times_of(inference)
-        first = answered_at - (times.e2e_s - times.ttft_s)
+        # a plain answer's first token is told with it; a stream's was sent at once
+        told_at = answered_at
+        if inference.streamed and inference.answered_at is not None:
+            told_at = inference.answered_at + self._answer_s
+        first = told_at - (times.e2e_s - times.ttft_s)
         timings = {
             name: round(getattr(times, name), 6)
             for name in ("arrived_at", "queue_s", "ttft_s", "decode_s", "held_s", "e2e_s")

@@ -8,6 +8,7 @@ does each row and each prompt token. `FaultyGenerator` breaks it, or any other, 
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ ITERATION_S = 1e-3
 ROW_S = 6e-5
 PREFILL_TOKEN_S = 1e-5
 LETTERS = b"etaoin shrdlu"
+MOST_ROWS = 1024  # of an iteration that are remembered; more are right, too
 
 
 def cost_s(iteration: Iteration) -> float:
@@ -35,18 +37,29 @@ def cost_s(iteration: Iteration) -> float:
 
 def token(prompt_ids: list[int], seed: int, index: int) -> int:
     """The completion id at `index`: a letter that only prompt, seed and index decide."""
-    key = array("q", [*prompt_ids, seed, index]).tobytes()
-    return LETTERS[zlib.crc32(key) % len(LETTERS)]
+    return _letter(_checksum(prompt_ids, seed), index)
+
+
+def _checksum(prompt_ids: list[int], seed: int) -> int:
+    return zlib.crc32(array("q", [*prompt_ids, seed]).tobytes())
+
+
+def _letter(checksum: int, index: int) -> int:
+    return LETTERS[zlib.crc32(index.to_bytes(8, sys.byteorder), checksum) % len(LETTERS)]
 
 
 class FakeGenerator(Generator):
     def __init__(self, sleep: Callable[[float], None] = time.sleep):
         self._sleep = sleep
+        # once a request: a checksum of its whole prompt for every token would be a cost of its own
+        self._checksum = functools.lru_cache(MOST_ROWS)(
+            lambda inference: _checksum(inference.prompt_ids, inference.sampling.seed)
+        )
 
     def generate(self, iteration: Iteration) -> list[int]:
         self._sleep(cost_s(iteration))
         sampled = [row.inference for row in iteration.rows if row.samples]
-        return [token(i.prompt_ids, i.sampling.seed, len(i.tokens)) for i in sampled]
+        return [_letter(self._checksum(each), len(each.tokens)) for each in sampled]
 
 
 def _raise() -> NoReturn:

@@ -24,7 +24,7 @@ __all__ = ["PS", "Arrival", "Loop", "Replica", "any_ids", "drive", "seconds"]
 class _Stepped:
     """What each iteration takes by a function that knows nothing of the next one."""
 
-    gap = 0
+    gap = request_turn = answer_turn = 0
 
     def __init__(self, cost_s: Callable[[Iteration], float]):
         self._cost_s = cost_s

@@ -97,6 +97,8 @@ class Costs:
     gap_stream_row: int = 0  # and for each of them
     request: int = 0  # from the client's sending to the arrival at the server
     answer: int = 0  # from the answer at the server to the client's having it
+    request_turn: int = 0  # by which requests that come at once come one after another
+    answer_turn: int = 0  # and answers
     decode: Mapping[int, Line] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -167,6 +169,7 @@ FAKE = Costs(
 )
 _TIMES = (
     "gap", "gap_row", "gap_answer", "gap_stream", "gap_stream_row", "request", "answer",
+    "request_turn", "answer_turn",
 )  # fmt: skip
 
 
@@ -197,7 +200,7 @@ def load(name: str | Path) -> Costs:
             path.stem,
             _line(found.pop("line")),
             decode={int(size): _line(line) for size, line in found.pop("decode").items()},
-            **{time: _picoseconds(found.pop(time)) for time in _TIMES},
+            **{time: _picoseconds(found.pop(time, 0)) for time in _TIMES},
             source=found,
         )
     except OSError:

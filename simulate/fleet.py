@@ -162,7 +162,7 @@ class Fleet:
         def ended(now: float, inference: Inference) -> Iterable[Arrival]:
             if number in self._known:
                 self._known[number].requests -= 1
-            elif replica is self._replicas.get(number) and not replica.scheduler.has_work:
+            elif replica is self._replicas.get(number) and not replica.has_work:
                 del self._replicas[number]  # it was to stop, and has finished what it had
                 self._note()
             return self._ended(now, inference)
@@ -198,7 +198,7 @@ class Fleet:
         else:
             number = min(self._known.values(), key=lambda known: (known.requests, -known.id)).id
             del self._known[number]
-            if not self._replicas[number].scheduler.has_work:
+            if not self._replicas[number].has_work:
                 del self._replicas[number]
         self._note()
 

@@ -12,7 +12,7 @@ from simulate.time import instant
 
 Group = Sequence[Inference]  # who comes together
 Arrival = tuple[float, Group]  # at so many seconds
-# told of an inference that has ended, and when; what comes because of that
+# told of an inference that has ended, and when its answer is on its way; what comes because of that
 Ended = Callable[[float, Inference], Iterable[Arrival]]
 # of what happens at one instant: iterations end, then requests come, then is planned what runs next
 END, COME, PLAN = range(3)

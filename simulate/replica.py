@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import NamedTuple, Protocol
@@ -11,7 +12,7 @@ from scheduling.errors import Cancelled, ServingError
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.scheduler import Scheduler
 from scheduling.totals import Totals
-from simulate.loop import END, PLAN, Ended, Event, Group, Loop, nobody
+from simulate.loop import COME, END, PLAN, Ended, Event, Group, Loop, nobody
 from simulate.time import not_before, seconds
 
 
@@ -21,6 +22,16 @@ class Costs(Protocol):
     @property
     def gap(self) -> int:
         """From an arrival where there was no work to the plan."""
+        ...
+
+    @property
+    def request_turn(self) -> int:
+        """Of the interpreter, in which one thread runs at a time, until a request is queued."""
+        ...
+
+    @property
+    def answer_turn(self) -> int:
+        """The same, until an answer is on its way."""
         ...
 
     def between(self, iteration: Iteration, answered: int) -> int:
@@ -155,13 +166,29 @@ class Replica:
         self._next: Event | None = None  # the end of the stretch, or a plan
         self._planned_at: int | None = None
         self._free_at = 0  # no plan is made before
+        self._coming: deque[tuple[Event, Group]] = deque()  # whose threads wait for their turn
+        self._turns_end_at = 0
         self._tokens = 0  # of all that came, but for those that nobody will compute any more
         if scheduler.has_work:
             self._plan_at(loop.now)
 
     def arrive(self, group: Group) -> None:
-        """Queue a group, now; one that is refused has the refusal as its members' error."""
+        """Queue a group, once it is its thread's turn; one that is refused has the refusal as its
+        members' error.
+        """
         self._tokens += sum(map(_left, group))
+        now, at = self._loop.now, max(self._loop.now, self._turns_end_at)
+        self._turns_end_at = at + self.costs.request_turn
+        if at == now:
+            self._enqueue(group)
+        else:
+            self._coming.append((self._loop.at(at, COME, self._enqueue_next), group))
+
+    def _enqueue_next(self) -> None:
+        _, group = self._coming.popleft()
+        self._enqueue(group)
+
+    def _enqueue(self, group: Group) -> None:
         try:
             self.scheduler.enqueue(group, seconds(self._loop.now))
         except ServingError as refusal:
@@ -181,6 +208,7 @@ class Replica:
         """End a group now, wherever it is; whoever is over already stays as it is."""
         self._settle()
         error = Cancelled("The request was cancelled.")
+        self._turn_away([group], error)
         self._end(self.scheduler.fail(group, error, seconds(self._loop.now)))
         if self._stretch is None and self.scheduler.has_work:
             self._plan_at(self._loop.now + self.costs.gap)
@@ -191,8 +219,21 @@ class Replica:
         if self._next is not None:
             self._next.cancel()
         self._stretch = self._next = None
+        self._turn_away([group for _, group in self._coming], error)
         ended = self.scheduler.fail(self.scheduler.in_flight(), error, seconds(self._loop.now))
         self._end(ended)
+
+    def _turn_away(self, groups: list[Group], error: ServingError) -> None:
+        """End those of them that are not queued yet."""
+        coming, self._coming = self._coming, deque()
+        for event, group in coming:
+            if group not in groups:
+                self._coming.append((event, group))
+                continue
+            event.cancel()
+            for inference in group:
+                inference.error = error
+            self._end(group)
 
     def _settle(self) -> None:
         """Apply what has ended by now; the iteration that is being computed goes on, alone."""
@@ -215,6 +256,10 @@ class Replica:
             self._next = self._loop.at(rest.end(0), END, self._finish)
 
     @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._coming)
+
+    @property
     def tokens_left(self) -> int:
         """Tokens that are not computed yet of all that are here."""
         done = self.scheduler.processed
@@ -231,10 +276,11 @@ class Replica:
             )
 
     def _end(self, inferences: Iterable[Inference]) -> None:
-        now = seconds(self._loop.now)
         for inference in inferences:
             self._tokens -= _left(inference)
-            self._loop.add(self._ended(now, inference))
+            at = max(self._loop.now, self._turns_end_at)
+            self._turns_end_at = at + self.costs.answer_turn
+            self._loop.add(self._ended(seconds(at), inference))
 
     def _plan_at(self, instant: int) -> None:
         """Plan then, unless a plan is due before; not before the engine is free."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.costs import Traffic, at_once
+from benchmarks.costs import Segment, Traffic, at_once, turns
 from benchmarks.fitting import Observed, Served, fit, nonnegative, observe, residuals
 from client.data import Request
 from config import Config, ConfigError, build
@@ -149,6 +149,24 @@ def test_noise_is_averaged_and_stalls_are_left_out() -> None:
     assert np.percentile(apart, 5) > 0.96 and np.percentile(apart, 95) < 1.04
     left = residuals(found, [seen])
     assert 6 < left["mean_absolute_percent"] < 16 and 1 < left["outliers_percent"] < 4
+
+
+def test_what_comes_at_once_takes_turns() -> None:
+    """Four requests, 2 ms apart; one iteration answers three of them, 3 ms apart, another one."""
+    config, costs = config_of(), Costs("straight", STRAIGHT)
+    requests = [Request(id=i, at=0.0, prompt_ids=[1], num_tokens=2 + i // 3) for i in range(4)]
+    served, iterations = told(config, costs, requests)
+    seen = observe(config, served, iterations)
+    apart = [
+        each._replace(
+            arrived_at=each.arrived_at + 0.002 * i, received_at=each.answered_at + 0.003 * i
+        )
+        for i, each in enumerate(served)
+    ]
+    together = Segment(None, False, seen, apart)
+    streams, alone = together._replace(streamed=True), together._replace(users=1)
+    assert turns([together, streams, alone]) == pytest.approx((0.002, 0.003))
+    assert turns([streams, alone]) == (0.0, 0.0)
 
 
 def test_no_coefficient_is_negative() -> None:

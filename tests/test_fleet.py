@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ import pytest
 from client.analysis import pollaczek_khinchine
 from scheduling.autoscaling import Autoscaling
 from scheduling.blocks import block_keys
-from scheduling.errors import EngineFailed
+from scheduling.errors import Cancelled, EngineFailed
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching
 from scheduling.scheduler import Scheduler
-from simulate import PS, Arrival, Loop
+from simulate import PS, Arrival, Loop, Replica
 from simulate.costs import Costs, Line
 from simulate.fleet import Failure, Fleet, Layout
+from simulate.loop import COME
 from tests.virtual import make_scheduler
 
 TOKEN_S = 0.01
@@ -165,6 +167,32 @@ def test_what_a_failing_replica_has_ends_and_a_new_one_comes() -> None:
     assert all(
         i.error is None and i.answered_at for k, (_, i) in enumerate(trace) if k not in failed
     )
+
+
+def test_requests_and_answers_of_a_server_come_one_after_another() -> None:
+    """Iterations of 10 ms; 4 ms a request and 3 ms an answer, of three who come at once."""
+    ms = PS // 1000
+    costs = replace(COSTS, request_turn=4 * ms, answer_turn=3 * ms)
+    loop, left = Loop(), {}
+
+    def ended(now: float, inference: Inference) -> tuple[()]:
+        left[inference] = now
+        return ()
+
+    replica = Replica(loop, make_scheduler(Dynamic(), max_batch_size=4), costs, ended=ended)
+    at = [0.0, 0.0, 0.0, 0.031, 0.06, 0.06, 0.06]
+    trace = [Inference([0], 2) for _ in at]
+    loop.serve([(t, [inference]) for t, inference in zip(at, trace)], replica.arrive)
+    loop.at(62 * ms, COME, replica.cancel, [trace[6]])
+    loop.at(63 * ms, COME, replica.fail, EngineFailed("The replica failed."))
+    loop.run()
+    assert [i.arrived_at for i in trace[:4]] == [0.0, 0.004, 0.008, 0.036]
+    assert [i.answered_at for i in trace[:4]] == [0.02, 0.03, 0.03, 0.056]
+    assert [left[i] for i in trace[:4]] == [0.02, 0.03, 0.033, 0.056]
+    # of the last three, one was queued when it failed
+    assert [type(i.error) for i in trace[4:]] == [EngineFailed, EngineFailed, Cancelled]
+    assert [i.arrived_at for i in trace[4:]] == [0.06, 0.0, 0.0]
+    assert not replica.has_work
 
 
 def test_whoever_comes_while_none_is_up_waits_for_one() -> None:

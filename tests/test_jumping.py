@@ -18,7 +18,11 @@ from simulate.time import instant
 from tests.virtual import Ask, any_order, any_policy, make_scheduler
 
 ODD = Costs(
-    "odd", Line(PS // 7, PS // 97, 12_345_678, PS // 1009, 999), PS // 333, 77, PS // 55, 9, 5
+    "odd",
+    Line(PS // 7, PS // 97, 12_345_678, PS // 1009, 999),
+    *(PS // 333, 77, PS // 55, 9, 5),  # gaps
+    request_turn=PS // 13,
+    answer_turn=PS // 31,
 )
 # so that requests come, and leave, when iterations begin and end
 EVEN = Costs("even", Line(PS // 10), gap=PS // 10)

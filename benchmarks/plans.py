@@ -1,0 +1,221 @@
+"""`--plan` held against real servers: what share of requests meets the limits with two replicas.
+
+    python -m benchmarks.plans [--costs fake-server] [--seeds 20] [--out DIR]
+
+For each of 20 cases, which are four variants at five workloads, the simulator says where the share
+of another trace lies with 95% probability. Then two real `fake` servers, to which the client sends
+in turn, serve a trace that was not among the simulated ones. Fit the costs on this machine first,
+with `python -m benchmarks.costs --model fake`. About six minutes; nothing else should run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from benchmarks.studies import Study, write
+from client import plan
+from client.calls import ServerError
+from client.data import PromptData
+from client.load import Watch
+from client.measure import Target, measure, warm_up
+from client.plan import Case, Judged, Planner, Question
+from client.report.drawing import PALETTE, STYLE, caption_of
+from client.report.tables import markdown
+from client.servers import server
+from client.simulated import Simulated
+from client.variants import Variant
+from client.wire import Plain
+from config import Config, build
+from simulate.costs import FAKE, Costs, CostsError, load
+from simulate.fleet import Layout
+
+STUDY = Study(
+    "benchmarks.plans", "plans", "What --plan predicts, and what two servers do",
+    "where the share of another trace within the limits is expected, and what was measured",
+)  # fmt: skip
+VARIANTS = {
+    "static": Variant("static", {}),
+    "windowed": Variant("windowed", {}),
+    "dynamic": Variant("dynamic", {}),
+    "dynamic, sjf": Variant("dynamic", {"order": "sjf"}),
+}
+REPLICAS, ROUTER = 2, "round_robin"  # as a client with --url twice sends
+REQUESTS = 400  # of a trace
+MEET = 95  # % of simulated requests meet each of the two limits
+HELD_OUT = 2000  # seed of measured traces; simulated ones have smaller ones
+LIMITS_OF = 900  # seed of the trace that gives the limits
+TIMEOUT_S = 600.0
+
+
+class Workload(NamedTuple):
+    """load: the rate, as a part of what both servers can do."""
+
+    name: str
+    load: float
+    drawn: Mapping[str, Any]
+    arrival: str = "poisson:{:.4g}"
+
+
+WORKLOADS = (
+    Workload("light", 0.5, {}),
+    Workload("usual", 0.7, {}),
+    Workload("heavy", 0.85, {}),
+    Workload("other lengths", 0.7, {"lengths": "lognormal:60:1:700"}),
+    Workload("bursty", 0.6, {}, "gamma:{:.4g}:3"),
+)
+
+
+def asked(name: str, workload: Workload, costs: Costs, seeds: int) -> Case:
+    """What a case asks: a rate of its load, and limits that most requests meet."""
+    config = build(VARIANTS[name].mode, flags_of(name), {})
+    data = PromptData(**workload.drawn, seed=LIMITS_OF)
+    rate = workload.load * REPLICAS * capacity(config, costs, data) / data.mean_num_tokens
+    arrival = workload.arrival.format(rate)
+    layout = Layout(REPLICAS, ROUTER)
+    server = Simulated(name, config, costs, layout)
+    answers = server.replay(data.requests(REQUESTS, arrival), math.inf, Watch()).answers
+    slo = {
+        limit: float(f"{1e3 * sorted(seconds)[REQUESTS * MEET // 100]:.3g}")
+        for limit, seconds in (("ttft", answers.ttft_s), ("e2el", answers.e2e_s))
+    }
+    question = Question(
+        slo, plan.ATTAINMENT, arrival, REQUESTS, tuple(range(seeds)), costs.uncertainty
+    )
+    return Case(name, config, costs, layout, False, dict(workload.drawn), question, 0)
+
+
+def flags_of(name: str) -> dict[str, Any]:
+    return {"model": FAKE.name, **VARIANTS[name].flags}
+
+
+def capacity(config: Config, costs: Costs, data: PromptData) -> float:
+    """Tokens per second of one server while every row is busy."""
+    one = Simulated("one", config, costs)
+    return float(measure(one, data.requests(REQUESTS), {}, math.inf, Watch())[0]["busy_throughput"])
+
+
+def measured(case: Case) -> float:
+    """The share of requests within the limits, by two real servers. Raises ServerError."""
+    question = case.question
+    data = PromptData(**case.data, seed=HELD_OUT)
+    requests = data.requests(question.requests, question.arrival)
+    with contextlib.ExitStack() as servers:
+        url, *others = [
+            servers.enter_context(server(VARIANTS[case.name].mode, flags_of(case.name)))
+            for _ in range(REPLICAS)
+        ]
+        for each in (url, *others):
+            warm_up(Target(case.name, each, Plain()))
+        target = Target(case.name, url, Plain(), others=tuple(others))
+        result, _ = measure(target, requests, question.slo, TIMEOUT_S, Watch())
+    if result["failed"] or result["partial"]:
+        raise ServerError(f"{case.name}: not all were answered: {result['errors']}")
+    return float(result["attainment"])
+
+
+def told(name: str, workload: Workload, case: Case, judged: Judged, share: float) -> dict[str, Any]:
+    low, high = judged.attainment_between
+    return {
+        "variant": name,
+        "workload": workload.name,
+        "arrival": case.question.arrival,
+        "slo": case.question.slo,
+        "predicted": judged.attainments,
+        "between": [low, high],
+        "measured": share,
+        "inside": low <= share <= high,
+    }
+
+
+def body(cases: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        ["variant", "workload", "arrivals", "limits, ms", "expected, %", "measured, %", "inside"],
+    ]  # fmt: skip
+    for case in cases:
+        low, high = (100 * share for share in case["between"])
+        limits = ", ".join(f"{name} {limit:g}" for name, limit in case["slo"].items())
+        rows.append(
+            [
+                case["variant"], case["workload"], case["arrival"], limits,
+                f"{low:.1f} to {high:.1f}", f"{100 * case['measured']:.1f}",
+                "yes" if case["inside"] else "**no**",
+            ]
+        )  # fmt: skip
+    inside = sum(case["inside"] for case in cases)
+    said = f"**{inside} of {len(cases)} measured shares lie inside the 95% interval.**"
+    return f"{said}\n\n{markdown(rows, left=4)}"
+
+
+def figure(cases: Sequence[Mapping[str, Any]], caption: str) -> Figure:
+    """A line a case: where the share is expected, what each simulated trace had, and a point."""
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(9, 0.34 * len(cases) + 1.8), layout="constrained")
+        axes = fig.subplots()
+        for y, case in enumerate(cases):
+            low, high = (100 * share for share in case["between"])
+            axes.hlines(y, low, high, color=PALETTE[0], lw=9, alpha=0.25)
+            simulated = [100 * share for share in case["predicted"]]
+            axes.plot(simulated, [y] * len(simulated), "|", color=PALETTE[0], ms=8)
+            colour = "#222222" if case["inside"] else "#c00000"
+            axes.plot(100 * case["measured"], y, "o", color=colour, ms=7)
+        names = [f"{case['variant']} · {case['workload']}" for case in cases]
+        axes.set_yticks(range(len(cases)), names)
+        axes.invert_yaxis()
+        axes.set_xlabel("requests within the limits, %")
+        axes.set_title(
+            "Blue: simulated, each trace and 95% of another one. Point: two real servers"
+        )
+        axes.grid(alpha=0.25, axis="x")
+        caption_of(fig, caption)
+    return fig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {STUDY.module}", description="--plan's predictions beside real servers."
+    )
+    parser.add_argument("--costs", default="fake-server", help="default: fake-server")
+    parser.add_argument("--seeds", type=int, default=20, help="simulated traces (default: 20)")
+    parser.add_argument("--cases", type=int, help="only so many of them")
+    parser.add_argument("--out", type=Path, default=Path("runs") / STUDY.name, help="folder")
+    options = parser.parse_args()
+    try:
+        costs = load(options.costs)
+    except CostsError as error:
+        parser.error(str(error))
+    cases = []
+    for name, workload in itertools.islice(itertools.product(VARIANTS, WORKLOADS), options.cases):
+        case = asked(name, workload, costs, options.seeds)
+        with ProcessPoolExecutor() as pool:  # gone before the servers are timed
+            judged = Planner(case, pool, lambda text: None).judge(REPLICAS)
+        try:
+            share = measured(case)
+        except ServerError as error:
+            sys.exit(f"error: {error}")
+        cases.append(told(name, workload, case, judged, share))
+        low, high = judged.attainment_between
+        print(
+            f"{name} · {workload.name}: {low:.3f} to {high:.3f}, measured {share:.3f}", flush=True
+        )
+    told_of = (
+        f"{REPLICAS} real fake servers, to which a client sends in turn, {REQUESTS} requests; "
+        f"{options.seeds} simulated traces, costs {costs.name}"
+    )
+    source = {name: costs.source.get(name) for name in ("commit", "date", "hardware")}
+    write(STUDY, options.out, told_of, body(cases), figure(cases, told_of),
+          {"costs": source, "cases": cases})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
