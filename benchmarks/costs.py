@@ -1,6 +1,6 @@
 """What an iteration costs on this machine: results/costs/NAME.json, by which a simulation reckons.
 
-    python -m benchmarks.costs --model demo [--name NAME] [any server setting that the engine needs]
+    python -m benchmarks.costs --model demo [--name NAME] [--more] [any setting of the engine]
 
 A real server is asked for many kinds of iterations, and what it tells of them is fitted: every
 number of rows with contexts up to the longest, chunks of prompts alone and beside rows that decode.
@@ -12,166 +12,28 @@ for `demo`, and three for GPT-2 on a CPU.
 
 from __future__ import annotations
 
-import math
-import random
 import statistics
 import sys
-import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from benchmarks import figures
+from benchmarks.calibration import Driven, Round, Segment, at_once, keep, kept, served
 from benchmarks.common import PREFIXES, any_configs, record, run
-from benchmarks.fitting import Observed, Served, fit, observe, ratios, residuals, whole
-from client.calls import ServerError, get, post
-from client.data import Request
-from client.load import Outcome, Watch, replay
+from benchmarks.fitting import Observed, fit, ratios, residuals, whole
 from client.machine import processor
-from client.measure import Target, stats_of, warm_up
 from client.report import drawing
 from client.servers import server
-from client.wire import Plain, wire
 from config import ONLY_IN, ONLY_OVER_HTTP, Config, ConfigError, Parser
 from simulate import PS
 from simulate.costs import FAKE, FOLDER, Costs, Line, save
 
 UNUSED = PREFIXES | {"mode", "loop_interval_ms", *ONLY_IN, *ONLY_OVER_HTTP}  # one schedule is asked
-# tokens that requests ask for at most: as many as take LONG_S alone. A server that was idle is cold
-# for some 10 ms, which must not be the half of what is fitted
-LEAST_TOKENS, MOST_TOKENS, LONG_S = 32, 128, 0.15
-KINDS = (False, True)  # plain answers and streams
-LOADS = (0.5, 0.85)  # of held-out traffic, as parts of what a burst of it took
-
-
-class Segment(NamedTuple):
-    """Requests that one server answered, beginning with none in flight."""
-
-    users: int | None  # of a closed loop
-    streamed: bool
-    observed: list[Observed]
-    served: list[Served]
-
-
-class _Senders(Watch):
-    """When this client's clock was what when it sent."""
-
-    def __init__(self) -> None:
-        self.at: list[float] = []
-
-    def sent(self) -> None:
-        self.at.append(time.perf_counter())
-
-
-class Traffic:
-    """Requests of prompts of random ids, which are all their own."""
-
-    def __init__(self, config: Config, seed: int, tokens: int = LEAST_TOKENS):
-        self._rng = random.Random(seed)
-        self._most = min(tokens, config.max_model_len // 2)
-        self._longest = config.max_model_len - self._most
-
-    def _request(self, i: int, prompt: int, num_tokens: int, **when: Any) -> Request:
-        ids = [self._rng.randrange(256) for _ in range(prompt)]
-        return Request(id=i, prompt_ids=ids, num_tokens=num_tokens, **{"at": 0.0, **when})
-
-    def _any(self, most: int) -> int:
-        """Of 1 … most, short ones as often as long ones."""
-        return round(math.exp(self._rng.uniform(0, math.log(most))))
-
-    def together(self, n: int) -> list[Request]:
-        """n rows that decode for as long, of contexts of any length."""
-        return [self._request(i, self._any(self._longest), self._most) for i in range(n)]
-
-    def by_users(self, users: int) -> list[Request]:
-        """A closed loop: rows come and go."""
-        return [
-            self._request(i, self._any(self._longest), self._any(self._most), users=users)
-            for i in range(2 * users + 6)
-        ]
-
-    def other(self, n: int, rate: float | None) -> list[Request]:
-        """Of other lengths, all at once or as a Poisson process of `rate` a second."""
-        rng, at, requests = self._rng, 0.0, []
-        for i in range(n):
-            prompt, tokens = rng.randint(1, self._longest // 4), rng.randint(1, 2 * self._most)
-            requests.append(self._request(i, prompt, min(tokens, self._longest // 2), at=at))
-            at += rng.expovariate(rate) if rate else 0.0
-        return requests
-
-
-class Driven:
-    """A server of ours, what it is, and what it told of the traffic that it was sent."""
-
-    def __init__(self, url: str):
-        self._url = url
-        warm_up(Target("the server", url, Plain()), by_ids=True)
-        self.n_blocks = int(get(f"{url}/stats")["kv_blocks"])
-        self.config = Config(**get(url)["config"] | {"kv_blocks": self.n_blocks})
-        _, iterations = stats_of(url)
-        alone_s = statistics.median(seconds for _, seconds, *_ in iterations)
-        self.tokens = min(MOST_TOKENS, max(LEAST_TOKENS, round(LONG_S / alone_s)))
-        # of one machine: what its processes' clocks show is apart by so much for all of them
-        self._epoch = max(time.time() - time.perf_counter() for _ in range(100))
-
-    def serve(self, requests: Sequence[Request], stream: bool = False) -> Segment:
-        """Raises ServerError if a request fails."""
-        post(f"{self._url}/stats/reset")
-        senders = _Senders()
-        outcomes = replay(self._url, requests, wire("inference", stream=stream), watch=senders)
-        _, iterations = stats_of(self._url)
-        begun_at = min(senders.at) - min(outcome.sent_at for outcome in outcomes)
-        served = [self._served(outcome, begun_at)._replace(streamed=stream) for outcome in outcomes]
-        observed = observe(self.config, served, iterations)
-        return Segment(requests[0].users, stream, observed, served)
-
-    def _served(self, outcome: Outcome, begun_at: float) -> Served:
-        answer = outcome.answer
-        if answer is None or answer.timings is None:
-            raise ServerError(f"a request failed: {outcome.error}")
-        arrived_at = answer.timings["arrived_at"] - self._epoch
-        return Served(
-            answer.sent_at + begun_at,
-            arrived_at,
-            arrived_at + answer.timings["queue_s"],
-            arrived_at + answer.timings["e2e_s"],
-            answer.answered_at + begun_at,
-            answer.prompt_tokens,
-            answer.completion_tokens,
-        )
-
-
-def rounds(driven: Driven, seconds: float, seed: int) -> Iterator[tuple[list[Segment], ...]]:
-    """Traffic to be fitted and held-out traffic, until so many seconds are over; one round at
-    least.
-    """
-    rows, end, number = driven.config.max_batch_size, time.monotonic() + seconds, 0
-    rng = random.Random(seed)
-    fitted, other = (Traffic(driven.config, seed + k, driven.tokens) for k in (0, 1))
-    while number == 0 or time.monotonic() < end:
-        few = sorted({1, math.isqrt(rows), rows})
-        asked = [(fitted.together(n), False) for n in at_once(driven.config)]
-        asked += [(fitted.by_users(users), False) for users in few]
-        asked += [(fitted.together(n), True) for n in few]
-        rng.shuffle(asked)
-        train = [driven.serve(*each) for each in asked]
-        burst = driven.serve(other.other(2 * rows, None))
-        sent, received = zip(*((each.sent_at, each.received_at) for each in burst.served))
-        rate = LOADS[number % len(LOADS)] * len(burst.served) / (max(received) - min(sent))
-        yield train, [burst, *(driven.serve(other.other(rows, rate), kind) for kind in KINDS)]
-        number += 1
-
-
-def at_once(config: Config) -> list[int]:
-    """How many rows decode together in a round: 1, 2, 3, 4, 6, 8, 12, … or what they are filled up
-    to.
-    """
-    sizes = {m << k for k in range(20) for m in (2, 3)} | {1, config.max_batch_size}
-    return sorted(config.decoder_batch_sizes or (n for n in sizes if n <= config.max_batch_size))
 
 
 def of_http(costs: Costs, segments: Sequence[Segment]) -> Costs:
@@ -202,7 +64,8 @@ def turns(segments: Sequence[Segment]) -> tuple[float, float]:
     """Seconds from a request's arrival to the next one's, of many that were sent at once, and from
     an answer's to the next one's, of many that an iteration had.
     """
-    coming, going = [], []
+    coming: list[list[float]] = []
+    going: list[list[float]] = []
     for segment in segments:
         if segment.users is None and not segment.streamed:
             coming.append([each.arrived_at for each in segment.served])
@@ -224,29 +87,22 @@ def _apart(bursts: Sequence[Sequence[float]]) -> float:
     return statistics.median(steps) if steps else 0.0
 
 
-def measure(driven: Driven, name: str, seconds: float, seed: int) -> tuple[Costs, dict[str, Any]]:
-    """The costs, and what a figure of them shows."""
-    fitted: list[Segment] = []
-    held_out: list[Segment] = []
-    start = time.monotonic()
-    for train, test in rounds(driven, seconds, seed):
-        fitted += train
-        held_out += test
-        n = sum(len(segment.observed) for segment in fitted + held_out)
-        print(f"{time.monotonic() - start:5.0f} s: {n:,} iterations", flush=True)
+def measure(config: Config, name: str, rounds: Sequence[Round]) -> tuple[Costs, dict[str, Any]]:
+    """The costs by all rounds, and what a figure of them shows."""
+    fitted, held_out = ([each for some in sides for each in some] for sides in zip(*rounds))
     plain, other, streams = (
         [each.observed for each in segments if each.streamed is streamed]
         for segments, streamed in ((fitted, False), (held_out, False), (held_out, True))
     )
     everything = [each for segment in fitted for each in segment.observed]
-    costs = of_http(fit(name, everything, at_once(driven.config)), fitted)
+    costs = of_http(fit(name, everything, at_once(config)), fitted)
     found = {
         "fitted": residuals(costs, plain),
         "held_out": residuals(costs, other),
         "held_out_streams": whole(costs, streams),
     }
     shown = {"fitted": points(costs, plain), "held out": points(costs, other)}
-    return replace(costs, source={"residuals": found}), shown
+    return replace(costs, source={"residuals": found, "rounds": len(rounds)}), shown
 
 
 def points(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, np.ndarray]:
@@ -316,6 +172,11 @@ def main() -> None:
         help="after which no round begins; one always does (default: 90)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
+    parser.add_argument(
+        "--more",
+        action="store_true",
+        help="fit the rounds of the calls before, too: a shared machine's speed changes with time",
+    )
     parser.add_argument("--out", type=Path, default=FOLDER, help="default: results/costs")
     options, [config] = any_configs(parser, sys.argv[1:], lambda known: ["dynamic"], UNUSED)
     name = options.name or name_of(config)
@@ -324,7 +185,10 @@ def main() -> None:
     flags = {key: value for key, value in vars(options).items() if key in Config.model_fields}
     with server("dynamic", flags) as url:
         driven = Driven(url)
-        costs, shown = measure(driven, name, options.seconds, options.seed)
+        rounds = kept(name, driven.config) if options.more else []
+        rounds += served(driven, options.seconds, options.seed + len(rounds))
+    keep(name, driven.config, rounds)
+    costs, shown = measure(driven.config, name, rounds)
     show(costs)
     made = record([config], UNUSED)
     used = driven.config.model_dump(mode="json")

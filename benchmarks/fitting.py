@@ -138,7 +138,7 @@ def fit(name: str, observed: Sequence[Observed], sizes: Sequence[int]) -> Costs:
     decode = _by_rows([each for each in calm if each.decodes], sizes)
     line = _line(_rest(calm, decode) or _rest(observed, decode))
     gaps = [each for each in calm if each.gap and each.gap < STALL_S and not each.answered]
-    terms = np.array([(1, each.rows) for each in gaps], float)
+    terms = np.array([(1, each.rows) for each in gaps], float).reshape(-1, 2)
     gap, gap_row = relative(terms, np.array([each.gap for each in gaps]))
     costs = Costs(name, line, _picoseconds(gap), _picoseconds(gap_row), decode=decode)
     # Requests' threads delay short iterations more than long ones, in which they find the time. By
@@ -225,7 +225,9 @@ def relative(terms: np.ndarray, seconds: np.ndarray, outlier: float = OUTLIER) -
 
 
 def nonnegative(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted least squares, no coefficient below 0 (Lawson and Hanson)."""
+    """Weighted least squares, no coefficient below 0 (Lawson and Hanson); of nothing all are 0."""
+    if not len(values):
+        return np.zeros(terms.shape[1])
     weighted = terms * weights[:, None]
     norms = np.linalg.norm(weighted, axis=0)
     norms[norms == 0] = 1.0

@@ -12,10 +12,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # as a script it would start in client/, where `client` is this file
@@ -30,27 +28,25 @@ except ImportError as missing:
         f"client/requirements.txt"
     )
 
-from dotenv import dotenv_values  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from client import runs  # noqa: E402
-from client.calls import ServerError, get, stream  # noqa: E402
+from client.addresses import api_key, server_url, target_of  # noqa: E402
+from client.calls import ServerError, stream  # noqa: E402
 from client.data import Request, describe, described  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
 from client.flags import add_workload, contradiction, seconds_say_how_many, workload  # noqa: E402
 from client.load import Outcome  # noqa: E402
 from client.machine import command_line  # noqa: E402
-from client.measure import Target, measure, openai_model, whole  # noqa: E402
+from client.measure import measure, whole  # noqa: E402
 from client.options import parse_goodput  # noqa: E402
 from client.progress import Progress  # noqa: E402
-from client.quoting import named  # noqa: E402
 from client.report import drawing, figures, report  # noqa: E402
 from client.report.sentences import too_long  # noqa: E402
 from client.traces import replayed, save_trace  # noqa: E402
-from client.variants import base_url  # noqa: E402
-from client.wire import APIS, wire  # noqa: E402
-from config import MODES, ConfigError, read_key  # noqa: E402
+from client.wire import APIS  # noqa: E402
+from config import ConfigError  # noqa: E402
 from stats import latency_line  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
@@ -152,35 +148,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def server_url(given: str | None) -> str:
-    """--url, else IP from the environment, client/.env or .env, else this machine.
-
-    The port is 8500 unless one is named.
-    """
-    address = base_url(given or _setting("IP") or "127.0.0.1")
-    if "//" not in address:
-        address = f"http://{address}"
-    parts = urlsplit(address)
-    if parts.port is None and parts.scheme == "http" and not parts.path:
-        address += ":8500"
-    return address
-
-
-def _setting(name: str) -> str | None:
-    value = os.environ.get(name)
-    for path in (ROOT / "client" / ".env", ROOT / ".env"):
-        value = value or (dotenv_values(path).get(name) if path.is_file() else None)
-    return value
-
-
-def api_key(given: str | None) -> str | None:
-    """--api-key, else EB_API_KEY from the environment, client/.env or .env. Raises ConfigError."""
-    try:
-        return read_key((_setting("EB_API_KEY") or "none") if given is None else given)
-    except ValueError as error:
-        raise ConfigError(f"--api-key: {error}") from None
-
-
 def one_prompt(url: str, arguments: argparse.Namespace) -> None:
     body = {
         "prompt": arguments.prompt,
@@ -206,37 +173,6 @@ def load_of(arguments: argparse.Namespace) -> tuple[Sequence[Request], dict[str,
         return replayed(arguments.trace, arguments.scale, arrival, arguments.seed)
     data, arrival = workload(arguments, arguments.seed), arrival or "wait:1"
     return data.requests(arguments.numsamples, arrival), {"arrival": arrival} | data.told
-
-
-def target_of(urls: Sequence[str], arguments: argparse.Namespace) -> Target:
-    """The servers to ask. Raises ServerError, also for several of different modes or models, and
-    ConfigError for a key that is none.
-    """
-    first, *others = [_server(url, arguments) for url in urls]
-    for other in others:
-        if other.name != first.name:
-            raise ServerError(
-                f"{first.url} serves {first.name}, and {other.url} {other.name}; name servers of "
-                f"one mode or model, which share a load"
-            )
-    return replace(first, others=tuple(other.url for other in others))
-
-
-def _server(url: str, arguments: argparse.Namespace) -> Target:
-    key = api_key(arguments.api_key)
-    if arguments.api == "openai":
-        model = arguments.model or openai_model(url, key)
-        return Target(named(Path(model).name), url, wire("openai", model), ours=False, key=key)
-    try:
-        if (mode := get(url, key=key)["mode"]) not in MODES:
-            raise KeyError
-        return Target(mode, url, wire("inference", stream=arguments.stream), key=key)
-    except (KeyError, TypeError):
-        raise ServerError(
-            f"{url} is no effective-batching server; ask others with --api openai"
-        ) from None
-    except ServerError as error:
-        raise ServerError(f"{error} (others than ours are asked with --api openai)") from None
 
 
 def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -> dict[str, Any]:

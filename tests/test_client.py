@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy.special import gammainc
 
-from client import client as program
+from client import addresses
 from client.calls import ServerError, get
 from client.data import PromptData, Request, describe, described, rescheduled
 from client.draws import WorkloadError, arrivals, at_rate
@@ -263,23 +263,23 @@ def test_a_bad_trace_is_refused_with_its_line(text: str, said: str, tmp_path: Pa
 def test_the_server_comes_from_the_flag_the_environment_or_dotenv(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(program, "ROOT", tmp_path)
+    monkeypatch.setattr(addresses, "ROOT", tmp_path)
     monkeypatch.delenv("IP", raising=False)
-    assert program.server_url(None) == "http://127.0.0.1:8500"
+    assert addresses.server_url(None) == "http://127.0.0.1:8500"
     (tmp_path / ".env").write_text("IP=10.0.0.1\n")
-    assert program.server_url(None) == "http://10.0.0.1:8500"
+    assert addresses.server_url(None) == "http://10.0.0.1:8500"
     (tmp_path / "client").mkdir()
     (tmp_path / "client" / ".env").write_text("IP=10.0.0.2:9000\n")
-    assert program.server_url(None) == "http://10.0.0.2:9000"
+    assert addresses.server_url(None) == "http://10.0.0.2:9000"
     monkeypatch.setenv("IP", "host.example")
-    assert program.server_url(None) == "http://host.example:8500"
-    assert program.server_url("http://localhost:1234/") == "http://localhost:1234"
-    assert program.server_url("10.0.0.3") == "http://10.0.0.3:8500"
+    assert addresses.server_url(None) == "http://host.example:8500"
+    assert addresses.server_url("http://localhost:1234/") == "http://localhost:1234"
+    assert addresses.server_url("10.0.0.3") == "http://10.0.0.3:8500"
     assert (
-        program.server_url("https://host/v1") == "https://host"
-        and program.server_url("http://h:80/v1/") == "http://h:80"
+        addresses.server_url("https://host/v1") == "https://host"
+        and addresses.server_url("http://h:80/v1/") == "http://h:80"
     )
-    assert program.server_url("http://host/llm") == "http://host/llm"
+    assert addresses.server_url("http://host/llm") == "http://host/llm"
 
 
 def test_no_server_is_a_sentence_that_names_the_fix() -> None:

@@ -98,7 +98,7 @@ def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> N
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    told = Costs("mine", LINE, *range(1, 10), {4: LINE}, {"config": {"model": "demo"}})
+    told = Costs("mine", LINE, 1, 2, 3, 4, 5, 6, 7, 8, 9, {4: LINE}, {"config": {"model": "demo"}})
     save(told, path := tmp_path / "new" / "mine.json")
     assert load(path) == told and load(str(path)) == told
 

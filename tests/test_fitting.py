@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.costs import Segment, Traffic, at_once, turns
+from benchmarks import calibration
+from benchmarks.calibration import Segment, Traffic, at_once
+from benchmarks.costs import turns
 from benchmarks.fitting import Observed, Served, fit, nonnegative, observe, residuals
 from client.data import Request
 from config import Config, ConfigError, build
@@ -174,21 +176,33 @@ def test_no_coefficient_is_negative() -> None:
     x = np.arange(4.0)
     found = nonnegative(np.column_stack([np.ones(4), x]), 4 - x, np.ones(4))
     assert found == pytest.approx([2.5, 0])
+    assert list(nonnegative(np.empty((0, 2)), np.empty(0), np.empty(0))) == [0, 0]
 
 
-def test_the_command_measures_a_server(tmp_path: Path) -> None:
-    small = ["--model", "fake", "--max-batch-size", "2", "--max-model-len", "64"]
-    done = ran("benchmarks.costs", *small, "--seconds", "0", "--out", str(tmp_path))
+def test_the_command_measures_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "KEPT", tmp_path)
+    small = ["--model", "fake", "--max-model-len", "64", "--seconds", "0", "--out", str(tmp_path)]
+    two_rows = ["--max-batch-size", "2"]
+    with pytest.raises(ConfigError, match="no rounds of fake-server are kept"):
+        ran("benchmarks.costs", *small, *two_rows, "--more")
+    done = ran("benchmarks.costs", *small, *two_rows)
     assert done.returncode == 0, done.stderr
     costs = load(tmp_path / "fake-server.json")
     assert 1 in costs.decode and (tmp_path / "fake-server.png").stat().st_size > 10_000
     # a sleep is never shorter than it was asked for
     assert 1060 * US <= costs.decode[1].iteration < 3000 * US
-    assert costs.gap + costs.gap_row > 0 and costs.request > 0 and costs.answer > 0
+    assert costs.gap + costs.gap_row > 0 and costs.answer > 0 and costs.request_turn > 0
     told = json.loads((tmp_path / "fake-server.json").read_text())
     assert told["config"]["model"] == "fake" and told["n_blocks"] == 8 and told["commit"]
     assert told["residuals"]["held_out"]["iterations"] > 20
     assert "held_out: all time" in done.stdout and "held_out_streams" in done.stdout
+    assert told["rounds"] == 1 and ran("benchmarks.costs", *small, *two_rows, "--more")
+    more = json.loads((tmp_path / "fake-server.json").read_text())
+    assert more["rounds"] == 2
+    n = [each["residuals"]["held_out"]["iterations"] for each in (told, more)]
+    assert n[1] > 1.5 * n[0], "both rounds are judged"
+    with pytest.raises(ConfigError, match="other settings"):
+        ran("benchmarks.costs", *small, "--max-batch-size", "1", "--more")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+"""Traffic that shows what iterations cost, and what a real server told of it.
+
+In rounds, each with traffic to be fitted and other traffic to be held against the fit. They are
+kept, since the speed of a shared machine changes by the minute: `--more` goes on with them.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.fitting import Observed, Served, observe
+from client.calls import ServerError, get, post
+from client.data import Request
+from client.load import Outcome, Watch, replay
+from client.machine import ROOT
+from client.measure import Target, stats_of, warm_up
+from client.wire import Plain, wire
+from config import Config, ConfigError
+
+# tokens that requests ask for at most: as many as take LONG_S alone. A server that was idle is cold
+# for some 10 ms, which must not be the half of what is fitted
+LEAST_TOKENS, MOST_TOKENS, LONG_S = 32, 128, 0.15
+KINDS = (False, True)  # plain answers and streams
+KEPT = ROOT / "runs" / "costs"  # rounds, for --more
+LOADS = (0.5, 0.85)  # of held-out traffic, as parts of what a burst of it took
+
+
+class Segment(NamedTuple):
+    """Requests that one server answered, beginning with none in flight."""
+
+    users: int | None  # of a closed loop
+    streamed: bool
+    observed: list[Observed]
+    served: list[Served]
+
+
+class _Senders(Watch):
+    """When this client's clock was what when it sent."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def sent(self) -> None:
+        self.at.append(time.perf_counter())
+
+
+class Traffic:
+    """Requests of prompts of random ids, which are all their own."""
+
+    def __init__(self, config: Config, seed: int, tokens: int = LEAST_TOKENS):
+        self._rng = random.Random(seed)
+        self._most = min(tokens, config.max_model_len // 2)
+        self._longest = config.max_model_len - self._most
+
+    def _request(self, i: int, prompt: int, num_tokens: int, **when: Any) -> Request:
+        ids = [self._rng.randrange(256) for _ in range(prompt)]
+        return Request(id=i, prompt_ids=ids, num_tokens=num_tokens, **{"at": 0.0, **when})
+
+    def _any(self, most: int) -> int:
+        """Of 1 … most, short ones as often as long ones."""
+        return round(math.exp(self._rng.uniform(0, math.log(most))))
+
+    def together(self, n: int) -> list[Request]:
+        """n rows that decode for as long, of contexts of any length."""
+        return [self._request(i, self._any(self._longest), self._most) for i in range(n)]
+
+    def by_users(self, users: int) -> list[Request]:
+        """A closed loop: rows come and go."""
+        return [
+            self._request(i, self._any(self._longest), self._any(self._most), users=users)
+            for i in range(2 * users + 6)
+        ]
+
+    def other(self, n: int, rate: float | None) -> list[Request]:
+        """Of other lengths, all at once or as a Poisson process of `rate` a second."""
+        rng, at, requests = self._rng, 0.0, []
+        for i in range(n):
+            prompt, tokens = rng.randint(1, self._longest // 4), rng.randint(1, 2 * self._most)
+            requests.append(self._request(i, prompt, min(tokens, self._longest // 2), at=at))
+            at += rng.expovariate(rate) if rate else 0.0
+        return requests
+
+
+class Driven:
+    """A server of ours, what it is, and what it told of the traffic that it was sent."""
+
+    def __init__(self, url: str):
+        self._url = url
+        warm_up(Target("the server", url, Plain()), by_ids=True)
+        self.n_blocks = int(get(f"{url}/stats")["kv_blocks"])
+        self.config = Config(**get(url)["config"] | {"kv_blocks": self.n_blocks})
+        _, iterations = stats_of(url)
+        alone_s = statistics.median(seconds for _, seconds, *_ in iterations)
+        self.tokens = min(MOST_TOKENS, max(LEAST_TOKENS, round(LONG_S / alone_s)))
+        # of one machine: what its processes' clocks show is apart by so much for all of them
+        self._epoch = max(time.time() - time.perf_counter() for _ in range(100))
+
+    def serve(self, requests: Sequence[Request], stream: bool = False) -> Segment:
+        """Raises ServerError if a request fails."""
+        post(f"{self._url}/stats/reset")
+        senders = _Senders()
+        outcomes = replay(self._url, requests, wire("inference", stream=stream), watch=senders)
+        _, iterations = stats_of(self._url)
+        begun_at = min(senders.at) - min(outcome.sent_at for outcome in outcomes)
+        served = [self._served(outcome, begun_at)._replace(streamed=stream) for outcome in outcomes]
+        observed = observe(self.config, served, iterations)
+        return Segment(requests[0].users, stream, observed, served)
+
+    def _served(self, outcome: Outcome, begun_at: float) -> Served:
+        answer = outcome.answer
+        if answer is None or answer.timings is None:
+            raise ServerError(f"a request failed: {outcome.error}")
+        arrived_at = answer.timings["arrived_at"] - self._epoch
+        return Served(
+            answer.sent_at + begun_at,
+            arrived_at,
+            arrived_at + answer.timings["queue_s"],
+            arrived_at + answer.timings["e2e_s"],
+            answer.answered_at + begun_at,
+            answer.prompt_tokens,
+            answer.completion_tokens,
+        )
+
+
+Round = tuple[list[Segment], list[Segment]]  # traffic to be fitted, and held-out traffic
+
+
+def served(driven: Driven, seconds: float, seed: int) -> Iterator[Round]:
+    """Rounds until so many seconds are over; one at least."""
+    start, number = time.monotonic(), 0
+    rows, end = driven.config.max_batch_size, start + seconds
+    rng = random.Random(seed)
+    fitted, other = (Traffic(driven.config, seed + k, driven.tokens) for k in (0, 1))
+    while number == 0 or time.monotonic() < end:
+        few = sorted({1, math.isqrt(rows), rows})
+        asked = [(fitted.together(n), False) for n in at_once(driven.config)]
+        asked += [(fitted.by_users(users), False) for users in few]
+        asked += [(fitted.together(n), True) for n in few]
+        rng.shuffle(asked)
+        train = [driven.serve(*each) for each in asked]
+        burst = driven.serve(other.other(2 * rows, None))
+        sent, received = zip(*((each.sent_at, each.received_at) for each in burst.served))
+        rate = LOADS[number % len(LOADS)] * len(burst.served) / (max(received) - min(sent))
+        test = [burst, *(driven.serve(other.other(rows, rate), kind) for kind in KINDS)]
+        n = sum(len(segment.observed) for segment in train + test)
+        print(f"{time.monotonic() - start:5.0f} s: {n:,} iterations", flush=True)
+        yield train, test
+        number += 1
+
+
+def at_once(config: Config) -> list[int]:
+    """How many rows decode together in a round: 1, 2, 3, 4, 6, 8, 12, … or what they are filled up
+    to.
+    """
+    sizes = {m << k for k in range(20) for m in (2, 3)} | {1, config.max_batch_size}
+    return sorted(config.decoder_batch_sizes or (n for n in sizes if n <= config.max_batch_size))
+
+
+def keep(name: str, config: Config, rounds: list[Round]) -> None:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / f"{name}.pickle").write_bytes(pickle.dumps((config, rounds)))
+
+
+def kept(name: str, config: Config) -> list[Round]:
+    """The rounds of earlier calls. Raises ConfigError if there are none, or of other settings."""
+    try:
+        theirs, rounds = pickle.loads((KEPT / f"{name}.pickle").read_bytes())
+    except (OSError, EOFError, AttributeError, ImportError, ValueError, pickle.PickleError):
+        raise ConfigError(f"--more: no rounds of {name} are kept here; leave it out") from None
+    if theirs.model_copy(update={"port": config.port}) != config:
+        raise ConfigError(f"--more: the rounds of {name} are of other settings; leave it out")
+    return list(rounds)
