@@ -35,6 +35,7 @@ class Segment(NamedTuple):
     """Requests that one server answered, beginning with none in flight."""
 
     users: int | None  # of a closed loop
+    rate: float | None  # requests a second, as a Poisson process; neither: all at once
     streamed: bool
     observed: list[Observed]
     served: list[Served]
@@ -101,7 +102,9 @@ class Driven:
         # of one machine: what its processes' clocks show is apart by so much for all of them
         self._epoch = max(time.time() - time.perf_counter() for _ in range(100))
 
-    def serve(self, requests: Sequence[Request], stream: bool = False) -> Segment:
+    def serve(
+        self, requests: Sequence[Request], stream: bool = False, rate: float | None = None
+    ) -> Segment:
         """Raises ServerError if a request fails."""
         post(f"{self._url}/stats/reset")
         senders = _Senders()
@@ -110,7 +113,7 @@ class Driven:
         begun_at = min(senders.at) - min(outcome.sent_at for outcome in outcomes)
         served = [self._served(outcome, begun_at)._replace(streamed=stream) for outcome in outcomes]
         observed = observe(self.config, served, iterations)
-        return Segment(requests[0].users, stream, observed, served)
+        return Segment(requests[0].users, rate, stream, observed, served)
 
     def _served(self, outcome: Outcome, begun_at: float) -> Served:
         answer = outcome.answer
@@ -147,7 +150,9 @@ def served(driven: Driven, seconds: float, seed: int) -> Iterator[Round]:
         burst = driven.serve(other.other(2 * rows, None))
         sent, received = zip(*((each.sent_at, each.received_at) for each in burst.served))
         rate = LOADS[number % len(LOADS)] * len(burst.served) / (max(received) - min(sent))
-        test = [burst, *(driven.serve(other.other(rows, rate), kind) for kind in KINDS)]
+        train.append(driven.serve(fitted.other(rows, rate), rate=rate))
+        test = [burst]
+        test += [driven.serve(other.other(rows, rate), kind, rate) for kind in KINDS]
         n = sum(len(segment.observed) for segment in train + test)
         print(f"{time.monotonic() - start:5.0f} s: {n:,} iterations", flush=True)
         yield train, test
@@ -171,7 +176,15 @@ def kept(name: str, config: Config) -> list[Round]:
     """The rounds of earlier calls. Raises ConfigError if there are none, or of other settings."""
     try:
         theirs, rounds = pickle.loads((KEPT / f"{name}.pickle").read_bytes())
-    except (OSError, EOFError, AttributeError, ImportError, ValueError, pickle.PickleError):
+    except (
+        OSError,
+        EOFError,
+        AttributeError,
+        ImportError,
+        TypeError,
+        ValueError,
+        pickle.PickleError,
+    ):
         raise ConfigError(f"--more: no rounds of {name} are kept here; leave it out") from None
     if theirs.model_copy(update={"port": config.port}) != config:
         raise ConfigError(f"--more: the rounds of {name} are of other settings; leave it out")

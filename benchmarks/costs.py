@@ -37,24 +37,17 @@ UNUSED = PREFIXES | {"mode", "loop_interval_ms", *ONLY_IN, *ONLY_OVER_HTTP}  # o
 
 
 def of_http(costs: Costs, segments: Sequence[Segment]) -> Costs:
-    """With what a request takes outside the server's handler thread while nobody else is there,
-    until its first iteration begins, and from its last one's end; and how far apart requests and
-    answers are that are sent at once.
+    """With what a request takes between client and scheduler while others come and go, medians;
+    and how far apart requests and answers are that are sent at once.
     """
-    before, after = [], []
-    for segment in segments:
-        if segment.users == 1:
-            begun = [each.started_at for each in segment.observed]
-            for each in segment.served:
-                before.append(begun[bisect_left(begun, each.admitted_at)] - each.sent_at)
-                after.append(each.received_at - each.answered_at)
-    waking = costs.gap + costs.gap_row  # which begins an iteration of an idle server, too
-    request = max(0, round(statistics.median(before) * PS) - waking)
+    served = [each for segment in segments if segment.rate for each in segment.served]
+    request = statistics.median(each.arrived_at - each.sent_at for each in served)
+    answer = statistics.median(each.received_at - each.answered_at for each in served)
     coming, going = turns(segments)
     return replace(
         costs,
-        request=request,
-        answer=round(statistics.median(after) * PS),
+        request=max(0, round(request * PS)),
+        answer=max(0, round(answer * PS)),
         request_turn=round(coming * PS),
         answer_turn=round(going * PS),
     )
@@ -67,7 +60,7 @@ def turns(segments: Sequence[Segment]) -> tuple[float, float]:
     coming: list[list[float]] = []
     going: list[list[float]] = []
     for segment in segments:
-        if segment.users is None and not segment.streamed:
+        if segment.users is None and segment.rate is None and not segment.streamed:
             coming.append([each.arrived_at for each in segment.served])
             begun = [each.started_at for each in segment.observed]
             answers: dict[int, list[float]] = {}

@@ -165,10 +165,10 @@ def test_what_comes_at_once_takes_turns() -> None:
         )
         for i, each in enumerate(served)
     ]
-    together = Segment(None, False, seen, apart)
-    streams, alone = together._replace(streamed=True), together._replace(users=1)
-    assert turns([together, streams, alone]) == pytest.approx((0.002, 0.003))
-    assert turns([streams, alone]) == (0.0, 0.0)
+    together = Segment(None, None, False, seen, apart)
+    others = [together._replace(**how) for how in ({"streamed": True}, {"users": 1}, {"rate": 9.0})]
+    assert turns([together, *others]) == pytest.approx((0.002, 0.003))
+    assert turns(others) == (0.0, 0.0)
 
 
 def test_no_coefficient_is_negative() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -197,7 +198,8 @@ def figure(cells: Cells, caption: str) -> Figure:
         panels[0, 0].set_ylabel("simulated latency, ms (log scale)")
         panels[1, 0].set_ylabel("error, %")
         drawn.legend(handles=_keys(colours, loads), loc="outside right center", fontsize=11)
-        caption_of(drawn, f"p10, p50, p90 and p99 of each case\n{caption}")
+        fits = 75 * max(1, len(parts))
+        caption_of(drawn, textwrap.fill(f"p10, p50, p90 and p99 of each case; {caption}", fits))
     return drawn
 
 
