@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from benchmarks.studies import Study, write
 from client import plan
@@ -31,7 +32,7 @@ from client.data import PromptData
 from client.load import Watch
 from client.measure import Target, measure, warm_up
 from client.plan import Case, Judged, Planner, Question
-from client.report.drawing import PALETTE, STYLE, caption_of
+from client.report.drawing import LOOKS, STYLE, caption_of
 from client.report.tables import markdown
 from client.servers import server
 from client.simulated import Simulated
@@ -165,24 +166,31 @@ def body(cases: Sequence[Mapping[str, Any]]) -> str:
 
 def figure(cases: Sequence[Mapping[str, Any]], caption: str) -> Figure:
     """A line a case: where the share is expected, what each simulated trace had, and a point."""
+    colour, missed = LOOKS[2].colour, "#c00000"
     with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(9, 0.34 * len(cases) + 1.8), layout="constrained")
+        fig = Figure(figsize=(9.5, 0.34 * len(cases) + 2.2), layout="constrained")
         axes = fig.subplots()
         for y, case in enumerate(cases):
             low, high = (100 * share for share in case["between"])
-            axes.hlines(y, low, high, color=PALETTE[0], lw=9, alpha=0.25)
+            axes.hlines(y, low, high, color=colour, lw=9, alpha=0.25)
             simulated = [100 * share for share in case["predicted"]]
-            axes.plot(simulated, [y] * len(simulated), "|", color=PALETTE[0], ms=8)
-            colour = "#222222" if case["inside"] else "#c00000"
-            axes.plot(100 * case["measured"], y, "o", color=colour, ms=7)
+            axes.plot(simulated, [y] * len(simulated), "|", color=colour, ms=8)
+            axes.plot(
+                100 * case["measured"], y, "o", color="#222222" if case["inside"] else missed, ms=7
+            )
         names = [f"{case['variant']} · {case['workload']}" for case in cases]
         axes.set_yticks(range(len(cases)), names)
         axes.invert_yaxis()
         axes.set_xlabel("requests within the limits, %")
-        axes.set_title(
-            "Blue: simulated, each trace and 95% of another one. Point: two real servers"
-        )
         axes.grid(alpha=0.25, axis="x")
+        keys = [
+            Line2D([], [], color=colour, lw=9, alpha=0.25, label="95% of other traces"),
+            Line2D([], [], color=colour, ls="", marker="|", ms=8, label="a simulated trace"),
+            Line2D([], [], color="#222222", ls="", marker="o", ms=7, label="two real servers"),
+        ]
+        if not all(case["inside"] for case in cases):
+            keys.append(Line2D([], [], color=missed, ls="", marker="o", label="outside"))
+        fig.legend(handles=keys, loc="outside lower center", ncols=4, fontsize=11)
         caption_of(fig, caption)
     return fig
 
