@@ -116,7 +116,8 @@ def serve(case: dict[str, Any], each: int, costs: str, seed: int) -> dict[str, A
 
 
 def name_of(case: Case) -> str:
-    return case["router"] + (f", {case['stale_s']:g} s old" if case["stale_s"] else "")
+    old = f", {case['stale_s']:g} s old, own uncounted" if case["stale_s"] else ""
+    return case["router"] + old
 
 
 def tables(found: Cases) -> str:

@@ -114,7 +114,7 @@ def serve(case: Case) -> Found:
     factor = math.exp(case.question.uncertainty * rng.standard_normal())
     data = PromptData(**case.data, seed=case.seed)
     requests = data.requests(case.question.requests, case.question.arrival)
-    return found(case, requests, case.costs.slower(factor))
+    return found(case, requests, case.costs.scaled(factor))
 
 
 def found(case: Case, requests: Sequence[Request], costs: Costs) -> Found:
@@ -171,6 +171,13 @@ class Planner:
         fewest = most
         while self.judge(fewest).suffices < SURE:
             fewest += 1
+            if fewest > min(MOST, 2 * most):
+                why = (
+                    f"{fewest - 1} replicas suffice in only {self.judge(fewest - 1).suffices:.0%} "
+                    f"of the traces, and more are no better: the limits are within what the costs "
+                    f"are uncertain by; relax them"
+                )
+                return Answer(case.name, None, why, [], {}, self._spent())
         while fewest > 1 and self.judge(fewest - 1).suffices >= SURE:
             fewest -= 1
         self.judge(fewest + 1)  # what one more is good for

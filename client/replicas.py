@@ -68,6 +68,9 @@ def layout_of(known: argparse.Namespace, seed: int) -> Layout:
     for name in ("stale_s", "start_s"):
         if (value := getattr(known, name)) is not None and not 0 <= value < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds from 0 on")
+    several = known.autoscale or (known.replicas or 1) > 1 or known.plan
+    if (known.router or known.stale_s) and not several:
+        raise ConfigError("--router and --stale-s are of several replicas; add --replicas N")
     if known.counts_own is not None and not known.stale_s:
         raise ConfigError("--counts-own says what is known besides old reports; add --stale-s")
     try:
@@ -116,10 +119,10 @@ def _rule(texts: Sequence[str]) -> Autoscaling:
 
 
 def told(layout: Layout) -> str:
-    """The layout in words; of one replica nothing."""
-    if not layout.is_several:
-        return ""
-    said = [f"{layout.replicas} replicas behind the router {layout.router}"]
+    """The layout in words; of one replica that is like others nothing."""
+    said = []
+    if layout.is_several:
+        said.append(f"{layout.replicas} replicas behind the router {layout.router}")
     if rule := layout.autoscaling:
         said[0] = f"{rule.min_replicas} to {rule.max_replicas} replicas behind {layout.router}"
         said.append(f"about {rule.target_ongoing_requests:g} requests each")

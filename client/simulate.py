@@ -170,7 +170,7 @@ def parse(argv: Sequence[str]) -> Simulation:
         question=_question(known, costs) if known.plan else None,
         recording=known.replay,
     )
-    if known.replay and len(argv) > 2:
+    if known.replay and len(argv) > 1 + ("--replay" in argv):
         raise ConfigError("--replay makes the calls that were recorded; leave out all else")
     if not known.plan and (known.slo or known.attainment is not None):
         raise ConfigError("--slo and --attainment are of --plan; add it, or use --goodput")
@@ -188,7 +188,7 @@ def _question(known: argparse.Namespace, costs: Costs) -> plan.Question:
     """What --plan is to answer. Raises ConfigError."""
     if not known.slo:
         raise ConfigError("--plan needs limits: --slo ttft:200 tpot:50")
-    for name in ("trace", "users", "sweep", "replicas", "autoscale", "fail"):
+    for name in ("trace", "users", "sweep", "replicas", "autoscale", "fail", "step", "goodput"):
         if getattr(known, name):
             raise ConfigError(
                 f"--plan draws traces and tries replicas itself; leave out {flag(name)}"

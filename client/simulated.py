@@ -101,7 +101,7 @@ class _Serving:
         self._server, self._trace, self._watch = server, trace, watch
         self._config, self._costs = server.config, server.costs
         self._request_s, self._answer_s = server.costs.request / PS, server.costs.answer / PS
-        self._tokenizer = load_tokenizer(server.config.tokenizer)
+        self._encoded = functools.cache(load_tokenizer(server.config.tokenizer).encode_ordinary)
         # who is in flight: which request, by its number, since when, and the token that its
         # completion repeats
         self._asked: dict[Inference, tuple[int, Request, float, int]] = {}
@@ -236,7 +236,7 @@ class _Serving:
 
     def _tick(self, first: float, rng: random.Random) -> None:
         """As the client of a real server looks: once in each TICK_S, anywhere in it."""
-        if not self._left:
+        if not self._left or self._loop.is_over:
             return
         self._watch.tick()
         k = int((seconds(self._loop.now) - first) / TICK_S) + 1
@@ -282,10 +282,6 @@ class _Serving:
 
     def _ids_of(self, request: Request) -> list[int]:
         return request.prompt_ids or self._encoded(request.prompt or "")
-
-    @functools.cache  # noqa: B019  (it lives as long as the trace)
-    def _encoded(self, text: str) -> list[int]:
-        return self._tokenizer.encode_ordinary(text)
 
     def _too_long(self, request: Request, ids: Sequence[int]) -> str:
         """What a server would say of a request beyond the context; of others nothing."""

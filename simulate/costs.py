@@ -126,6 +126,11 @@ class Costs:
         decode = {size: line.slower(factor) for size, line in self.decode.items()}
         return replace(self, line=self.line.slower(factor), decode=decode)
 
+    def scaled(self, factor: float) -> Costs:
+        """Those of a server of which all takes so many times as long, but HTTP outside of it."""
+        gaps = {name: round(factor * getattr(self, name)) for name in _TIMES if "gap" in name}
+        return replace(self.slower(factor), **gaps)
+
     @property
     def uncertainty(self) -> float:
         """Relative standard deviation of a whole run's time around what the costs say, from the

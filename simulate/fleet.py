@@ -145,7 +145,7 @@ class Fleet:
         """What all replicas together were paid for, from their start until then."""
         ends = [change.at_s for change in self.changes[1:]] + [end_s]
         return sum(
-            (change.up + change.others) * max(0.0, end - change.at_s)
+            (change.up + change.others) * max(0.0, min(end, end_s) - change.at_s)
             for change, end in zip(self.changes, ends)
         )
 

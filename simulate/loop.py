@@ -61,7 +61,8 @@ class Loop:
     def add(self, arrivals: Iterable[Arrival]) -> None:
         """They arrive beside the trace, no earlier than now."""
         for at, group in arrivals:
-            self.at(instant(at), COME, self._come, group)
+            # late in a long run a float of seconds is coarser than a picosecond
+            self.at(max(self.now, instant(at)), COME, self._come, group)
 
     def _draw(self) -> None:
         for at, group in itertools.islice(self._trace, 1):

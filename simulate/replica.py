@@ -225,11 +225,9 @@ class Replica:
 
     def _turn_away(self, groups: list[Group], error: ServingError) -> None:
         """End those of them that are not queued yet."""
-        coming, self._coming = self._coming, deque()
-        for event, group in coming:
-            if group not in groups:
-                self._coming.append((event, group))
-                continue
+        away = [each for each in self._coming if each[1] in groups]
+        self._coming = deque(each for each in self._coming if each[1] not in groups)
+        for event, group in away:
             event.cancel()
             for inference in group:
                 inference.error = error
@@ -269,7 +267,7 @@ class Replica:
 
     def check_done(self) -> None:
         """Raises RuntimeError if work is left, once nothing is left to happen."""
-        if self.scheduler.has_work:
+        if self.has_work:
             raise RuntimeError(
                 f"{self.scheduler.policy} neither runs nor waits for anything at "
                 f"{seconds(self._loop.now):g} s, and work is left"

@@ -97,6 +97,16 @@ def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> N
     assert costs.between(iteration(rows), 0) == 1000 + 40 + 50 + 2 * 3, "two tokens are sent"
 
 
+def test_a_slower_server_is_slow_between_iterations_too() -> None:
+    costs = Costs("x", Line(100, 10), 1000, 10, 200, 50, 3, 7, 9, 5, 6, {4: Line(400)})
+    twice = costs.scaled(2.0)
+    assert twice.line == Line(200, 20) and twice.decode == {4: Line(800)}
+    assert (twice.gap, twice.gap_row, twice.gap_answer) == (2000, 20, 400)
+    assert (twice.gap_stream, twice.gap_stream_row) == (100, 6)
+    assert (twice.request, twice.answer, twice.request_turn, twice.answer_turn) == (7, 9, 5, 6)
+    assert costs.slower(2.0).gap == 1000, "an engine alone"
+
+
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
     told = Costs("mine", LINE, 1, 2, 3, 4, 5, 6, 7, 8, 9, {4: LINE}, {"config": {"model": "demo"}})
     save(told, path := tmp_path / "new" / "mine.json")

@@ -167,6 +167,8 @@ def test_what_a_failing_replica_has_ends_and_a_new_one_comes() -> None:
     assert all(
         i.error is None and i.answered_at for k, (_, i) in enumerate(trace) if k not in failed
     )
+    # two until 1 s; two, then one that starts beside one that is up, until 4 s
+    assert fleet.replica_seconds(1.0) == 2.0 and fleet.replica_seconds(4.0) == 8.0
 
 
 def test_requests_and_answers_of_a_server_come_one_after_another() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from client import plan
+from config import build
+from simulate.costs import FAKE, save
 from tests.programs import ran
 
 # nobatch with the fake line: 10 tokens take 1.06 ms each, and a prompt of 1 to 64 words besides;
@@ -46,6 +49,20 @@ def test_what_no_number_of_replicas_meets_is_said(tmp_path: Path) -> None:
     assert "no number of replicas meets tpot ≤ 1 ms" in done.stderr and "0.0% do" in done.stderr
 
 
+def test_limits_within_the_uncertainty_of_the_costs_have_no_answer(tmp_path: Path) -> None:
+    """A token takes 1.06 ms, give or take 10%: two of eight traces never meet 1.16 ms."""
+    held_out = {"of_runs_percent": [-16.45, 0.0, 16.45]}
+    source = {
+        "config": build("nobatch", {"model": "fake"}, {}).model_dump(mode="json"),
+        "residuals": {"held_out": held_out},
+    }
+    save(replace(FAKE, source=source), costs := tmp_path / "unsure.json")
+    limits = ["--slo", "tpot:1.16", "--numsamples", "300", "--repeats", "8"]
+    done = ran("client.simulate", "--plan", *ASKED, *limits, "--costs", str(costs))
+    assert done.returncode == 2
+    assert "of the traces, and more are no better" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -54,7 +71,10 @@ def test_what_no_number_of_replicas_meets_is_said(tmp_path: Path) -> None:
         (["--plan", *ASKED, "--slo", "ttft:9", "--replicas", "3"], "leave out --replicas"),
         (["--plan", *ASKED, "--slo", "ttft:9", "--attainment", "99"], "1 at most"),
         (["--plan", *ASKED, "--slo", "tokens:9"], "--slo 'tokens:9': give ttft:MS"),
+        (["--plan", *ASKED, "--slo", "ttft:9", "--step"], "leave out --step"),
         (["--slo", "ttft:9"], "of --plan; add it"),
+        (["--replay=calls.jsonl", "--step"], "leave out all else"),
+        (["--router", "random"], "add --replicas"),
     ],
 )
 def test_a_question_that_cannot_be_is_refused(arguments: list[str], said: str) -> None:

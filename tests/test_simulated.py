@@ -363,10 +363,10 @@ def test_a_measured_run_stands_beside_a_simulated_one(
         "**others (simulated) reckons with another machine**: its costs were fitted on Abacus "
         f"3000, and measured ran on {cpu()}; fit them there with"
     ) in unescape((out / "report.md").read_text())
-    # what was simulated is near what was measured, on a machine that has little else to do
     first, second = (saved(run)["variants"]["dynamic"] for run in (measured, again))
     assert first["completed"] == second["completed"] == 40
-    assert first["total_output_tokens"] == second["total_output_tokens"]
+    # each token is a row, and so is each chunk; a prompt has another one if it comes beside others
+    assert first["live_rows"] == pytest.approx(second["live_rows"], abs=8)
 
 
 @pytest.mark.usefixtures("undrawn")

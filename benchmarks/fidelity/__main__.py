@@ -93,6 +93,7 @@ def case_of(
         "requests": len(real[0]["e2e_s"]),
         "seeds": len(measured),
         "repeats": len(real) // len(measured),
+        "commits": sorted({row["commit"] for row in real if "commit" in row}),
         "failed": {name: sum(row["failed"] for row in rows) for name, rows in sides.items()},
         "errors": {
             name: error.told() for name, error in judging.errors(load, measured, simulated).items()
