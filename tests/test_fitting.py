@@ -191,7 +191,8 @@ def test_the_command_measures_a_server(tmp_path: Path, monkeypatch: pytest.Monke
     assert 1 in costs.decode and (tmp_path / "fake-server.png").stat().st_size > 10_000
     # a sleep is never shorter than it was asked for
     assert 1060 * US <= costs.decode[1].iteration < 3000 * US
-    assert costs.gap + costs.gap_row > 0 and costs.answer > 0 and costs.request_turn > 0
+    assert costs.gap + costs.gap_row > 0 and costs.request > 0 and costs.answer > 0
+    assert costs.request_turn > 0
     told = json.loads((tmp_path / "fake-server.json").read_text())
     assert told["config"]["model"] == "fake" and told["n_blocks"] == 8 and told["commit"]
     assert told["residuals"]["held_out"]["iterations"] > 20
