@@ -29,7 +29,10 @@ FIRST = 100  # iterations, in which a server may still be cold
 # what a server and its client run; the rest of `client` reports, or runs in virtual time
 SERVER = ("config", "front_door", "generate", "kernels", "observers", "routes", "scheduling")
 SUFFIXES = (".py", ".cpp", ".h")
-CLIENT = ("analysis", "calls", "data", "draws", "load", "measure", "prompts", "servers", "wire")
+CLIENT = (
+    "analysis", "calls", "columns", "data", "draws", "groups", "load", "measure", "prompts",
+    "servers", "summary", "users", "wire",
+)  # fmt: skip
 Row = dict[str, Any]  # of the results file: what a task came to
 
 
