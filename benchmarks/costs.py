@@ -88,7 +88,8 @@ def measure(config: Config, name: str, rounds: Sequence[Round]) -> tuple[Costs, 
         for segments, streamed in ((fitted, False), (held_out, False), (held_out, True))
     )
     everything = [each for segment in fitted for each in segment.observed]
-    costs = of_http(fit(name, everything, at_once(config)), fitted)
+    mixed = [each.observed for each in fitted if (each.users or each.rate) and not each.streamed]
+    costs = of_http(fit(name, everything, at_once(config), mixed), fitted)
     found = {
         "fitted": residuals(costs, plain),
         "held_out": residuals(costs, other),
@@ -124,6 +125,7 @@ def show(costs: Costs) -> None:
         ("between iterations", costs.gap),
         ("and a row", costs.gap_row),
         ("and a request that it answers", costs.gap_answer),
+        ("and so much less of it a row", costs.gap_answer_row),
         ("for streams", costs.gap_stream),
         ("and each of them", costs.gap_stream_row),
         ("from client to iteration", costs.request),

@@ -129,10 +129,16 @@ def _turns(instants: Sequence[float]) -> Callable[[float], float]:
     return lambda time: float(np.interp(time, corners, done))
 
 
-def fit(name: str, observed: Sequence[Observed], sizes: Sequence[int]) -> Costs:
+def fit(
+    name: str,
+    observed: Sequence[Observed],
+    sizes: Sequence[int],
+    mixed: Sequence[Sequence[Observed]],
+) -> Costs:
     """The costs of an engine and of the server around it, without HTTP's.
 
-    sizes: numbers of rows of which decode rows alone have a line each, if they occur.
+    sizes: numbers of rows of which decode rows alone have a line each, if they occur. mixed: of the
+    observed those, a run each, in which requests come and go all the time.
     """
     calm = [each for each in observed if each.calm]
     decode = _by_rows([each for each in calm if each.decodes], sizes)
@@ -141,13 +147,7 @@ def fit(name: str, observed: Sequence[Observed], sizes: Sequence[int]) -> Costs:
     terms = np.array([(1, each.rows) for each in gaps], float).reshape(-1, 2)
     gap, gap_row = relative(terms, np.array([each.gap for each in gaps]))
     costs = Costs(name, line, _picoseconds(gap), _picoseconds(gap_row), decode=decode)
-    # Requests' threads delay short iterations more than long ones, in which they find the time. By
-    # their mean all time in which there was work is what it was.
-    beside = [each for each in observed if each.beside and not streams(each.iteration)]
-    kept, late, _ = _late(costs, beside)
-    answered = sum(each.answered for each in kept if each.gap)
-    if answered:
-        costs = replace(costs, gap_answer=_picoseconds(max(0.0, late.sum() / answered)))
+    costs = _with_answers(costs, mixed)
     sent = [each for each in observed if streams(each.iteration) and each.gap and not each.beside]
     if sent:
         kept, late, due = _late(costs, sent)
@@ -155,6 +155,25 @@ def fit(name: str, observed: Sequence[Observed], sizes: Sequence[int]) -> Costs:
         once, row = nonnegative(terms, late, 1 / due)
         costs = replace(costs, gap_stream=_picoseconds(once), gap_stream_row=_picoseconds(row))
     return costs
+
+
+def _with_answers(costs: Costs, runs: Sequence[Sequence[Observed]]) -> Costs:
+    """With what requests' threads take from the iterations beside which they run, charged to those
+    that answer them: by a run's sum, since nobody knows which iteration a thread delayed.
+
+    Bursts are no such runs: those who come and leave together share turns, as few do in traffic.
+    """
+    terms, late_s = [], []
+    for run in runs:
+        kept, late, _ = _late(costs, [each for each in run if each.beside])
+        gone = [each for each in kept if each.answered and each.gap]
+        if n := sum(each.answered for each in gone):
+            rows = sum(each.answered * each.rows for each in gone)
+            terms.append((1.0, -rows / n))
+            late_s.append(late.sum() / n)
+    each = np.ones(len(terms))
+    answer, row = nonnegative(np.array(terms).reshape(-1, 2), np.array(late_s), each)
+    return replace(costs, gap_answer=_picoseconds(answer), gap_answer_row=_picoseconds(row))
 
 
 def _late(

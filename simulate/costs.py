@@ -93,6 +93,8 @@ class Costs:
     gap: int = 0  # from an iteration's end to the beginning of the next one, while there is work
     gap_row: int = 0  # the same, for each of its rows
     gap_answer: int = 0  # for each that it answers: its HTTP thread's turns, since it came
+    gap_answer_row: int = 0  # so much less, but not below 0, for each row: in long iterations the
+    # threads find the time
     gap_stream: int = 0  # once, where it samples for streams: their threads are woken
     gap_stream_row: int = 0  # and for each of them
     request: int = 0  # from the client's sending to the arrival at the server
@@ -146,7 +148,9 @@ class Costs:
         answered: by it.
         """
         rows = len(iteration.rows) + iteration.padding
-        gap = self.gap + self.gap_row * rows + self.gap_answer * answered
+        gap = self.gap + self.gap_row * rows
+        if answered:
+            gap += answered * max(0, self.gap_answer - self.gap_answer_row * rows)
         if (self.gap_stream or self.gap_stream_row) and (n := streams(iteration)):
             gap += self.gap_stream + self.gap_stream_row * n
         return gap
@@ -173,8 +177,8 @@ FAKE = Costs(
     ),
 )
 _TIMES = (
-    "gap", "gap_row", "gap_answer", "gap_stream", "gap_stream_row", "request", "answer",
-    "request_turn", "answer_turn",
+    "gap", "gap_row", "gap_answer", "gap_answer_row", "gap_stream", "gap_stream_row", "request",
+    "answer", "request_turn", "answer_turn",
 )  # fmt: skip
 
 

@@ -89,26 +89,30 @@ def test_decode_rows_alone_have_lines_of_their_own() -> None:
 
 
 def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> None:
-    costs = Costs("x", LINE, 1000, 10, 200, gap_stream=50, gap_stream_row=3)
+    costs = Costs("x", LINE, 1000, 10, 200, 30, gap_stream=50, gap_stream_row=3)
     rows = [decode_row(10), decode_row(10), decode_row(10, idle=True), chunk(0, 5)]
-    assert costs.between(iteration(rows, padding=1), 2) == 1000 + 50 + 400
+    assert costs.between(iteration(rows, padding=1), 2) == 1000 + 50 + 2 * (200 - 5 * 30)
+    assert costs.between(iteration(rows, padding=6), 2) == 1000 + 100, "a thread gives nothing back"
     for row in rows:
         row.inference.streamed = True
     assert costs.between(iteration(rows), 0) == 1000 + 40 + 50 + 2 * 3, "two tokens are sent"
 
 
 def test_a_slower_server_is_slow_between_iterations_too() -> None:
-    costs = Costs("x", Line(100, 10), 1000, 10, 200, 50, 3, 7, 9, 5, 6, {4: Line(400)})
+    costs = Costs("x", Line(100, 10), 1000, 10, 200, 8, 50, 3, 7, 9, 5, 6, {4: Line(400)})
     twice = costs.scaled(2.0)
     assert twice.line == Line(200, 20) and twice.decode == {4: Line(800)}
-    assert (twice.gap, twice.gap_row, twice.gap_answer) == (2000, 20, 400)
+    assert (twice.gap, twice.gap_row) == (2000, 20)
+    assert (twice.gap_answer, twice.gap_answer_row) == (400, 16)
     assert (twice.gap_stream, twice.gap_stream_row) == (100, 6)
     assert (twice.request, twice.answer, twice.request_turn, twice.answer_turn) == (7, 9, 5, 6)
     assert costs.slower(2.0).gap == 1000, "an engine alone"
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    told = Costs("mine", LINE, 1, 2, 3, 4, 5, 6, 7, 8, 9, {4: LINE}, {"config": {"model": "demo"}})
+    told = Costs(
+        "mine", LINE, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, {4: LINE}, {"config": {"model": "demo"}}
+    )
     save(told, path := tmp_path / "new" / "mine.json")
     assert load(path) == told and load(str(path)) == told
 

@@ -67,15 +67,18 @@ def told(
     return served, iterations
 
 
-def observed(config: Config, costs: Costs, slow: Callable[[], float] = exactly) -> list[Observed]:
-    """A round of the benchmark's own traffic."""
+def observed(
+    config: Config, costs: Costs, slow: Callable[[], float] = exactly
+) -> tuple[list[Observed], list[list[Observed]]]:
+    """A round of the benchmark's own traffic, and its runs in which plain requests come and go."""
     traffic = Traffic(config, seed=1)
     asked = [(traffic.together(n), False) for n in at_once(config) for _ in range(3)]
-    asked += [(traffic.other(30, rate), rate > 30) for rate in (5.0, 20.0, 40.0)]
+    coming = [(traffic.other(30, rate), rate > 30) for rate in (5.0, 20.0, 40.0)]
     runs = [
-        observe(config, *told(config, costs, requests, slow, stream)) for requests, stream in asked
+        observe(config, *told(config, costs, requests, slow, stream))
+        for requests, stream in asked + coming
     ]
-    return [each for run in runs for each in run]
+    return [each for run in runs for each in run], runs[-3:-1]
 
 
 def test_iterations_are_known_from_who_was_admitted_when() -> None:
@@ -111,9 +114,9 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 def test_a_known_line_is_found() -> None:
     config = config_of()
-    truth = Costs("truth", STRAIGHT, 90 * US, 5 * US, 300 * US, 70 * US, 20 * US)
-    seen = observed(config, truth)
-    found = fit("found", seen, at_once(config))
+    truth = Costs("truth", STRAIGHT, 90 * US, 5 * US, 300 * US, 40 * US, 70 * US, 20 * US)
+    seen, mixed = observed(config, truth)
+    found = fit("found", seen, at_once(config), mixed)
     assert list(found.decode) == [1, 2, 3, 4] and {each.rows for each in seen} == {1, 2, 3, 4}
     for each in seen:
         assert found.of(each.iteration) == pytest.approx(truth.of(each.iteration), rel=1e-6)
@@ -131,9 +134,9 @@ def test_each_decoder_batch_size_has_its_line() -> None:
     config = config_of(decoder_batch_sizes="4,2,1")
     graphs = {1: 200 * US, 2: 380 * US, 4: 400 * US}
     truth = Costs("truth", STRAIGHT, decode={n: Line(t, context=9_000) for n, t in graphs.items()})
-    seen = observed(config, truth)
+    seen, mixed = observed(config, truth)
     assert any(each.iteration.padding for each in seen)
-    found = fit("found", seen, at_once(config))
+    found = fit("found", seen, at_once(config), mixed)
     assert list(found.decode) == [1, 2, 4]
     for each in seen:
         assert found.of(each.iteration) == pytest.approx(truth.of(each.iteration), rel=1e-6)
@@ -143,10 +146,10 @@ def test_noise_is_averaged_and_stalls_are_left_out() -> None:
     """Iterations are apart by 10%, and every fiftieth takes four times as long."""
     config, rng = config_of(), np.random.default_rng(0)
     truth = Costs("truth", STRAIGHT)
-    seen = observed(
+    seen, mixed = observed(
         config, truth, lambda: rng.lognormal(0, 0.1) * (4 if rng.random() < 0.02 else 1)
     )
-    found = fit("found", seen, at_once(config))
+    found = fit("found", seen, at_once(config), mixed)
     apart = [found.of(each.iteration) / truth.of(each.iteration) for each in seen]
     assert np.percentile(apart, 5) > 0.96 and np.percentile(apart, 95) < 1.04
     left = residuals(found, [seen])
