@@ -7,7 +7,6 @@ keys that end in `_ms`; keys follow vLLM's benchmark JSON where it has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -143,8 +142,9 @@ class Times(NamedTuple):
         return self.answered_at - self.arrived_at
 
     @property
-    def itl_s(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:])]
+    def itl_s(self) -> np.ndarray:
+        made = np.array(self.token_times)
+        return made[1:] - made[:-1]
 
 
 def times_of(inference: Inference) -> Times:
@@ -198,8 +198,7 @@ def latency_line(
     return {"intercept_s": float(intercept), "slope_s_per_token": float(slope), "r": r}
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One request as the client saw it, in seconds since the run's start; `timings` are the
     server's own, if it gave them.
 

@@ -17,7 +17,7 @@ import random
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import aiohttp
 
@@ -35,8 +35,7 @@ HEAD_START_S = 0.05  # between the first line of the trace and its sending
 UNSENT = "not sent, as an earlier turn of its conversation failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of one request: an answer with its text, or the error in a sentence."""
 
     request: Request

@@ -30,6 +30,7 @@ FIGURES = {  # file name without its ending: what stands beside it
     "goodput": "Goodput against the rate of requests",
     "occupancy": "Rows over time: live, idle, padding, recomputed, empty",
     "rows": "Where computed rows went",
+    "replicas": "Replicas over time",
     "distributions": "Distributions of time to first token, time per output token and end-to-end "
     "latency",
 }

@@ -167,7 +167,7 @@ def parse(argv: Sequence[str]) -> Simulation:
         costs=costs,
         layout=layout,
         jump=not known.step,
-        question=_question(known, costs) if known.plan else None,
+        question=_question(known, costs, "--repeats" in given) if known.plan else None,
         recording=known.replay,
     )
     if known.replay and len(argv) > 1 + ("--replay" in argv):
@@ -184,8 +184,8 @@ def parse(argv: Sequence[str]) -> Simulation:
     return options
 
 
-def _question(known: argparse.Namespace, costs: Costs) -> plan.Question:
-    """What --plan is to answer. Raises ConfigError."""
+def _question(known: argparse.Namespace, costs: Costs, repeats: bool) -> plan.Question:
+    """What --plan is to answer. repeats: they are given. Raises ConfigError."""
     if not known.slo:
         raise ConfigError("--plan needs limits: --slo ttft:200 tpot:50")
     for name in ("trace", "users", "sweep", "replicas", "autoscale", "fail", "step", "goodput"):
@@ -199,7 +199,7 @@ def _question(known: argparse.Namespace, costs: Costs) -> plan.Question:
     share = plan.ATTAINMENT if known.attainment is None else known.attainment
     if not 0 < share <= 1:
         raise ConfigError("--attainment must be above 0, and 1 at most")
-    seeds = plan.SEEDS if known.repeats == 1 else known.repeats
+    seeds = known.repeats if repeats else plan.SEEDS
     return plan.Question(
         parse_goodput(known.slo, "--slo"),
         share,

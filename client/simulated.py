@@ -22,12 +22,12 @@ from config import Config
 from observers.server_stats import ServerStats
 from scheduling import scheduler
 from scheduling.blocks import block_keys
-from scheduling.errors import ContextTooLong
+from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
 from scheduling.inference import Inference, Iteration, IterationRecord, Sampling
 from simulate import Arrival, Loop, any_ids, seconds
 from simulate.costs import Costs
 from simulate.fleet import Fleet, Layout
-from simulate.loop import COME
+from simulate.loop import LOOK
 from simulate.replica import Stretch
 from simulate.time import PS, instant
 from stats import Answer, times_of
@@ -125,13 +125,11 @@ class _Serving:
             session=self._session,
             jump=server.jump,
         )
-        for i in firsts.tolist():
-            self._refuse_too_long(trace[i])
 
     def run(self) -> None:
         self._loop.serve(self._firsts(), self._arrives)
         first = 0.0 if self._trace.users else float(self._trace.at.min())
-        self._loop.at(instant(first), COME, self._tick, first, random.Random(0))
+        self._loop.at(instant(first), LOOK, self._tick, first, random.Random(0))
         self._loop.run()
         self._fleet.check_done()
 
@@ -141,6 +139,7 @@ class _Serving:
         return {
             "requests": self._fleet.sent,
             "changes": self._fleet.changes,
+            "missed": self._fleet.missed,
             "replica_s": self._fleet.replica_seconds(end_s),
         }
 
@@ -156,7 +155,17 @@ class _Serving:
         for i in itertools.islice(self._waiting, self._trace.users):
             request = self._trace[i]
             at = 0.0 if self._trace.users else request.at
-            yield self._sent(i, request, at, self._ids_of(request))
+            yield self._first(i, request, at)
+
+    def _first(self, i: int, request: Request, at: float) -> Arrival:
+        """A request that waits for no answer. Raises WorkloadError for one beyond the context."""
+        ids = self._ids_of(request)
+        if said := self._too_long(request, ids):
+            raise WorkloadError(
+                f"request {request.id} of the trace can never be served: {said[4:]} Give shorter "
+                f"--lengths, or a smaller --scale"
+            )
+        return self._sent(i, request, at, ids)
 
     def _sent(self, i: int, request: Request, at: float, ids: list[int]) -> Arrival:
         """A request that is sent then."""
@@ -200,15 +209,17 @@ class _Serving:
     def _ended(self, now: float, inference: Inference) -> Iterator[Arrival]:
         i, request, sent_at, _ = self._asked.pop(inference)
         outcome = self._outcome(i, inference, request, sent_at, now)
-        if inference.error is not None and inference.answered_at is None:
-            self._server.stats.refused(inference)
-        else:
+        if inference.answered_at is not None:
             self._server.stats.answered(inference)
+        elif isinstance(inference.error, Overloaded):
+            self._server.stats.refused(inference)
+        elif isinstance(inference.error, InvalidRequest):
+            self._server.stats.invalid()
         self._end(i, outcome)
         if self._trace.users:
             for following in itertools.islice(self._waiting, 1):
                 then = self._trace[following]
-                yield self._sent(following, then, outcome.ended_at, self._ids_of(then))
+                yield self._first(following, then, outcome.ended_at)
         elif (turn := self._next.get(i)) is not None:
             yield from self._next_turn(turn, outcome, inference)
 
@@ -241,7 +252,7 @@ class _Serving:
         self._watch.tick()
         k = int((seconds(self._loop.now) - first) / TICK_S) + 1
         at = first + (k + rng.random()) * TICK_S
-        self._loop.at(instant(at), COME, self._tick, first, rng)
+        self._loop.at(instant(at), LOOK, self._tick, first, rng)
 
     def _outcome(
         self, i: int, inference: Inference, request: Request, sent_at: float, now: float
@@ -256,16 +267,19 @@ class _Serving:
         if inference.streamed and inference.answered_at is not None:
             told_at = inference.answered_at + self._answer_s
         first = told_at - (times.e2e_s - times.ttft_s)
+        gaps = times.itl_s if self.outcomes.keeps(i) else ()
         timings = {
-            name: round(getattr(times, name), 6)
-            for name in ("arrived_at", "queue_s", "ttft_s", "decode_s", "held_s", "e2e_s")
-        }
-        timings |= {
+            "arrived_at": round(times.arrived_at, 6),
+            "queue_s": round(times.queue_s, 6),
+            "ttft_s": round(times.ttft_s, 6),
+            "decode_s": round(times.decode_s, 6),
+            "held_s": round(times.held_s, 6),
+            "e2e_s": round(times.e2e_s, 6),
             "preempted_s": round(inference.preempted_s, 6),
             "paused_s": round(inference.paused_s, 6),
             "recomputed_tokens": inference.recomputed_tokens,
+            "itl_s": gaps,
         }
-        gaps = np.diff(inference.token_times) if self.outcomes.keeps(i) else ()
         answer = Answer(
             request.id,
             sent_at,
@@ -276,7 +290,7 @@ class _Serving:
             len(inference.prompt_ids),
             len(inference.tokens),
             gaps,
-            timings | {"itl_s": gaps},
+            timings,
         )
         return Outcome(request, sent_at, sent_at, answered_at, answer)
 
@@ -292,10 +306,3 @@ class _Serving:
             f"{ContextTooLong.status} {n} prompt tokens + {request.num_tokens} completion tokens "
             f"is beyond the context of {most}."
         )
-
-    def _refuse_too_long(self, request: Request) -> None:
-        if said := self._too_long(request, self._ids_of(request)):
-            raise WorkloadError(
-                f"request {request.id} of the trace can never be served: {said[4:]} Give shorter "
-                f"--lengths, or a smaller --scale"
-            )

@@ -31,7 +31,7 @@ class Ring:
         self._values[self.seen % len(self._values)] = value
         self.seen += 1
 
-    def extend(self, values: Sequence[Any]) -> None:
+    def extend(self, values: Sequence[Any] | np.ndarray) -> None:
         """Add values."""
         size = len(self._values)
         self.seen += max(0, len(values) - size)

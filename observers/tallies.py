@@ -13,7 +13,7 @@ import numpy as np
 
 from observers.ring import Ring
 from scheduling.inference import Inference
-from stats import times_of
+from stats import Times, times_of
 
 MOST_NAMES = 32
 # who calls himself so is one of them
@@ -34,11 +34,11 @@ class Tally:
     queue_s: float = 0.0
     latest: Ring | None = None  # the last TIMES
 
-    def ended(self, inference: Inference) -> None:
+    def ended(self, inference: Inference, times: Times | None) -> None:
+        """times: of one that was answered."""
         self.endings[inference.state.value] += 1
-        if inference.error is not None:
+        if times is None:
             return
-        times = times_of(inference)
         if inference.leader is None:  # a prompt counts once
             self.prompt_tokens += len(inference.prompt_ids)
         self.completion_tokens += len(inference.tokens)
@@ -89,8 +89,9 @@ class Tallies:
         self.users, self.priorities = Names(latest), Names(latest)
 
     def ended(self, inference: Inference) -> None:
+        times = times_of(inference) if inference.error is None else None
         for tally in self._of(inference):
-            tally.ended(inference)
+            tally.ended(inference, times)
 
     def refused(self, inference: Inference) -> None:
         """Count a request that was turned away, of which this is the first inference."""

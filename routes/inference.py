@@ -83,5 +83,5 @@ def _timings(member: Inference, epoch_offset: float) -> dict[str, Any]:
         "preempted_s": round(member.preempted_s, 6),
         "paused_s": round(member.paused_s, 6),
         "recomputed_tokens": member.recomputed_tokens,
-        "itl_s": [round(gap, 6) for gap in times.itl_s],
+        "itl_s": times.itl_s.round(6).tolist(),
     }

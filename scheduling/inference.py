@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from scheduling.errors import ServingError
@@ -208,7 +207,7 @@ class Iteration(NamedTuple):
     closed: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class IterationRecord:
     """What an observer learns of one iteration. `started_at`: seconds on the manager's clock."""
 
@@ -216,15 +215,15 @@ class IterationRecord:
     seconds: float
     iteration: Iteration
     n: int = 1  # it and those after it, in which its rows compute a token each; `seconds` is of all
+    # how many of each kind one of them computed, as `stats.ROW_KINDS` names them
+    rows: dict[str, int] = field(init=False)
 
-    @cached_property
-    def rows(self) -> dict[str, int]:
-        """How many of each kind one of them computed, as `stats.ROW_KINDS` names them."""
-        rows = self.iteration.rows
+    def __post_init__(self) -> None:
+        rows, padding = self.iteration.rows, self.iteration.padding
         idle = [row.idle for row in rows].count(True)
         again = len(rows) - [row.recomputed for row in rows].count(0)
         live = len(rows) - idle - again
-        return {"live": live, "idle": idle, "padding": self.iteration.padding, "recomputed": again}
+        self.rows = {"live": live, "idle": idle, "padding": padding, "recomputed": again}
 
 
 class Generator(Protocol):

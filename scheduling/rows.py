@@ -48,25 +48,29 @@ def rows_of(
     rows: list[Row] = []
     size = limits.block_size
     charged, counts_decoded = 0, policy.counts_decoded
+    row = tuple.__new__  # a Row is made for each row of each iteration, and its own way is slow
     for inference, n in plan.run:
         start, mine = inference.computed, inference.blocks
         # its last token once more: its cache does not grow, and the block is nobody else's
         if inference.is_over:
-            rows.append(Row(inference, start, 1, mine, True, True, 0))
+            rows.append(row(Row, (inference, start, 1, mine, True, True, 0)))
             continue
-        uncomputed, cached = 1 if inference.decodes else inference.uncomputed, 0
-        if counts_decoded or not inference.decodes:
+        uncomputed, cached, again = 1, 0, 0
+        if not inference.decodes:
+            uncomputed = inference.uncomputed
+            if uncomputed > 1 and inference.keys is not None:  # its last token is always computed
+                cached = view.cached(inference)
+                start, uncomputed = start + cached, uncomputed - cached
+            again = max(0, min(n, inference.reached - start))
             charged += n
-        if uncomputed > 1 and inference.keys is not None:  # its last token is always computed
-            cached = view.cached(inference)
-            start, uncomputed = start + cached, uncomputed - cached
+        elif counts_decoded:
+            charged += n
         if not 1 <= n <= uncomputed:
             raise impossible(f"{n} tokens of {uncomputed} uncomputed ones cannot be computed")
         if cached or start + n > len(mine) * size:
             _, held = holds.get(inference.id, (inference, len(mine) * size))
             holds[inference.id] = (inference, max(held, start + n))
-        again = min(n, inference.reached - start) if inference.reached > start else 0
-        rows.append(Row(inference, start, n, mine, n == uncomputed, False, again))
+        rows.append(row(Row, (inference, start, n, mine, n == uncomputed, False, again)))
     for inference, tokens in holds.values():
         account.take(inference, tokens)
     if account.free < 0:

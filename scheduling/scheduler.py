@@ -177,16 +177,17 @@ class Scheduler:
             return 1
         size, most = self.limits.block_size, sys.maxsize
         for row in reversed(iteration.rows):  # who computes a prompt came last
-            inference, decodes = row.inference, row.inference.decodes
-            if inference.is_over:
+            inference, _, _, _, samples, idle, _ = row
+            if idle:
                 continue
-            if not row.samples or inference.stop is not None:
+            if not samples or inference.stop is not None:
                 return 1
-            if not decodes and self.decoder_batch_sizes:  # the next one may be filled up
+            if not inference.decodes and self.decoder_batch_sizes:  # the next one may be filled up
                 return 1
-            most = min(most, inference.num_tokens - len(inference.tokens))
+            if (left := inference.num_tokens - len(inference.tokens)) < most:
+                most = left
             if inference.keys is not None:  # a block that it fills can be found by others
-                if not decodes:
+                if not inference.decodes:
                     return 1
                 most = min(most, (inference.named + 1) * size - inference.computed)
         return most if most < sys.maxsize else 1
@@ -230,7 +231,7 @@ class Scheduler:
         """The same of an iteration and those after it, as many as it `repeats` at most, by when
         each ended: each row got its id each time.
         """
-        sampled, size, now = iter(ids), self.limits.block_size, times[-1]
+        sampled, size, n, now = iter(ids), self.limits.block_size, len(times), times[-1]
         running = State.RUNNING  # looked up once, which is slow in Python 3.11
         preemptive, served, over = self.order.preemptive, [], []
         for row in iteration.rows:
@@ -239,16 +240,17 @@ class Scheduler:
             # one that was cancelled meanwhile is not running: its id is dropped
             if idle or inference.state is not running:
                 continue
-            inference.computed += n_tokens + len(times) - 1
+            inference.computed += n_tokens + n - 1
             if preemptive:
                 self.order.computed(inference, n_tokens - recomputed, now)
             if token is not None:
                 served.append(inference)
-                inference.tokens += [token] * len(times)
-                inference.token_times += times
+                tokens = inference.tokens
+                tokens += [token] * n
+                inference.token_times.extend(times)
                 if inference.stop is not None:
                     inference.stopped = inference.stop(token)
-                if inference.stopped or len(inference.tokens) == inference.num_tokens:
+                if len(tokens) == inference.num_tokens or inference.stopped:
                     inference.is_over = True
                     over.append(inference)
             if not inference.decodes:
@@ -257,7 +259,7 @@ class Scheduler:
                 inference.decodes = bool(inference.tokens) and inference.uncomputed == 1
             if inference.keys is not None and inference.computed >= (inference.named + 1) * size:
                 self.pool.name_computed(inference, inference.keys)
-        self._totals.completion_tokens += len(served) * len(times)
+        self._totals.completion_tokens += len(served) * n
         self.lobby.charge_completions(served)
         return self._release(over, now) if over else []
 

@@ -15,7 +15,7 @@ from scheduling.inference import Inference, Iteration
 from scheduling.routers import Asked, Gateway
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
-from simulate.loop import COME, Arrival, Ended, Group, Loop, nobody
+from simulate.loop import COME, LOOK, Arrival, Ended, Group, Loop, nobody
 from simulate.replica import Replica, Stretch, any_ids
 from simulate.time import instant, seconds
 
@@ -97,6 +97,7 @@ class Fleet:
         self.layout = layout
         self.changes: list[Change] = []
         self.sent: dict[int, int] = {}  # requests, by the replica that got them
+        self.missed: list[Failure] = []  # that hit nobody
         self._loop, self._build, self._costs = loop, build, costs
         self._generate, self._computed, self._ended, self._jump = generate, computed, ended, jump
         self._session = session
@@ -111,15 +112,22 @@ class Fleet:
         for _ in range(layout.replicas):
             self._up(self._number())
         for failure in layout.failures:
-            loop.at(instant(failure.at_s), COME, self._fail, failure.replica)
+            loop.at(instant(failure.at_s), COME, self._fail, failure)
         if layout.autoscaling:
             self._autoscaler = Autoscaler(layout.autoscaling, layout.replicas)
-            loop.at(0, COME, self._decide)
+            loop.at(0, LOOK, self._decide)
 
     def arrive(self, group: Group) -> None:
         if not self._known:
             self._waiting.append(group)
             return
+        number = self._choose(group) if self.layout.is_several else next(iter(self._known))
+        self._known[number].requests += len(group)
+        self.sent[number] = self.sent.get(number, 0) + 1
+        self._replicas[number].arrive(group)
+
+    def _choose(self, group: Group) -> int:
+        """Which of several replicas gets it."""
         router = self._gateway.router
         if router.uses_tokens:
             for number, known in self._known.items():
@@ -131,10 +139,7 @@ class Fleet:
             (first.keys or ()) if router.uses_keys else (),
             self._session(first),
         )
-        number = self._gateway.choose(asked, list(self._known.values()), self._loop.now)
-        self._known[number].requests += len(group)
-        self.sent[number] = self.sent.get(number, 0) + 1
-        self._replicas[number].arrive(group)
+        return self._gateway.choose(asked, list(self._known.values()), self._loop.now)
 
     def check_done(self) -> None:
         """Raises RuntimeError if work is left, once nothing is left to happen."""
@@ -202,8 +207,10 @@ class Fleet:
                 del self._replicas[number]
         self._note()
 
-    def _fail(self, number: int) -> None:
-        if number not in self._known:
+    def _fail(self, failure: Failure) -> None:
+        number = failure.replica
+        if number not in self._known or self._loop.is_over:
+            self.missed.append(failure)
             return
         del self._known[number]
         self._replicas.pop(number).fail(EngineFailed("The replica failed."))
@@ -217,7 +224,7 @@ class Fleet:
         while (n := len(self._known) + len(self._starting)) != target:
             (self._start if n < target else self._stop)()
         if not self._loop.is_over:
-            self._loop.at(self._loop.now + instant(CONTROL_INTERVAL_S), COME, self._decide)
+            self._loop.at(self._loop.now + instant(CONTROL_INTERVAL_S), LOOK, self._decide)
 
     def _note(self) -> None:
         up = len(self._known)

@@ -14,8 +14,9 @@ Group = Sequence[Inference]  # who comes together
 Arrival = tuple[float, Group]  # at so many seconds
 # told of an inference that has ended, and when its answer is on its way; what comes because of that
 Ended = Callable[[float, Inference], Iterable[Arrival]]
-# of what happens at one instant: iterations end, then requests come, then is planned what runs next
-END, COME, PLAN = range(3)
+# of what happens at one instant: iterations end, requests come, what runs next is planned; and then
+# whoever looks on is told
+END, COME, PLAN, LOOK = range(4)
 
 
 def nobody(now: float, inference: Inference) -> Iterable[Arrival]:
@@ -47,11 +48,10 @@ class Loop:
         self.now = 0  # picoseconds
         self._heap: list[tuple[int, int, int, Event]] = []
         self._added = itertools.count(1)
+        self._left = 0  # of the events, those that are not looks
 
     def at(self, time: int, kind: int, call: Callable[..., None], *what: Any) -> Event:
-        event = Event(call, what)
-        heapq.heappush(self._heap, (time, kind, next(self._added), event))
-        return event
+        return self._put(time, kind, next(self._added), Event(call, what))
 
     def serve(self, trace: Iterable[Arrival], come: Callable[[Group], None]) -> None:
         """Have `come` called with all that arrive."""
@@ -66,8 +66,12 @@ class Loop:
 
     def _draw(self) -> None:
         for at, group in itertools.islice(self._trace, 1):
-            event = Event(self._next_of_trace, (group,))
-            heapq.heappush(self._heap, (instant(at), COME, 0, event))
+            self._put(instant(at), COME, 0, Event(self._next_of_trace, (group,)))
+
+    def _put(self, time: int, kind: int, number: int, event: Event) -> Event:
+        heapq.heappush(self._heap, (time, kind, number, event))
+        self._left += kind != LOOK
+        return event
 
     def _next_of_trace(self, group: Group) -> None:
         self._draw()
@@ -80,18 +84,19 @@ class Loop:
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left to happen."""
+        """Nothing is left to happen, whoever may look."""
         self._drop_cancelled()
-        return not self._heap
+        return not self._left
 
     def run(self) -> None:
         """Until nothing is left to happen."""
         while self._heap:
-            time, _, _, event = heapq.heappop(self._heap)
+            time, kind, _, event = heapq.heappop(self._heap)
+            self._left -= kind != LOOK
             if event.call is not None:
                 self.now = time
                 event.call(*event.what)
 
     def _drop_cancelled(self) -> None:
         while self._heap and self._heap[0][3].call is None:
-            heapq.heappop(self._heap)
+            self._left -= heapq.heappop(self._heap)[1] != LOOK

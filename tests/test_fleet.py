@@ -16,12 +16,12 @@ from scheduling.autoscaling import Autoscaling
 from scheduling.blocks import block_keys
 from scheduling.errors import Cancelled, EngineFailed
 from scheduling.inference import Inference
-from scheduling.policies import Dynamic, NoBatching
+from scheduling.policies import Dynamic, NoBatching, Plan, View
 from scheduling.scheduler import Scheduler
 from simulate import PS, Arrival, Loop, Replica
 from simulate.costs import Costs, Line
 from simulate.fleet import Failure, Fleet, Layout
-from simulate.loop import COME
+from simulate.loop import COME, LOOK
 from tests.virtual import make_scheduler
 
 TOKEN_S = 0.01
@@ -202,6 +202,39 @@ def test_whoever_comes_while_none_is_up_waits_for_one() -> None:
     trace = [(0.0, Inference([0], 100)), (1.5, late)]
     serve(trace, Layout(1, start_s=2.0, failures=[Failure(0, 1.0)]))
     assert late.arrived_at == 3.0 and late.answered_at == 4.0
+
+
+def test_a_failure_that_hits_nobody_is_told() -> None:
+    trace = [(0.0, Inference([0], 100)), (1.5, Inference([0], 100))]
+    missed = [Failure(0, 1.2), Failure(0, 5.0)]  # while it starts again, and when all is done
+    fleet = serve(trace, Layout(1, start_s=2.0, failures=[Failure(0, 1.0), *missed]))
+    assert fleet.missed == missed
+
+
+def test_who_only_looks_ends_once_nothing_else_happens() -> None:
+    loop = Loop()
+    seen: list[tuple[int, str]] = []
+
+    def look(who: str) -> None:
+        seen.append((loop.now, who))
+        if not loop.is_over:
+            loop.at(loop.now + 10, LOOK, look, who)
+
+    for who in ("one", "another"):
+        loop.at(0, LOOK, look, who)
+    loop.at(20, COME, seen.append, (20, "somebody"))
+    loop.run()
+    assert [who for _, who in seen] == ["one", "another"] * 2 + ["somebody", "one", "another"]
+    assert loop.now == 20
+
+
+def test_a_policy_that_runs_nobody_is_found_out_though_replicas_are_counted() -> None:
+    class Idle(Dynamic):
+        def plan(self, view: View) -> Plan:
+            return Plan()
+
+    with pytest.raises(RuntimeError, match="neither runs nor waits for anything"):
+        serve([(0.0, Inference([0], 1))], Layout(autoscaling=Autoscaling()), Idle())
 
 
 def test_replicas_follow_the_load_and_those_that_stop_finish_what_they_have() -> None:

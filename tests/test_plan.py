@@ -43,6 +43,13 @@ def test_the_fewest_that_can_keep_up_are_found(tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").stat().st_size > 20_000
 
 
+def test_one_trace_is_one_when_it_is_asked_for(tmp_path: Path) -> None:
+    more = ["--slo", "e2el:1000", "--attainment", "0.5", "--repeats", "1"]
+    found = planned(tmp_path, *more)
+    assert found["question"]["seeds"] == [0]
+    assert all(len(judged["attainments"]) == 1 for judged in found["answers"][0]["judged"])
+
+
 def test_what_no_number_of_replicas_meets_is_said(tmp_path: Path) -> None:
     done = ran("client.simulate", "--plan", *ASKED, "--slo", "tpot:1", "--out", str(tmp_path))
     assert done.returncode == 2

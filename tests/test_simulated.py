@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.patches import StepPatch
 from rich.console import Console
 
 from client import columns, runs
@@ -26,7 +27,7 @@ from client.machine import cpu
 from client.measure import measure, whole
 from client.progress import Progress, Replayed
 from client.quoting import unescape
-from client.report import drawing, report, side_by_side
+from client.report import drawing, replicas, report, side_by_side
 from client.simulate import ENGINE, WITHOUT_EFFECT, Simulating, parse
 from client.simulated import Simulated
 from config import Config, ConfigError, build
@@ -324,10 +325,32 @@ def test_all_that_is_written_says_that_nothing_was_measured(simulated: Path) -> 
     assert "<title>static, dynamic on demo (simulated)</title>" in page
     assert "no server ran" in page and "variant (simulated)" in page
     drawn = report.drawings(runs.load(simulated))
-    assert drawn.keys() == runs.FIGURES.keys()
+    assert drawn.keys() == runs.FIGURES.keys() - {"replicas"}, "there was one, all the time"
     for name, draw in drawn.items():
         assert "simulated, costs abacus" in (caption := draw().get_suptitle()), name
         assert cpu() not in caption, "nothing was measured there"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
+    """One, until the load asks for more; and of a failure that hit nobody."""
+    done = simulate(
+        tmp_path, "--modes", "nobatch,dynamic", "--numsamples", "600", "--arrival", "poisson:150",
+        "--autoscale", "max_replicas=4", "target_ongoing_requests=8", "upscale_delay_s=0.5",
+        "look_back_period_s=1", "metrics_interval_s=0.5", "--fail", "3:1000",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [part] = re.findall("## Replicas\n(.*?)\n## ", (tmp_path / "report.md").read_text(), re.S)
+    assert re.search(r"\| nobatch \| 1 to 4 \| [1-9]\d* \| [1-9]\d* to [1-9]\d* \|", part)
+    assert "In dynamic the failure of replica 3 at 1000 s hit nobody: it was not up" in part
+    assert "replicas.png" in part
+    run = runs.load(tmp_path)
+    panels = report.drawings(run)["replicas"]().axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["nobatch", "dynamic"]
+    for axes, mine in zip(panels, replicas.told(run).values()):
+        every, up = (patch for patch in axes.patches if isinstance(patch, StepPatch))
+        most = max(up for _, up, _ in mine["changes"])
+        assert max(up.get_data()[0]) == most <= max(every.get_data()[0])
 
 
 @pytest.mark.usefixtures("undrawn")

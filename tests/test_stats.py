@@ -20,7 +20,7 @@ def test_times_of_a_request_follow_from_its_stamps() -> None:
         1.0,
         3.0,
     )
-    assert times.itl_s == [0.25, 0.75]
+    assert times.itl_s.tolist() == [0.25, 0.75]
     assert times.e2e_s == times.ttft_s + times.decode_s + times.held_s
 
 

@@ -18,7 +18,7 @@ from client.analysis import ATTAINMENT, GROWTH, Estimate, estimate
 from client.data import described, save_json
 from client.machine import processor
 from client.quoting import code, escape, unescape
-from client.report import drawing, figures, sentences, tables, who_waits
+from client.report import drawing, figures, replicas, sentences, tables, who_waits
 from client.report.page import as_page
 from client.results import Key
 from client.runs import FIGURES, Run, differing
@@ -88,6 +88,9 @@ def drawings(run: Run) -> dict[str, Drawing]:
         }  # fmt: skip
         expected = {name: run.variants[name][0]["expected_useful_fraction"] for name in computed}
         found["rows"] = lambda: figures.computed_rows(computed, expected, caption)
+    if replicas.has_changes(run):
+        first = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")
+        found["replicas"] = lambda: replicas.figure(run, first)
     found["distributions"] = lambda: figures.distributions(
         {n: distributions(a) for n, a in answered.items()}, shown
     )
@@ -242,6 +245,7 @@ def contents(run: Run) -> str:
         *shown("latency_vs_tokens"), *who_waits.part(run.variants, shown("who_waits")),
         *sweep_part(run), *shown("latency_vs_throughput", "goodput"),
         "## Rows and latencies", *shown("occupancy", "rows", "distributions"),
+        *replicas.part(run, shown("replicas")),
         "## How it was made", "\n".join(f"- {fact}" for fact in facts(run)),
     ]  # fmt: skip
     if run.points:
