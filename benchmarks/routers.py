@@ -154,7 +154,7 @@ def figure(found: Cases, caption: str) -> Figure:
                 axes.grid(alpha=0.25)
             axes_of[0].set_title(f"{trace.told}")
             axes_of[-1].set_xlabel(f"replicas, each with {trace.rate:g} requests a second")
-            axes_of[-1].legend(fontsize=9, loc="upper left")
+            axes_of[-1].legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
         for axes, heading in zip(all_axes[:, 0], DRAWN.values()):
             axes.set_ylabel(heading)
         caption_of(fig, caption)
