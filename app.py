@@ -27,9 +27,9 @@ from config import DOOMED_FILES, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config, C
 from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
 from observers.line_writer import open_log
-from routes import inference, metrics, openai, openapi
+from routes import inference, live, metrics, openai, openapi
 from routes.completions import Completions
-from routes.guard import guard
+from routes.guard import guard, wants_page
 from routes.openapi import ROUTES
 from scheduling.errors import (
     EngineFailed,
@@ -53,7 +53,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     """
     server = server or Server(config)
     app = Flask(__name__, static_folder=None)
-    guard(app, config.api_key)
+    guard(app, config.api_key, config.live == "on")
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an answer reads in the order in which it is written
     app.config["MAX_CONTENT_LENGTH"] = (
         MAX_BODY_BYTES + 1
@@ -65,6 +65,8 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     app.register_blueprint(openai.blueprint(completions))
     app.register_blueprint(metrics.blueprint(server.metrics.registry))
     app.register_blueprint(openapi.blueprint(config.api_key is not None))
+    if server.live is not None:
+        app.register_blueprint(live.blueprint(server, server.live))
 
     @app.get("/stats")
     def get_stats() -> Response:
@@ -109,6 +111,8 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
 
     @app.get("/")
     def about() -> Response:
+        if server.live is not None and wants_page():
+            return Response(status=302, headers={"Location": "/live"})
         return jsonify(
             name="effective-batching",
             mode=config.mode,

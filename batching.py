@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, IterationRecord
 from scheduling.scheduler import Scheduler
-from scheduling.totals import Snapshot
+from scheduling.totals import Scene, Snapshot
 
 # iterations in a row that fail: an engine that does, a GPU after an illegal access say, never
 # recovers
@@ -150,6 +150,11 @@ class BatchingManager:
         """How full the server is now."""
         with self._changed:
             return self._scheduler.snapshot()
+
+    def scene(self, n: int) -> Scene:
+        """What there is to see now, with the first n of those that wait."""
+        with self._changed:
+            return self._scheduler.scene(n, self.clock())
 
     @property
     def loaded(self) -> bool:

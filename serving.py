@@ -19,6 +19,7 @@ from typing import Any
 from batching import BatchingManager
 from config import Config
 from generate import load_generator
+from live.observer import Live, about
 from observers.line_writer import LineWriter
 from observers.metrics import Metrics
 from observers.request_log import RequestLog
@@ -34,6 +35,7 @@ from weights import locate
 Load = Callable[
     [Config, Path | None, int], Generator
 ]  # of a Config, its checkpoint, and how many ids can be decoded
+SHOWN = 80  # characters of a prompt
 BACKLOG = 10_000  # entries of a recording that wait to be written: seconds of a fast engine
 Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
 
@@ -80,11 +82,20 @@ class Server:
             self.request_log = RequestLog(
                 config.request_log, config.mode, self.manager.epoch_offset
             )
-        for observer in (self.stats, self.metrics, self.request_log):
+        self.live: Live | None = None
+        if config.live == "on":
+            self.live = Live(self.manager, about(config, config.model_name), self._beginning)
+        for observer in (self.stats, self.metrics, self.request_log, self.live):
             if observer is not None:
                 self.manager.observe(observer)
         self._next_seed = config.sampling_seed
         self._lock = threading.Lock()
+
+    def _beginning(self, inference: Inference) -> str | None:
+        """Of its prompt, where it may be shown."""
+        if not self.config.live_prompts:
+            return None
+        return self.tokenizer.decode(inference.prompt_ids[: 4 * SHOWN])[:SHOWN]
 
     def close(self) -> None:
         """End everything in flight, and write what is left to write."""

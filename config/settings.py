@@ -33,6 +33,8 @@ ONLY_OVER_HTTP = (
     "drain_timeout_s",
     "request_log",
     "record",
+    "live",
+    "live_prompts",
     "sampling_seed",
     "host",
     "port",
@@ -206,6 +208,12 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         "append every call that changes the scheduler to this file, for ./simulate.sh --replay",
         "none",
         min_length=1,
+    )
+    live: Literal["on", "off"] = setting(
+        "on", "GET /live shows the rows of the batch while somebody looks: on or off"
+    )
+    live_prompts: bool = setting(
+        False, "show there the beginning of each prompt, which is data of whoever sent it", "off"
     )
     weights_seed: int = setting(0, "of random weights", ge=0, lt=2**63)
     sampling_seed: int = setting(

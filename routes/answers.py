@@ -278,3 +278,35 @@ class Description(_Answer):
     routes: dict[str, str]
     definitions: dict[str, str]
     pids: list[int]
+
+
+# ---- the page
+
+
+class LoadStarted(_Answer):
+    id: str | None = Field(description="of the load, to be told with each poll; none: it was ended")
+
+
+class MadeLoad(_Answer):
+    id: str
+    rate: float
+    left_s: float
+    sent: int
+    in_flight: int
+
+
+class Events(_Answer):
+    """What happened, for the page; docs/live.md has the format of the lists."""
+
+    about: dict[str, Any]
+    now: float
+    cursor: int
+    restart: bool
+    first: int
+    next: int
+    load: MadeLoad | None
+    lines: list[list[Any]] | None = None
+    iterations: list[list[Any]]
+    requests: list[list[Any]]
+    ended: list[list[Any]]
+    snapshots: list[list[Any]]

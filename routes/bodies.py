@@ -38,6 +38,18 @@ Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or 
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+
+def _ascending(pair: list[int]) -> list[int]:
+    if pair[0] > pair[1]:
+        raise ValueError("give the smaller number first")
+    return pair
+
+
+Range = Annotated[
+    list[Annotated[int, Field(ge=1, le=2**20)]],
+    Field(min_length=2, max_length=2),
+    AfterValidator(_ascending),
+]
 ONE_PROMPT: dict[str, Any] = {  # exactly one of the two
     "oneOf": [
         {
@@ -47,6 +59,17 @@ ONE_PROMPT: dict[str, Any] = {  # exactly one of the two
         for name, other in (("prompt", "prompt_ids"), ("prompt_ids", "prompt"))
     ]
 }
+
+
+class LoadRequest(BaseModel):
+    """The body of POST /live/load; a rate of 0 ends the load that there is."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    rate: float = Field(ge=0, le=1000, allow_inf_nan=False, description="requests a second")
+    num_tokens: Range = Field(default=[1, 256], description="at least and at most; each as likely")
+    prompt_tokens: Range = Field(default=[4, 64], description="the same of prompts")
+    seconds: float = Field(default=30.0, gt=0, le=60, allow_inf_nan=False)
 
 
 class InferenceRequest(BaseModel):

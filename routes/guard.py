@@ -15,15 +15,25 @@ from werkzeug.exceptions import UnsupportedMediaType
 
 from scheduling.errors import Unauthorized
 
-OPEN = ("health", "ready")  # endpoints that need no key: what watches a process has none
+# endpoints that need no key: what watches a process has none, and the page holds no data
+OPEN = ("health", "ready", "live.view")
 
 
-def guard(app: Flask, key: SecretStr | None) -> None:
-    """Have every request of `app` checked; without a key only its content type is."""
+def wants_page() -> bool:
+    """The current request is a browser's, which asks for a page rather than for JSON."""
+    accepted = request.accept_mimetypes
+    return accepted.best_match(("application/json", "text/html")) == "text/html"
+
+
+def guard(app: Flask, key: SecretStr | None, live: bool) -> None:
+    """Have every request of `app` checked; without a key only its content type is. live: a browser
+    that asks for / is shown the page.
+    """
 
     @app.before_request
     def check() -> None:
-        if key is not None and request.endpoint not in OPEN:
+        shown = live and request.endpoint == "about" and wants_page()
+        if key is not None and request.endpoint not in OPEN and not shown:
             _check_key(key.get_secret_value())
         if (
             request.method == "POST"

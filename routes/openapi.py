@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from routes import answers
-from routes.bodies import ChatRequest, CompletionRequest, InferenceRequest
+from routes.bodies import ChatRequest, CompletionRequest, InferenceRequest, LoadRequest
 
 VERSION = "1"
-JSON = "application/json"
+JSON, HTML = "application/json", "text/html"
 PROBLEMS = {
     400: "the request can never be served as it stands; `param` names the field",
     401: "the server has an API key, and this is not it",
@@ -66,6 +66,28 @@ PAGE = (
         "description": "from this iteration on; needs iterations=1",
     },
 )
+EVENTS = (
+    {
+        "name": "since",
+        "in": "query",
+        "schema": NUMBER,
+        "description": "the cursor of an earlier answer; without it all that is kept",
+    },
+    {
+        "name": "load",
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": "the id of the load that the page started",
+    },
+)
+LAST = (
+    {
+        "name": "last",
+        "in": "query",
+        "schema": NUMBER,
+        "description": "so many iterations (default: 2000)",
+    },
+)
 NAME = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)
 ROUTES = {
     "POST /inference": Route(
@@ -104,13 +126,33 @@ ROUTES = {
     "POST /reset_prefix_cache": Route(
         "forget all prefixes, as vLLM's", answers.Forgotten, problems=(415,)
     ),
+    "GET /live": Route("a page that shows the rows of the batch; it holds no data", HTML),
+    "GET /live/events": Route(
+        "what happened since ?since=CURSOR, for that page (docs/live.md); ?load=ID keeps its load "
+        "alive",
+        answers.Events,
+        problems=(400,),
+        parameters=EVENTS,
+    ),
+    "POST /live/load": Route(
+        "requests that the server makes itself, for that page; rate 0 ends them",
+        answers.LoadStarted,
+        LoadRequest,
+        problems=(400, 413, 415),
+    ),
+    "GET /timeline": Route(
+        "the last ?last=N iterations that somebody looked at, as Chrome's trace events",
+        JSON,
+        problems=(400,),
+        parameters=LAST,
+    ),
     "GET /metrics": Route("for Prometheus", "text/plain"),
     "GET /health": Route("the process answers", answers.Health),
     "GET /ready": Route("the model is loaded and the handler thread works", answers.Ready),
     "GET /openapi.json": Route("this interface, as OpenAPI 3.1 describes it", JSON),
     "GET /": Route("what this server is", answers.Description),
 }
-OPEN = ("GET /health", "GET /ready")  # need no key
+OPEN = ("GET /health", "GET /ready", "GET /live")  # need no key
 
 
 def document(has_key: bool) -> dict[str, Any]:

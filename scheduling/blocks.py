@@ -43,6 +43,7 @@ class BlockPool:
     def __init__(self, n_blocks: int):
         self.n_blocks = n_blocks
         self.free_blocks = n_blocks  # those kept, too
+        self.shared_blocks = 0  # to which several refer
         self.references = [0] * n_blocks  # of each block
         self._ranges = [(0, n_blocks)]  # (first, end), disjoint, sorted, never touching
         self._found: dict[bytes, int] = {}
@@ -75,6 +76,7 @@ class BlockPool:
                 del self._kept[block]
                 self.free_blocks -= 1
             self.references[block] += 1
+            self.shared_blocks += self.references[block] == 2
 
     def free(self, blocks: Sequence[int]) -> None:
         """Give a request's blocks back, the last first, so that of those kept a prompt's end goes
@@ -84,6 +86,7 @@ class BlockPool:
         for block in reversed(blocks):
             self.references[block] -= 1
             if self.references[block]:
+                self.shared_blocks -= self.references[block] == 1
                 continue
             self.free_blocks += 1
             if block in self._keys:
@@ -92,6 +95,11 @@ class BlockPool:
                 blank.append(block)
         if blank:
             self._give_back(blank)
+
+    @property
+    def cached_blocks(self) -> int:
+        """Free ones whose content can still be found."""
+        return len(self._kept)
 
     def name(self, block: int, key: bytes) -> None:
         """A block is full and computed: it can be found, unless another one is already."""

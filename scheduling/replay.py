@@ -7,15 +7,16 @@ A file may hold several recordings, each of a server that was started with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
-from scheduling.inference import Inference, Iteration, Sampling
+from scheduling.inference import Inference, Iteration, IterationRecord, Sampling
 from scheduling.recording import ASKED, ROW, VERSION, Entry, line_of, record
+from scheduling.scheduler import Scheduler
 
 ENDINGS = {kind.code: kind for kind in (Cancelled, DeadlinePassed)}  # all others are failures
 
@@ -56,11 +57,22 @@ class Replayed:
         return said + "."
 
 
-def replay_file(path: str) -> Replayed:
+class Observer(Protocol):
+    """Told of what is replayed, as a server's observers are."""
+
+    def iteration(self, record: IterationRecord) -> None: ...
+
+    def answered(self, inference: Inference) -> None: ...
+
+
+Observe = Callable[[Scheduler, Any], Observer]  # of a recording's scheduler, and its settings
+
+
+def replay_file(path: str, observe: Observe | None = None) -> Replayed:
     """`replay` of a file's lines. Raises ReplayError, also for a file that cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
-            return replay(file)
+            return replay(file, observe)
     except OSError as error:
         raise ReplayError(f"{path} cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
@@ -69,12 +81,13 @@ def replay_file(path: str) -> Replayed:
         raise ReplayError(f"{path}, {error}") from None
 
 
-def replay(lines: Iterable[str]) -> Replayed:
+def replay(lines: Iterable[str], observe: Observe | None = None) -> Replayed:
     """Make the calls of all recordings again, and compare. A line that is cut off is the end.
 
-    Raises ReplayError, with the line, for a gap, a foreign version, and what is no recording.
+    observe: asked at the beginning of each recording who is told of it. Raises ReplayError, with
+    the line, for a gap, a foreign version, and what is no recording.
     """
-    recordings, cut = _Recordings(), 0
+    recordings, cut = _Recordings(observe), 0
     for number, line in enumerate(lines, 1):
         if cut:
             raise ReplayError(f"line {cut}: this is no line of a recording.")
@@ -99,15 +112,16 @@ def replay(lines: Iterable[str]) -> Replayed:
 class _Recordings:
     """What came of the lines that were read so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, observe: Observe | None) -> None:
         self.found = Replayed()
+        self._observe = observe
         self._again: _Again | None = None  # of this recording; none after a difference
         self._n = 0  # calls of this recording
 
     def read(self, number: int, entry: Entry) -> None:
         """Take the next line. Raises ReplayError without its number."""
         if "recording" in entry:
-            self._again, self._n = _begin(entry), 0
+            self._again, self._n = _begin(entry, self._observe), 0
             self.found.recordings += 1
             self.found.unfinished += 1
         elif "gap" in entry:
@@ -144,14 +158,14 @@ class _Recordings:
             found.first_difference = f"{where}line {number:,} ({entry['call']}): {difference}"
 
 
-def _begin(entry: Entry) -> _Again:
+def _begin(entry: Entry, observe: Observe | None) -> _Again:
     if entry["recording"] != VERSION:
         raise ReplayError(
             f"the recording is of version {entry['recording']}, and this code replays version "
             f"{VERSION}; replay it with the code that made it."
         )
     try:
-        return _Again(entry["settings"])
+        return _Again(entry["settings"], observe)
     except (AttributeError, KeyError) as error:
         unknown = error.name if isinstance(error, AttributeError) else error
         raise ReplayError(
@@ -163,10 +177,11 @@ def _begin(entry: Entry) -> _Again:
 class _Again:
     """A scheduler that is called as a recorded one was, and recorded too."""
 
-    def __init__(self, settings: Entry):
+    def __init__(self, settings: Entry, observe: Observe | None):
         self._written: list[Entry] = []
-        values = {name: _tuple(value) for name, value in settings.items()}
-        self._scheduler = record(SimpleNamespace(**values), self._written.append)
+        values = SimpleNamespace(**{name: _tuple(value) for name, value in settings.items()})
+        self._scheduler = record(values, self._written.append)
+        self._observer = observe(self._scheduler, values) if observe else None
         self._in_flight: dict[int, Inference] = {}
         self._iteration = Iteration([], 0, 0, 0)
 
@@ -198,6 +213,7 @@ class _Again:
                 self._in_flight |= {inference.id: inference for inference in group}
             case "schedule":
                 self._iteration, _ = scheduler.schedule(now)
+                self._begun = now
             case "apply":
                 for id_ in entry.get("stopped", ()):
                     self._inference(id_).stop = lambda token: True
@@ -206,19 +222,32 @@ class _Again:
                     named.keys = [*(named.keys or ()), *map(bytes.fromhex, keys)]
                 samples = sum(row.samples for row in self._iteration.rows)
                 times = [*entry.get("before", ()), now]
-                scheduler.apply_repeated(self._iteration, [0] * samples, times)
+                answered = scheduler.apply_repeated(self._iteration, [0] * samples, times)
+                if self._observer is not None:
+                    took = now - self._begun
+                    self._observer.iteration(
+                        IterationRecord(self._begun, took, self._iteration, len(times))
+                    )
+                self._tell(answered)
             case "fail":
                 error = ENDINGS.get(entry["why"], GenerationFailed)("It was recorded.")
                 error.code = entry["why"]
-                scheduler.fail([self._inference(id_) for id_ in entry["ids"]], error, now)
+                self._tell(
+                    scheduler.fail([self._inference(id_) for id_ in entry["ids"]], error, now)
+                )
             case "expire":
-                scheduler.expire(now)
+                self._tell(scheduler.expire(now))
             case "limit_blocks":
-                scheduler.limit_blocks(entry["n_blocks"], now)
+                self._tell(scheduler.limit_blocks(entry["n_blocks"], now))
             case "forget_prefixes":
                 scheduler.forget_prefixes()
             case other:
                 raise ValueError(f"no call is named {other}")
+
+    def _tell(self, answered: Iterable[Inference]) -> None:
+        if self._observer is not None:
+            for inference in answered:
+                self._observer.answered(inference)
 
     def _inference(self, id_: int) -> Inference:
         if id_ not in self._in_flight:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
+from itertools import chain, islice
 from typing import Any
 
 from scheduling.door import UserLimits, refuse_too_large
@@ -23,7 +24,7 @@ from scheduling.pauses import Pauses
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy, View, chosen
 from scheduling.rows import padding, rows_of
 from scheduling.timers import Timers
-from scheduling.totals import Snapshot, Totals
+from scheduling.totals import Scene, Snapshot, Totals
 
 _EXITS: dict[type[ServingError], State] = {
     Cancelled: State.CANCELLED,
@@ -124,22 +125,7 @@ class Scheduler:
                 self.lobby.promote(inference, now)
             else:
                 self._pauses.promote(inference, now)
-        view = View(
-            now=now,
-            queues=self.lobby.queues,
-            running=self.running.values(),
-            free_blocks=self.pool.free_blocks,
-            n_blocks=self.pool.n_blocks,
-            limits=self.limits,
-            order=self.order,
-            request_level=self.policy.request_level,
-            rows=self._pauses.rows.values(),
-            paused=self._pauses.paused.values(),
-            processed=self._totals.processed,
-            ledger=self.lobby.ledger,
-            found=find,
-            references=self.pool.references,
-        )
+        view = self._view(now)._replace(found=find)
         plan = self.policy.plan(view)
         rows, holds = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
         for inference, _ in holds:  # first of all, before others take what was found
@@ -167,6 +153,29 @@ class Scheduler:
             closed=plan.closed,
         )
         return iteration, plan.wake_at
+
+    def _view(self, now: float) -> View:
+        return View(
+            now=now,
+            queues=self.lobby.queues,
+            running=self.running.values(),
+            free_blocks=self.pool.free_blocks,
+            n_blocks=self.pool.n_blocks,
+            limits=self.limits,
+            order=self.order,
+            request_level=self.policy.request_level,
+            rows=self._pauses.rows.values(),
+            paused=self._pauses.paused.values(),
+            processed=self._totals.processed,
+            ledger=self.lobby.ledger,
+            references=self.pool.references,
+        )
+
+    def scene(self, n: int, now: float) -> Scene:
+        """What there is to see, with the first n of those that wait. Nothing moves."""
+        queue = list(islice(chain.from_iterable(self._view(now).bins), n))
+        pool = self.pool
+        return Scene(pool.free_blocks, pool.shared_blocks, pool.cached_blocks, queue)
 
     def repeats(self, iteration: Iteration) -> int:
         """How many iterations it and the next ones are in which its rows compute a token each, so

@@ -21,6 +21,15 @@ class Snapshot(NamedTuple):
     prefix_hits: int  # those found
 
 
+class Scene(NamedTuple):
+    """What there is to see at one instant."""
+
+    free_blocks: int  # those whose content can still be found, too
+    shared_blocks: int  # that several requests have
+    cached_blocks: int  # of the free ones, those whose content can still be found
+    queue: list[Inference]  # the first of those that wait, in the order
+
+
 @dataclass(slots=True)
 class Totals:
     """Tokens since the start. Completions of one prompt count it once."""

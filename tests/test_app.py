@@ -302,6 +302,7 @@ def test_the_front_page_says_what_this_server_is(client: FlaskClient) -> None:
         and page["config"]["max_batch_size"] == 32
     )
     bodies = {
+        "/live/load": {"rate": 0},
         "/v1/completions": {"prompt": "hi"},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
     }

@@ -28,6 +28,7 @@ BODIES = {
     "/inference": {"prompt": "hi", "num_tokens": 3},
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/live/load": {"rate": 0},
     "/stats/reset": {},
     "/reset_prefix_cache": {},
 }
@@ -93,7 +94,7 @@ def test_a_server_with_a_key_answers_those_who_have_it(
         ):
             headers = {"Authorization": wrong} if wrong is not None else {}
             response = client.open(path, method=method, json=BODIES.get(path), headers=headers)
-            if path in ("/health", "/ready"):
+            if path in ("/health", "/ready", "/live"):
                 assert response.status_code == 200
                 continue
             error = response.get_json()["error"]

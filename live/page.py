@@ -1,0 +1,44 @@
+"""The page: one HTML file that needs no network, by itself or with saved runs in it."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("page.html")
+_RUNS = re.compile(r'(<script type="application/json" id="runs">)\[\](</script>)')
+
+
+@functools.cache
+def empty() -> str:
+    """The page as a server serves it: without data."""
+    return PAGE.read_text()
+
+
+def saved(histories: Sequence[str]) -> str:
+    """The page with one or two histories (JSON) in it."""
+    # JSON has no < outside of strings, and in one it may be written so: no markup can begin
+    data = f"[{','.join(histories)}]".replace("<", "\\u003c")
+    page, n = _RUNS.subn(lambda found: found[1] + data + found[2], empty())
+    assert n == 1, "page.html has one place for runs"
+    return page
+
+
+@functools.cache
+def security_policy() -> str:
+    """Content-Security-Policy of the page: its own script and style alone, and its own server."""
+
+    def hashes(tag: str) -> str:
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", empty(), re.DOTALL)
+        digests = [hashlib.sha256(text.encode()).digest() for text in found]
+        return " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
+
+    return (
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )

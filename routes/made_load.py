@@ -1,0 +1,125 @@
+"""Load that a page asks the server to make itself: a browser has six connections to an origin, too
+few for a queue to grow.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+from typing import Any
+
+from live.observer import LEASE_S
+from routes.bodies import LoadRequest
+from scheduling.errors import Overloaded, ServingError
+from scheduling.inference import Inference, Sampling
+from serving import Server
+
+LOOKS_S = 0.1  # how often a load sees whether it is to end
+
+
+class MadeLoad:
+    """At most one load at a time. It ends after its seconds, when another one or none is asked for,
+    when its page asks no longer, and when the server drains; the last three cancel what is left of
+    it, since nobody waits for that.
+    """
+
+    def __init__(self, server: Server):
+        self._server = server
+        self._lock = threading.Lock()
+        self._load: _Load | None = None
+
+    def start(self, asked: LoadRequest) -> str | None:
+        """The id of the new load, if one is asked for."""
+        with self._lock:
+            if self._load is not None:
+                self._load.stop()
+            self._load = _Load(self._server, asked) if asked.rate else None
+            return self._load.id if self._load else None
+
+    def told(self, id_: str | None) -> dict[str, Any] | None:
+        """How the load does that is there; asking by its id keeps it alive."""
+        with self._lock:
+            load = self._load
+        if load is None or load.is_over:
+            return None
+        if load.id == id_:
+            load.renew()
+        return load.told()
+
+
+class _Load:
+    def __init__(self, server: Server, asked: LoadRequest):
+        self.id = secrets.token_hex(8)
+        self._server, self._asked = server, asked
+        self._clock = server.manager.clock
+        self._end = self._clock() + asked.seconds
+        self._sent: list[Inference] = []
+        self._n_sent = 0
+        self._stop = threading.Event()
+        self.renew()
+        self._thread = threading.Thread(target=self._run, name="made load", daemon=True)
+        self._thread.start()
+
+    def renew(self) -> None:
+        self._lease = self._clock() + LEASE_S
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "rate": self._asked.rate,
+            "left_s": round(max(0.0, self._end - self._clock()), 3),
+            "sent": self._n_sent,
+            "in_flight": sum(inference.answered_at is None for inference in [*self._sent]),
+        }
+
+    def _run(self) -> None:
+        rng = random.Random(self.id)
+        manager = self._server.manager
+        due = self._clock()
+        while not self._ends_early() and (self._clock() < self._end or self._in_flight()):
+            if due >= self._end:
+                self._stop.wait(LOOKS_S)
+            elif due > (now := self._clock()):
+                self._stop.wait(min(due - now, LOOKS_S))
+            else:
+                due += rng.expovariate(self._asked.rate)
+                try:
+                    self._send(rng)
+                except ServingError:  # drains, or is broken
+                    break
+        if self._ends_early():
+            manager.cancel(self._sent)
+
+    def _ends_early(self) -> bool:
+        late = self._clock() > self._lease
+        return late or self._stop.is_set() or self._server.manager.draining
+
+    def _in_flight(self) -> bool:
+        self._sent = [inference for inference in self._sent if inference.answered_at is None]
+        return bool(self._sent)
+
+    def _send(self, rng: random.Random) -> None:
+        """One request. Raises ServingError, but not for a queue that is full."""
+        server, asked = self._server, self._asked
+        num_tokens, length = rng.randint(*asked.num_tokens), rng.randint(*asked.prompt_tokens)
+        ids = rng.choices(range(server.tokenizer.n_vocab), k=length)
+        most = server.config.max_model_len
+        num_tokens = min(num_tokens, most - 1)
+        group = server.group([ids[: most - num_tokens]], num_tokens, Sampling(), None, None)
+        try:
+            server.manager.enqueue(group)
+        except Overloaded:
+            server.refused(group)
+        else:
+            self._in_flight()
+            self._sent += group
+        self._n_sent += 1

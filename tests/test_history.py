@@ -1,0 +1,357 @@
+"""What a page is told: every row of every iteration, to readers who ask when they like."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+
+from live import page, timeline
+from live.history import KEPT, Cell, History
+from live.observer import BACKLOG, LEASE_S, Kept, Live
+from live.reading import iterations
+from scheduling.errors import Cancelled
+from scheduling.inference import Inference, Iteration, IterationRecord, Row
+from scheduling.policies import Dynamic, Fcfs, MultiBin, Srpt, Static
+from scheduling.scheduler import Scheduler
+from scheduling.totals import Scene
+from simulate import drive
+from tests.virtual import make_scheduler
+
+ABOUT = {"name": "dynamic"}
+NOW: dict[str, Any] = {"load": None}
+
+
+def kind_of(row: Row) -> str:
+    if row.idle:
+        return "i"
+    return "r" if row.recomputed else "d" if row.decodes else "p"
+
+
+class Watched:
+    """A scheduler that is driven, its history, and what each iteration was."""
+
+    def __init__(self, scheduler: Scheduler, kept: Kept):
+        self.iterations: list[Iteration] = []
+        self.kept, self.scheduler = kept, scheduler
+
+    def planned(self, now: float, iteration: Iteration) -> None:
+        """As a server's observers: told of the last one before the next is planned."""
+        if iteration.rows:
+            self.iterations.append(iteration)
+
+
+def served(policy: Any, trace: list[tuple[float, list[Inference]]], **limits: Any) -> Watched:
+    scheduler = make_scheduler(policy, **limits)
+    kept = Kept(scheduler, ABOUT, zero=0.0)
+    watched = Watched(scheduler, kept)
+    last: list[tuple[float, Iteration]] = []
+
+    def over(now: float) -> None:
+        for begun, iteration in last:
+            kept.iteration(IterationRecord(begun, now - begun, iteration))
+        last.clear()
+
+    apply = scheduler.apply_repeated
+
+    def applied(iteration: Iteration, ids: Any, times: Any) -> list[Inference]:
+        answered = apply(iteration, ids, times)
+        over(times[-1])
+        for inference in answered:
+            kept.answered(inference)
+        return answered
+
+    def planned(now: float, iteration: Iteration) -> None:
+        watched.planned(now, iteration)
+        if iteration.rows:
+            last.append((now, iteration))
+
+    scheduler.apply_repeated = applied  # type: ignore[method-assign]
+    drive(scheduler, trace, lambda _: 0.01, planned=planned)
+    return watched
+
+
+def some_trace(seed: int, n: int = 60) -> list[tuple[float, list[Inference]]]:
+    rng = random.Random(seed)
+    at, trace = 0.0, []
+    for _ in range(n):
+        at += rng.expovariate(20.0)
+        trace.append((at, [Inference([0] * rng.randint(1, 40), rng.randint(1, 30))]))
+    return trace
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "static": (Static(), {}),
+    "dynamic": (Dynamic(), {"token_budget": 16}),
+    "demand, few blocks": (Dynamic(kv_reservation="demand"), {"n_blocks": 20, "token_budget": 16}),
+    "srpt, which pauses": (Dynamic(), {"order": Srpt(), "max_batch_size": 3}),
+    "padding": (Dynamic(), {"decoder_batch_sizes": [8, 4]}),
+    "bins": (MultiBin(), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_read_is_every_row_of_every_iteration(case: str) -> None:
+    policy, limits = CASES[case]
+    watched = served(policy, some_trace(1), **({"max_batch_size": 8, "n_blocks": 200} | limits))
+    history = json.loads(watched.kept.named("x"))
+    seen = 0
+    lines: dict[int, int] = {}
+    for read, iteration in zip(iterations(history), watched.iterations, strict=True):
+        computed = {cell.id: cell for cell in read.cells.values() if cell.kind not in "sw"}
+        assert len(read.cells) == len({cell.id for cell in read.cells.values()}), "a line each"
+        assert computed.keys() == {row.inference.id for row in iteration.rows}
+        for row in iteration.rows:
+            cell = computed[row.inference.id]
+            tokens = 1 if row.idle else row.n_tokens
+            assert (cell.kind, cell.n, cell.start) == (kind_of(row), tokens, row.start)
+        assert (read.waiting, read.running) == (iteration.waiting, iteration.running)
+        assert (read.blocks_used, read.padding) == (iteration.blocks_used, iteration.padding)
+        for line, cell in read.cells.items():
+            assert lines.setdefault(cell.id, line) == line or case.startswith("demand")
+            lines[cell.id] = line
+        seen += 1
+    assert seen == history["next"] > 50
+    assert len(history["ended"]) == len(history["requests"]) == 60
+    kinds = {cell.kind for read in iterations(history) for cell in read.cells.values()}
+    expected = {"static": "i", "demand, few blocks": "r", "srpt, which pauses": "s"}
+    assert {"d", "p", *expected.get(case, "")} <= kinds
+
+
+def test_a_worked_example() -> None:
+    """Two rows; A has two tokens and B three, C comes when A leaves and takes its line.
+
+    iteration   0    1    2    3
+    line 0      A p  A d  C p
+    line 1      B p  B d  B d
+    """
+    a, b, c = Inference([0] * 3, 2, user="ann"), Inference([0], 3), Inference([0] * 4, 1)
+    watched = served(Dynamic(), [(0.0, [a]), (0.0, [b]), (0.001, [c])], max_batch_size=2)
+    history = json.loads(watched.kept.named("dynamic"))
+    assert [told[-1] for told in history["iterations"]] == [
+        [0, 0, "p", 3, 0, 1, 1, "p", 1, 0],
+        [0, 0, "d", 1, 3, 1, 1, "d", 1, 1],
+        [0, 2, "p", 4, 0],
+    ]
+    assert [told[:5] for told in history["iterations"]] == [
+        [0.0, 0.01, 0, 2, 3], [0.01, 0.01, 1, 2, 3], [0.02, 0.01, 0, 2, 3],
+    ]  # fmt: skip
+    assert history["requests"][0] == [0, 0.0, 3, 2, "ann", 0, None]
+    assert history["ended"] == [
+        [0, 0.02, "finished", 0.01, 2], [1, 0.03, "finished", 0.01, 3],
+        [2, 0.03, "finished", 0.029, 1],
+    ]  # fmt: skip
+    assert (history["first"], history["next"], history["restart"]) == (0, 3, True)
+
+
+class Server:
+    """A manager whose clock is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def scene(self, n: int) -> Scene:
+        return Scene(100, 0, 0, [])
+
+
+def iteration_of(*rows: tuple[Inference, int]) -> Iteration:
+    """Of rows that compute a token each."""
+    made = [Row(i, start, 1, [], True, False) for i, start in rows]
+    return Iteration(made, len(made), 0, 7)
+
+
+class Reader:
+    """A page: it asks when it likes, and keeps what it is told."""
+
+    def __init__(self, live: Live):
+        self.live = live
+        self.cursor: int | None = None
+        self.cells: dict[int, dict[int, Cell]] = {}  # by iteration
+        self.restarts = self.requests = self.ended = 0
+        self.known: dict[int, Any] = {}
+
+    def ask(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.live.events(self.cursor, **NOW))
+        if told["restart"]:
+            self.restarts += 1
+            self.cells.clear()
+            self.known.clear()
+        else:  # as after the last one that it knows
+            before = self.cells.get(told["first"] - 1, {})
+            cells = sorted(before.items())
+            told["lines"] = [[line, *cell.at(told["first"])[:4]] for line, cell in cells]
+        self.known |= {request[0]: request for request in told["requests"]}
+        for seen in iterations(told):
+            self.cells[seen.number] = dict(seen.cells)
+            assert {cell.id for cell in seen.cells.values()} <= self.known.keys()
+        self.cursor = told["cursor"]
+        self.ended += len(told["ended"])
+        return told
+
+
+def test_readers_who_ask_at_different_times_see_the_same() -> None:
+    server = Server()
+    live = Live(server, ABOUT)
+    often, seldom = Reader(live), Reader(live)
+    often.ask(), seldom.ask()
+    rng = random.Random(0)
+    running: dict[int, tuple[Inference, int]] = {}
+    for k in range(1500):
+        if len(running) < 4 and rng.random() < 0.2:
+            new = Inference([0] * 5, 9)
+            new.id, running[k] = k, (new, 5)
+        record = IterationRecord(server.now, 0.001, iteration_of(*running.values()))
+        live.iteration(record)
+        for id_, (inference, start) in list(running.items()):
+            running[id_] = inference, start + 1
+            if rng.random() < 0.05:
+                inference.answered_at = server.now
+                live.answered(inference)
+                del running[id_]
+        server.now += 0.002
+        if rng.random() < 0.2:
+            often.ask()
+        if rng.random() < 0.01:
+            seldom.ask()
+    often.ask(), seldom.ask()
+    late = Reader(live)
+    late.ask()
+    assert often.restarts == seldom.restarts == late.restarts == 1
+    assert len(often.cells) == 1500 and often.cells == seldom.cells == late.cells
+    assert often.ended == seldom.ended == late.ended > 50
+
+
+def test_a_page_that_comes_late_gets_the_last_iterations_whole() -> None:
+    """Also of a request that came before those, and the beginning of which is forgotten."""
+    server = Server()
+    live = Live(server, ABOUT)
+    first = Reader(live)
+    first.ask()
+    old = Inference([0] * 5, 10_000, user="old")
+    old.id = 0
+    n = KEPT + 500
+    for k in range(n):
+        live.iteration(IterationRecord(server.now, 0.001, iteration_of((old, 5 + k))))
+        if k % 100 == 0:
+            first.ask()
+    new = Reader(live)
+    told = new.ask()
+    assert (told["first"], told["next"], len(told["iterations"])) == (500, n, KEPT)
+    assert told["lines"] == [[0, 0, "d", 1, 505]] and new.known[0][4] == "old"
+    first.ask()
+    assert all(first.cells[k] == new.cells[k] for k in range(500, n))
+
+
+def test_nobody_looks_and_nothing_is_kept() -> None:
+    server = Server()
+    live = Live(server, ABOUT)
+    row = Inference([0], 9)
+    row.id = 3
+    record = IterationRecord(0.0, 0.001, iteration_of((row, 1)))
+    live.iteration(record)
+    reader = Reader(live)
+    assert reader.ask()["iterations"] == [] and not reader.cells
+    live.iteration(record)
+    assert len(reader.ask()["iterations"]) == 1
+    server.now += 2 * LEASE_S  # the page is closed
+    late = IterationRecord(server.now, 0.001, iteration_of((row, 2)))
+    live.iteration(late)
+    told = reader.ask()
+    assert told["restart"] and told["iterations"] == [] and told["first"] == 1
+
+
+def test_who_falls_too_far_behind_begins_anew() -> None:
+    server = Server()
+    live = Live(server, ABOUT)
+    reader = Reader(live)
+    reader.ask()
+    row = Inference([0], 9)
+    row.id = 0
+    for k in range(BACKLOG + 1):
+        live.iteration(IterationRecord(0.0, 0.001, iteration_of((row, k))))
+    told = reader.ask()
+    assert told["restart"] and told["iterations"] == [], "it skips to now"
+    live.iteration(IterationRecord(0.0, 0.001, iteration_of((row, 5))))
+    assert len(reader.ask()["iterations"]) == 1
+
+
+def test_prompts_are_told_only_where_they_may_be() -> None:
+    row = Inference([1, 2], 9)
+    row.id = 0
+    silent, open_ = History(ABOUT), History(ABOUT, prompt=lambda inference: "<b>hello")
+    for history in (silent, open_):
+        history.iteration(0.0, 1.0, iteration_of((row, 1)))
+    assert json.loads(silent.since(None, 1.0))["requests"][0][-1] is None
+    assert json.loads(open_.since(None, 1.0))["requests"][0][-1] == "<b>hello"
+
+
+def test_a_saved_page_holds_what_cannot_end_its_script() -> None:
+    told = json.dumps({"about": {"name": "</script><script>alert(1)</script>"}})
+    html = page.saved([told])
+    assert "alert(1)</script>" not in html and html.count("</script>") == page.empty().count(
+        "</script>"
+    )
+    [data] = [part.split("</script>")[0] for part in html.split('id="runs">')[1:]]
+    assert json.loads(data)[0]["about"]["name"].startswith("</script>")
+
+
+def test_a_timeline_has_a_track_a_line_on_which_nothing_overlaps() -> None:
+    watched = served(Static(), some_trace(2), max_batch_size=8, n_blocks=200)
+    history = json.loads(watched.kept.named("static"))
+    told = json.loads(timeline.text(history))["traceEvents"]
+    rows = [event for event in told if event["ph"] == "X"]
+    by_kind: dict[str, int] = {}
+    for track in {event["tid"] for event in rows}:
+        mine = sorted((e for e in rows if e["tid"] == track), key=lambda event: event["ts"])
+        for one, following in itertools.pairwise(mine):
+            assert one["ts"] + one["dur"] <= following["ts"] + 1e-3
+    for event in rows:
+        by_kind[event["cat"]] = by_kind.get(event["cat"], 0) + 1
+    computed = [row for iteration in watched.iterations for row in iteration.rows]
+    assert by_kind["idle"] == sum(row.idle for row in computed) > 0
+    assert by_kind["decode"] + by_kind["prefill"] == sum(not row.idle for row in computed)
+    begins = {(e["id"], e["cat"]): e["ts"] for e in told if e["ph"] == "b"}
+    ends = {(e["id"], e["cat"]): e["ts"] for e in told if e["ph"] == "e"}
+    assert begins.keys() == ends.keys() and all(begins[key] < ends[key] for key in begins)
+    assert sum(cat == "running" for _, cat in begins) == 60
+    waiting = [e["args"]["waiting"] for e in told if e["ph"] == "C" and e["name"] == "queue"]
+    assert waiting == [iteration.waiting for iteration in watched.iterations]
+    last = json.loads(timeline.text(history, 10))["traceEvents"]
+    assert {e["args"]["iteration"] for e in last if e["ph"] == "X"} == set(
+        range(history["next"] - 10, history["next"])
+    )
+
+
+def test_a_timeline_that_is_too_large_is_split(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = served(Dynamic(), some_trace(3), max_batch_size=8, n_blocks=200)
+    history = json.loads(watched.kept.named("dynamic"))
+    whole = json.loads(timeline.text(history))["traceEvents"]
+    monkeypatch.setattr(timeline, "MOST_BYTES", 50_000)
+    with pytest.raises(ValueError, match="more than 50,000 bytes"):
+        timeline.text(history)
+    paths = timeline.write(history, tmp_path / "x.json")
+    assert len(paths) > 3 and [path.name for path in paths][:2] == ["x.json", "x-2.json"]
+    assert all(path.stat().st_size <= 50_000 for path in paths)
+    parts = [event for path in paths for event in json.loads(path.read_text())["traceEvents"]]
+    assert parts == whole
+
+
+@pytest.mark.usefixtures("capsys")
+def test_who_is_cancelled_in_the_queue_has_ended() -> None:
+    scheduler = make_scheduler(Dynamic(), order=Fcfs(), max_batch_size=1)
+    kept = Kept(scheduler, ABOUT, zero=0.0)
+    waits = Inference([0], 3)
+    scheduler.enqueue([waits], 0.5)
+    for inference in scheduler.fail([waits], Cancelled("gone"), 1.0):
+        kept.answered(inference)
+    history = json.loads(kept.named("x"))
+    assert history["ended"] == [[0, 1.0, "cancelled", None, 0]]
+    assert [request[0] for request in history["requests"]] == [0]
