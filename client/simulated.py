@@ -7,7 +7,7 @@ import itertools
 import random
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,8 @@ from scheduling import scheduler
 from scheduling.blocks import block_keys
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
 from scheduling.inference import Inference, Iteration, IterationRecord, Sampling
+from scheduling.replay import Observer
+from scheduling.scheduler import Scheduler
 from simulate import Arrival, Loop, any_ids, seconds
 from simulate.costs import Costs
 from simulate.fleet import Fleet, Layout
@@ -39,7 +41,7 @@ class Simulated:
     several: `Measurable`.
 
     stream: requests ask for streams. jump: iterations between which nothing changes are computed at
-    once, to the same end.
+    once, to the same end. observe: asked of each scheduler who else is told what it does.
     """
 
     ours = tells = True
@@ -53,12 +55,13 @@ class Simulated:
         *,
         stream: bool = False,
         jump: bool = True,
+        observe: Callable[[Scheduler], Observer] | None = None,
     ):
         self.name = name
         self.config = config
         self.costs = replace(costs, gap=costs.gap + instant(config.loop_interval_ms / 1e3))
         self.layout = layout
-        self.stream, self.jump = stream, jump
+        self.stream, self.jump, self.observe = stream, jump, observe
         self.begin()
 
     @property
@@ -100,6 +103,7 @@ class _Serving:
         self._left = len(trace)
         self._server, self._trace, self._watch = server, trace, watch
         self._config, self._costs = server.config, server.costs
+        self._observers: list[Observer] = [server.stats]
         self._request_s, self._answer_s = server.costs.request / PS, server.costs.answer / PS
         self._encoded = functools.cache(load_tokenizer(server.config.tokenizer).encode_ordinary)
         # who is in flight: which request, by its number, since when, and the token that its
@@ -117,7 +121,7 @@ class _Serving:
         self._fleet = Fleet(
             self._loop,
             server.layout,
-            lambda: scheduler.build(server.config),
+            self._build,
             self._costs,
             generate=self._generate if server.config.prefix_caching else any_ids,
             computed=self._computed,
@@ -125,6 +129,12 @@ class _Serving:
             session=self._session,
             jump=server.jump,
         )
+
+    def _build(self) -> Scheduler:
+        built = scheduler.build(self._config)
+        if self._server.observe is not None:
+            self._observers.append(self._server.observe(built))
+        return built
 
     def run(self) -> None:
         self._loop.serve(self._firsts(), self._arrives)
@@ -203,14 +213,16 @@ class _Serving:
         begun, n = stretch.begun, stretch.n
         took = stretch.end(n - 1) - begun - (n - 1) * stretch.gap
         record = IterationRecord(seconds(begun), took / PS, stretch.iteration, n)
-        self._server.stats.iteration(record)
+        for observer in self._observers:
+            observer.iteration(record)
         self._server.occupancy.add(stretch, record)
 
     def _ended(self, now: float, inference: Inference) -> Iterator[Arrival]:
         i, request, sent_at, _ = self._asked.pop(inference)
         outcome = self._outcome(i, inference, request, sent_at, now)
         if inference.answered_at is not None:
-            self._server.stats.answered(inference)
+            for observer in self._observers:
+                observer.answered(inference)
         elif isinstance(inference.error, Overloaded):
             self._server.stats.refused(inference)
         elif isinstance(inference.error, InvalidRequest):

@@ -70,10 +70,14 @@ def test_the_readme_shows_each_program() -> None:
     }
 
 
+def record_elsewhere(arguments: list[str], folder: Path) -> None:
+    if "--record" in arguments:
+        arguments[arguments.index("--record") + 1] = str(folder / "calls.jsonl")
+
+
 @pytest.mark.parametrize("arguments", of("./server.sh"), ids=" ".join)
 def test_server_commands(arguments: list[str], tmp_path: Path) -> None:
-    if "--record" in arguments:
-        arguments[arguments.index("--record") + 1] = str(tmp_path / "calls.jsonl")
+    record_elsewhere(arguments, tmp_path)
     if "--help" in arguments:
         subprocess.run(
             [sys.executable, "app.py", *arguments], cwd=ROOT, check=True, capture_output=True
@@ -105,6 +109,7 @@ def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Se
 @pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
 @pytest.mark.usefixtures("undrawn")
 def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
+    record_elsewhere(arguments, tmp_path)
     model = "demo" if "--attention" in arguments else "fake"  # which has no attention to choose
     small = ["--model", model, "--out", str(tmp_path / "out"), "--skip-calibration"]
     if "--variant" not in arguments:

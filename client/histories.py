@@ -1,0 +1,136 @@
+"""Rows × iterations of what was saved: a recording of a server, or a run of ./simulate.sh, which is
+served again. Of a run of ./compare.sh, which keeps no rows, the recordings beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from client.data import Request
+from client.load import Watch
+from client.runs import Run, RunError, load
+from client.simulated import Simulated
+from client.traces import load_trace
+from config import Config
+from live.observer import Kept, about
+from scheduling.replay import ReplayError, replay_file
+from scheduling.scheduler import Scheduler
+from simulate.costs import Costs, CostsError
+from simulate.costs import load as load_costs
+
+
+def histories(path: Path) -> dict[str, str]:
+    """JSON of each server's history, by its name. Raises RunError."""
+    if path.is_file():
+        return recorded(path)
+    run = load(path)
+    simulated = run.first.get("simulated")
+    return again(run) if simulated else measured(run)
+
+
+def recorded(path: Path, model: str = "not recorded") -> dict[str, str]:
+    """Of each recording in a file. Raises RunError."""
+    found: list[Kept] = []
+
+    def observe(scheduler: Scheduler, settings: Any) -> Kept:
+        told = about(settings, model) | {"note": f"recorded: {path.name}"}
+        found.append(Kept(scheduler, told))
+        return found[-1]
+
+    try:
+        replay_file(str(path), observe)
+    except ReplayError as error:
+        raise RunError(str(error)) from None
+    names = _told_apart([str(kept.history.about["name"]) for kept in found])
+    return {name: kept.named(name) for name, kept in zip(names, found)}
+
+
+def measured(run: Run) -> dict[str, str]:
+    """Of a run's servers, which were started with --record. Raises RunError."""
+    recordings = {
+        name: result["config"].get("record")
+        for name, result in run.results[0].items()
+        if result.get("config")
+    }
+    paths = dict.fromkeys(path for path in recordings.values() if path)
+    if not paths or not all(Path(path).exists() for path in paths):
+        raise RunError(
+            f"{run.folder} has no recording of its servers, and a report keeps no rows; measure "
+            f"again with --record {run.folder / 'calls.jsonl'}"
+        )
+    model = str(run.first["config"]["model"])
+    return {name: text for path in paths for name, text in recorded(Path(path), model).items()}
+
+
+def again(run: Run) -> dict[str, str]:
+    """Of a simulated run's servers: the same trace is served once more, to the same end. Raises
+    RunError.
+    """
+    told, trace = run.first["simulated"], run.folders[0] / "trace.jsonl"
+    if told["layout"]:
+        raise RunError(f"{run.folder} has several replicas, and rows are shown of one server")
+    if not trace.exists():
+        raise RunError(f"{trace} is not there; simulate again, a trace that is short enough")
+    try:
+        costs = load_costs(told["costs"])
+    except CostsError as error:
+        raise RunError(str(error)) from None
+    requests, note = load_trace(trace), f"commit {run.first['commit']}, {run.first['date']}"
+    return {
+        name: serve_again(
+            name, Config(**result["config"]), costs, requests, note, bool(run.first["stream"])
+        )
+        for name, result in run.results[0].items()
+    }
+
+
+def serve_again(
+    name: str,
+    config: Config,
+    costs: Costs,
+    requests: Sequence[Request],
+    note: str,
+    stream: bool = False,
+) -> str:
+    """JSON of the history of a simulated server."""
+    found: list[Kept] = []
+    told = about(config, config.model_name) | {
+        "simulated": f"simulated, costs {costs.name}",
+        "note": note,
+    }
+
+    def observe(scheduler: Scheduler) -> Kept:
+        found.append(Kept(scheduler, told, zero=0.0))
+        return found[-1]
+
+    server = Simulated(name, config, costs, stream=stream, jump=False, observe=observe)
+    server.replay(requests, math.inf, Watch())
+    return found[0].named(name)
+
+
+def _told_apart(names: list[str]) -> list[str]:
+    """Equal ones get a number."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+    return found
+
+
+def chosen(found: Mapping[str, str], names: list[str] | None) -> list[str]:
+    """The histories of one or two names; unless they are named, static and dynamic, or the first
+    two. Raises RunError.
+    """
+    known = ", ".join(found)
+    if names is None:
+        both = [name for name in ("static", "dynamic") if name in found]
+        names = both if len(both) == 2 else list(found)[:2]
+    if unknown := [name for name in names if name not in found]:
+        raise RunError(f"there is no {unknown[0]!r}; name one or two of {known}")
+    if len(names) > 2:
+        raise RunError(f"a page shows one or two servers; name them with --of, of {known}")
+    return [found[name] for name in names]
