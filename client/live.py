@@ -1,6 +1,7 @@
 """A saved run as a page that shows its rows, iteration by iteration, without a server.
 
-python -m client.live RUN             RUN/live.html, of static and dynamic, or the first two
+python -m client.live RUN             RUN/live.html, of static and dynamic, or the first two, and a
+                                      link to it in the run's report
 python -m client.live CALLS.jsonl     CALLS.html, of what a server's --record wrote
 """
 
@@ -11,7 +12,8 @@ import sys
 from pathlib import Path
 
 from client.histories import chosen, histories
-from client.runs import RunError
+from client.report import report
+from client.runs import LIVE, RunError, load
 from live import page
 
 MOST_BYTES = 30_000_000  # that a browser still opens quickly
@@ -43,8 +45,10 @@ def main() -> None:
             )
     except RunError as error:
         sys.exit(f"error: {error}")
-    out = out or (run.with_suffix(".html") if run.is_file() else run / "live.html")
+    out = out or (run.with_suffix(".html") if run.is_file() else run / LIVE)
     out.write_text(page.saved(mine))
+    if out == run / LIVE:
+        report.write(load(run))  # which links it
     print(out)
 
 

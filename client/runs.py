@@ -40,7 +40,8 @@ NOT_TOLD = (
     "host",
     "log_level",
 )  # settings that differ between the servers of any comparison, or mean nothing
-REPORT = ("report.md", "report.html", *(f"{name}.png" for name in FIGURES))
+LIVE = "live.html"  # the page of its rows, which `python -m client.live` makes
+REPORT = ("report.md", "report.html", LIVE, *(f"{name}.png" for name in FIGURES))
 
 
 class RunError(Exception):

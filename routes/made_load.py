@@ -91,7 +91,7 @@ class _Load:
             elif due > (now := self._clock()):
                 self._stop.wait(min(due - now, LOOKS_S))
             else:
-                due += rng.expovariate(self._asked.rate)
+                due = max(due, now - LOOKS_S) + rng.expovariate(self._asked.rate)
                 try:
                     self._send(rng)
                 except ServingError:  # drains, or is broken

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from markdown_it import MarkdownIt
 
 from client.quoting import unescape
+from client.runs import LIVE
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 2rem auto }
@@ -43,7 +44,7 @@ def as_page(markdown: str, vectors: Mapping[str, bytes]) -> str:
     """A report as one HTML file that needs no network: its Markdown, with figures as SVG inside."""
     sources = {f"{name}.png" for name in vectors}
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    parser.validateLink = lambda url: url in sources  # type: ignore[method-assign]  # nothing else is looked at or linked
+    parser.validateLink = lambda url: url in {*sources, LIVE}  # type: ignore[method-assign]  # nothing else is looked at or linked
     body = parser.render(markdown)
     for name, vector in vectors.items():
         data = base64.b64encode(_shortened(vector)).decode()

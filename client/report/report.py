@@ -21,7 +21,7 @@ from client.quoting import code, escape, unescape
 from client.report import drawing, figures, replicas, sentences, tables, who_waits
 from client.report.page import as_page
 from client.results import Key
-from client.runs import FIGURES, Run, differing
+from client.runs import FIGURES, LIVE, Run, differing
 from stats import DEFINITIONS, ROW_KINDS, latency_line
 
 Drawing = Callable[[], Figure]
@@ -166,6 +166,13 @@ def sweep_part(run: Run) -> list[str]:
     ]
 
 
+def rows_page(run: Run) -> list[str]:
+    """The link to what `python -m client.live` made of the run."""
+    if not (run.folder / LIVE).exists():
+        return []
+    return [f"[Every row, iteration by iteration]({LIVE})"]
+
+
 def marked(run: Run) -> str:
     """What stands beside the names of a run that was not measured."""
     return " (simulated)" if run.first.get("simulated") else ""
@@ -244,7 +251,7 @@ def contents(run: Run) -> str:
         sentences.conditions(run),
         *shown("latency_vs_tokens"), *who_waits.part(run.variants, shown("who_waits")),
         *sweep_part(run), *shown("latency_vs_throughput", "goodput"),
-        "## Rows and latencies", *shown("occupancy", "rows", "distributions"),
+        "## Rows and latencies", *shown("occupancy", "rows", "distributions"), *rows_page(run),
         *replicas.part(run, shown("replicas")),
         "## How it was made", "\n".join(f"- {fact}" for fact in facts(run)),
     ]  # fmt: skip

@@ -1,0 +1,140 @@
+"""python -m client.live and client.timeline: the rows of what was simulated or recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.report import drawing
+from live.reading import iterations
+from stats import ROW_KINDS
+from tests.programs import ran
+
+KINDS = {"d": "live", "p": "live", "r": "recomputed", "i": "idle"}
+SMALL = ["--modes", "static,dynamic", "--numsamples", "30", "--arrival", "poisson:60"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn_figures() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "save", lambda _, *paths: [path.touch() for path in paths])
+        yield
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("simulated")
+    done = ran("client.simulate", *SMALL, "--max-batch-size", "8", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the recordings of its servers beside it."""
+    out = tmp_path_factory.mktemp("measured")
+    done = ran(
+        "client.compare", *SMALL, "--model", "fake", "--skip-calibration", "--out", str(out),
+        "--record", str(out / "calls.jsonl"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def histories(page: Path) -> list[dict[str, Any]]:
+    [data] = re.findall(r'id="runs">(.*?)</script>', page.read_text(), re.DOTALL)
+    return list(json.loads(data))
+
+
+def computed(history: dict[str, Any]) -> dict[str, int]:
+    """Rows of each kind."""
+    counts = dict.fromkeys(ROW_KINDS, 0)
+    for seen in iterations(history):
+        for cell in seen.cells.values():
+            counts[KINDS[cell.kind]] += 1
+        counts["padding"] += seen.padding
+    return counts
+
+
+def told(folder: Path, name: str) -> dict[str, int]:
+    """What the run says of them."""
+    server = json.loads((folder / f"{name}.json").read_text())["server"]
+    return {kind: server[f"{kind}_rows"] for kind in ROW_KINDS}
+
+
+def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
+    done = ran("client.live", str(simulated))
+    assert done.stdout == f"{simulated / 'live.html'}\n", done.stderr
+    static, dynamic = histories(simulated / "live.html")
+    assert [static["about"]["name"], dynamic["about"]["name"]] == ["static", "dynamic"]
+    assert static["about"]["simulated"] == "simulated, costs fake"
+    assert computed(static) == told(simulated, "static") and computed(static)["idle"] > 0
+    assert computed(dynamic) == told(simulated, "dynamic")
+    assert len(static["ended"]) == len(dynamic["ended"]) == 30
+    arrivals = [sorted(request[1] for request in each["requests"]) for each in (static, dynamic)]
+    assert arrivals[0] == pytest.approx(arrivals[1]), "one clock, which begins with the trace"
+    link = "[Every row, iteration by iteration](live.html)"
+    assert link in (simulated / "report.md").read_text()
+    assert '<a href="live.html">' in (simulated / "report.html").read_text()
+
+
+def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
+    """Its warm-up, too, which is before the run of /stats."""
+    done = ran("client.live", str(measured))
+    assert done.returncode == 0, done.stderr
+    shown = histories(measured / "live.html")
+    assert [each["about"]["model"] for each in shown] == ["fake", "fake"]
+    for history, name in zip(shown, ("static", "dynamic")):
+        saved = json.loads((measured / f"{name}.json").read_text())["server"]
+        last = {**history, "iterations": history["iterations"]}
+        assert computed(last)["idle"] == saved["idle_rows"] and computed(last)["live"] > 0
+        assert len(history["ended"]) >= 30 and history["iterations"][0][0] >= 0
+    alone = ran("client.live", str(measured / "calls.jsonl"), "--of", "dynamic")
+    assert alone.stdout == f"{measured / 'calls.html'}\n"
+    [only] = histories(measured / "calls.html")
+    assert only["iterations"] == shown[1]["iterations"]
+
+
+def test_a_timeline_has_what_the_run_says(simulated: Path, tmp_path: Path) -> None:
+    done = ran("client.timeline", str(simulated), "--out", str(tmp_path))
+    assert done.stdout.split() == [
+        str(tmp_path / f"{name}.timeline.json") for name in ("static", "dynamic")
+    ]
+    for name in ("static", "dynamic"):
+        events = json.loads((tmp_path / f"{name}.timeline.json").read_text())["traceEvents"]
+        rows = [event["cat"] for event in events if event["ph"] == "X"]
+        expected = told(simulated, name)
+        assert rows.count("idle") == expected["idle"]
+        assert rows.count("decode") + rows.count("prefill") == expected["live"]
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "said"),
+    [
+        ({}, ["--of", "static,nobody"], "there is no 'nobody'; name one or two of static, dynamic"),
+        ({"simulated": None}, [], "measure again with --record"),
+        ({"simulated": {"costs": "fake", "layout": "2 replicas"}}, [], "has several replicas"),
+        ({"simulated": {"costs": "gone", "layout": ""}}, [], "there are no costs 'gone'"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(
+    change: dict[str, Any], arguments: list[str], said: str, simulated: Path, tmp_path: Path
+) -> None:
+    for path in simulated.glob("*.json*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    summary = json.loads((tmp_path / "summary.json").read_text()) | change
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    done = ran("client.live", str(tmp_path), *arguments)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr
+    assert not (tmp_path / "live.html").exists()
+
+
+def test_a_file_that_is_no_recording_is_said(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n")
+    for program in ("client.live", "client.timeline"):
+        done = ran(program, str(tmp_path / "notes.txt"))
+        assert done.returncode == 1 and "line 1" in done.stderr
