@@ -53,7 +53,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     """
     server = server or Server(config)
     app = Flask(__name__, static_folder=None)
-    guard(app, config.api_key, config.live == "on")
+    guard(app, config.api_key, server.live is not None)
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an answer reads in the order in which it is written
     app.config["MAX_CONTENT_LENGTH"] = (
         MAX_BODY_BYTES + 1
@@ -112,7 +112,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     @app.get("/")
     def about() -> Response:
         if server.live is not None and wants_page():
-            return Response(status=302, headers={"Location": "/live"})
+            return Response(status=302, headers={"Location": "/live", "Vary": "Accept"})
         return jsonify(
             name="effective-batching",
             mode=config.mode,

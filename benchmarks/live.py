@@ -36,6 +36,7 @@ from client.wire import Plain
 
 POLLS_S = 1 / 7  # between two of the page
 REQUESTS = 96
+SETTLED_S = 4.0  # before each burst: a reader has begun, or the one before is forgotten
 
 
 def read(url: str, stop: Event) -> None:
@@ -57,12 +58,13 @@ def reader(url: str) -> Iterator[None]:
     stop = multiprocessing.Event()
     process = multiprocessing.Process(target=read, args=(url, stop))
     process.start()
-    time.sleep(1.0)  # it has begun
+    time.sleep(SETTLED_S)
     try:
         yield
     finally:
         stop.set()
         process.join()
+        assert process.exitcode == 0, "the reader failed"
 
 
 def throughput(target: Target) -> float:
@@ -114,8 +116,12 @@ def main() -> None:
             with reader(url):
                 return throughput(looked)
 
+        def alone() -> float:
+            time.sleep(SETTLED_S)
+            return throughput(looked)
+
         found = [
-            pairs(options.pairs, watched, lambda: throughput(looked), "one reader ÷ nobody looks"),
+            pairs(options.pairs, watched, alone, "one reader ÷ nobody looks"),
             pairs(
                 options.pairs,
                 lambda: throughput(looked),

@@ -2,8 +2,7 @@
 
     python -m benchmarks.picture [--again] [--out docs/live.gif]
 
-Of results/live, which --again makes anew: the rows of two simulated servers. No browser is needed;
-`python -m client.live results/live` makes the page of the same.
+Of results/live, which --again makes anew: the rows of two simulated servers. No browser is needed.
 """
 
 from __future__ import annotations

@@ -41,9 +41,11 @@ def recorded(path: Path, model: str = "not recorded") -> dict[str, str]:
         return found[-1]
 
     try:
-        replay_file(str(path), observe)
+        replayed = replay_file(str(path), observe)
     except ReplayError as error:
         raise RunError(str(error)) from None
+    if replayed.first_difference:
+        raise RunError(f"{path} cannot be shown: {replayed}")
     names = _told_apart([str(kept.history.about["name"]) for kept in found])
     return {name: kept.named(name) for name, kept in zip(names, found)}
 

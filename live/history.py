@@ -111,6 +111,10 @@ class Grid:
         self._steady = (ids, idle) if steady else None
         return found
 
+    def has(self, id_: int) -> bool:
+        """Whether it has a line."""
+        return id_ in self._line
+
     def _line_of(self, id_: int) -> int:
         if id_ not in self._line:
             self._line[id_] = heapq.heappop(self._free) if self._free else next(self._lines)
@@ -170,7 +174,9 @@ class History:
         self._noted.clear()
         self._first = self._next
         self._grid = Grid()
-        self._named: set[int] = set()  # requests that were told and have not ended
+        self._named: set[int] = set()  # requests that were told
+        self._ended: set[int] = set()  # of those, who may still have a row
+        self._scene: Any = None  # as told last
         # as things were before the oldest that is kept: lines, and requests in flight
         self._cells: dict[int, Cell] = {}
         self._requests: dict[int, Noted] = {}
@@ -184,6 +190,8 @@ class History:
         """One is over. at: when it began."""
         for row in iteration.rows:
             self._name(row[0])
+            if row.idle and row[0].answered_at is not None:  # before anybody looked
+                self.answered(row[0])
         changes = self._grid.changes(self._next, iteration, aside)
         told = ",".join(
             [f'{line},{cell.id},"{cell.kind}",{cell.n},{cell.start}' for line, cell in changes]
@@ -194,6 +202,9 @@ class History:
         )
         self._noted.append(Noted("iterations", text, changes))
         self._next += 1
+        if gone := [id_ for id_ in self._ended if not self._grid.has(id_)]:
+            self._ended.difference_update(gone)
+            self._named.difference_update(gone)
         if self._keep is not None and self._next - self._first > self._keep:
             self._forget_oldest()
 
@@ -201,8 +212,10 @@ class History:
         """It has its answer, or its error."""
         i = inference
         assert i.answered_at is not None
+        if i.id in self._ended:
+            return
         self._name(i)
-        self._named.remove(i.id)
+        self._ended.add(i.id)
         ttft = round(i.token_times[0] - i.arrived_at, 6) if i.token_times else None
         told = [i.id, round(i.answered_at - self.zero, 6), i.state.value, ttft, len(i.tokens)]
         self._noted.append(Noted("ended", _to_json(told), i.id))
@@ -212,8 +225,10 @@ class History:
         free, shared, cached, queue = scene
         for inference in queue:
             self._name(inference)
-        told = [self._next, free, shared, cached, [inference.id for inference in queue]]
-        self._noted.append(Noted("snapshots", _to_json(told)))
+        told = [free, shared, cached, [inference.id for inference in queue]]
+        if told != self._scene:
+            self._scene = told
+            self._noted.append(Noted("snapshots", _to_json([self._next, *told])))
 
     def since(self, cursor: int | None, now: float, **more: Any) -> str:
         """JSON of what was noted since a cursor; all that is kept for one that is not known, or for

@@ -15,7 +15,7 @@ from scheduling.totals import Scene
 LEASE_S = 3.0  # for so long after somebody has looked
 # what waits to be told at most; who looks less often than a fast engine fills this begins anew
 BACKLOG = 20_000
-EVERY_S = 0.05  # between two snapshots of the queue, where all is kept
+EVERY_S = 0.05  # between two snapshots of the queue
 
 
 def about(settings: Any, model: str) -> dict[str, Any]:
@@ -46,8 +46,7 @@ class Manager(Protocol):
 class Live:
     """An observer of the manager, and what a page asks.
 
-    The handler thread only notes what there is, in less than a microsecond; who asks makes text of
-    it, once for all who look.
+    The handler thread only notes what there is; who asks makes text of it, once for all who look.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Live:
         prompt: Callable[[Inference], str | None] = lambda inference: None,
     ):
         self._manager = manager
-        self._until = float("-inf")
+        self._until = self._seen_at = float("-inf")
         self._pending: deque[tuple[Any, ...] | Inference] = deque()
         self._full = False  # of `_pending`
         self._bystanders = Bystanders()
@@ -109,7 +108,9 @@ class Live:
                 history.answered(what)
             else:
                 history.iteration(*what)
-        history.snapshot(manager.scene(QUEUE))
+        if gap or now - self._seen_at >= EVERY_S:
+            self._seen_at = now
+            history.snapshot(manager.scene(QUEUE))
         return now
 
 
@@ -130,9 +131,7 @@ class Kept:
     def iteration(self, record: IterationRecord) -> None:
         """Only one at a time."""
         self._now = record.started_at + record.seconds
-        if self._zero is None:
-            self._zero = min(row.inference.arrived_at for row in record.iteration.rows)
-        self.history.zero = self._zero
+        self._begin(min(row.inference.arrived_at for row in record.iteration.rows))
         iteration = record.iteration
         aside = self._bystanders.of(iteration)
         self.history.iteration(record.started_at, record.seconds, iteration, aside)
@@ -141,7 +140,13 @@ class Kept:
             self.history.snapshot(self._scheduler.scene(QUEUE, record.started_at))
 
     def answered(self, inference: Inference) -> None:
+        self._begin(inference.arrived_at)
         self.history.answered(inference)
+
+    def _begin(self, at: float) -> None:
+        if self._zero is None:
+            self._zero = at
+        self.history.zero = self._zero
 
     def named(self, name: str) -> str:
         """JSON of the whole, under this name."""

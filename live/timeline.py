@@ -1,5 +1,5 @@
 """A history as Chrome's trace events, which Perfetto and chrome://tracing open: a track a line,
-slices for what it computes, arrows of waiting, counters.
+slices for what it computes and for each request's waiting and running, counters.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU has the format.
 Times are microseconds.
@@ -35,16 +35,20 @@ def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict
     yield _named("process_name", QUEUE, 0, f"{about['name']}: requests")
     lines: set[int] = set()
     first_at: dict[int, float] = {}  # admission of a request, by its id
+    began_at: float | None = None  # what is told
+    before = {id_ for _, id_, *_ in history.get("lines", ())}  # admitted nobody knows when
     for seen in iterations(history):
+        for cell in seen.cells.values():
+            first_at.setdefault(cell.id, seen.at)
         if seen.number < first:
             continue
+        began_at = seen.at if began_at is None else began_at
         at, duration = 1e6 * seen.at, 1e6 * seen.seconds
         tokens = 0
         for line, cell in sorted(seen.cells.items()):
             if line not in lines:
                 lines.add(line)
                 yield _named("thread_name", SERVER, line + 1, f"line {line}")
-            first_at.setdefault(cell.id, seen.at)
             tokens += cell.n if cell.kind in (DECODE, PREFILL, RECOMPUTE) else 0
             yield {
                 "ph": "X", "pid": SERVER, "tid": line + 1, "ts": at, "dur": duration,
@@ -61,13 +65,15 @@ def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict
     ended = {id_: (at, outcome) for id_, at, outcome, *_ in history["ended"]}
     for id_, arrived_at, prompt_tokens, num_tokens, user, priority, _ in history["requests"]:
         until, outcome = ended.get(id_, (history["now"], "in flight"))
+        if began_at is None or until < began_at:
+            continue
         admitted_at = min(first_at.get(id_, until), until)
         told = {
             "prompt_tokens": prompt_tokens, "num_tokens": num_tokens, "user": user,
             "priority": priority, "outcome": outcome,
         }  # fmt: skip
         for name, begin, end in (
-            ("waiting", arrived_at, admitted_at),
+            ("waiting", admitted_at if id_ in before else arrived_at, admitted_at),
             ("running", admitted_at, until),
         ):
             if end > begin:

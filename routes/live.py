@@ -43,7 +43,7 @@ def blueprint(server: Server, live: Live) -> Blueprint:
 
     @routes.get("/timeline")
     def get_timeline() -> Response:
-        last = request.args.get("last", "2000")
+        last = request.args.get("last", "500")
         if not (CURSOR.fullmatch(last) and int(last)):
             raise InvalidRequest("last: give a number of iterations, from 1 on", param="last")
         try:

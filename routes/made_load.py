@@ -4,6 +4,7 @@ few for a queue to grow.
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import threading
@@ -11,10 +12,11 @@ from typing import Any
 
 from live.observer import LEASE_S
 from routes.bodies import LoadRequest
-from scheduling.errors import Overloaded, ServingError
+from scheduling.errors import ContextTooLong, Overloaded, ServingError
 from scheduling.inference import Inference, Sampling
 from serving import Server
 
+log = logging.getLogger("effective_batching")
 LOOKS_S = 0.1  # how often a load sees whether it is to end
 
 
@@ -30,7 +32,14 @@ class MadeLoad:
         self._load: _Load | None = None
 
     def start(self, asked: LoadRequest) -> str | None:
-        """The id of the new load, if one is asked for."""
+        """The id of the new load, if one is asked for. Raises ContextTooLong."""
+        most = self._server.config.max_model_len
+        if asked.num_tokens[1] + asked.prompt_tokens[1] > most:
+            raise ContextTooLong(
+                f"{asked.prompt_tokens[1]} prompt tokens + {asked.num_tokens[1]} completion tokens "
+                f"is beyond the context of {most}; ask for fewer.",
+                param="num_tokens",
+            )
         with self._lock:
             if self._load is not None:
                 self._load.stop()
@@ -85,18 +94,18 @@ class _Load:
         rng = random.Random(self.id)
         manager = self._server.manager
         due = self._clock()
-        while not self._ends_early() and (self._clock() < self._end or self._in_flight()):
-            if due >= self._end:
-                self._stop.wait(LOOKS_S)
-            elif due > (now := self._clock()):
-                self._stop.wait(min(due - now, LOOKS_S))
-            else:
-                due = max(due, now - LOOKS_S) + rng.expovariate(self._asked.rate)
-                try:
+        try:
+            while not self._ends_early() and (self._clock() < self._end or self._in_flight()):
+                if due >= self._end:
+                    self._stop.wait(LOOKS_S)
+                elif due > (now := self._clock()):
+                    self._stop.wait(min(due - now, LOOKS_S))
+                else:
+                    due = max(due, now - LOOKS_S) + rng.expovariate(self._asked.rate)
                     self._send(rng)
-                except ServingError:  # drains, or is broken
-                    break
-        if self._ends_early():
+        except ServingError as error:  # drains, or is broken
+            log.warning("the load that a page asked for ends: %s", error)
+        finally:
             manager.cancel(self._sent)
 
     def _ends_early(self) -> bool:
@@ -112,9 +121,7 @@ class _Load:
         server, asked = self._server, self._asked
         num_tokens, length = rng.randint(*asked.num_tokens), rng.randint(*asked.prompt_tokens)
         ids = rng.choices(range(server.tokenizer.n_vocab), k=length)
-        most = server.config.max_model_len
-        num_tokens = min(num_tokens, most - 1)
-        group = server.group([ids[: most - num_tokens]], num_tokens, Sampling(), None, None)
+        group = server.group([ids], num_tokens, Sampling(), None, None)
         try:
             server.manager.enqueue(group)
         except Overloaded:

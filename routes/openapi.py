@@ -85,7 +85,7 @@ LAST = (
         "name": "last",
         "in": "query",
         "schema": NUMBER,
-        "description": "so many iterations (default: 2000)",
+        "description": "so many iterations (default: 500)",
     },
 )
 NAME = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)

@@ -183,7 +183,7 @@ class _Again:
         self._scheduler = record(values, self._written.append)
         self._observer = observe(self._scheduler, values) if observe else None
         self._in_flight: dict[int, Inference] = {}
-        self._iteration = Iteration([], 0, 0, 0)
+        self._iteration, self._begun = Iteration([], 0, 0, 0), 0.0
 
     def difference(self, entry: Entry) -> str | None:
         """Make a recorded call, and say what comes of it now that did not then, or None."""

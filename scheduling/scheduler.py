@@ -173,7 +173,8 @@ class Scheduler:
 
     def scene(self, n: int, now: float) -> Scene:
         """What there is to see, with the first n of those that wait. Nothing moves."""
-        queue = list(islice(chain.from_iterable(self._view(now).bins), n))
+        view = self._view(now)._replace(found=self.pool.found_for)
+        queue = list(islice(chain.from_iterable(view.bins), n))
         pool = self.pool
         return Scene(pool.free_blocks, pool.shared_blocks, pool.cached_blocks, queue)
 

@@ -13,9 +13,10 @@ from live import page, timeline
 from live.history import KEPT, Cell, History
 from live.observer import BACKLOG, LEASE_S, Kept, Live
 from live.reading import iterations
+from scheduling.blocks import block_keys
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, IterationRecord, Row
-from scheduling.policies import Dynamic, Fcfs, MultiBin, Srpt, Static
+from scheduling.policies import ORDERS, Dynamic, Fcfs, MultiBin, Srpt, Static
 from scheduling.scheduler import Scheduler
 from scheduling.totals import Scene
 from simulate import drive
@@ -264,6 +265,59 @@ def test_nobody_looks_and_nothing_is_kept() -> None:
     live.iteration(late)
     told = reader.ask()
     assert told["restart"] and told["iterations"] == [] and told["first"] == 1
+
+
+def test_an_idle_server_that_is_watched_notes_nothing_new() -> None:
+    server = Server()
+    live = Live(server, ABOUT)
+    reader = Reader(live)
+    for _ in range(1000):
+        server.now += 0.1
+        reader.ask()
+    assert reader.restarts == 1 and len(Reader(live).ask()["snapshots"]) == 1
+
+
+@pytest.mark.parametrize("told_after", [0, 1, 3])
+def test_who_ends_while_its_row_goes_on_is_told_once(told_after: int) -> None:
+    """It left while an iteration ran, or its stream ended and its batch goes on."""
+    server = Server()
+    live = Live(server, ABOUT)
+    reader = Reader(live)
+    reader.ask()
+    one, other = Inference([0] * 3, 9), Inference([0] * 3, 9)
+    one.id, other.id = 0, 1
+    told = []
+    for k in range(5):
+        if k == told_after:
+            one.answered_at = server.now
+            live.answered(one)
+        rows = ((one, 3 + k), (other, 3 + k)) if k <= 3 else ((other, 3 + k),)
+        live.iteration(IterationRecord(server.now, 0.001, iteration_of(*rows)))
+        told.append(reader.ask())
+    assert sum(len(each["requests"]) for each in told) == 2
+    assert sum(len(each["ended"]) for each in told) == 1
+    late = Reader(live).ask()
+    assert [request[0] for request in late["requests"]] == [0, 1] and len(late["ended"]) == 1
+
+
+@pytest.mark.parametrize("name", list(ORDERS))
+def test_the_queue_is_told_in_its_order(name: str) -> None:
+    """Who is told to be the first is admitted first."""
+    order = ORDERS[name]()
+    scheduler = make_scheduler(Dynamic(), order=order, max_batch_size=1)
+    rng = random.Random(5)
+    for k in range(12):
+        user, tokens = rng.choice("abc"), rng.randint(1, 30)
+        ids = [rng.randrange(2)] * rng.randint(4, 20)
+        keys = block_keys(ids, scheduler.limits.block_size)
+        scheduler.enqueue([Inference(ids, tokens, user=user, keys=keys)], 0.1 * k)
+    for step in range(4):
+        now = 2.0 + step
+        first = scheduler.scene(64, now).queue[0]
+        iteration, _ = scheduler.schedule(now)
+        assert [row.inference for row in iteration.rows] == [first]
+        assert len(scheduler.scene(64, now).queue) <= 11
+        scheduler.fail([first], Cancelled("next"), now)
 
 
 def test_who_falls_too_far_behind_begins_anew() -> None:
