@@ -133,7 +133,7 @@ def main() -> None:
     for each in found:
         between = f"{each['low']:.3f} to {each['high']:.3f}"
         rows.append([each["what"], f"{each['ratio']:.3f}", between, str(options.pairs)])
-    made, command = stamp(), command_line("python -m benchmarks.live", sys.argv[1:])
+    made, command = stamp(), command_line("python", ["-m", "benchmarks.live", *sys.argv[1:]])
     text = (
         "# What it costs to be looked at\n\n"
         f"Bursts of {REQUESTS} requests to {options.model}, dynamic; a reader polls every "
