@@ -119,7 +119,8 @@ def test_cells_appear_as_a_load_is_served_and_are_what_stats_count(
         comes_true(tab, "liveForTests.state().next > 20")
         comes_true(tab, "!document.getElementById('loaded').textContent.includes('left')")
         wait_until(lambda: get(f"{url}/live/events")["load"] is None)
-        time.sleep(0.5)  # the last poll
+        last = get(f"{url}/live/events")["next"]
+        comes_true(tab, f"liveForTests.state().next === {last}")
         stats = get(f"{url}/stats")
         counted = tab.evaluate("liveForTests.counts(0, 1e9)")
         assert {kind: counted[kind] for kind in COUNTED} == {
