@@ -10,10 +10,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed
-from scheduling.inference import Generator, Inference, Iteration, IterationRecord
+from scheduling.inference import (
+    Generator,
+    Inference,
+    Iteration,
+    IterationRecord,
+    Observer,
+)
 from scheduling.scheduler import Scheduler
 from scheduling.totals import Scene, Snapshot
 
@@ -23,19 +29,6 @@ FAILURES = 3
 # what a thread waits for at most before it looks again; the platform's limit is beyond it
 LONGEST_WAIT_S = 3600.0
 log = logging.getLogger("effective_batching")
-
-
-class Observer(Protocol):
-    """Told of all that happens, by the handler thread or under its lock; it must be quick.
-
-    What it raises is logged.
-    """
-
-    def iteration(self, record: IterationRecord) -> None:
-        """An iteration is over."""
-
-    def answered(self, inference: Inference) -> None:
-        """An inference has its answer or its error, and its caller is about to be woken."""
 
 
 class BatchingManager:

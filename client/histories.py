@@ -31,8 +31,14 @@ def histories(path: Path) -> dict[str, str]:
     return again(run) if simulated else measured(run)
 
 
-def recorded(path: Path, model: str = "not recorded") -> dict[str, str]:
+def recorded(path: Path) -> dict[str, str]:
     """Of each recording in a file. Raises RunError."""
+    found = _recordings(path, "not recorded")
+    names = _told_apart([str(kept.history.about["name"]) for kept in found])
+    return {name: kept.named(name) for name, kept in zip(names, found)}
+
+
+def _recordings(path: Path, model: str) -> list[Kept]:
     found: list[Kept] = []
 
     def observe(scheduler: Scheduler, settings: Any) -> Kept:
@@ -46,8 +52,7 @@ def recorded(path: Path, model: str = "not recorded") -> dict[str, str]:
         raise RunError(str(error)) from None
     if replayed.first_difference:
         raise RunError(f"{path} cannot be shown: {replayed}")
-    names = _told_apart([str(kept.history.about["name"]) for kept in found])
-    return {name: kept.named(name) for name, kept in zip(names, found)}
+    return found
 
 
 def measured(run: Run) -> dict[str, str]:
@@ -63,8 +68,19 @@ def measured(run: Run) -> dict[str, str]:
             f"{run.folder} has no recording of its servers, and a report keeps no rows; measure "
             f"again with --record {run.folder / 'calls.jsonl'}"
         )
-    model = str(run.first["config"]["model"])
-    return {name: text for path in paths for name, text in recorded(Path(path), model).items()}
+    found: dict[str, str] = {}
+    for path in paths:  # of servers one after another; the last ones are this run's
+        mine = [name for name, recording in recordings.items() if recording == path]
+        kept = _recordings(Path(path), str(run.first["config"]["model"]))[-len(mine) :]
+        if [each.history.about["mode"] for each in kept] != [
+            run.results[0][name]["config"]["mode"] for name in mine
+        ]:
+            raise RunError(
+                f"{path} does not end with the recordings of {', '.join(mine)}; measure again with "
+                f"a --record of the run's own"
+            )
+        found |= {name: each.named(name) for name, each in zip(mine, kept)}
+    return found
 
 
 def again(run: Run) -> dict[str, str]:

@@ -23,8 +23,7 @@ from observers.server_stats import ServerStats
 from scheduling import scheduler
 from scheduling.blocks import block_keys
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
-from scheduling.inference import Inference, Iteration, IterationRecord, Sampling
-from scheduling.replay import Observer
+from scheduling.inference import Inference, Iteration, IterationRecord, Observer, Sampling
 from scheduling.scheduler import Scheduler
 from simulate import Arrival, Loop, any_ids, seconds
 from simulate.costs import Costs

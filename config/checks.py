@@ -73,6 +73,10 @@ def refuse_what_does_not_fit(config: Config) -> None:
         raise ValueError(
             f"record and request_log are both {config.record}; choose another --record"
         )
+    if config.live_prompts and config.live == "off":
+        raise ValueError(
+            "live_prompts are shown on the page that live off leaves out; leave one of them out"
+        )
     if config.model == "fake":
         return
     if config.kv_cache_gb is not None and config.n_blocks < blocks:

@@ -196,8 +196,9 @@ class History:
         told = ",".join(
             [f'{line},{cell.id},"{cell.kind}",{cell.n},{cell.start}' for line, cell in changes]
         )
+        begin, end = round(at - self.zero, 6), round(at + seconds - self.zero, 6)
         text = (
-            f"[{at - self.zero:.6f},{seconds:.6f},{iteration.waiting},{iteration.running},"
+            f"[{begin:.6f},{end - begin:.6f},{iteration.waiting},{iteration.running},"
             f"{iteration.blocks_used},{iteration.padding},[{told}]]"
         )
         self._noted.append(Noted("iterations", text, changes))
@@ -222,7 +223,7 @@ class History:
 
     def snapshot(self, scene: Scene) -> None:
         """The pool's blocks now, and who waits."""
-        free, shared, cached, queue = scene
+        free, shared, cached, queue, self.about["n_blocks"] = scene
         for inference in queue:
             self._name(inference)
         told = [free, shared, cached, [inference.id for inference in queue]]

@@ -1,4 +1,6 @@
-"""What happens in a server, kept while somebody looks. Nobody looks: nothing is kept."""
+"""What happens in a server, noted while somebody looks. Nobody looks: nothing is noted, and what
+was noted stays until somebody looks again.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ class Live:
         self._manager = manager
         self._until = self._seen_at = float("-inf")
         self._pending: deque[tuple[Any, ...] | Inference] = deque()
-        self._full = False  # of `_pending`
+        self._missed = False  # something happened that is not pending
         self._bystanders = Bystanders()
         self._history = History(about, prompt=prompt)
         self._lock = threading.Lock()
@@ -67,6 +69,7 @@ class Live:
 
     def iteration(self, record: IterationRecord) -> None:
         if record.started_at > self._until:
+            self._missed = True
             self._bystanders.forget()
             return
         iteration = record.iteration
@@ -75,14 +78,16 @@ class Live:
 
     def answered(self, inference: Inference) -> None:
         assert inference.answered_at is not None
-        if inference.answered_at <= self._until:
-            self._put(inference)
+        if inference.answered_at > self._until:
+            self._missed = True
+            return
+        self._put(inference)
 
     def _put(self, what: tuple[Any, ...] | Inference) -> None:
         if len(self._pending) < BACKLOG:
             self._pending.append(what)
         else:
-            self._full = True
+            self._missed = True
 
     # ---- who looks
 
@@ -96,11 +101,10 @@ class Live:
         """Note what is pending; return the time."""
         manager, history = self._manager, self._history
         now = manager.clock()
-        gap = self._full or now > self._until
-        self._until = now + LEASE_S
-        if gap:
+        self._until = now + LEASE_S  # first: what is missed from now on is missed by the next one
+        missed, self._missed = self._missed, False
+        if missed:
             self._pending.clear()
-            self._full = False
             history.restart()
         for _ in range(len(self._pending)):
             what = self._pending.popleft()
@@ -108,7 +112,7 @@ class Live:
                 history.answered(what)
             else:
                 history.iteration(*what)
-        if gap or now - self._seen_at >= EVERY_S:
+        if missed or now - self._seen_at >= EVERY_S:
             self._seen_at = now
             history.snapshot(manager.scene(QUEUE))
         return now

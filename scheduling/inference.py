@@ -226,6 +226,18 @@ class IterationRecord:
         self.rows = {"live": live, "idle": idle, "padding": padding, "recomputed": again}
 
 
+class Observer(Protocol):
+    """Told of all that happens. A manager tells it by the handler thread or under its lock: it must
+    be quick, and what it raises is logged.
+    """
+
+    def iteration(self, record: IterationRecord) -> None:
+        """An iteration is over."""
+
+    def answered(self, inference: Inference) -> None:
+        """An inference has its answer or its error, and its caller is about to be woken."""
+
+
 class Generator(Protocol):
     """The engine's seam."""
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
-from scheduling.inference import Inference, Iteration, IterationRecord, Sampling
+from scheduling.inference import Inference, Iteration, IterationRecord, Observer, Sampling
 from scheduling.recording import ASKED, ROW, VERSION, Entry, line_of, record
 from scheduling.scheduler import Scheduler
 
@@ -55,14 +55,6 @@ class Replayed:
             )
             said += f". {many} before the server did, and was replayed up to there"
         return said + "."
-
-
-class Observer(Protocol):
-    """Told of what is replayed, as a server's observers are."""
-
-    def iteration(self, record: IterationRecord) -> None: ...
-
-    def answered(self, inference: Inference) -> None: ...
 
 
 Observe = Callable[[Scheduler, Any], Observer]  # of a recording's scheduler, and its settings

@@ -176,7 +176,8 @@ class Scheduler:
         view = self._view(now)._replace(found=self.pool.found_for)
         queue = list(islice(chain.from_iterable(view.bins), n))
         pool = self.pool
-        return Scene(pool.free_blocks, pool.shared_blocks, pool.cached_blocks, queue)
+        blocks = pool.free_blocks, pool.shared_blocks, pool.cached_blocks
+        return Scene(*blocks, queue, pool.n_blocks)
 
     def repeats(self, iteration: Iteration) -> int:
         """How many iterations it and the next ones are in which its rows compute a token each, so

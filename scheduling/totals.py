@@ -28,6 +28,7 @@ class Scene(NamedTuple):
     shared_blocks: int  # that several requests have
     cached_blocks: int  # of the free ones, those whose content can still be found
     queue: list[Inference]  # the first of those that wait, in the order
+    n_blocks: int  # in the pool
 
 
 @dataclass(slots=True)

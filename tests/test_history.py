@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,13 +17,11 @@ from scheduling.blocks import block_keys
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, IterationRecord, Row
 from scheduling.policies import ORDERS, Dynamic, Fcfs, MultiBin, Srpt, Static
-from scheduling.scheduler import Scheduler
 from scheduling.totals import Scene
 from simulate import drive
 from tests.virtual import make_scheduler
 
 ABOUT = {"name": "dynamic"}
-NOW: dict[str, Any] = {"load": None}
 
 
 def kind_of(row: Row) -> str:
@@ -32,23 +30,17 @@ def kind_of(row: Row) -> str:
     return "r" if row.recomputed else "d" if row.decodes else "p"
 
 
-class Watched:
-    """A scheduler that is driven, its history, and what each iteration was."""
+class Watched(NamedTuple):
+    """What was kept of a scheduler that was driven, and what each iteration was."""
 
-    def __init__(self, scheduler: Scheduler, kept: Kept):
-        self.iterations: list[Iteration] = []
-        self.kept, self.scheduler = kept, scheduler
-
-    def planned(self, now: float, iteration: Iteration) -> None:
-        """As a server's observers: told of the last one before the next is planned."""
-        if iteration.rows:
-            self.iterations.append(iteration)
+    kept: Kept
+    iterations: list[Iteration]
 
 
 def served(policy: Any, trace: list[tuple[float, list[Inference]]], **limits: Any) -> Watched:
     scheduler = make_scheduler(policy, **limits)
     kept = Kept(scheduler, ABOUT, zero=0.0)
-    watched = Watched(scheduler, kept)
+    watched = Watched(kept, [])
     last: list[tuple[float, Iteration]] = []
 
     def over(now: float) -> None:
@@ -66,8 +58,8 @@ def served(policy: Any, trace: list[tuple[float, list[Inference]]], **limits: An
         return answered
 
     def planned(now: float, iteration: Iteration) -> None:
-        watched.planned(now, iteration)
         if iteration.rows:
+            watched.iterations.append(iteration)
             last.append((now, iteration))
 
     scheduler.apply_repeated = applied  # type: ignore[method-assign]
@@ -158,7 +150,7 @@ class Server:
         return self.now
 
     def scene(self, n: int) -> Scene:
-        return Scene(100, 0, 0, [])
+        return Scene(100, 0, 0, [], 100)
 
 
 def iteration_of(*rows: tuple[Inference, int]) -> Iteration:
@@ -178,7 +170,7 @@ class Reader:
         self.known: dict[int, Any] = {}
 
     def ask(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.live.events(self.cursor, **NOW))
+        told: dict[str, Any] = json.loads(self.live.events(self.cursor, load=None))
         if told["restart"]:
             self.restarts += 1
             self.cells.clear()
@@ -275,6 +267,29 @@ def test_an_idle_server_that_is_watched_notes_nothing_new() -> None:
         server.now += 0.1
         reader.ask()
     assert reader.restarts == 1 and len(Reader(live).ask()["snapshots"]) == 1
+
+
+def test_who_looks_again_after_a_while_in_which_nothing_happened_goes_on() -> None:
+    server = Server()
+    live = Live(server, ABOUT)
+    row = Inference([0], 9)
+    row.id = 0
+    reader = Reader(live)
+    reader.ask()
+    live.iteration(IterationRecord(0.0, 0.001, iteration_of((row, 1))))
+    server.now += 10 * LEASE_S
+    assert not reader.ask()["restart"] and len(reader.cells) == 1
+
+
+def test_iterations_do_not_overlap_by_rounding() -> None:
+    history, row = History(ABOUT), Inference([0], 9)
+    row.id = 0
+    took = 0.6e-6
+    for k in range(50):
+        history.iteration(k * took, took, iteration_of((row, 1 + k)))
+    told = json.loads(history.since(None, 1.0))["iterations"]
+    for (at, seconds, *_), (following, *_) in itertools.pairwise(told):
+        assert at + seconds <= following + 1e-9
 
 
 @pytest.mark.parametrize("told_after", [0, 1, 3])
@@ -398,7 +413,6 @@ def test_a_timeline_that_is_too_large_is_split(
     assert parts == whole
 
 
-@pytest.mark.usefixtures("capsys")
 def test_who_is_cancelled_in_the_queue_has_ended() -> None:
     scheduler = make_scheduler(Dynamic(), order=Fcfs(), max_batch_size=1)
     kept = Kept(scheduler, ABOUT, zero=0.0)

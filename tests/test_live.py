@@ -15,6 +15,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from client.calls import ServerError, get, post
+from config import ConfigError, build
 from live import page
 from live.reading import iterations
 from routes import made_load
@@ -77,6 +78,11 @@ def test_live_off_leaves_nothing_of_it(client_of: Callable[..., FlaskClient]) ->
     for path in ("/live", "/live/events", "/timeline"):
         assert client.get(path).status_code == 404
     assert client.post("/live/load", json={"rate": 1}).status_code == 404
+
+
+def test_prompts_of_a_page_that_is_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match="live_prompts are shown on the page that live off"):
+        build("dynamic", {"model": "fake", "live": "off", "live_prompts": True}, {})
 
 
 def test_under_a_key_the_page_is_open_and_what_it_asks_is_not(

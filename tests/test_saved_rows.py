@@ -90,13 +90,37 @@ def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
     assert [each["about"]["model"] for each in shown] == ["fake", "fake"]
     for history, name in zip(shown, ("static", "dynamic")):
         saved = json.loads((measured / f"{name}.json").read_text())["server"]
-        last = {**history, "iterations": history["iterations"]}
-        assert computed(last)["idle"] == saved["idle_rows"] and computed(last)["live"] > 0
+        assert computed(history)["idle"] == saved["idle_rows"] and computed(history)["live"] > 0
         assert len(history["ended"]) >= 30 and history["iterations"][0][0] >= 0
     alone = ran("client.live", str(measured / "calls.jsonl"), "--of", "dynamic")
     assert alone.stdout == f"{measured / 'calls.html'}\n"
     [only] = histories(measured / "calls.html")
     assert only["iterations"] == shown[1]["iterations"]
+
+
+def test_of_a_recording_that_was_used_before_the_run_has_the_last(
+    measured: Path, tmp_path: Path
+) -> None:
+    for path in measured.glob("*.json*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    lines = (measured / "calls.jsonl").read_text()
+    static = lines[: lines.index('{"recording"', 1)]
+    recorded = tmp_path / "calls.jsonl"
+    for name in ("static", "dynamic"):
+        result = json.loads((tmp_path / f"{name}.json").read_text())
+        result["config"]["record"] = str(recorded)
+        (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    recorded.write_text(static + lines)
+    assert ran("client.live", str(tmp_path)).returncode == 0
+    assert [each["about"]["mode"] for each in histories(tmp_path / "live.html")] == [
+        "static", "dynamic",
+    ]  # fmt: skip
+    recorded.write_text(lines + static)  # somebody else's came after
+    done = ran("client.live", str(tmp_path))
+    assert (
+        done.returncode == 1
+        and "does not end with the recordings of static, dynamic" in done.stderr
+    )
 
 
 def test_a_timeline_has_what_the_run_says(simulated: Path, tmp_path: Path) -> None:
