@@ -30,7 +30,7 @@ from observers.line_writer import open_log
 from routes import inference, live, metrics, openai, openapi
 from routes.completions import Completions
 from routes.guard import guard, wants_page
-from routes.openapi import ROUTES
+from routes.openapi import offered
 from scheduling.errors import (
     EngineFailed,
     GenerationFailed,
@@ -64,7 +64,8 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     app.register_blueprint(inference.blueprint(completions))
     app.register_blueprint(openai.blueprint(completions))
     app.register_blueprint(metrics.blueprint(server.metrics.registry))
-    app.register_blueprint(openapi.blueprint(config.api_key is not None))
+    routes = offered(server.live is not None)
+    app.register_blueprint(openapi.blueprint(config.api_key is not None, server.live is not None))
     if server.live is not None:
         app.register_blueprint(live.blueprint(server, server.live))
 
@@ -118,7 +119,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
             mode=config.mode,
             model=config.model,
             config=config.model_dump(),
-            routes={name: route.summary for name, route in ROUTES.items()},
+            routes={name: route.summary for name, route in routes.items()},
             definitions=DEFINITIONS,
             pids=[
                 os.getpid(),
@@ -138,7 +139,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
         message = error.description or error.name
         if error.code == 404:
             message = (
-                f"There is no {request.method} {request.path} here; routes: {', '.join(ROUTES)}."
+                f"There is no {request.method} {request.path} here; routes: {', '.join(routes)}."
             )
         if isinstance(error, MethodNotAllowed):
             methods = ", ".join(sorted({*(error.valid_methods or ())} - {"HEAD", "OPTIONS"}))

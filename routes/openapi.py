@@ -155,10 +155,19 @@ ROUTES = {
 OPEN = ("GET /health", "GET /ready", "GET /live")  # need no key
 
 
-def document(has_key: bool) -> dict[str, Any]:
+OF_PAGE = ("GET /live", "GET /live/events", "POST /live/load", "GET /timeline")
+
+
+def offered(live: bool) -> dict[str, Route]:
+    """The routes of a server, with or without the page."""
+    return {name: route for name, route in ROUTES.items() if live or name not in OF_PAGE}
+
+
+def document(has_key: bool, live: bool) -> dict[str, Any]:
     """The OpenAPI document of a server, with or without an API key."""
     models: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}  # in order, each once
-    for route in ROUTES.values():
+    routes = offered(live)
+    for route in routes.values():
         if route.body:
             models[route.body, "validation"] = None
         for answer in (route.answer, *route.events, answers.Error, answers.NotReady):
@@ -166,7 +175,7 @@ def document(has_key: bool) -> dict[str, Any]:
                 models[answer, "serialization"] = None
     _, schemas = models_json_schema([*models], ref_template="#/components/schemas/{model}")
     paths: dict[str, dict[str, Any]] = {}
-    for name, route in ROUTES.items():
+    for name, route in routes.items():
         method, path = name.split()
         paths.setdefault(path, {})[method.lower()] = _operation(name, route, has_key)
     found: dict[str, Any] = {
@@ -235,12 +244,12 @@ def _json(model: type[BaseModel]) -> dict[str, Any]:
     return {JSON: {"schema": _ref(model)}}
 
 
-def blueprint(has_key: bool) -> Blueprint:
+def blueprint(has_key: bool, live: bool) -> Blueprint:
     routes = Blueprint("openapi", __name__)
     once = functools.cache(document)
 
     @routes.get("/openapi.json")
     def openapi() -> Response:
-        return jsonify(once(has_key))
+        return jsonify(once(has_key, live))
 
     return routes

@@ -77,7 +77,10 @@ def test_live_off_leaves_nothing_of_it(client_of: Callable[..., FlaskClient]) ->
     assert client.get("/", headers=BROWSER).is_json
     for path in ("/live", "/live/events", "/timeline"):
         assert client.get(path).status_code == 404
-    assert client.post("/live/load", json={"rate": 1}).status_code == 404
+    refused = client.post("/live/load", json={"rate": 1})
+    assert refused.status_code == 404
+    for told in (refused, client.get("/"), client.get("/openapi.json")):
+        assert "/live" not in told.get_data(as_text=True).split("no POST /live/load")[-1]
 
 
 def test_prompts_of_a_page_that_is_not_there_are_refused() -> None:
