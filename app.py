@@ -11,36 +11,31 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import resource
-import socket
 import stat
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from flask import Flask, Response, jsonify, request
+from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from config import DOOMED_FILES, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config, ConfigError, parse
+from config.ports import check_port
 from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
 from observers.line_writer import open_log
-from routes import inference, live, metrics, openai, openapi
-from routes.completions import Completions
+from routes import completions, live, metrics
 from routes.guard import guard, wants_page
-from routes.openapi import offered
-from scheduling.errors import (
-    EngineFailed,
-    GenerationFailed,
-    InvalidRequest,
-    ServingError,
-)
+from routes.responses import respond, respond_json
+from scheduling.errors import EngineFailed, InvalidRequest, ServingError
 from serving import Load, Server
-from stats import DEFINITIONS
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
+from wire import own, refusals
+from wire.messages import failure
+from wire.openapi import document, offered
 
 log = logging.getLogger("effective_batching")
 
@@ -54,108 +49,73 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     server = server or Server(config)
     app = Flask(__name__, static_folder=None)
     guard(app, config.api_key, server.live is not None)
-    app.json.sort_keys = False  # type: ignore[attr-defined]  # an answer reads in the order in which it is written
     app.config["MAX_CONTENT_LENGTH"] = (
         MAX_BODY_BYTES + 1
     )  # where Flask stops reading a body without a Content-Length
     app.extensions["server"] = server
     manager, stats = server.manager, server.stats
-    completions = Completions(server)
-    app.register_blueprint(inference.blueprint(completions))
-    app.register_blueprint(openai.blueprint(completions))
+    has_page = server.live is not None
+    app.register_blueprint(completions.blueprint(server))
     app.register_blueprint(metrics.blueprint(server.metrics.registry))
-    routes = offered(server.live is not None)
-    app.register_blueprint(openapi.blueprint(config.api_key is not None, server.live is not None))
     if server.live is not None:
         app.register_blueprint(live.blueprint(server, server.live))
 
     @app.get("/stats")
     def get_stats() -> Response:
-        result = {
-            "mode": config.mode,
-            "model": config.model,
-            "kv_blocks": manager.snapshot().n_blocks,
-        } | stats.snapshot()
-        iterations, since = request.args.get("iterations"), request.args.get("since")
-        if iterations not in (None, "1"):
-            raise InvalidRequest("iterations: only 1 is offered; leave it out", param="iterations")
-        if since is not None and not (iterations and re.fullmatch("[0-9]{1,18}", since)):
-            raise InvalidRequest(
-                "since: give the number of an iteration, and iterations=1 with it", param="since"
-            )
-        if iterations:
-            result |= stats.iterations(int(since or 0))
-        return jsonify(result)
+        return respond_json(server.report(own.iterations_since(request.args)))
 
     @app.post("/stats/reset")
     def reset_stats() -> Response:
         stats.reset(manager.clock())
-        return jsonify(reset=True)
+        return respond_json({"reset": True})
 
     @app.post("/reset_prefix_cache")
     def reset_prefix_cache() -> Response:
         manager.forget_prefixes()
-        return jsonify({})
+        return respond_json({})
 
     @app.get("/health")
     def health() -> Response:
-        return jsonify(status="ok")
+        return respond_json({"status": "ok"})
 
     @app.get("/ready")
-    def ready() -> tuple[Response, int]:
-        reason = manager.not_ready_because()
-        return (
-            (jsonify(status="ready"), 200)
-            if reason is None
-            else (jsonify(status="not ready", reason=reason), 503)
-        )
+    def ready() -> Response:
+        return respond(own.readiness(manager.not_ready_because()))
+
+    @app.get("/openapi.json")
+    def openapi() -> Response:
+        return respond_json(document(config.api_key is not None, has_page))
 
     @app.get("/")
     def about() -> Response:
-        if server.live is not None and wants_page():
+        if has_page and wants_page():
             return Response(status=302, headers={"Location": "/live", "Vary": "Accept"})
-        return jsonify(
-            name="effective-batching",
-            mode=config.mode,
-            model=config.model,
-            config=config.model_dump(),
-            routes={name: route.summary for name, route in routes.items()},
-            definitions=DEFINITIONS,
-            pids=[
-                os.getpid(),
-                os.getppid(),
-            ],  # a client that started a server can tell that it talks to it
-        )
+        return respond_json(own.description(config, has_page, [os.getpid(), os.getppid()]))
 
     @app.errorhandler(ServingError)
-    def serving_error(error: ServingError) -> tuple[Response, int, Mapping[str, str]]:
+    def serving_error(error: ServingError) -> Response:
         if isinstance(error, InvalidRequest):
             stats.invalid()
-        return jsonify(error.body()), error.status, error.headers
+        return respond(failure(error))
 
     @app.errorhandler(HTTPException)
-    def http_error(error: HTTPException) -> tuple[Response, int, dict[str, str]]:
-        code = (error.name or "error").lower().replace(" ", "_")
-        message = error.description or error.name
+    def http_error(error: HTTPException) -> Response:
+        method, path = request.method, request.path
         if error.code == 404:
-            message = (
-                f"There is no {request.method} {request.path} here; routes: {', '.join(routes)}."
-            )
-        if isinstance(error, MethodNotAllowed):
-            methods = ", ".join(sorted({*(error.valid_methods or ())} - {"HEAD", "OPTIONS"}))
-            message = f"{request.path} takes no {request.method}; use {methods}."
-        if error.code == 413:
-            message = f"The body is larger than {MAX_BODY_BYTES:,} bytes."
-        headers = {
-            name: value for name, value in error.get_headers() if name != "Content-Type"
-        }  # Allow
-        body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        return jsonify(error=body), error.code or 500, headers
+            refused = refusals.no_such_route(method, path, offered(has_page))
+        elif isinstance(error, MethodNotAllowed):
+            refused = refusals.no_such_method(method, path, error.valid_methods or ())
+        elif error.code == 413:
+            refused = refusals.too_large()
+        else:
+            code = error.name.lower().replace(" ", "_")
+            refused = refusals.Refused(error.code or 500, code, error.description or error.name)
+        return respond(failure(refused))
 
     @app.errorhandler(Exception)
-    def defect(error: Exception) -> tuple[Response, int, Mapping[str, str]]:
+    def defect(error: Exception) -> Response:
         log.error("unexpected error", exc_info=error)
-        return serving_error(GenerationFailed(f"Unexpected error: {type(error).__name__}"))
+        return respond(failure(error))
 
     return app
 
@@ -210,7 +170,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
         config = parse(argv)
         load_tokenizer(config.tokenizer)
         locate(config)
-        _check_port(config)
+        check_port(config)
         _check_files(config)
     except (ConfigError, TokenizerUnavailable, WeightsUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -262,19 +222,6 @@ def _allow_files(config: Config) -> None:
     more = wanted + DOOMED_FILES
     allowed = more if hard == resource.RLIM_INFINITY else min(hard, more)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-
-
-def _check_port(config: Config) -> None:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((config.host, config.port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
-                f"--port or --host"
-            ) from None
 
 
 def _check_files(config: Config) -> None:

@@ -149,6 +149,11 @@ class BatchingManager:
         with self._changed:
             return self._scheduler.scene(n, self.clock())
 
+    def tokens_left(self) -> int:
+        """Tokens that are not computed yet of all that are in flight."""
+        with self._changed:
+            return sum([inference.left for inference in self._scheduler.in_flight()])
+
     @property
     def loaded(self) -> bool:
         return self._loaded.is_set()

@@ -2,5 +2,8 @@
 # Replay one trace against every batching mode, print the table, write figures:  ./compare.sh [options]   (./compare.sh --help)
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-. "$ROOT/setup.sh" requirements.txt
+case " $* " in
+    *" --deploy ray "* | *" --deploy=ray "*) . "$ROOT/setup.sh" requirements-ray.txt ;;
+    *) . "$ROOT/setup.sh" requirements.txt ;;
+esac
 PYTHONPATH="$ROOT" exec "$PYTHON" -m client.compare "$@"

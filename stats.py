@@ -234,16 +234,21 @@ class Answer(NamedTuple):
         return self.sent_at - self.scheduled_at
 
 
-def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) -> dict[str, Any]:
+def occupancy_over_time(
+    iterations: Sequence[Sequence[float]],
+    bins: int = 120,
+    span: tuple[float, float] | None = None,
+) -> dict[str, Any]:
     """Mean rows of each kind in equal time bins, from rows of [started_at, seconds, live, idle,
     padding, recomputed].
 
-    Time without an iteration counts as no rows, so the means are over wall-clock.
+    Time without an iteration counts as no rows, so the means are over wall-clock. span: of the
+    bins, if it is not that of these iterations.
     """
     if not iterations:
         return {"started_at": 0.0, "bin_s": 0.0, **{kind: [] for kind in ROW_KINDS}}
     started, seconds, *counts = np.array(iterations, float).T
-    first, last = started[0], (started + seconds).max()
+    first, last = span or (started[0], (started + seconds).max())
     edges = np.linspace(first, last, bins + 1)
     width = edges[1] - edges[0]
 
@@ -251,7 +256,7 @@ def occupancy_over_time(iterations: Sequence[Sequence[float]], bins: int = 120) 
         # rows × seconds done until each instant, interpolated inside an iteration; differences are
         # the bins
         done = np.concatenate([[0.0], np.cumsum(rows * seconds)])
-        k = np.searchsorted(started, edges, side="right") - 1
+        k = np.maximum(np.searchsorted(started, edges, side="right") - 1, 0)
         part = np.clip(edges - started[k], 0.0, seconds[k])
         return [round(float(x), 4) for x in np.diff(done[k] + rows[k] * part) / width]
 

@@ -1,12 +1,17 @@
 """`--plan` held against real servers: what share of requests meets the limits with two replicas.
 
     python -m benchmarks.plans [--costs fake-server] [--seeds 20] [--out DIR]
+    python -m benchmarks.plans --fronts ray,proxy --variants static,dynamic --slowdown 8
+        --requests 200 [--out DIR]
 
-For each of 20 cases, which are four variants at five workloads, the simulator says where the share
-of another trace lies with 95% probability. Then two real `fake` servers, to which the client sends
-in turn, serve a trace that was not among the simulated ones. Limits are those that 95% of a
-simulated trace meet, and 20 ms at least for the first token. Fit the costs on this machine first,
-with `python -m benchmarks.costs --model fake`. About six minutes; nothing else should run.
+For each case, which is a variant at one of five workloads, the simulator says where the share of
+another trace lies with 95% probability. Then two real `fake` servers, to which the client sends in
+turn, or a front end that has its own way to choose, serve a trace that was not among the simulated
+ones. Limits are those that 95% of a simulated trace meet, and 20 ms at least for the first token,
+times the slowdown. Fit the costs on this machine first, with `python -m benchmarks.costs --model
+fake`, and those of front ends with `python -m benchmarks.fronts --out results/replicas`: the engine
+is slowed down so that they leave the cores time to spare. About six minutes without front ends and
+twenty with two; nothing else should run.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import contextlib
 import itertools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +30,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from benchmarks.fronts import through
 from benchmarks.studies import Study, write
 from client import plan
 from client.calls import ServerError
 from client.data import PromptData
+from client.deployments import Deployment, deployed
 from client.load import Watch
 from client.measure import Target, measure, warm_up
 from client.plan import Case, Judged, Planner, Question
@@ -39,6 +46,7 @@ from client.simulated import Simulated
 from client.variants import Variant
 from client.wire import Plain
 from config import Config, build
+from deploy.kinds import KINDS
 from simulate.costs import FAKE, Costs, CostsError, load
 from simulate.fleet import Layout
 
@@ -52,14 +60,17 @@ VARIANTS = {
     "dynamic": Variant("dynamic", {}),
     "dynamic, sjf": Variant("dynamic", {"order": "sjf"}),
 }
-REPLICAS, ROUTER = 2, "round_robin"  # as a client with --url twice sends
-REQUESTS = 400  # of a trace
+REPLICAS = 2
+PLAIN = "plain"  # a client with --url twice, which sends in turn
+ROUTERS = {PLAIN: "round_robin", "ray": "power_of_two", "proxy": "least_requests"}
+BURST = 400  # requests that measure capacity
 MEET = 95  # % of simulated requests meet each of the two limits
 # of a first token: below it a limit asks what HTTP does, whose times are a median in simulations
 LEAST_TTFT_MS = 20.0
 HELD_OUT = 2000  # seed of measured traces; simulated ones have smaller ones
 LIMITS_OF = 900  # seed of the trace that gives the limits
 TIMEOUT_S = 600.0
+Told = dict[str, Any]  # what became of a case
 
 
 class Workload(NamedTuple):
@@ -80,61 +91,73 @@ WORKLOADS = (
 )
 
 
-def asked(name: str, workload: Workload, costs: Costs, seeds: int) -> Case:
+def asked(name: str, front: str, workload: Workload, costs: Costs, options: Any) -> Case:
     """What a case asks: a rate of its load, and limits that most requests meet."""
-    config = build(VARIANTS[name].mode, flags_of(name), {})
+    config = build(VARIANTS[name].mode, flags_of(name, options.slowdown), {})
+    costs = costs.slower(options.slowdown)
+    if front != PLAIN:
+        costs = through(front, costs)
+    n = options.requests
     data = PromptData(**workload.drawn, seed=LIMITS_OF)
     rate = workload.load * REPLICAS * capacity(config, costs, data) / data.mean_num_tokens
     arrival = workload.arrival.format(rate)
-    layout = Layout(REPLICAS, ROUTER)
+    layout = Layout(REPLICAS, ROUTERS[front])
     server = Simulated(name, config, costs, layout)
-    answers = server.replay(data.requests(REQUESTS, arrival), math.inf, Watch()).answers
+    answers = server.replay(data.requests(n, arrival), math.inf, Watch()).answers
     slo = {
-        limit: max(least, float(f"{1e3 * sorted(seconds)[REQUESTS * MEET // 100]:.3g}"))
+        limit: max(least, float(f"{1e3 * sorted(seconds)[n * MEET // 100]:.3g}"))
         for limit, seconds, least in (
-            ("ttft", answers.ttft_s, LEAST_TTFT_MS),
+            ("ttft", answers.ttft_s, LEAST_TTFT_MS * options.slowdown),
             ("e2el", answers.e2e_s, 0.0),
         )
     }
     question = Question(
-        slo, plan.ATTAINMENT, arrival, REQUESTS, tuple(range(seeds)), costs.uncertainty
+        slo, plan.ATTAINMENT, arrival, n, tuple(range(options.seeds)), costs.uncertainty
     )
     return Case(name, config, costs, layout, False, dict(workload.drawn), question, 0)
 
 
-def flags_of(name: str) -> dict[str, Any]:
-    return {"model": FAKE.name, **VARIANTS[name].flags}
+def flags_of(name: str, slowdown: float) -> dict[str, Any]:
+    return {"model": FAKE.name, "fake_slowdown": slowdown, **VARIANTS[name].flags}
 
 
 def capacity(config: Config, costs: Costs, data: PromptData) -> float:
     """Tokens per second of one server while every row is busy."""
     one = Simulated("one", config, costs)
-    return float(measure(one, data.requests(REQUESTS), {}, math.inf, Watch())[0]["busy_throughput"])
+    return float(measure(one, data.requests(BURST), {}, math.inf, Watch())[0]["busy_throughput"])
 
 
-def measured(case: Case) -> float:
+def measured(case: Case, front: str) -> float:
     """The share of requests within the limits, by two real servers. Raises ServerError."""
     question = case.question
     data = PromptData(**case.data, seed=HELD_OUT)
     requests = data.requests(question.requests, question.arrival)
-    with contextlib.ExitStack() as servers:
-        url, *others = [
-            servers.enter_context(server(VARIANTS[case.name].mode, flags_of(case.name)))
-            for _ in range(REPLICAS)
-        ]
-        for each in (url, *others):
-            warm_up(Target(case.name, each, Plain()))
-        target = Target(case.name, url, Plain(), others=tuple(others))
+    with two(case, front) as target:
+        warm_up(target)
         result, _ = measure(target, requests, question.slo, TIMEOUT_S, Watch())
     if result["failed"] or result["partial"]:
         raise ServerError(f"{case.name}: not all were answered: {result['errors']}")
     return float(result["attainment"])
 
 
-def told(name: str, workload: Workload, case: Case, judged: Judged, share: float) -> dict[str, Any]:
+@contextlib.contextmanager
+def two(case: Case, front: str) -> Iterator[Target]:
+    mode, flags = case.config.mode, flags_of(case.name, case.config.fake_slowdown)
+    if front != PLAIN:
+        deployment = Deployment(front, REPLICAS, KINDS[front].routers[0])
+        with deployed(case.name, deployment, mode, flags, Plain()) as target:
+            yield target
+        return
+    with contextlib.ExitStack() as servers:
+        url, *others = [servers.enter_context(server(mode, flags)) for _ in range(REPLICAS)]
+        yield Target(case.name, url, Plain(), others=tuple(others))
+
+
+def told(front: str, workload: Workload, case: Case, judged: Judged, share: float) -> Told:
     low, high = judged.attainment_between
     return {
-        "variant": name,
+        "front": front,
+        "variant": case.name,
         "workload": workload.name,
         "arrival": case.question.arrival,
         "slo": case.question.slo,
@@ -147,21 +170,24 @@ def told(name: str, workload: Workload, case: Case, judged: Judged, share: float
 
 def body(cases: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        ["variant", "workload", "arrivals", "limits, ms", "expected, %", "measured, %", "inside"],
+        [
+            "through", "variant", "workload", "arrivals", "limits, ms", "expected, %",
+            "measured, %", "inside",
+        ],
     ]  # fmt: skip
     for case in cases:
         low, high = (100 * share for share in case["between"])
         limits = ", ".join(f"{name} {limit:g}" for name, limit in case["slo"].items())
         rows.append(
             [
-                case["variant"], case["workload"], case["arrival"], limits,
+                case["front"], case["variant"], case["workload"], case["arrival"], limits,
                 f"{low:.1f} to {high:.1f}", f"{100 * case['measured']:.1f}",
                 "yes" if case["inside"] else "**no**",
             ]
         )  # fmt: skip
     inside = sum(case["inside"] for case in cases)
     said = f"**{inside} of {len(cases)} measured shares lie inside the 95% interval.**"
-    return f"{said}\n\n{markdown(rows, left=4)}"
+    return f"{said}\n\n{markdown(rows, left=5)}"
 
 
 def figure(cases: Sequence[Mapping[str, Any]], caption: str) -> Figure:
@@ -178,7 +204,7 @@ def figure(cases: Sequence[Mapping[str, Any]], caption: str) -> Figure:
             axes.plot(
                 100 * case["measured"], y, "o", color="#222222" if case["inside"] else missed, ms=7
             )
-        names = [f"{case['variant']} · {case['workload']}" for case in cases]
+        names = [f"{case['front']} · {case['variant']} · {case['workload']}" for case in cases]
         axes.set_yticks(range(len(cases)), names)
         axes.invert_yaxis()
         axes.set_xlabel("requests within the limits, %")
@@ -201,6 +227,10 @@ def main() -> None:
     )
     parser.add_argument("--costs", default="fake-server", help="default: fake-server")
     parser.add_argument("--seeds", type=int, default=20, help="simulated traces (default: 20)")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="default: all")
+    parser.add_argument("--fronts", default=PLAIN, help=f"of {', '.join(ROUTERS)} (default: plain)")
+    parser.add_argument("--slowdown", type=float, default=1.0, help="of the engine (default: 1)")
+    parser.add_argument("--requests", type=int, default=400, help="of a trace (default: 400)")
     parser.add_argument("--cases", type=int, help="only so many of them")
     parser.add_argument("--out", type=Path, default=Path("runs") / STUDY.name, help="folder")
     options = parser.parse_args()
@@ -208,22 +238,24 @@ def main() -> None:
         costs = load(options.costs)
     except CostsError as error:
         parser.error(str(error))
+    fronts, variants = options.fronts.split(","), options.variants.split(",")
     cases = []
-    for name, workload in itertools.islice(itertools.product(VARIANTS, WORKLOADS), options.cases):
-        case = asked(name, workload, costs, options.seeds)
+    asking = itertools.product(fronts, variants, WORKLOADS)
+    for front, name, workload in itertools.islice(asking, options.cases):
+        case = asked(name, front, workload, costs, options)
         with ProcessPoolExecutor() as pool:  # gone before the servers are timed
             judged = Planner(case, pool, lambda text: None).judge(REPLICAS)
         try:
-            share = measured(case)
+            share = measured(case, front)
         except ServerError as error:
             sys.exit(f"error: {error}")
-        cases.append(told(name, workload, case, judged, share))
+        cases.append(told(front, workload, case, judged, share))
         low, high = judged.attainment_between
-        print(
-            f"{name} · {workload.name}: {low:.3f} to {high:.3f}, measured {share:.3f}", flush=True
-        )
+        print(f"{front} · {name} · {workload.name}: {low:.3f} to {high:.3f}, measured {share:.3f}",
+              flush=True)  # fmt: skip
+    slowed = f", {options.slowdown:g} times slower" if options.slowdown != 1 else ""
     told_of = (
-        f"{REPLICAS} real fake servers, to which a client sends in turn, {REQUESTS} requests; "
+        f"{REPLICAS} fake servers{slowed} ({options.fronts}), {options.requests} requests; "
         f"{options.seeds} simulated traces, costs {costs.name}"
     )
     source = {name: costs.source.get(name) for name in ("commit", "date", "hardware")}

@@ -21,6 +21,7 @@ from rich.console import Console
 from client import calibrate, columns, runs, sweep
 from client.calls import ServerError
 from client.data import PromptData, Request, describe, described
+from client.deployments import deployed
 from client.draws import WorkloadError
 from client.flags import workload
 from client.machine import command_line
@@ -76,6 +77,7 @@ class Comparison:
             "goodput": options.goodput,
             "stream": options.stream,
             "also": options.also,
+            "deployment": options.deployment.told() if options.deployment else None,
             "capacity": self.capacity,
         }
         told |= {
@@ -98,18 +100,28 @@ class Comparison:
     @property
     def replicas(self) -> int:
         """Servers of a variant that share the load."""
-        return 1
+        return self.options.deployment.replicas if self.options.deployment else 1
 
     def alone(self, name: str) -> contextlib.AbstractContextManager[Measurable]:
-        """One server of those that share a variant's load."""
+        """What tells a variant's capacity: all of its servers, or one of so many `alike`."""
         return self.target(name)
+
+    @property
+    def alike(self) -> int:
+        """Real servers share a machine, so that two need not do twice what one does."""
+        return 1
 
     @contextlib.contextmanager
     def _ours(self, name: str) -> Iterator[Target]:
         options, key = self.options, self.options.key
         mode, settings = options.variants[name].mode, options.settings(name)
+        by = wire("inference", stream=options.stream)
+        if options.deployment:
+            with deployed(name, options.deployment, mode, settings, by, key) as target:
+                yield target
+            return
         with server(mode, settings, key=key, name=name) as url:
-            yield Target(name, url, wire("inference", stream=self.options.stream), key=key)
+            yield Target(name, url, by, key=key)
 
     @contextlib.contextmanager
     def _other(self, name: str) -> Iterator[Target]:
@@ -129,7 +141,8 @@ class Comparison:
             return
         data = workload(self.options, self.options.seed)
         reference = self.options.reference
-        burst = data.requests(burst_size(self.options.config(reference)), "burst", scaled=True)
+        n = self.replicas // self.alike * burst_size(self.options.config(reference))
+        burst = data.requests(n, "burst", scaled=True)
         with (
             self.alone(reference) as target,
             self.progress.replay(f"capacity of {reference}", burst) as watch,
@@ -139,11 +152,11 @@ class Comparison:
                 "of": reference,
             }
         mean = float(np.mean(data.requests(self.options.numsamples).num_tokens))
-        all_can = self.replicas * self.capacity["output_throughput"]
+        all_can = self.alike * self.capacity["output_throughput"]
         self.arrival = f"poisson:{LOAD * all_can / mean:.4g}"
         reached = f"{self.capacity['output_throughput']:,.0f} tok/s"
-        if self.replicas > 1:
-            reached += f" each of {self.replicas} replicas"
+        if self.alike > 1:
+            reached += f" each of {self.alike} replicas"
         self.progress.say(
             f"capacity of {reference}: {reached}; {LOAD:g} of it: --arrival {self.arrival}"
         )

@@ -22,27 +22,35 @@ from simulate.costs import Costs, CostsError
 from simulate.costs import load as load_costs
 
 
-def histories(path: Path) -> dict[str, str]:
-    """JSON of each server's history, by its name. Raises RunError."""
+def histories(path: Path) -> tuple[dict[str, str], str]:
+    """JSON of each server's history, by its name; and where the run has several seeds, of which one
+    they are. Raises RunError.
+    """
     if path.is_file():
-        return recorded(path)
+        return recorded(path), ""
     run = load(path)
     simulated = run.first.get("simulated")
-    return again(run) if simulated else measured(run)
+    return again(run) if simulated else measured(run), seed_shown(run)
+
+
+def seed_shown(run: Run) -> str:
+    """Of several seeds, which is shown."""
+    n = len(run.summaries)
+    return f"seed {run.first['seed']}, the first of {n}" if n > 1 else ""
 
 
 def recorded(path: Path) -> dict[str, str]:
     """Of each recording in a file. Raises RunError."""
-    found = _recordings(path, "not recorded")
+    found = _recordings(path, "not recorded", f"recorded: {path.name}")
     names = _told_apart([str(kept.history.about["name"]) for kept in found])
     return {name: kept.named(name) for name, kept in zip(names, found)}
 
 
-def _recordings(path: Path, model: str) -> list[Kept]:
+def _recordings(path: Path, model: str, note: str) -> list[Kept]:
     found: list[Kept] = []
 
     def observe(scheduler: Scheduler, settings: Any) -> Kept:
-        told = about(settings, model) | {"note": f"recorded: {path.name}"}
+        told = about(settings, model) | {"note": note}
         found.append(Kept(scheduler, told))
         return found[-1]
 
@@ -68,10 +76,14 @@ def measured(run: Run) -> dict[str, str]:
             f"{run.folder} has no recording of its servers, and a report keeps no rows; measure "
             f"again with --record {run.folder / 'calls.jsonl'}"
         )
+    if run.missing_seeds:
+        raise RunError(f"{run.folder} was interrupted, and recordings name no seed; measure again")
     found: dict[str, str] = {}
-    for path in paths:  # of servers one after another; the last ones are this run's
+    for path in paths:  # of servers one after another; the last ones are this run's, seed by seed
         mine = [name for name, recording in recordings.items() if recording == path]
-        kept = _recordings(Path(path), str(run.first["config"]["model"]))[-len(mine) :]
+        note = _joined(f"recorded: {Path(path).name}", seed_shown(run))
+        kept = _recordings(Path(path), str(run.first["config"]["model"]), note)
+        kept = kept[-len(mine) * len(run.results) :][: len(mine)]
         if [each.history.about["mode"] for each in kept] != [
             run.results[0][name]["config"]["mode"] for name in mine
         ]:
@@ -96,7 +108,8 @@ def again(run: Run) -> dict[str, str]:
         costs = load_costs(told["costs"])
     except CostsError as error:
         raise RunError(str(error)) from None
-    requests, note = load_trace(trace), f"commit {run.first['commit']}, {run.first['date']}"
+    requests = load_trace(trace)
+    note = _joined(seed_shown(run), f"commit {run.first['commit']}, {run.first['date']}")
     return {
         name: serve_again(
             name, Config(**result["config"]), costs, requests, note, bool(run.first["stream"])
@@ -127,6 +140,10 @@ def serve_again(
     server = Simulated(name, config, costs, stream=stream, jump=False, observe=observe)
     server.replay(requests, math.inf, Watch())
     return found[0].named(name)
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
 
 
 def _told_apart(names: list[str]) -> list[str]:

@@ -37,7 +37,8 @@ def main() -> None:
     arguments = parser.parse_args()
     run, out = arguments.run, arguments.out
     try:
-        mine = chosen(histories(run), arguments.of.split(",") if arguments.of else None)
+        found, seed = histories(run)
+        mine = chosen(found, arguments.of.split(",") if arguments.of else None)
         if (size := sum(map(len, mine))) > MOST_BYTES:
             raise RunError(
                 f"{run} comes to a page of {size / 1e6:.0f} MB, which no browser likes; take a "
@@ -46,9 +47,15 @@ def main() -> None:
     except RunError as error:
         sys.exit(f"error: {error}")
     out = out or (run.with_suffix(".html") if run.is_file() else run / LIVE)
-    out.write_text(page.saved(mine))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page.saved(mine))
+    except OSError as error:
+        sys.exit(f"error: {out} cannot be written: {error.strerror}")
     if out == run / LIVE:
         report.write(load(run))  # which links it
+    if seed:
+        print(f"{run}: shown is {seed}", file=sys.stderr)
     print(out)
 
 

@@ -32,6 +32,7 @@ from scheduling.policies import MODES, chosen
 from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time
 
 LEAST_BURST = 16
+BINS = 400  # of rows over time
 ANSWERED = [name for name in Answer._fields if name not in ("itl_s", "timings")]
 ENGINE = (
     "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
@@ -94,8 +95,13 @@ class Target:
     def tells(self) -> bool:
         return self.ours and not self.others
 
+    @property
+    def servers(self) -> Sequence[str]:
+        """URLs, one of each."""
+        return (self.url, *self.others)
+
     def begin(self) -> None:
-        for url in (self.url, *self.others):
+        for url in self.servers:
             post(f"{url}/reset_prefix_cache", key=self.key)
             post(f"{url}/stats/reset", key=self.key)
 
@@ -104,7 +110,7 @@ class Target:
 
     def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         engine, iterations = stats_of(self.url, self.key)
-        over_time = occupancy_over_time(iterations, bins=400)
+        over_time = occupancy_over_time(iterations, BINS)
         return engine, over_time, get(self.url, key=self.key)["config"]
 
 
@@ -118,18 +124,19 @@ def openai_model(url: str, key: str | None = None) -> str:
 
 
 def warm_up(target: Target, by_ids: bool = False) -> None:
-    """Two short requests, as text or as ids: a server without a tokenizer takes ids alone. Raises
-    ServerError if one fails.
+    """Two short requests to each server, as text or as ids: one without a tokenizer takes ids
+    alone. Raises ServerError if one fails.
     """
     text = "warm up"
     prompt: dict[str, Any] = {"prompt_ids": list(text.encode())} if by_ids else {"prompt": text}
-    for seed in range(2):
-        request = Request(id=seed, at=0, num_tokens=8, seed=seed, **prompt)
-        [outcome] = replay(target.url, [request], target.wire, key=target.key)
-        if outcome.error:
-            raise ServerError(
-                f"{target.name} at {target.url} failed its first request: {outcome.error}"
-            )
+    for url in target.servers:
+        for seed in range(2):
+            request = Request(id=seed, at=0, num_tokens=8, seed=seed, **prompt)
+            [outcome] = replay(url, [request], target.wire, key=target.key)
+            if outcome.error:
+                raise ServerError(
+                    f"{target.name} at {url} failed its first request: {outcome.error}"
+                )
 
 
 class _Counting(Watch):
@@ -249,6 +256,8 @@ def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any
     found["occupancy_over_time"] = over_time
     policy = MODES[config["mode"]]
     by_chance = policy.in_order and config["order"] == "fcfs"  # who comes together in a batch
+    # of several servers two batches that begin at one instant would seem to be one
+    by_chance = by_chance and not target.are_several
     if policy.request_level and by_chance and not config["compact_batches"]:
         sizes = batch_sizes(answers)
         found["expected_useful_fraction"] = expected_useful_fraction(trace.num_tokens, sizes)
@@ -294,10 +303,11 @@ def burst_size(config: Config) -> int:
 def measure_capacity(
     target: Measurable, burst: Sequence[Request], timeout_s: float, watch: Watch
 ) -> dict[str, Any]:
-    """Tokens per second of a server of ours while every row is busy. Raises ServerError, and
+    """Tokens per second of a server of ours while every row is busy; of several, while requests
+    wait at any of them, which share a burst about evenly. Raises ServerError, and
     KeyboardInterrupt.
     """
-    result, _ = measure(target, burst, {}, timeout_s, watch)
+    result, outcomes = measure(target, burst, {}, timeout_s, watch)
     if result["partial"]:
         raise KeyboardInterrupt
     if result["failed"]:
@@ -306,9 +316,10 @@ def measure_capacity(
             f"the burst that measures capacity failed ({error}); name a rate with --arrival "
             f"poisson:RATE"
         )
-    if not result["busy_throughput"]:
+    busy = always_waiting([outcome.answer for outcome in outcomes if outcome.answer])
+    if not busy.seconds:
         raise ServerError(
             "the burst that measures capacity fits into one batch; name a rate with --arrival "
             "poisson:RATE"
         )
-    return {"output_throughput": result["busy_throughput"], "requests": len(burst)}
+    return {"output_throughput": busy.tokens / busy.seconds, "requests": len(burst)}

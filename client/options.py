@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from client.deployments import Deployment, add_deployment, deployment_of
 from client.draws import ARRIVALS
 from client.flags import add_workload, contradiction, seconds_say_how_many
 from client.servers import ROOT
@@ -56,6 +57,7 @@ class Options:
     out: Path
     flags: dict[str, Any]  # server settings of all variants, as given
     also: dict[str, str] = field(default_factory=dict)  # {name: URL} of servers that run already
+    deployment: Deployment | None = None  # of each variant; None: a server alone
     timeout: float = 3600.0
     calibration: bool = False
 
@@ -182,9 +184,10 @@ def parse(argv: Sequence[str]) -> Options:
         action="store_true",
         help="do not measure first, once a machine, how fast this client can send",
     )
+    add_deployment(parser)
     add_settings(parser)
     known = read(parser, argv)
-    given = chosen(known)
+    given = chosen(known) | {"deployment": deployment_of(known)}
     also = parse_also(known.also, given["variants"])
     given |= {"also": also, "stream": known.stream or bool(also), "timeout": known.timeout}
     options = Options(**given, calibration=not known.skip_calibration)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 from config import ConfigError, flag
-from scheduling.autoscaling import Autoscaling
+from scheduling.autoscaling import Autoscaling, read_autoscaling
 from scheduling.routers import ROUTERS
 from simulate.fleet import Failure, Layout
 
-RULE = {each.name: each for each in fields(Autoscaling)}
+RULE = [each.name for each in fields(Autoscaling)]
 
 
 def add_replicas(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +81,7 @@ def layout_of(known: argparse.Namespace, seed: int) -> Layout:
             known.start_s or 0.0,
             dict(_pairs("--slow", known.slow or (), "2:1.5")),
             [Failure(*pair) for pair in _pairs("--fail", known.fail or (), "0:30")],
-            _rule(known.autoscale) if known.autoscale else None,
+            read_autoscaling(known.autoscale) if known.autoscale else None,
             seed,
         )
     except ValueError as error:
@@ -105,19 +104,6 @@ def _pairs(name: str, texts: Sequence[str], example: str) -> list[tuple[int, flo
     return found
 
 
-def _rule(texts: Sequence[str]) -> Autoscaling:
-    given: dict[str, Any] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if name not in RULE:
-            raise ConfigError(f"--autoscale {text!r}: name one of {', '.join(RULE)}")
-        try:
-            given[name] = (int if name.endswith("replicas") else float)(value)
-        except ValueError:
-            raise ConfigError(f"--autoscale {text!r}: {value!r} is no number") from None
-    return Autoscaling(**given)
-
-
 def told(layout: Layout) -> str:
     """The layout in words; of one replica that is like others nothing."""
     said = []
@@ -125,7 +111,8 @@ def told(layout: Layout) -> str:
         said.append(f"{layout.replicas} replicas behind the router {layout.router}")
     if rule := layout.autoscaling:
         said[0] = f"{rule.min_replicas} to {rule.max_replicas} replicas behind {layout.router}"
-        said.append(f"about {rule.target_ongoing_requests:g} requests each")
+        of = "requests" if rule.target_tokens is None else "tokens to compute"
+        said.append(f"about {rule.target:g} {of} each")
     if layout.stale_s:
         own = "" if layout.counts_own else ", its own requests uncounted"
         said.append(f"knowledge up to {layout.stale_s:g} s old{own}")

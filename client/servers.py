@@ -12,15 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from client.calls import ServerError, get
 from config import flag, meaningful
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600
+ALONE: Sequence[str] = (str(ROOT / "app.py"),)  # what Python is given to start a single server
 
 
 def free_port() -> int:
@@ -36,18 +39,20 @@ def server(
     patience_s: float = STARTUP_S,
     key: str | None = None,
     name: str | None = None,
+    start: Sequence[str] = ALONE,
 ) -> Iterator[str]:
     """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it
     whatever happens.
 
     `key`: its API key, told by the environment, since everyone on this machine sees a command line.
-    `name`: what errors call it, if not by its mode. Raises ServerError with the end of the server's
-    own output if it does not come up.
+    `name`: what errors call it, if not by its mode. `start`: what Python is given to start it, if
+    it is no single server. Raises ServerError with the end of the server's own output if it does
+    not come up.
     """
     port = free_port()
     command = [
         sys.executable,
-        str(ROOT / "app.py"),
+        *start,
         mode,
         "--host",
         "127.0.0.1",
@@ -57,7 +62,9 @@ def server(
     for setting, value in flags.items():
         if meaningful(setting, mode) and setting != "api_key":
             command += as_flag(setting, value)
-    environment = os.environ | {"EB_API_KEY": key or "none"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"EB_API_KEY": key or "none", "PYTHONPATH": path}
+    environment.pop("RAY_ADDRESS", None)  # of a cluster elsewhere, which would be another server
     with tempfile.TemporaryFile() as output:
         # a session of its own: Ctrl-C reaches us alone, and we stop it
         process = subprocess.Popen(
@@ -66,7 +73,8 @@ def server(
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until_ready(process, url, patience_s)
-            if process.pid not in (pids := get(url, key=key)["pids"]):
+            pids = get(url, key=key)["pids"]
+            if not any(started(process, pid) for pid in pids):
                 raise ServerError(
                     f"{url} is another server (processes {pids}, ours is {process.pid}); run the "
                     f"comparison again"
@@ -80,6 +88,14 @@ def server(
             ) from None
         finally:
             _stop(process)
+
+
+def started(process: subprocess.Popen[Any], pid: int) -> bool:
+    """Whether a process is this one, or came of it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        told = psutil.Process(pid)
+        return process.pid in (pid, *(parent.pid for parent in told.parents()))
+    return False
 
 
 def as_flag(name: str, value: Any) -> list[str]:

@@ -37,9 +37,10 @@ from tokenizer import TokenizerUnavailable
 ENGINE = (
     "model", "weights", "tokenizer", "device", "dtype", "threads", "generator", "attention",
     "linear", "sampler", "norms", "enforce_eager", "gpu_memory_utilization", "kv_dtype",
+    "fake_slowdown",
 )  # fmt: skip
 WITHOUT_EFFECT = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}
-OF_SERVERS = ("also", "timeout", "skip_calibration", "host", "port")  # of those that run
+OF_SERVERS = ("also", "deploy", "timeout", "skip_calibration", "host", "port")  # of those that run
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # wherever this runs
 
 
@@ -58,10 +59,12 @@ class Simulation(Options):
         variant = self.variants[name]
         flags, costs = self.settings(name), self.costs
         measured: Mapping[str, Any] = costs.source.get("config", FAKE_ENGINE)
+        # stated costs follow the slowdown
+        engine = [each for each in ENGINE if costs.source or each != "fake_slowdown"]
         for setting in flags:
             if setting in WITHOUT_EFFECT:
                 raise ConfigError(f"{flag(setting)} has no effect in virtual time; leave it out")
-            if setting in ENGINE and str(flags[setting]) != str(measured.get(setting)):
+            if setting in engine and str(flags[setting]) != str(measured.get(setting)):
                 theirs = (
                     f"are of {flag(setting)} {measured[setting]}"
                     if setting in measured
@@ -73,7 +76,7 @@ class Simulation(Options):
                 )
 
         def fill_in(given: Mapping[str, Any]) -> dict[str, Any]:
-            own = {name: value for name, value in given.items() if name not in ENGINE}
+            own = {name: value for name, value in given.items() if name not in engine}
             whole = {name: value for name, value in measured.items() if name != "mode"}
             return whole | own if costs.source else resolve(whole | own)
 
@@ -98,6 +101,10 @@ class Simulating(compare.Comparison):
     def replicas(self) -> int:
         return self.options.layout.replicas
 
+    @property
+    def alike(self) -> int:
+        return self.replicas
+
     def _simulated(self, name: str, layout: Layout) -> Simulated:
         options = self.options
         config, costs = options.config(name), options.costs
@@ -120,8 +127,8 @@ def parse(argv: Sequence[str]) -> Simulation:
         "--costs",
         default=FAKE.name,
         metavar="NAME",
-        help="how long iterations take: a file of results/costs, a path that ends in .json, or "
-        "fake, the fake engine's own line (default: fake)",
+        help="how long iterations take: a file of results/costs, a path that ends in .json, "
+        "second, which is what each takes, or fake, the fake engine's own line (default: fake)",
     )
     add(
         "--step",

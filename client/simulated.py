@@ -58,6 +58,8 @@ class Simulated:
     ):
         self.name = name
         self.config = config
+        if not costs.source:  # stated ones are of the fake engine
+            costs = costs.slower(config.fake_slowdown)
         self.costs = replace(costs, gap=costs.gap + instant(config.loop_interval_ms / 1e3))
         self.layout = layout
         self.stream, self.jump, self.observe = stream, jump, observe
@@ -90,7 +92,7 @@ class Simulated:
             "busy_s": rows.busy / PS,
             "occupancy": rows.occupied / (rows.busy * most) if rows.busy else 0.0,
         }
-        told = self.stats.snapshot() | exact | {"replicas": self.replicas}
+        told = self.stats.run().told() | exact | {"replicas": self.replicas}
         return told, rows.over_time(), self.config.model_dump(mode="json")
 
 

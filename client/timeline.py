@@ -32,13 +32,15 @@ def main() -> None:
     run = arguments.run
     out = arguments.out or (run.parent if run.is_file() else run)
     try:
-        found = histories(run)
+        found, seed = histories(run)
     except RunError as error:
         sys.exit(f"error: {error}")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in found.items():
         for path in timeline.write(json.loads(text), out / f"{name}.timeline.json"):
             print(path)
+    if seed:
+        print(f"{run}: shown is {seed}", file=sys.stderr)
 
 
 if __name__ == "__main__":

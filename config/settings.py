@@ -115,6 +115,12 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         "additions and norms: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's)",
         "auto: kernel on a CPU with a C++ compiler, triton on a GPU",
     )
+    fake_slowdown: float = setting(
+        1.0,
+        "with --model fake: its iterations take so many times as long",
+        gt=0,
+        allow_inf_nan=False,
+    )
     max_batch_size: int = setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU", ge=1)
     decoder_batch_sizes: tuple[int, ...] = setting(
         (), "decode iterations are filled up with padding rows to the smallest that holds them: "

@@ -29,6 +29,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     for each in fields(kind)
     if each.metadata["needs"]
 }
+NEEDS["fake_slowdown"] = ("model", ("fake",))
 for order in ORDERS.values():  # a field of orders, those orders
     for each in fields(order):
         having = (name for name, its in ORDERS.items() if each.name in its.__dataclass_fields__)

@@ -48,7 +48,7 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
     if config.model == "fake":
         from generate.fake import FakeGenerator
 
-        return FakeGenerator()
+        return FakeGenerator(slowdown=config.fake_slowdown)
     import torch
 
     from model import load_model

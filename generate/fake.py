@@ -49,15 +49,17 @@ def _letter(checksum: int, index: int) -> int:
 
 
 class FakeGenerator(Generator):
-    def __init__(self, sleep: Callable[[float], None] = time.sleep):
-        self._sleep = sleep
+    """slowdown: an iteration takes so many times its stated cost."""
+
+    def __init__(self, sleep: Callable[[float], None] = time.sleep, slowdown: float = 1.0):
+        self._sleep, self._slowdown = sleep, slowdown
         # once a request: a checksum of its whole prompt for every token would be a cost of its own
         self._checksum = functools.lru_cache(MOST_ROWS)(
             lambda inference: _checksum(inference.prompt_ids, inference.sampling.seed)
         )
 
     def generate(self, iteration: Iteration) -> list[int]:
-        self._sleep(cost_s(iteration))
+        self._sleep(self._slowdown * cost_s(iteration))
         sampled = [row.inference for row in iteration.rows if row.samples]
         return [_letter(self._checksum(each), len(each.tokens)) for each in sampled]
 

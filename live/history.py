@@ -19,10 +19,16 @@ QUEUE = 64  # of those that wait, how many are told
 # what a line does; SET_ASIDE: its KV is kept and nothing is computed; SHORT: admitted, and no
 # token budget left
 DECODE, PREFILL, RECOMPUTE, IDLE, SET_ASIDE, SHORT, FREE = "d", "p", "r", "i", "s", "w", ""
-_LASTING = {DECODE, IDLE, SET_ASIDE, SHORT, FREE}  # until it is told otherwise
+_LASTING = {DECODE, IDLE, SET_ASIDE, SHORT}  # until it is told otherwise
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
-Aside = Sequence[tuple[Inference, str]]  # who runs and is not computed: SET_ASIDE or SHORT
+
+class Bystander(NamedTuple):
+    """Who runs and is not computed. kind: SET_ASIDE or SHORT."""
+
+    inference: Inference
+    kind: str
+    computed: int  # its tokens so far
 
 
 class Cell(NamedTuple):
@@ -44,12 +50,14 @@ NOBODY = Cell(-1, FREE, 0, 0, 0)
 
 
 class Bystanders:
-    """Finds who runs and is not computed: who was there before, and still runs."""
+    """Finds who runs and is not computed: who was there before, still runs and is not over (a
+    batch that is compacted computes nothing for who is).
+    """
 
     def __init__(self) -> None:
         self._seen: list[Inference] = []  # by the last iteration
 
-    def of(self, iteration: Iteration) -> Aside:
+    def of(self, iteration: Iteration) -> Sequence[Bystander]:
         """To be asked after each iteration, before anything changes."""
         rows = [row[0] for row in iteration.rows]
         before, self._seen = self._seen, rows
@@ -59,11 +67,11 @@ class Bystanders:
         for inference in rows:
             others.pop(inference, None)
         aside = [
-            (inference, SHORT if inference.paused_at is None else SET_ASIDE)
-            for inference in others
-            if inference.state is State.RUNNING
+            Bystander(i, SHORT if i.paused_at is None else SET_ASIDE, i.computed)
+            for i in others
+            if i.state is State.RUNNING and not i.is_over
         ]
-        self._seen = rows + [inference for inference, _ in aside]
+        self._seen = rows + [each.inference for each in aside]
         return aside
 
     def forget(self) -> None:
@@ -81,7 +89,9 @@ class Grid:
         self._steady: tuple[list[int], list[bool]] | None = None  # requests and idle ones, if they
         # were all decoding or idle
 
-    def changes(self, number: int, iteration: Iteration, aside: Aside) -> list[tuple[int, Cell]]:
+    def changes(
+        self, number: int, iteration: Iteration, aside: Sequence[Bystander]
+    ) -> list[tuple[int, Cell]]:
         """Lines that do something else than they go on to do, by iteration `number`."""
         rows = iteration.rows
         ids = [row[0].id for row in rows]
@@ -89,25 +99,24 @@ class Grid:
         if (ids, idle) == self._steady and not aside:
             return []  # nobody came or left: most iterations
         found: list[tuple[int, Cell]] = []
-        told = dict.fromkeys(ids) | {inference.id: None for inference, _ in aside}
+        told = dict.fromkeys(ids) | {each.inference.id: None for each in aside}
         for id_ in [id_ for id_ in self._line if id_ not in told]:
             line = self._line.pop(id_)
             del self.cells[line]
             heapq.heappush(self._free, line)
             found.append((line, NOBODY._replace(since=number)))
         now = [
-            *(Cell(r[0].id, _kind(r), r.n_tokens, r.start, number) for r in rows),
-            *(Cell(i.id, kind, 0, i.computed, number) for i, kind in aside),
+            *((row[0].id, _kind(row), row.n_tokens, row.start) for row in rows),
+            *((each.inference.id, each.kind, 0, each.computed) for each in aside),
         ]
-        for cell in now:
-            line = self._line_of(cell.id)
-            before = self.cells.get(line, NOBODY)
-            if cell.kind not in _LASTING or not _goes_on(before, cell):
-                found.append((line, cell))
-                self.cells[line] = cell
+        for id_, kind, n, start in now:
+            line = self._line_of(id_)
+            if not _goes_on(self.cells.get(line, NOBODY), id_, kind, start, number):
+                self.cells[line] = Cell(id_, kind, n, start, number)
+                found.append((line, self.cells[line]))
         # who was freed and has somebody else at once is told once, by who is there
         found = list(dict(found).items())
-        steady = all(cell.kind in (DECODE, IDLE) for cell in now)
+        steady = all(kind in (DECODE, IDLE) for _, kind, _, _ in now)
         self._steady = (ids, idle) if steady else None
         return found
 
@@ -129,11 +138,11 @@ def _kind(row: Any) -> str:
     return DECODE if row.decodes else PREFILL
 
 
-def _goes_on(before: Cell, cell: Cell) -> bool:
-    """A line that did `before` does this without being told."""
-    if cell.kind in (IDLE, SET_ASIDE, SHORT):
-        return (before.id, before.kind) == (cell.id, cell.kind)
-    return before.at(cell.since)[:4] == cell[:4]
+def _goes_on(before: Cell, id_: int, kind: str, start: int, number: int) -> bool:
+    """A line that did `before` does this, in iteration `number`, without being told."""
+    if before.id != id_ or before.kind != kind or kind not in _LASTING:
+        return False
+    return kind != DECODE or start - before.start == number - before.since
 
 
 class Noted(NamedTuple):
@@ -151,6 +160,7 @@ class History:
     """What is told of a server, in the order in which it happened.
 
     keep: iterations; None: all. prompt: the beginning of a request's prompt, where it may be told.
+    begin: the first cursor.
     """
 
     def __init__(
@@ -158,12 +168,13 @@ class History:
         about: Mapping[str, Any],
         keep: int | None = KEPT,
         prompt: Callable[[Inference], str | None] = lambda inference: None,
+        begin: int = 0,
     ):
         self.about = dict(about)
         self.zero = 0.0  # from which times are told
         self._keep, self._prompt = keep, prompt
         self._next = self._first = 0  # numbers of the next iteration, and of the oldest kept
-        self._lost = -1  # of all that was noted, how much is no longer kept
+        self._lost = begin - 1  # of all that was noted, how much is no longer kept
         self._noted: deque[Noted] = deque()
         self.restart()
 
@@ -186,7 +197,9 @@ class History:
         """How much was noted so far."""
         return self._lost + len(self._noted)
 
-    def iteration(self, at: float, seconds: float, iteration: Iteration, aside: Aside = ()) -> None:
+    def iteration(
+        self, at: float, seconds: float, iteration: Iteration, aside: Sequence[Bystander] = ()
+    ) -> None:
         """One is over. at: when it began."""
         for row in iteration.rows:
             self._name(row[0])

@@ -4,6 +4,7 @@ was noted stays until somebody looks again.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -62,7 +63,8 @@ class Live:
         self._pending: deque[tuple[Any, ...] | Inference] = deque()
         self._missed = False  # something happened that is not pending
         self._bystanders = Bystanders()
-        self._history = History(about, prompt=prompt)
+        # a cursor of the server that was here before is none of this one's
+        self._history = History(about, prompt=prompt, begin=secrets.randbelow(2**50))
         self._lock = threading.Lock()
 
     # ---- the handler thread

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PAGE = Path(__file__).with_name("page.html")
-_RUNS = re.compile(r'(<script type="application/json" id="runs">)\[\](</script>)')
+_CHARSET = '<meta charset="utf-8">\n'
+_RUNS = '<script type="application/json" id="runs">[]</script>'
 
 
 @functools.cache
@@ -20,18 +21,24 @@ def empty() -> str:
 
 
 def saved(histories: Sequence[str]) -> str:
-    """The page with one or two histories (JSON) in it."""
+    """The page with one or two histories (JSON) in it, which asks nobody for anything."""
     # JSON has no < outside of strings, and in one it may be written so: no markup can begin
     data = f"[{','.join(histories)}]".replace("<", "\\u003c")
-    page, n = _RUNS.subn(lambda found: found[1] + data + found[2], empty())
-    assert n == 1, "page.html has one place for runs"
-    return page
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{_own_alone()}">\n'
+    page = empty()
+    assert page.count(_CHARSET) == page.count(_RUNS) == 1, "page.html has one place for each"
+    return page.replace(_CHARSET, _CHARSET + policy).replace(_RUNS, _RUNS.replace("[]", data))
+
+
+def security_policy() -> str:
+    """Content-Security-Policy of the page as a server serves it: its own script and style alone,
+    and its own server.
+    """
+    return f"{_own_alone()}; connect-src 'self'; frame-ancestors 'none'"
 
 
 @functools.cache
-def security_policy() -> str:
-    """Content-Security-Policy of the page: its own script and style alone, and its own server."""
-
+def _own_alone() -> str:
     def hashes(tag: str) -> str:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", empty(), re.DOTALL)
         digests = [hashlib.sha256(text.encode()).digest() for text in found]
@@ -39,6 +46,5 @@ def security_policy() -> str:
 
     return (
         f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
+        "base-uri 'none'; form-action 'none'"
     )

@@ -76,13 +76,16 @@ class Metrics:
     through the library's histograms.
     """
 
-    def __init__(self, config: Config, manager: BatchingManager):
+    def __init__(self, config: Config, manager: BatchingManager, replica: str | None = None):
+        """replica: its name among others, which becomes a label."""
         self.registry = CollectorRegistry()
         self._manager = manager
         self._max_batch_size = config.max_batch_size
         # else what is looked for is completions of one prompt
         self._caches = config.prefix_caching
         self._labels = {"model_name": config.model_name, "mode": config.mode}
+        if replica is not None:
+            self._labels["replica"] = replica
 
         def histogram(name: str, meaning: str, buckets: Sequence[float] = SECONDS) -> Histogram:
             return Histogram(

@@ -47,6 +47,17 @@ class Tally:
         if self.latest is not None:
             self.latest.append((times.e2e_s, times.queue_s))
 
+    def plus(self, other: Tally) -> Tally:
+        """Both together, but for their times."""
+        a, b = self, other
+        return Tally(
+            Counter(a.endings) + Counter(b.endings),
+            a.prompt_tokens + b.prompt_tokens,
+            a.completion_tokens + b.completion_tokens,
+            a.e2e_s + b.e2e_s,
+            a.queue_s + b.queue_s,
+        )
+
 
 class Names:
     """A tally for each name, with the TIMES of its last `latest` answers."""
@@ -74,10 +85,11 @@ class Names:
             for name, tally in self._tallies.items()
         }
 
-    def times(self) -> dict[str, np.ndarray]:
-        """A copy of the TIMES that are kept of each."""
+    def kept(self) -> dict[str, tuple[Tally, np.ndarray]]:
+        """A copy of each, and of the TIMES that are kept of it."""
         rings = {name: tally.latest for name, tally in self._tallies.items()}
-        return {name: ring.between(0, ring.seen) for name, ring in rings.items() if ring}
+        times = {name: ring.between(0, ring.seen) for name, ring in rings.items() if ring}
+        return {name: (tally, times[name]) for name, tally in self.tallies().items()}
 
 
 class Tallies:

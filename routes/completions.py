@@ -1,80 +1,79 @@
-"""What the completion routes share: a body is read, its group is waited for or streamed."""
+"""The completion routes: this server's own, which runs to `num_tokens` whatever tokens come, and
+OpenAI's, which end at end-of-text and at `stop` strings; in every batching mode.
+"""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, TypeVar
 
-from flask import Response, request
-from pydantic import BaseModel, ValidationError
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from flask import Blueprint, Response, request
 
 from batching import LONGEST_WAIT_S
-from config import MAX_BODY_BYTES
-from routes.streams import Part, Stream, Streamer
+from routes.responses import body, respond_json
+from routes.streams import Stream, Streamer
 from routes.watcher import Watcher
-from scheduling.errors import InvalidRequest, Overloaded
+from scheduling.errors import Overloaded
 from scheduling.inference import Inference
 from serving import Server
-from tokenizer import Detokenizer, StopRule
-
-Body = TypeVar("Body", bound=BaseModel)
-
-
-def read(kind: type[Body]) -> Body:
-    """The current HTTP request's body, validated.
-
-    Raises InvalidRequest, naming the first field that is wrong.
-    """
-    try:
-        raw = request.get_data()
-    except HTTPException:  # Flask's own refusals
-        raise
-    except Exception as error:  # the HTTP server's: cut short, too slow, or wrongly chunked
-        raise InvalidRequest(
-            f"The body could not be read to its end ({type(error).__name__})."
-        ) from None
-    if len(raw) > MAX_BODY_BYTES:
-        raise RequestEntityTooLarge
-    try:
-        return kind.model_validate_json(raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = str(first["loc"][0])[:100] if first["loc"] else None
-        message = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{field}: {message}" if field else message, param=field) from None
+from wire import own
+from wire.exchange import Exchange
+from wire.messages import STREAM, STREAM_HEADERS
+from wire.request import Request, RequestReader
 
 
-def usage_of(group: Sequence[Inference]) -> dict[str, Any]:
-    """The tokens of an answered group; a prompt counts once, however many completions it has."""
-    leaders = [member for member in group if member.leader is None]
-    prompt = sum(len(member.prompt_ids) for member in leaders)
-    completion = sum(len(member.tokens) for member in group)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in leaders)},
-    }
+def blueprint(server: Server) -> Blueprint:
+    routes = Blueprint("completions", __name__)
+    completions = Completions(server)
+    reader = RequestReader(server.config, server.tokenizer)
+    started = int(time.time())
+
+    @routes.post("/inference")
+    def inference() -> Response:
+        return completions.answer(reader.inference(body()))
+
+    @routes.post("/v1/completions")
+    def completion() -> Response:
+        return completions.answer(reader.completion(body()))
+
+    @routes.post("/v1/chat/completions")
+    def chat() -> Response:
+        return completions.answer(reader.chat(body()))
+
+    @routes.get("/v1/models")
+    def models() -> Response:
+        return respond_json(own.models(server.config, started))
+
+    @routes.get("/v1/models/<name>")
+    def model(name: str) -> Response:
+        reader.check_model(name)
+        return respond_json(own.model(server.config, started))
+
+    return routes
 
 
 class Completions:
-    """The way from a route to a server and back."""
+    """The way from a request to a server and back."""
 
     def __init__(self, server: Server):
         self.server = server
         self._watcher = Watcher(server.manager)
         self._streamer = Streamer()
 
-    def wait(self, group: Sequence[Inference]) -> None:
-        """Queue the group, and wait until all of it is answered.
+    def answer(self, asked: Request) -> Response:
+        """Raises what is wrong with it, and the first error of a member."""
+        exchange = Exchange(self.server, asked)
+        if asked.stream:
+            return self._stream(exchange)
+        self._wait_for(exchange.group)
+        return respond_json(exchange.whole())
 
-        Raises what enqueue does, and the first error of a member.
-        """
+    def _wait_for(self, group: Sequence[Inference]) -> None:
+        """Queue the group, and wait until all of it is answered."""
         self._enqueue(group)
         try:
             with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
@@ -107,43 +106,26 @@ class Completions:
         ):
             self.server.manager.expire()
 
-    def stream(
-        self,
-        group: Sequence[Inference],
-        piece: Callable[[int, str, int, bool], Any],
-        end: Callable[[], Any | None],
-        *,
-        echo: bool = False,
-        rule: StopRule | None = None,
-    ) -> Response:
+    def _stream(self, exchange: Exchange) -> Response:
         """Queue the group, and answer with server-sent events as its tokens are computed.
 
-        `piece(i, text, n, last)`: the event for the next n tokens of the group's i-th inference;
-        those that pile up while the reader is slow come as one. `end()`: an event after all of
-        them, or None. Waits for the first text, so that what goes wrong before it is raised and has
-        a status of its own; what goes wrong later is an event.
+        Those that pile up while the reader is slow come as one. Waits for the first text, so that
+        what goes wrong before it is raised and has a status of its own; what goes wrong later is an
+        event.
         """
-        prompts = [member.prompt_ids if echo else [] for member in group]
-        parts = {
-            id(m): Part(i, Detokenizer(self.server.tokenizer, rule), ids)
-            for i, (m, ids) in enumerate(zip(group, prompts))
-        }
+        group = exchange.group
         connection = request.environ.get("gunicorn.socket")
         chunked = (
             type(connection) is socket.socket
             and request.environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
         )
-        stream = Stream(parts, piece, end, connection if chunked else None)
+        stream = Stream(exchange.events(), connection if chunked else None)
         self._enqueue(group, stream)
         with ExitStack() as stack:
             # does nothing unless the reader has gone before the end
             stack.callback(self.server.manager.cancel, group)
             stack.enter_context(self._watcher.watching(connection, group))
-            body = stream.body(lambda turn: self._wait(turn, group[0].deadline))
-            response = Response(
-                chain([next(body)], body), mimetype="text/event-stream",
-                # proxies: pass it on at once
-                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-            )  # fmt: skip
+            told = stream.body(lambda turn: self._wait(turn, group[0].deadline))
+            response = Response(chain([next(told)], told), mimetype=STREAM, headers=STREAM_HEADERS)
             response.call_on_close(stack.pop_all().close)
         return response

@@ -9,27 +9,15 @@ while a socket takes no more, that stream's tokens pile up and then go as one.
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any
 
 from routes.threads import started
 from scheduling.inference import Inference, News
-from tokenizer import Detokenizer
-
-DONE = b"data: [DONE]\n\n"
-
-# ASCII alone: some clients take U+2028 or U+0085 in a stream for the end of a line
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def event(data: Any) -> bytes:
-    """One server-sent event."""
-    return f"data: {_to_json(data)}\n\n".encode()
+from wire.events import Events
 
 
 class Streamer:
@@ -60,53 +48,20 @@ class Streamer:
                 stream.advance(by_inference)
 
 
-class Part:
-    """One inference of a stream: what of it was read, and what of that was shown."""
-
-    def __init__(self, index: int, detokenizer: Detokenizer, prompt_ids: Sequence[int]):
-        self.index = index
-        self._detokenizer = detokenizer
-        self._text = detokenizer.prompt(prompt_ids)
-        self._read = self._shown = 0
-
-    def read(self, told: News) -> tuple[str, int]:
-        """The new text and the number of its tokens; none of either while the text is held back."""
-        self._text += self._detokenizer.completion(
-            told.inference.tokens[self._read : told.n_tokens], told.is_over
-        )
-        self._read = told.n_tokens
-        if not self._text and not told.is_over:
-            return "", 0
-        text, n = self._text, self._read - self._shown
-        self._text, self._shown = "", self._read
-        return text, n
-
-
 class Stream:
     """One answer that is streamed: `body` is what WSGI iterates over.
 
-    `parts`: by the id() of each inference. `piece(i, text, n, last)`: the event for the next n
-    tokens of the i-th. `end()`: an event after all of them, or None. `connection`: where the
-    Streamer may write, in HTTP/1.1's chunks, between two pieces of the body; without one every
-    piece is the body's.
+    `connection`: where the Streamer may write, in HTTP/1.1's chunks, between two pieces of the
+    body; without one every piece is the body's.
     """
 
-    def __init__(
-        self,
-        parts: dict[int, Part],
-        piece: Callable[[int, str, int, bool], Any],
-        end: Callable[[], Any | None],
-        connection: socket.socket | None,
-    ):
-        self._parts = parts
-        self._piece = piece
-        self._end = end
+    def __init__(self, events: Events, connection: socket.socket | None):
+        self._events = events
         self._connection = connection
         self._lock = threading.Lock()  # of all that follows
         self._told: dict[int, News] = {}
         self._direct = False  # whose turn it is: the Streamer's, or the HTTP thread's
         self._unsent = b""  # the rest of a chunk of which the socket took a part
-        self._begun = False
         self._failed: Exception | None = None
         self._turn = threading.Event()  # the HTTP thread has something to do
 
@@ -117,7 +72,7 @@ class Stream:
             over = {key for key, news in self._told.items() if news.is_over}
             if (
                 self._direct
-                and over < self._parts.keys()
+                and not self._events.ends(over)
                 and not any(self._told[key].inference.error for key in over)
             ):
                 try:
@@ -146,7 +101,7 @@ class Stream:
 
         Raises the first piece's ServingError, if it is one, and OSError if the client is gone.
         """
-        while self._parts:
+        while not self._events.over:
             wait(self._turn)
             with self._lock:
                 self._turn.clear()
@@ -159,29 +114,11 @@ class Stream:
             if data:
                 yield data
             with self._lock:
-                self._direct = self._begun and self._connection is not None and not self._told
+                self._direct = (
+                    self._events.begun and self._connection is not None and not self._told
+                )
 
     def _render(self) -> bytes:
-        """The events for all that was told; with the last of them, [DONE]."""
-        out: list[Any] = []
-        failure = None
-        for key, told in self._told.items():
-            if (part := self._parts.get(key)) is None:  # told twice that it is over
-                continue
-            text, n = part.read(told)
-            if told.is_over:
-                del self._parts[key]
-                failure = failure or told.inference.error
-            last = told.is_over and told.inference.error is None
-            if text or last:
-                out.append(self._piece(part.index, text, n, last))
-        self._told = {}
-        if failure is not None:
-            if not self._begun and not out:
-                raise failure
-            out.append(failure.body())
-            self._parts.clear()
-        elif not self._parts and (closing := self._end()) is not None:
-            out.append(closing)
-        self._begun = self._begun or bool(out)
-        return b"".join(map(event, out)) + (b"" if self._parts else DONE)
+        """The events for all that was told."""
+        told, self._told = self._told, {}
+        return self._events.render(told)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 CONTROL_INTERVAL_S = 0.1  # between decisions (Ray's CONTROL_LOOP_INTERVAL_S)
 SAMPLES = 5  # in a look-back period (Ray's …_RECORD_INTERVAL_FACTOR, 0.2)
@@ -29,6 +30,9 @@ class Autoscaling:
     min_replicas: int = 1
     max_replicas: int = 1
     target_ongoing_requests: float = 2.0  # a replica's, those that wait there included
+    # a replica's too, of prompts and completions, that are not computed yet; if it is given, it is
+    # what counts, and not requests
+    target_tokens: float | None = None
     metrics_interval_s: float = 10.0  # between reports, by which it decides
     look_back_period_s: float = 30.0  # of which the requests are averaged
     upscale_delay_s: float = 30.0  # for so long more replicas must have been wanted
@@ -48,9 +52,31 @@ class Autoscaling:
         ):  # fmt: skip
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, and finite")
+        if self.target_tokens is not None and not 0 < self.target_tokens < math.inf:
+            raise ValueError("target_tokens must be above 0, and finite")
         for name in ("upscale_delay_s", "downscale_delay_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or more, and finite")
+
+    @property
+    def target(self) -> float:
+        """What a replica is to have, of requests or of tokens."""
+        return self.target_ongoing_requests if self.target_tokens is None else self.target_tokens
+
+
+def read_autoscaling(texts: Sequence[str]) -> Autoscaling:
+    """From ["max_replicas=8", …]. Raises ValueError."""
+    names = [each.name for each in fields(Autoscaling)]
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in names:
+            raise ValueError(f"--autoscale {text!r}: name one of {', '.join(names)}")
+        try:
+            given[name] = (int if name.endswith("replicas") else float)(value)
+        except ValueError:
+            raise ValueError(f"--autoscale {text!r}: {value!r} is no number") from None
+    return Autoscaling(**given)
 
 
 class Autoscaler:
@@ -70,7 +96,7 @@ class Autoscaler:
         """The new target. To be asked each CONTROL_INTERVAL_S.
 
         now: seconds. ongoing: of each replica that is up, neither starting nor about to stop, the
-        requests that were sent there and are not answered.
+        requests that were sent there and are not answered; or their tokens, if those have a target.
         """
         self._observe(now, ongoing)
         if ongoing:
@@ -110,7 +136,7 @@ class Autoscaler:
         """Replicas for what is ongoing, without delay."""
         running = len(up)
         # by way of the ratio, as Ray has it: now and then that is one more than without
-        error = self.mean_ongoing(now, up) / (self.settings.target_ongoing_requests * running)
+        error = self.mean_ongoing(now, up) / (self.settings.target * running)
         missing = running * error - running
         rising = missing > 0
         factor = self.settings.upscaling_factor if rising else self.settings.downscaling_factor

@@ -126,6 +126,15 @@ class Inference:
         """Tokens of prompt and completion whose keys and values are not in the cache."""
         return len(self.prompt_ids) + len(self.tokens) - self.computed
 
+    @property
+    def left(self) -> int:
+        """Tokens that were never computed: of its prompt, which several completions have once, and
+        of its completion at most.
+        """
+        prompt = len(self.prompt_ids) if self.leader is None else 0
+        computed = max(self.computed, self.reached)
+        return max(0, prompt - computed) + self.num_tokens - len(self.tokens)
+
     def awaits_leader(self, block_size: int) -> bool:
         """The first completion of its prompt is about to compute full blocks that it will share.
         One that had to give way may be waiting for this one's blocks, and is not waited for.

@@ -230,13 +230,17 @@ class Gateway:
         self._reported_at: float | None = None
         self._known: dict[int, Replica] = {}
 
+    def looks(self, now: float) -> bool:
+        """Whether it goes by what is true now, and not by an earlier report."""
+        return self._reported_at is None or now - self._reported_at >= self.max_age
+
     def choose(self, asked: Asked, replicas: Sequence[Replica], now: float) -> int:
         """The id of the replica that gets the request. `replicas`: those that are up, with what is
         true of them now.
         """
         if not self.max_age:
             return self.router.choose(asked, replicas)
-        if self._reported_at is None or now - self._reported_at >= self.max_age:
+        if self.looks(now):
             self._reported_at = now
             self._known = {replica.id: replace(replica) for replica in replicas}
         known = [self._known.setdefault(each.id, Replica(each.id)) for each in replicas]

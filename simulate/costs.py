@@ -176,6 +176,8 @@ FAKE = Costs(
         prefill=round(fake.PREFILL_TOKEN_S * PS),
     ),
 )
+SECOND = Costs("second", Line(iteration=PS))  # an iteration a second, as in worked examples
+STATED = {costs.name: costs for costs in (FAKE, SECOND)}
 _TIMES = (
     "gap", "gap_row", "gap_answer", "gap_answer_row", "gap_stream", "gap_stream_row", "request",
     "answer", "request_turn", "answer_turn",
@@ -195,12 +197,12 @@ def save(costs: Costs, path: Path) -> None:
 
 
 def load(name: str | Path) -> Costs:
-    """`fake`, of which no file is needed, a file of results/costs by its name, or any by its path.
+    """Those of `STATED`, a file of results/costs by its name, or any by its path.
 
     Raises CostsError.
     """
-    if name == FAKE.name:
-        return FAKE
+    if name in STATED:
+        return STATED[str(name)]
     path = Path(name) if str(name).endswith(".json") else FOLDER / f"{name}.json"
     try:
         found = json.loads(path.read_text())
@@ -213,7 +215,7 @@ def load(name: str | Path) -> Costs:
             source=found,
         )
     except OSError:
-        names = ", ".join([FAKE.name, *sorted(each.stem for each in FOLDER.glob("*.json"))])
+        names = ", ".join([*STATED, *sorted(each.stem for each in FOLDER.glob("*.json"))])
         raise CostsError(
             f"there are no costs {str(name)!r}; name one of {names}, a file that ends in .json, or "
             f"measure this machine's with python -m benchmarks.costs"

@@ -129,7 +129,7 @@ class Fleet:
     def _choose(self, group: Group) -> int:
         """Which of several replicas gets it."""
         router = self._gateway.router
-        if router.uses_tokens:
+        if router.uses_tokens and self._gateway.looks(self._loop.now):
             for number, known in self._known.items():
                 known.tokens = self._replicas[number].tokens_left
         first = group[0]
@@ -220,6 +220,8 @@ class Fleet:
         """As Ray Serve's controller does, as long as anything happens."""
         now = seconds(self._loop.now)
         ongoing = {number: known.requests for number, known in self._known.items()}
+        if self._autoscaler.settings.target_tokens is not None:
+            ongoing = {number: self._replicas[number].tokens_left for number in self._known}
         target = self._autoscaler.decide(now, ongoing)
         while (n := len(self._known) + len(self._starting)) != target:
             (self._start if n < target else self._stop)()

@@ -119,13 +119,6 @@ class Stretch(NamedTuple):
         ]
 
 
-def _left(inference: Inference) -> int:
-    """Tokens of it that are not computed yet; of a prompt with several completions once."""
-    prompt = len(inference.prompt_ids) if inference.leader is None else 0
-    computed = max(inference.computed, inference.reached)
-    return max(0, prompt - computed) + inference.num_tokens - len(inference.tokens)
-
-
 def any_ids(iteration: Iteration) -> Iterable[int]:
     """An id for each row that samples, where nobody reads the text."""
     return repeat(0)
@@ -176,7 +169,7 @@ class Replica:
         """Queue a group, once it is its thread's turn; one that is refused has the refusal as its
         members' error.
         """
-        self._tokens += sum(map(_left, group))
+        self._tokens += sum([member.left for member in group])
         now, at = self._loop.now, max(self._loop.now, self._turns_end_at)
         self._turns_end_at = at + self.costs.request_turn
         if at == now:
@@ -275,7 +268,7 @@ class Replica:
 
     def _end(self, inferences: Iterable[Inference]) -> None:
         for inference in inferences:
-            self._tokens -= _left(inference)
+            self._tokens -= inference.left
             at = max(self._loop.now, self._turns_end_at)
             self._turns_end_at = at + self.costs.answer_turn
             self._loop.add(self._ended(seconds(at), inference))

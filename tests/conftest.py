@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from client.report import drawing
 from config import build
 from generate import load_generator
 from serving import Server
+from tests.browser import PATIENCE_S
 from tests.servers import Serve, server, wait_until_free
 
 REAPED = pytest.StashKey[subprocess.Popen[bytes]]()
@@ -161,3 +163,45 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, driven by Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages in which nothing may go wrong: no error, no dialog of a script."""
+    wrong: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(1e3 * PATIENCE_S)
+
+    def refuse(dialog: Any) -> None:
+        wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def listen(said: Any) -> None:
+        # what the network does the browser says itself
+        if said.type == "error" and not said.text.startswith("Failed to load resource"):
+            wrong.append(said.text)
+
+    def make(address: str) -> Any:
+        tab = context.new_page()
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("dialog", refuse)
+        tab.on("console", lambda said: listen(said))
+        tab.goto(address)
+        return tab
+
+    yield make
+    context.close()
+    assert not wrong

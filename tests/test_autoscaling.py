@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.autoscaling import CONTROL_INTERVAL_S, Autoscaler, Autoscaling
+from scheduling.autoscaling import (
+    CONTROL_INTERVAL_S,
+    Autoscaler,
+    Autoscaling,
+    read_autoscaling,
+)
 
 SETTINGS = Autoscaling(max_replicas=10)
 HASTY = replace(SETTINGS, upscale_delay_s=0, downscale_delay_s=0)
@@ -181,3 +186,12 @@ def test_a_constant_load_gets_the_replicas_that_it_needs_and_keeps_them(
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Autoscaling(**wrong)
+
+
+def test_tokens_can_be_what_counts() -> None:
+    """6,000 tokens to compute, 1,500 each, are 4 replicas, however few requests they are."""
+    by_tokens = replace(HASTY, target_tokens=1500)
+    assert decide(Autoscaler(by_tokens), 60, always(6000)) == [(0.0, 4)]
+    assert read_autoscaling(["max_replicas=8", "target_tokens=1500"]).target == 1500
+    with pytest.raises(ValueError, match="target_tokens must be above 0"):
+        replace(HASTY, target_tokens=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -404,3 +405,31 @@ def test_pairs_alternate_and_compare_what_both_commands_say(
     with pytest.raises(SystemExit):
         pairs.main()
     assert "echo nothing ended with 0 and said no tok/s" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    not (shutil.which("chromium") or shutil.which("chromium-browser")),
+    reason="there is no Chromium here: apt-get install chromium",
+)
+def test_the_live_page_draws_all_that_it_is_told_and_keeps_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    from benchmarks import live_page
+
+    sizes = ["--rows", "8", "--seconds", "1", "--iterations", "5000", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["live_page", *sizes])
+    live_page.main()
+    found = json.loads((tmp_path / "page.json").read_text())
+    views = found["frames"]
+    assert [(view["axis"], view["in_sight"]) for view in views] == [
+        (axis, zoom) for axis in ("iterations", "seconds") for zoom in (60, 240, 2000)
+    ]
+    for view in views:
+        assert view["iterations"] == 100, "nothing of what is told is left out"
+        assert sum(view["a_second"]) > 7, "it is drawn more often than it is told of something"
+    memory = found["memory"]
+    assert [tenth["iterations"] for tenth in memory] == [500 * n for n in range(1, 11)]
+    assert memory[-1]["page_mb"] < 1.5 * memory[4]["page_mb"], "from 2,500 on the oldest are gone"
+    text = (tmp_path / "page.md").read_text()
+    assert "\n| seconds | 2,000 | " in text and "\n| 5,000 | " in text

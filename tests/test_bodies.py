@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from routes.bodies import ChatRequest, CompletionRequest
 from scheduling.inference import Inference
+from wire.bodies import ChatRequest, CompletionRequest
 
 COMPLETION = {"prompt": "hi", "max_tokens": 4, "seed": 1}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}

@@ -68,6 +68,7 @@ def test_a_prompt_of_one_token_is_prefill() -> None:
 def test_fakes_costs_are_its_generators(some: Iteration) -> None:
     assert FAKE.of(some) / PS == pytest.approx(fake.cost_s(some), rel=1e-12)
     assert load("fake") is FAKE
+    assert load("second").of(some) == PS
 
 
 @given(iterations(DECODE, PROMPT_END), st.sampled_from([GRAPHS, FAKE, Costs("line", LINE)]))
@@ -123,7 +124,8 @@ def test_costs_that_are_not_there_are_said_with_those_that_are(
     monkeypatch.setattr(costs, "FOLDER", tmp_path)
     save(Costs("", LINE), tmp_path / "demo.json")
     assert load("demo").name == "demo"
-    with pytest.raises(CostsError, match=r"no costs 'dmeo'; name one of fake, demo, .*benchmarks"):
+    said = r"no costs 'dmeo'; name one of fake, second, demo, .*benchmarks"
+    with pytest.raises(CostsError, match=said):
         load("dmeo")
     with pytest.raises(CostsError, match="there are no costs"):
         load(tmp_path / "nowhere.json")

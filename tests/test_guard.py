@@ -18,10 +18,10 @@ from client import client as client_py
 from client.calls import ServerError, get
 from client.machine import command_line
 from config import Config, ConfigError, build, from_environment, parse
-from routes.openapi import ROUTES
 from tests.programs import ran
 from tests.servers import server
 from tests.stub import Handler, stub
+from wire.openapi import ROUTES
 
 KEY = "sk-Sesame~42"
 BODIES = {

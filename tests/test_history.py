@@ -78,6 +78,7 @@ def some_trace(seed: int, n: int = 60) -> list[tuple[float, list[Inference]]]:
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "static": (Static(), {}),
+    "static, compacted": (Static(compact_batches=True), {}),
     "dynamic": (Dynamic(), {"token_budget": 16}),
     "demand, few blocks": (Dynamic(kv_reservation="demand"), {"n_blocks": 20, "token_budget": 16}),
     "srpt, which pauses": (Dynamic(), {"order": Srpt(), "max_batch_size": 3}),
@@ -112,6 +113,7 @@ def test_what_is_read_is_every_row_of_every_iteration(case: str) -> None:
     kinds = {cell.kind for read in iterations(history) for cell in read.cells.values()}
     expected = {"static": "i", "demand, few blocks": "r", "srpt, which pauses": "s"}
     assert {"d", "p", *expected.get(case, "")} <= kinds
+    assert not case.endswith("compacted") or "w" not in kinds, "who is over waits for nothing"
 
 
 def test_a_worked_example() -> None:
@@ -218,6 +220,19 @@ def test_readers_who_ask_at_different_times_see_the_same() -> None:
     assert often.restarts == seldom.restarts == late.restarts == 1
     assert len(often.cells) == 1500 and often.cells == seldom.cells == late.cells
     assert often.ended == seldom.ended == late.ended > 50
+
+
+def test_a_cursor_of_the_server_that_was_here_before_is_not_taken_for_one_of_its_own() -> None:
+    server = Server()
+    before, now = Live(server, ABOUT), Live(server, ABOUT)
+    inference = Inference([0] * 5, 100)
+    for live in (before, now):
+        live.events(None, load=None)
+        for k in range(20):
+            live.iteration(IterationRecord(k * 0.01, 0.001, iteration_of((inference, 5 + k))))
+    cursor = json.loads(before.events(None, load=None))["cursor"]
+    told = json.loads(now.events(cursor, load=None))
+    assert told["restart"] and len(told["iterations"]) == 20
 
 
 def test_a_page_that_comes_late_gets_the_last_iterations_whole() -> None:

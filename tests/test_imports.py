@@ -85,13 +85,17 @@ def test_few_files_lie_at_the_root() -> None:
         ("batching, stats, generate.fake", {"torch", "flask", "aiohttp", "matplotlib", "pydantic"}),
         (
             "client.client, client.compare",
-            {"torch", "flask", "gunicorn", "tiktoken", "safetensors", "app", "sortedcontainers"},
+            {"torch", "flask", "gunicorn", "tiktoken", "safetensors", "app", "sortedcontainers"}
+            | {"ray", "fastapi", "deploy.serve"},
         ),
         (
             "client.simulate, client.simulated",
             {"torch", "flask", "gunicorn", "safetensors", "app", "serving", "batching"},
         ),
         ("serving", {"flask", "gunicorn"}),
+        ("deploy.replica, deploy.serve", {"flask", "ray", "torch"}),
+        ("wire.exchange, wire.own, wire.refusals", {"flask", "werkzeug", "torch"}),
+        ("deploy.proxy", {"torch", "flask", "ray"}),
         ("app", {"torch", "aiohttp", "matplotlib"}),
         ("model", {"pydantic"}),
     ],

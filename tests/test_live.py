@@ -16,14 +16,11 @@ from flask.testing import FlaskClient
 
 from client.calls import ServerError, get, post
 from config import ConfigError, build
-from live import page
-from live.reading import iterations
-from routes import made_load
-from stats import ROW_KINDS
+from live import made_load, page
 from tests.servers import PATIENCE_S, free_port, launched, wait_until
+from tests.shown import CASES, LOAD, assert_stats_say, assert_timeline_says, rows_of
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-KINDS = {"d": "live", "p": "live", "r": "recomputed", "i": "idle"}
 
 
 def events(client: FlaskClient, since: int | None = None, **more: Any) -> dict[str, Any]:
@@ -102,27 +99,33 @@ def test_under_a_key_the_page_is_open_and_what_it_asks_is_not(
     assert client.get("/live/events", headers=with_key).status_code == 200
 
 
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_what_a_page_sees_is_what_stats_count(
-    mode: str, client_of: Callable[..., FlaskClient]
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_page_and_a_timeline_are_told_is_what_stats_count(
+    name: str, client_of: Callable[..., FlaskClient]
 ) -> None:
-    client = client_of(mode=mode)
-    cursor = events(client)["cursor"]
+    """Of each iteration, in each mode, with padding, preempted and paused rows."""
+    mode, flags, has = CASES[name]
+    client = client_of(mode=mode, loop_interval_ms=1, **flags)
+    events(client)
     client.post("/stats/reset", json={})
+    load = LOAD | {"rate": 300, "seconds": 0.3}
+    id_ = client.post("/live/load", json=load).get_json()["id"]
+    until(lambda: events(client, load=id_)["load"] is None)
+    history = until(lambda: (e := events(client)) and len(e["ended"]) == len(e["requests"]) and e)
+    stats = client.get("/stats?iterations=1").get_json()
+    assert_stats_say(rows_of(history), stats, has)
+    for mine, theirs in zip(history["iterations"], stats["iterations"]):
+        assert mine[:2] == pytest.approx(theirs[:2], abs=1e-5)
+    assert_timeline_says(client.get("/timeline?last=2000").get_json()["traceEvents"], stats)
+
+
+def test_what_is_told_of_requests(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(mode="static")
+    events(client)
     group = {"prompt": ["one", "two and more", "three"], "num_tokens": 7, "user": "ann"}
     assert client.post("/inference", json=group).status_code == 200
     assert client.post("/inference", json={"prompt": "four", "num_tokens": 3}).status_code == 200
-    told = until(lambda: (e := events(client, cursor)) and len(e["ended"]) == 4 and e)
-    counts = dict.fromkeys(ROW_KINDS, 0)
-    for seen in iterations(told):
-        for cell in seen.cells.values():
-            counts[KINDS[cell.kind]] += 1
-        counts["padding"] += seen.padding
-    stats = client.get("/stats?iterations=1").get_json()
-    assert len(told["iterations"]) == len(stats["iterations"]) > 0
-    assert counts == {kind: stats[f"{kind}_rows"] for kind in ROW_KINDS}
-    for mine, theirs in zip(told["iterations"], stats["iterations"]):
-        assert mine[:2] == pytest.approx(theirs[:2], abs=1e-5)
+    told = until(lambda: (e := events(client)) and len(e["ended"]) == 4 and e)
     assert sorted(told["requests"])[0][4:] == ["ann", 0, None]
     assert [end[2:] for end in told["ended"]] == [
         ["finished", pytest.approx(end[3]), 7 if k < 3 else 3]

@@ -13,9 +13,9 @@ from schemathesis import Case, GenerationMode
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi import checks
 
-from routes.bodies import ChatRequest, CompletionRequest, InferenceRequest
-from routes.openapi import ROUTES
 from scheduling.inference import Generator, Inference, Iteration
+from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest
+from wire.openapi import ROUTES
 
 
 class Quick(Generator):
@@ -205,7 +205,7 @@ def test_refusals_are_as_the_document_says(client_of: Callable[..., FlaskClient]
 
 
 def test_what_breaks_the_document_would_be_found(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("routes.inference.usage_of", lambda group: {"prompt_tokens": 1})
+    monkeypatch.setattr("wire.replies.usage_of", lambda group: {"prompt_tokens": 1})
     for stream in (False, True):
         body = {"prompt": "hi", "num_tokens": 3, "stream": stream}
         with pytest.raises(FailureGroup, match=r"violates|required"):

@@ -3,98 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from client import servers
-from client.calls import get, post
-from client.data import PromptData
-from client.histories import serve_again
-from config import build
-from live import page as live_page
-from simulate.costs import FAKE
-from tests.servers import server
+from client.calls import ServerError, get, get_text, post
+from tests.browser import comes_true, is_answered, sends_load, state, wait_until
+from tests.drawn import FRAMES, Colours, drawn_rows, every_kind, meanings
+from tests.servers import free_port, launched, server
+from tests.shown import CASES, assert_stats_say, assert_timeline_says
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium"
-)
-PATIENCE_MS = 30_000
 SLOW = {"model": "fake", "max_batch_size": 4, "loop_interval_ms": 10}  # 2,000 iterations last long
-COUNTED = ("live", "idle", "padding", "recomputed")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens pages in which nothing may go wrong: no error, no dialog of a script."""
-    wrong: list[str] = []
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(PATIENCE_MS)
-
-    def refuse(dialog: Any) -> None:
-        wrong.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def listen(said: Any) -> None:
-        # what the network does the browser says itself
-        if said.type == "error" and not said.text.startswith("Failed to load resource"):
-            wrong.append(said.text)
-
-    def make(address: str) -> Any:
-        tab = context.new_page()
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.on("dialog", refuse)
-        tab.on("console", lambda said: listen(said))
-        tab.goto(address)
-        return tab
-
-    yield make
-    context.close()
-    assert not wrong
-
-
-def state(tab: Any) -> dict[str, Any]:
-    return dict(tab.evaluate("liveForTests.state()"))
-
-
-def sends_load(tab: Any, seconds: int = 2, rate: int = 200) -> None:
-    """Start a load from the page; rate: of its slider, which is logarithmic."""
-    tab.evaluate(f"document.getElementById('rate').value = {rate}")
-    tab.fill("#most", "20")
-    tab.fill("#seconds", str(seconds))
-    tab.click("#loading button[type=submit]")
-
-
-def is_answered(url: str, n: int = 1) -> bool:
-    stats = get(f"{url}/stats")
-    return bool(stats["completed"] >= n)
-
-
-def comes_true(tab: Any, condition: str) -> None:
-    """Playwright's own way to wait needs eval, which the page's security policy refuses."""
-    wait_until(lambda: tab.evaluate(condition))
-
-
-def wait_until(true: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE_MS / 1e3
-    while not true():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.05)
+COUNTS = """() => {
+  const {first, next} = liveForTests.state(), {counts} = liveForTests;
+  return Array.from({length: next - first}, (_, i) => counts(first + i, first + i + 1));
+}"""
 
 
 @contextlib.contextmanager
@@ -106,28 +34,44 @@ def at_port(port: int, mode: str) -> Iterator[str]:
             yield url
 
 
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.fixture(scope="module")
+def meaning(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Colours, str]:
+    """Of a cell's colours."""
+    path = tmp_path_factory.mktemp("drawn") / "every-kind.html"
+    path.write_text(every_kind())
+    with browser.new_page() as tab:
+        tab.goto(path.as_uri())
+        return meanings(tab)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_cells_appear_as_a_load_is_served_and_are_what_stats_count(
-    mode: str, opened: Callable[..., Any]
+    name: str, opened: Callable[..., Any], meaning: dict[Colours, str]
 ) -> None:
-    with server(mode, SLOW) as url:
+    """Iteration by iteration, and also as they are drawn."""
+    mode, flags, has = CASES[name]
+    with server(mode, {**SLOW, **flags}) as url:
         tab = opened(url)
         assert tab.url.endswith("/live")
         comes_true(tab, "liveForTests.state().frames > 0")
         post(f"{url}/stats/reset")
-        sends_load(tab)
+        sends_load(tab, seconds=1)
         comes_true(tab, "liveForTests.state().next > 20")
         comes_true(tab, "!document.getElementById('loaded').textContent.includes('left')")
         wait_until(lambda: get(f"{url}/live/events")["load"] is None)
         last = get(f"{url}/live/events")["next"]
         comes_true(tab, f"liveForTests.state().next === {last}")
-        stats = get(f"{url}/stats")
-        counted = tab.evaluate("liveForTests.counts(0, 1e9)")
-        assert {kind: counted[kind] for kind in COUNTED} == {
-            kind: stats[f"{kind}_rows"] for kind in COUNTED
-        }
-        assert (stats["idle_rows"] > 0) == (mode == "static") and stats["completed"] > 10
-        assert state(tab)["requests"] >= stats["completed"]
+        stats = get(f"{url}/stats?iterations=1")
+        counts = tab.evaluate(COUNTS)
+        assert_stats_say(counts, stats, has)
+        assert stats["completed"] > 10 and state(tab)["requests"] >= stats["completed"]
+        assert_timeline_says(get(f"{url}/timeline?last=2000")["traceEvents"], stats)
+        tab.click("#pause")
+        while tab.evaluate(f"liveForTests.column({last - 1})[1]") < 12:
+            tab.click("#in")
+        tab.evaluate(FRAMES)
+        drawn = drawn_rows(tab, meaning)
+        assert len(drawn) > 20 and drawn == {i: counts[i] for i in drawn}
 
 
 def test_pausing_holds_still_and_steps_and_scrubs(opened: Callable[..., Any]) -> None:
@@ -219,12 +163,63 @@ def test_an_answer_streams_into_the_page(opened: Callable[..., Any]) -> None:
         assert [end[4] for end in told["ended"]] == [40]
 
 
+@contextlib.contextmanager
+def logged(*flags: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """A server, and what it logged until it is stopped by asking."""
+    port = free_port()
+    command = (sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port), *flags)
+    with launched(*command) as process:
+
+        def log() -> str:
+            process.terminate()
+            assert process.stdout is not None
+            return process.stdout.read()
+
+        url = f"http://127.0.0.1:{port}"
+        servers.wait_until_ready(process, url)
+        yield url, log
+
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202egnol</script><script>alert(2)</script>"
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "said"),
+    [
+        (900_000, "The prompt is longer than the context of 1024 tokens"),
+        (1_200_000, "The body is larger than 1,000,000 bytes"),
+    ],
+)
+def test_a_prompt_of_a_megabyte_is_refused_in_words_and_the_page_goes_on(
+    n_bytes: int, said: str, opened: Callable[..., Any]
+) -> None:
+    prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
+    with logged("--loop-interval-ms", "5", "--log-level", "debug") as (url, log):
+        tab = opened(url)
+        comes_true(tab, "liveForTests.state().frames > 0")
+        with pytest.raises(ServerError, match=said):
+            post(f"{url}/inference", {"prompt": prompt, "num_tokens": 20})
+        tab.fill("#prompt", prompt)
+        tab.click("#ask button[type=submit]")
+        comes_true(tab, f"document.getElementById('answer').textContent.includes({said!r})")
+        tab.fill("#prompt", HOSTILE)  # one that is answered
+        tab.click("#ask button[type=submit]")
+        wait_until(lambda: is_answered(url))
+        comes_true(tab, "document.getElementById('stop').disabled")
+        last = get(f"{url}/live/events")["next"]
+        comes_true(tab, f"liveForTests.state().next === {last}")
+        tab.fill("#prompt", "")
+        places = [get_text(f"{url}/live/events"), tab.url, tab.title(), tab.content(), log()]
+        for place in places:
+            assert not re.search(r"onerror|gnol|alert\(", place)
+        assert last > 10 and '"requests":[[0,' in places[0], "it was seen"
+
+
 def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) -> None:
-    hostile = "<img src=x onerror=alert(1)> \u202egnol\u0000 <script>alert(2)</script>"
     with server("dynamic", SLOW | {"live_prompts": True}) as url:
         tab = opened(url)
         comes_true(tab, "liveForTests.state().frames > 0")
-        body = {"prompt": hostile, "num_tokens": 30, "user": "<b>\u202eeve</b>"}
+        body = {"prompt": HOSTILE, "num_tokens": 30, "user": "<b>\u202eeve</b>"}
         post(f"{url}/inference", body)
         comes_true(tab, "liveForTests.state().next > 20")
         tab.click("#pause")
@@ -236,36 +231,3 @@ def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) ->
         assert "<b>" in shown and "onerror=alert(1)" in shown and "202E" in shown
         assert "\u202e" not in shown and tab.query_selector("#cell b, #cell img") is None
         assert "eve" not in tab.url + tab.title()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of two simulated servers."""
-    trace = PromptData(seed=1).requests(30, "poisson:60")
-    histories = [
-        serve_again(mode, build(mode, {"model": "fake", "max_batch_size": 8}, {}), FAKE, trace, "x")
-        for mode in ("static", "dynamic")
-    ]
-    path = tmp_path_factory.mktemp("saved") / "live.html"
-    path.write_text(live_page.saved(histories))
-    return path
-
-
-def test_a_saved_page_needs_no_server_and_says_that_it_is_simulated(
-    saved: Path, opened: Callable[..., Any]
-) -> None:
-    asked: list[str] = []
-    tab = opened("about:blank")
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.goto(saved.as_uri())
-    comes_true(tab, "liveForTests.state().frames > 0")
-    assert asked == [saved.as_uri()]
-    text = tab.inner_text("body")
-    assert text.count("simulated, costs fake") >= 2 and "static" in text and "dynamic" in text
-    assert not tab.is_visible("#loading") and not tab.is_visible("#asking")
-    told = json.loads(saved.read_text().split('id="runs">')[1].split("</script>")[0])
-    n = [len(history["iterations"]) for history in told]
-    tab.select_option("#speed", index=0)
-    tab.keyboard.press("End")
-    time.sleep(0.3)
-    assert state(tab)["next"] <= max(n)

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from client.data import PromptData
 from client.servers import wait_until_ready
 from client.traces import save_trace
 from config.flags import table
+from tests import fronts
 from tests.programs import ran
 from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
@@ -62,6 +64,8 @@ def run(module: str, *arguments: str) -> None:
 def test_the_readme_shows_each_program() -> None:
     assert {command[0] for command in COMMANDS} == {
         "./compare.sh",
+        "./deploy/proxy.sh",
+        "./deploy/serve.sh",
         "./server.sh",
         "./simulate.sh",
         "./test.sh",
@@ -88,6 +92,20 @@ def test_server_commands(arguments: list[str], tmp_path: Path) -> None:
         sys.executable, "app.py", *arguments, "--model", "fake", "--port", port
     ) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("arguments", of("./deploy/proxy.sh"), ids=" ".join)
+def test_proxy_commands(arguments: list[str]) -> None:
+    with fronts.started("deploy.proxy", *arguments, "--model", "fake") as url:
+        assert len(fronts.servers_of(url)) == int(arguments[arguments.index("--replicas") + 1])
+
+
+@pytest.mark.parametrize("arguments", of("./deploy/serve.sh"), ids=" ".join)
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.alone
+def test_ray_commands(arguments: list[str]) -> None:
+    with fronts.started("deploy.serve", *arguments, "--model", "fake") as url:
+        assert len(fronts.servers_of(url)) == int(arguments[arguments.index("--replicas") + 1])
 
 
 @pytest.mark.parametrize("arguments", of("client/client.py"), ids=" ".join)
@@ -139,7 +157,9 @@ def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", of("./simulate.sh"), ids=" ".join)
 @pytest.mark.usefixtures("undrawn")
 def test_simulate_commands(arguments: list[str], tmp_path: Path) -> None:
-    small = ["--out", str(tmp_path / "out"), "--numsamples", "60"]
+    small = ["--out", str(tmp_path / "out")]
+    if "--trace" not in arguments:
+        small += ["--numsamples", "60"]
     if "--plan" in arguments:
         small += ["--repeats", "2", "--modes", "dynamic"]
     if "--sweep" in arguments:

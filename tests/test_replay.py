@@ -21,13 +21,14 @@ import pytest
 from config import MODES, build
 from generate.fake import FakeGenerator, FaultyGenerator
 from scheduling.errors import ServingError
-from scheduling.inference import Generator, Inference, IterationRecord, Sampling
+from scheduling.inference import Generator, Inference, IterationRecord
 from scheduling.policies import ORDERS
 from scheduling.policies.demand import Victim
 from scheduling.replay import replay_file
 from serving import Server
 from tests.servers import PATIENCE_S, server, wait_until_free
-from tokenizer import StopRule
+from wire.exchange import Exchange
+from wire.request import Request
 
 SMALL = {
     "model": "fake",
@@ -69,21 +70,23 @@ def asked(server: Server, draw: random.Random) -> list[Inference]:
     strings, deadlines, levels, streams.
     """
     begin = list(range(97, 97 + draw.choice([0, 9, 20])))
-    group = server.group(
-        [
-            begin + [draw.randrange(97, 123) for _ in range(draw.randint(1, 12))]
-            for _ in range(draw.choice([1, 1, 1, 2]))
-        ],
+    prompts = [
+        begin + [draw.randrange(97, 123) for _ in range(draw.randint(1, 12))]
+        for _ in range(draw.choice([1, 1, 1, 2]))
+    ]
+    request = Request(
+        prompts,
         draw.randint(1, 24),
-        Sampling(),
-        draw.choice([None, 7]),
-        draw.choice([None, None, None, 0.002, 0.01]),
-        draw.choice([None, StopRule(server.tokenizer, ["t", "e", "na"], True)]),
+        seed=draw.choice([None, 7]),
+        timeout_s=draw.choice([None, None, None, 0.002, 0.01]),
+        stop=draw.choice([None, ["t", "e", "na"]]),
+        ignore_eos=False,
         user=draw.choice([None, "ann", "bob"]),
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
         queue_timeout_s=draw.choice([None, None, None, None, 0.002]),
         n=draw.choice([1, 1, 2, 3]),
     )
+    group = Exchange(server, request).group
     if draw.random() < 0.3:  # as routes.streams.Streamer.follow has it
         for member in group:
             member.listener, member.streamed = lambda news: None, True

@@ -278,11 +278,15 @@ def test_runs_side_by_side_are_told_apart_in_the_legend() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["static, a", "static, b"]
 
 
-def test_figures_are_drawn_of_runs_in_which_nothing_was_answered(tmp_path: Path) -> None:
+def test_figures_are_drawn_of_runs_in_which_nothing_was_answered_or_all_is_equal(
+    tmp_path: Path,
+) -> None:
     rows = {"bin_s": 1.0, **{kind: [0] for kind in ROW_KINDS}}
+    equal = {"ttft": [1.0], "tpot": [1.0, 1.0 + 2e-16, 1.0 - 2e-16], "e2el": [3.0, 3.0]}
     for figure in (
         figures.latency_vs_tokens({"static": ([], [], None)}, ""),
         figures.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, ""),
+        figures.distributions({"static": equal}, ""),
         figures.latency_vs_throughput({"static": [[]]}, ""),
         figures.goodput({"static": [[]]}, "e2el ≤ 1 ms", ""),
         figures.occupancy({"static": rows}, {"static": False}, 8, ""),

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from client.report import drawing
-from live.reading import iterations
-from stats import ROW_KINDS
 from tests.programs import ran
+from tests.shown import computed, counted, rows_of
 
-KINDS = {"d": "live", "p": "live", "r": "recomputed", "i": "idle"}
 SMALL = ["--modes", "static,dynamic", "--numsamples", "30", "--arrival", "poisson:60"]
 
 
@@ -50,20 +48,9 @@ def histories(page: Path) -> list[dict[str, Any]]:
     return list(json.loads(data))
 
 
-def computed(history: dict[str, Any]) -> dict[str, int]:
-    """Rows of each kind."""
-    counts = dict.fromkeys(ROW_KINDS, 0)
-    for seen in iterations(history):
-        for cell in seen.cells.values():
-            counts[KINDS[cell.kind]] += 1
-        counts["padding"] += seen.padding
-    return counts
-
-
 def told(folder: Path, name: str) -> dict[str, int]:
-    """What the run says of them."""
-    server = json.loads((folder / f"{name}.json").read_text())["server"]
-    return {kind: server[f"{kind}_rows"] for kind in ROW_KINDS}
+    """What the run says of a server's rows."""
+    return counted(json.loads((folder / f"{name}.json").read_text())["server"])
 
 
 def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
@@ -72,8 +59,9 @@ def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
     static, dynamic = histories(simulated / "live.html")
     assert [static["about"]["name"], dynamic["about"]["name"]] == ["static", "dynamic"]
     assert static["about"]["simulated"] == "simulated, costs fake"
-    assert computed(static) == told(simulated, "static") and computed(static)["idle"] > 0
-    assert computed(dynamic) == told(simulated, "dynamic")
+    assert computed(rows_of(static)) == told(simulated, "static")
+    assert told(simulated, "static")["idle"] > 0
+    assert computed(rows_of(dynamic)) == told(simulated, "dynamic")
     assert len(static["ended"]) == len(dynamic["ended"]) == 30
     arrivals = [sorted(request[1] for request in each["requests"]) for each in (static, dynamic)]
     assert arrivals[0] == pytest.approx(arrivals[1]), "one clock, which begins with the trace"
@@ -90,7 +78,8 @@ def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
     assert [each["about"]["model"] for each in shown] == ["fake", "fake"]
     for history, name in zip(shown, ("static", "dynamic")):
         saved = json.loads((measured / f"{name}.json").read_text())["server"]
-        assert computed(history)["idle"] == saved["idle_rows"] and computed(history)["live"] > 0
+        rows = computed(rows_of(history))
+        assert rows["idle"] == saved["idle_rows"] and rows["live"] > 0
         assert len(history["ended"]) >= 30 and history["iterations"][0][0] >= 0
     alone = ran("client.live", str(measured / "calls.jsonl"), "--of", "dynamic")
     assert alone.stdout == f"{measured / 'calls.html'}\n"
@@ -121,6 +110,55 @@ def test_of_a_recording_that_was_used_before_the_run_has_the_last(
         done.returncode == 1
         and "does not end with the recordings of static, dynamic" in done.stderr
     )
+
+
+def test_of_several_seeds_the_first_is_shown_and_the_page_says_so(tmp_path: Path) -> None:
+    done = ran("client.simulate", *SMALL, "--repeats", "2", "--seed", "3", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for program in ("client.live", "client.timeline"):
+        assert (
+            ran(program, str(tmp_path)).stderr == f"{tmp_path}: shown is seed 3, the first of 2\n"
+        )
+    static, _ = histories(tmp_path / "live.html")
+    assert static["about"]["note"].startswith("seed 3, the first of 2, commit ")
+    assert computed(rows_of(static)) == told(tmp_path / "seed-3", "static")
+    assert computed(rows_of(static)) != told(tmp_path / "seed-4", "static")
+
+
+def test_of_several_seeds_that_were_measured_the_first_has_the_first_recordings(
+    measured: Path, tmp_path: Path
+) -> None:
+    """Servers are measured there and back: static, dynamic; dynamic, static."""
+    lines = (measured / "calls.jsonl").read_text()
+    half = lines.index('{"recording"', 1)
+    recorded = tmp_path / "calls.jsonl"
+    recorded.write_text(lines + lines[half:] + lines[:half])
+    summary = json.loads((measured / "summary.json").read_text())
+    for seed in (0, 1):
+        (folder := tmp_path / f"seed-{seed}").mkdir()
+        asked = summary["asked"] | {"seeds": [0, 1]}
+        (folder / "summary.json").write_text(json.dumps(summary | {"seed": seed, "asked": asked}))
+        for name in ("static", "dynamic"):
+            result = json.loads((measured / f"{name}.json").read_text())
+            result["config"]["record"] = str(recorded)
+            (folder / f"{name}.json").write_text(json.dumps(result))
+    done = ran("client.live", str(tmp_path), "--out", str(tmp_path / "both.html"))
+    assert done.returncode == 0 and "shown is seed 0, the first of 2" in done.stderr, done.stderr
+    shown = histories(tmp_path / "both.html")
+    assert [each["about"]["mode"] for each in shown] == ["static", "dynamic"]
+    assert shown[0]["about"]["note"] == "recorded: calls.jsonl, seed 0, the first of 2"
+    (tmp_path / "seed-1" / "summary.json").unlink()  # as if it had been interrupted
+    done = ran("client.live", str(tmp_path))
+    assert done.returncode == 1 and "was interrupted" in done.stderr
+
+
+def test_a_page_may_go_to_a_folder_that_is_not_there_yet(simulated: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder" / "x.html"
+    done = ran("client.live", str(simulated), "--out", str(out))
+    assert done.stdout == f"{out}\n" and len(histories(out)) == 2 and not done.stderr
+    done = ran("client.live", str(simulated), "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == f"error: {tmp_path} cannot be written: Is a directory\n"
 
 
 def test_a_timeline_has_what_the_run_says(simulated: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import tracemalloc
 from collections.abc import Callable
 
@@ -14,6 +16,7 @@ from client.columns import Answers, Trace
 from client.wire import wire
 from observers import server_stats
 from observers.ring import Ring
+from observers.run import Run, added
 from observers.server_stats import ServerStats
 from tests.servers import asks
 from tests.test_stats import finished, record
@@ -72,7 +75,7 @@ def test_a_run_of_many_requests_takes_no_more_memory_than_a_short_one(small: Ser
             small.answered(finished(float(i), 3 + i % 10, i + 1.0))
 
     serve(100)
-    assert small.snapshot()["completed"] == 100
+    assert small.run().told()["completed"] == 100
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -128,3 +131,47 @@ def test_a_page_that_cannot_be_is_a_400(client_of: Callable[..., FlaskClient], q
         "iterations",
         "since",
     )
+
+
+def test_runs_of_two_servers_add_up_to_that_of_one_that_served_it_all() -> None:
+    one, (left, right) = ServerStats(4), (ServerStats(4), ServerStats(4))
+    for i in range(200):
+        part = (left, right)[i % 3 == 0]
+        for stats in (one, part):
+            stats.iteration(record(float(i), 1 + i % 3, i % 2))
+            stats.answered(finished(float(i), 3 + i % 10, i + 1.0 + i * 0.05))
+    for stats in (one, right):
+        stats.invalid()
+    told, expected = (left.run() + right.run()).told(), one.run().told()
+    assert told["completed"] == 200 and told["invalid"] == 1
+    rounded, expected = (
+        json.loads(json.dumps(each), parse_float=lambda text: round(float(text), 6))
+        for each in (told, expected)
+    )
+    assert rounded == expected
+    halves = [part.run().told()["p99_e2el_ms"] for part in (left, right)]
+    assert told["p99_e2el_ms"] not in halves
+
+
+def test_runs_on_different_clocks_add_up_once_they_are_on_one() -> None:
+    left, right = ServerStats(4), ServerStats(4)
+    left.answered(finished(100.0, 4, 101.0))
+    right.answered(finished(7.0, 4, 8.0))  # 0.5 s after the other one's
+    both = left.run() + right.run().later(93.5)
+    assert both.told()["total-elapsed-time"] == pytest.approx(1.5)
+
+
+def test_runs_of_many_replicas_are_one_with_the_percentiles_of_all() -> None:
+    def run(k: int) -> Run:
+        one = ServerStats(max_batch_size=4)
+        one.iteration(record(float(k), 2, 1))
+        for each in range(k + 1):
+            one.answered(finished(float(k), 1 + each, 10.0 * k + each + 1))
+        return one.run()
+
+    runs = [run(k) for k in range(7)]
+    assert added(runs[:1]).told() == runs[0].told()
+    one_by_one = functools.reduce(Run.__add__, runs)
+    both = added(runs)
+    assert both.told() == one_by_one.told() and both.told()["completed"] == 28
+    assert sorted(both.samples["e2el"]) == sorted(one_by_one.samples["e2el"])

@@ -9,12 +9,14 @@ import pytest
 
 from benchmarks import plans, routers, simulator
 from tests.programs import ran
+from tests.test_proxy import has_haproxy
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_case_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "REQUESTS", 40)
-    small = ["--costs", "fake", "--seeds", "3", "--cases", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(plans, "BURST", 40)
+    small = ["--costs", "fake", "--seeds", "3", "--cases", "1", "--requests", "40"]
+    small += ["--out", str(tmp_path)]
     done = ran("benchmarks.plans", *small)
     assert done.returncode == 0, done.stderr
     [case] = json.loads((tmp_path / "plans.json").read_text())["cases"]
@@ -26,6 +28,22 @@ def test_a_case_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.Mo
     assert case["inside"] == (low <= case["measured"] <= high)
     page = (tmp_path / "plans.md").read_text()
     assert f"**{int(case['inside'])} of 1 measured shares" in page
+
+
+@pytest.mark.skipif(not has_haproxy(), reason="there is no HAProxy here")
+@pytest.mark.usefixtures("undrawn")
+def test_a_case_is_measured_through_a_front_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "BURST", 40)
+    small = ["--costs", "fake", "--seeds", "3", "--cases", "1", "--requests", "40"]
+    small += ["--out", str(tmp_path)]
+    through = ["--fronts", "proxy", "--variants", "dynamic", "--slowdown", "2"]
+    done = ran("benchmarks.plans", *small, *through)
+    assert done.returncode == 0, done.stderr
+    [case] = json.loads((tmp_path / "plans.json").read_text())["cases"]
+    assert (case["front"], case["variant"]) == ("proxy", "dynamic") and 0 < case["measured"] <= 1
+    assert case["slo"]["ttft"] >= 40  # twice what is the least
 
 
 def test_costs_that_are_not_there_are_said() -> None:

@@ -14,11 +14,14 @@ import pytest
 from flask.testing import FlaskClient
 
 from config import MODES
-from routes.streams import Part, Stream
+from routes.streams import Stream
 from scheduling.inference import Generator, Inference, Iteration, News
 from tests.servers import PATIENCE_S, wait_until
 from tests.sse import events
 from tokenizer import Detokenizer, load_tokenizer
+from wire.events import Events, Part
+from wire.replies import Reply
+from wire.request import Request
 
 ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
 
@@ -112,22 +115,29 @@ def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> 
 def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> None:
     inference = Inference([1], 6, tokens=list(b"abcdef"))
     part = Part(0, Detokenizer(load_tokenizer("bytes")), [])
-    stream = Stream(
-        {id(inference): part}, lambda i, text, n, last: [text, n, last], lambda: "end", None
-    )
+
+    class Terse(Reply):
+        def piece(self, *told: Any) -> Any:
+            return [*told]
+
+        def end(self) -> Any:
+            return "end"
+
+    reply = Terse(Request([[1]], 6), [inference], "model", 0.0)
+    stream = Stream(Events({id(inference): part}, reply), None)
     body = stream.body(lambda turn: wait_until(turn.is_set))
 
     def tell(n: int) -> None:
         stream.advance({id(inference): News(inference, n, n == 6)})
 
     tell(1)
-    assert next(body) == b'data: ["a",1,false]\n\n'
+    assert next(body) == b'data: [0,"a",1,false]\n\n'
     for n in (2, 3, 4):
         tell(n)
-    assert next(body) == b'data: ["bcd",3,false]\n\n'
+    assert next(body) == b'data: [0,"bcd",3,false]\n\n'
     tell(5)
     tell(6)
-    assert list(body) == [b'data: ["ef",2,true]\n\ndata: "end"\n\ndata: [DONE]\n\n'], (
+    assert list(body) == [b'data: [0,"ef",2,true]\n\ndata: "end"\n\ndata: [DONE]\n\n'], (
         "nothing comes after the last token's"
     )
 

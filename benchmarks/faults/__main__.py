@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import connections, processes, soak
+from benchmarks.faults import connections, processes, replicas, soak
 from benchmarks.faults.tools import FAULTS, Fault, Seen
 from client.machine import stamp
 from client.report import drawing
 
-__all__ = ["connections", "processes"]  # they fill FAULTS
+__all__ = ["connections", "processes", "replicas"]  # they fill FAULTS
 
 
 def do(fault: Fault, short: bool) -> dict[str, Any]:

@@ -57,8 +57,7 @@ def fault(minutes: float, keep: dict[str, Any]) -> Fault:
 def soak(minutes: float, keep: dict[str, Any]) -> Seen:
     with serving({"model": "demo", "request_timeout_s": 120}) as served:
         rate = _rate(served)
-        if minutes >= 1:
-            _fill(served)
+        _fill(served)
         post(f"{served.url}/stats/reset")
         every_s = min(10.0, 6 * minutes)
         samples, counts = asyncio.run(_load(served, served.worker, rate, 60 * minutes, every_s))

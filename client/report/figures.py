@@ -325,7 +325,9 @@ def distributions(
                         kind |= {"marker": its.marker, "markevery": 0.25, "ms": 5}
                     axis.step(mine, share, where="post", **kind)
             axis.set(xlabel=title, ylim=(0, 101))
-            if any(np.any(line.get_xdata() > 0) for line in axis.lines):  # else it has no log
+            drawn = np.concatenate([[], *(line.get_xdata() for line in axis.lines)])
+            drawn = drawn[drawn > 0]
+            if drawn.size and drawn.max() > 1.001 * drawn.min():  # else a log spreads nothing
                 axis.set_xscale("log")
                 plain_log(axis.xaxis)
             axis.grid(alpha=0.25)

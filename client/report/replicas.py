@@ -1,4 +1,6 @@
-"""Replicas of a simulated run: how many there were when, and what each got."""
+"""Replicas of a run: of a simulated one how many there were when, and what each got; of real ones
+what each did.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,15 @@ from client.report.drawing import STYLE, caption_of, looks
 from client.report.tables import markdown
 from client.runs import Run
 
+OF_EACH = {  # of a real replica: heading, form, and what it is multiplied with
+    "completed": ("answered", "{:,}", 1),
+    "total_output_tokens": ("tokens", "{:,}", 1),
+    "useful_fraction": ("useful rows, %", "{:.0f}", 100),
+    "occupancy": ("occupancy, %", "{:.0f}", 100),
+    "largest_batch": ("largest batch, rows", "{:,}", 1),
+    "kv_blocks": ("KV blocks", "{:,}", 1),
+    "busy_s": ("busy, s", "{:.2f}", 1),
+}
 OTHERS = "#cfcfcf"  # replicas that are paid for, and take no requests
 
 
@@ -68,6 +79,28 @@ def part(run: Run, shown: Sequence[str]) -> list[str]:
             for number, at_s in its["missed"]
         ]
     return ["## Replicas", markdown(rows), *sentences, *shown]
+
+
+def measured_part(run: Run) -> list[str]:
+    """The section on real replicas, and which numbers of all of them are what; of a run whose
+    servers were alone nothing.
+    """
+    rows = [["variant", "replica", *(heading for heading, _, _ in OF_EACH.values())]]
+    for name, result in run.results[0].items():
+        for replica, its in result.get("server", {}).get("by_replica", {}).items():
+            cells = [form.format(scale * its[key]) for key, (_, form, scale) in OF_EACH.items()]
+            rows.append([escape(name), escape(replica), *cells])
+    if len(rows) == 1:
+        return []
+    told = (
+        "Rows, tokens and KV blocks of a variant are sums over its replicas, and its largest "
+        "batch is the largest of any. Its occupancy is of the rows of those that compute: each "
+        "replica's own, weighted by the time that it was busy. How many useful rows theory expects "
+        "is left out, since batches of two replicas may begin at one instant, and so is what they "
+        "complete while requests are always waiting, which is of a single queue."
+    )
+    seed = "" if len(run.results) == 1 else f"By replica, seed {run.first['seed']}:"
+    return ["## Replicas", told, *filter(None, [seed]), markdown(rows)]
 
 
 def figure(run: Run, caption: str) -> Figure:

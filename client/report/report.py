@@ -99,7 +99,9 @@ def drawings(run: Run) -> dict[str, Drawing]:
 
 def _replicas(result: Mapping[str, Any]) -> int:
     """That served, at one time or another."""
-    return len(result["server"].get("replicas", {}).get("requests", {})) or 1
+    server = result["server"]
+    simulated = server.get("replicas", {}).get("requests", {})
+    return len(server.get("by_replica", {})) or len(simulated) or 1
 
 
 def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -119,6 +121,8 @@ def _caption(run: Run, what: str) -> str:
     model = f"{config['model']}, {config['dtype']}, " if config else ""
     told = run.first.get("simulated")
     by = f"simulated, costs {told['costs']}" if told else processor(run.first["hardware"], config)
+    if deployed := sentences.deployed(run.first):
+        what += f", {deployed}"
     return f"{model}{what} · {by} · commit {run.first['commit']}"
 
 
@@ -252,7 +256,7 @@ def contents(run: Run) -> str:
         *shown("latency_vs_tokens"), *who_waits.part(run.variants, shown("who_waits")),
         *sweep_part(run), *shown("latency_vs_throughput", "goodput"),
         "## Rows and latencies", *shown("occupancy", "rows", "distributions"), *rows_page(run),
-        *replicas.part(run, shown("replicas")),
+        *replicas.part(run, shown("replicas")), *replicas.measured_part(run),
         "## How it was made", "\n".join(f"- {fact}" for fact in facts(run)),
     ]  # fmt: skip
     if run.points:

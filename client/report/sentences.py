@@ -9,6 +9,7 @@ from typing import Any
 from client.machine import processor
 from client.quoting import code, escape
 from client.runs import Run
+from deploy.kinds import KINDS
 from stats import CLIENT_LIMITED_MS
 
 
@@ -159,7 +160,9 @@ def simulated(run: Run) -> str | None:
 def costs_of(simulated: Mapping[str, Any]) -> str:
     """Where the times of a simulation come from, in words."""
     if not (hardware := simulated["hardware"]):
-        return "what the fake engine's stated line says, with nothing around it"
+        if simulated["costs"] == "fake":
+            return "what the fake engine's stated line says, with nothing around it"
+        return f"what the costs {code(simulated['costs'])} state"
     return (
         f"what the costs {code(simulated['costs'])} say, fitted on "
         f"{escape(processor(hardware, simulated['engine']))} (commit {simulated['commit']}, "
@@ -240,6 +243,14 @@ def seeds(run: Run) -> str:
     )
 
 
+def deployed(summary: Mapping[str, Any]) -> str | None:
+    """The replicas of each variant in words, and what is before them; None of a server alone."""
+    if not (told := summary.get("deployment")):  # earlier versions knew none
+        return None
+    n, kind = told["replicas"], KINDS[told["front"]]
+    return f"{n} replica{'s' * (n != 1)} behind {kind.in_words}, router {told['router']}"
+
+
 def conditions(run: Run) -> str:
     """What latencies are of, and where the servers ran."""
     summary = run.first
@@ -257,9 +268,10 @@ def conditions(run: Run) -> str:
         )
     if summary.get("simulated"):
         return f"Latencies are of {answers}."
+    on = deployed(summary) or "a server of its own"
     text = (
         f"Latencies are of {answers}. Servers ran one after another on the same machine, each on "
-        f"a server of its own"
+        f"{on}"
     )
     if summary["also"]:
         text += f"; {', '.join(summary['also'])} ran where it was"

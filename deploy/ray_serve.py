@@ -1,0 +1,228 @@
+"""Replicas on Ray Serve behind one ingress: what runs on Ray (deploy/serve.py starts it)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import AsyncIterator, Sequence
+from math import ceil
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.serve.config import (
+    AutoscalingConfig,
+    AutoscalingContext,
+    AutoscalingPolicy,
+    RequestRouterConfig,
+)
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from config import END_S, Config
+from deploy import ages, replica
+from deploy.ingress import Replicas, create_app
+from deploy.replica import Query, Told, needs
+from deploy.routers import Ours, PowerOfTwo
+from scheduling.autoscaling import Autoscaling
+from scheduling.errors import EngineFailed
+from wire.events import DONE, event
+from wire.messages import Answer, failure
+from wire.request import Request
+
+APP = "effective-batching"
+REPORT_S = 0.1  # between what a replica says of itself to routers; Ray looks no more often
+GONE = (ActorDiedError, ActorUnavailableError)
+SILENT_S = 5  # that each of them may take to tell of itself
+TOKENS = "tokens_left"
+HANGS_S = 10  # a replica that does not answer for so long, three times, is replaced
+SPARE = 64  # requests for /stats and the page, beside completions
+
+
+class Silent(EngineFailed):
+    code = "replica_silent"
+
+
+class Replica(replica.Replica):
+    """A serving.Server in a process of its own. It is up once its engine is loaded."""
+
+    async def __init__(self, config: str):  # type: ignore[misc]  # Ray awaits it
+        super().__init__(
+            Config.model_validate_json(config), serve.get_replica_context().replica_id.unique_id
+        )
+        if not await asyncio.to_thread(self.manager.wait_until_loaded):
+            raise RuntimeError(self.manager.not_ready_because())
+
+    def check_health(self) -> None:
+        """Ray replaces a replica for which this raises."""
+        if (reason := self.manager.not_ready_because()) is not None:
+            raise RuntimeError(reason)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """For `deploy.routers.Ours`."""
+        return {"at": time.time(), "tokens": self.manager.tokens_left()}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `by_tokens`."""
+        return {TOKENS: float(self.manager.tokens_left())}
+
+    def __del__(self) -> None:
+        self.server.close()
+
+
+class ByTokens:
+    """A policy of Ray's: as many replicas as there are tokens to compute for, `target` each. Ray
+    averages what replicas say, applies delays, factors and bounds, and asks once each 0.1 s.
+    """
+
+    def __init__(self, target: float):
+        self._target = target
+
+    def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+        told = (context.aggregated_metrics or {}).get(TOKENS, {})
+        return sum(told.values()) / self._target, {}
+
+
+def autoscaling(rule: Autoscaling, replicas: int) -> AutoscalingConfig:
+    """Ray's, which begins with so many replicas."""
+    shared = {
+        name: getattr(rule, name)
+        for name in (
+            "min_replicas", "max_replicas", "target_ongoing_requests", "metrics_interval_s",
+            "look_back_period_s", "upscale_delay_s", "downscale_delay_s", "upscaling_factor",
+            "downscaling_factor",
+        )
+    }  # fmt: skip
+    if rule.target_tokens is not None:
+        shared["policy"] = AutoscalingPolicy(
+            policy_function=ByTokens, policy_kwargs={"target": rule.target_tokens}
+        )
+    with warnings.catch_warnings(action="ignore"):  # of names that a later Ray will not have
+        return AutoscalingConfig(initial_replicas=replicas, **shared)
+
+
+class Handles(Replicas):
+    """The replicas, by Ray's handle."""
+
+    def __init__(self, handle: DeploymentHandle, wanted: int):
+        self._handle = handle
+        self._streams = handle.options(stream=True)
+        self._wanted = wanted
+
+    async def answer(self, request: Request, to: str | None) -> Answer:
+        return await self._one(self._handle.answer.remote(request, to=to))
+
+    async def own(self, route: str, query: Query, raw: bytes, to: str | None) -> Answer:
+        return await self._one(self._handle.own.remote(route, query, raw, to=to))
+
+    async def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]:
+        told = self._streams.stream.remote(request, to=to)
+        begun = False
+        try:
+            async for each in told:
+                begun = True
+                yield each
+        except GONE:
+            yield event(gone().body()) + DONE if begun else failure(gone())
+        finally:
+            told.cancel()  # does nothing unless the reader has gone before the end
+
+    async def told(self) -> Sequence[Told]:
+        return await self._all("told")
+
+    async def metrics(self) -> Sequence[bytes]:
+        return await self._all("metrics")
+
+    async def reset(self) -> None:
+        await self._all("reset")
+
+    async def forget_prefixes(self) -> None:
+        await self._all("forget_prefixes")
+
+    async def _all(self, method: str) -> list[Any]:
+        """What each replica answers, but those that are gone. Raises Silent if one does not."""
+        try:
+            told = await self._handle.broadcast(method).results_async(
+                timeout_s=SILENT_S, return_exceptions=True
+            )
+        except DeploymentUnavailableError:  # there is none at all
+            return []
+        except TimeoutError:
+            raise Silent(
+                f"A replica has not answered for {SILENT_S} s; it is replaced if it goes on. Try "
+                "again."
+            ) from None
+        return [each for each in told if not isinstance(each, GONE)]
+
+    async def wanted(self) -> int:
+        return self._wanted
+
+    def report_ages(self) -> Sequence[float]:
+        return ages.noted()
+
+    @staticmethod
+    async def _one(response: Any) -> Answer:
+        try:
+            return await response
+        except GONE:
+            return failure(gone())
+
+
+def gone() -> EngineFailed:
+    """A replica went with the requests that it had. They are not sent to another one by
+    themselves: what killed this one may have been one of them.
+    """
+    return EngineFailed("The replica that had this request is gone; send it once more.")
+
+
+def application(
+    config: Config, replicas: int, router: str, rule: Autoscaling | None, launcher: int
+) -> serve.Application:
+    """What `serve.run` takes. rule: by which there are more or fewer replicas. launcher: the
+    process that started it all.
+    """
+    most_replicas = rule.max_replicas if rule else replicas
+    text = config.model_copy(update={"api_key": None}).handoff()  # asked for by the ingress alone
+    # Ray's own is 5. The server's door decides, which counts completions and not requests, and
+    # what it refuses it refuses with a sentence.
+    most = config.max_in_flight + SPARE
+    ours = {"name": router, "block_size": config.block_size}
+    one = (
+        serve.deployment(Replica)
+        .options(
+            name="Replica",
+            num_replicas=None if rule else replicas,
+            autoscaling_config=autoscaling(rule, replicas) if rule else None,
+            max_ongoing_requests=most,
+            graceful_shutdown_timeout_s=ceil(config.drain_timeout_s + END_S),
+            graceful_shutdown_wait_loop_s=0.1,
+            health_check_period_s=2,
+            health_check_timeout_s=HANGS_S,
+            request_router_config=RequestRouterConfig(
+                request_router_class=PowerOfTwo if router == "power_of_two" else Ours,
+                request_router_kwargs={} if router == "power_of_two" else ours,
+                request_routing_stats_period_s=REPORT_S,
+            ),
+            ray_actor_options={f"num_{what.lower()}s": n for what, n in needs(config).items()},
+        )
+        .bind(text)
+    )
+
+    def build() -> FastAPI:
+        handle = serve.get_deployment_handle("Replica", app_name=APP)
+        least = rule.min_replicas if rule else replicas
+        return create_app(config, Handles(handle, least), [launcher])
+
+    return (
+        serve.deployment(serve.ingress(build)())
+        .options(
+            name="Ingress",
+            max_ongoing_requests=most_replicas * most,
+            graceful_shutdown_timeout_s=ceil(config.drain_timeout_s + END_S) + 5,
+            graceful_shutdown_wait_loop_s=0.1,
+            ray_actor_options={"num_cpus": 0},
+        )
+        .bind(one)
+    )

@@ -1,0 +1,232 @@
+"""One of several servers, asked in an event loop. Knows neither HTTP nor Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from batching import LONGEST_WAIT_S
+from config import Config
+from live.panel import Panel
+from observers.run import Run
+from scheduling.errors import InvalidRequest, Overloaded, ServingError
+from scheduling.inference import Inference, IterationRecord, News
+from serving import Server
+from wire import own
+from wire.exchange import Exchange
+from wire.messages import Answer, answer, failure
+from wire.refusals import Refused
+from wire.request import Request
+
+Query = Mapping[str, str]
+
+
+class Told(NamedTuple):
+    """What a replica tells of itself, to be put together with others."""
+
+    name: str
+    not_ready: str | None  # why
+    kv_blocks: int
+    run: Run  # its times are seconds since the epoch
+
+
+def needs(config: Config) -> dict[str, float]:
+    """What a replica is given for itself: the CPUs that its engine computes with, or a GPU."""
+    on_cpu = config.device == "cpu" and config.model != "fake"
+    return {"CPU": float(config.threads if on_cpu else 0), "GPU": float(config.device != "cpu")}
+
+
+class Post:
+    """From any thread to an event loop, which is woken once for all that has piled up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self._calls: deque[Callable[[], None]] = deque()
+        self._woken = False
+
+    def put(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # first: what is put from now on wakes it again
+        while self._calls:
+            self._calls.popleft()()
+
+
+class Answered:
+    """An observer that sets events: those of inferences that have their answer or their error."""
+
+    def __init__(self, post: Post):
+        self._post = post
+        self._ends: dict[int, asyncio.Event] = {}  # by id()
+
+    def expect(self, inference: Inference) -> asyncio.Event:
+        """To be asked before it is queued."""
+        end = self._ends[id(inference)] = asyncio.Event()
+        return end
+
+    def forget(self, group: Sequence[Inference]) -> None:
+        for inference in group:
+            self._ends.pop(id(inference), None)
+
+    def iteration(self, record: IterationRecord) -> None:
+        pass
+
+    def answered(self, inference: Inference) -> None:
+        if (end := self._ends.pop(id(inference), None)) is not None:
+            self._post.put(end.set)
+
+
+class Replica:
+    """Takes requests that were read, and answers as a plain server does.
+
+    Each call may name the replica that it is meant for, and is refused by another one. To be made
+    in the event loop in which it is asked. Raises what Server does.
+    """
+
+    def __init__(self, config: Config, name: str):
+        self.name = name
+        self.server = Server(config, replica=name)
+        self.manager = self.server.manager
+        self._post = Post(asyncio.get_running_loop())
+        self._answered = Answered(self._post)
+        self.manager.observe(self._answered)
+        self._panel = Panel(self.server, self.server.live) if self.server.live else None
+
+    async def answer(self, request: Request, to: str | None = None) -> Answer:
+        """The whole answer. Who cancels this call gives the request up."""
+        try:
+            self._check(to)
+            exchange = Exchange(self.server, request)
+            await self._wait_for(exchange.group)
+            return answer(exchange.whole())
+        except ServingError as error:
+            return self._failed(error)
+
+    async def stream(
+        self, request: Request, to: str | None = None
+    ) -> AsyncIterator[Answer | bytes]:
+        """Server-sent events as tokens are computed, those that pile up while nobody takes them as
+        one; or the answer of an error that comes before the first.
+        """
+        told: dict[int, News] = {}
+        turn = asyncio.Event()
+
+        def hear(news: News) -> None:
+            def note() -> None:
+                told[id(news.inference)] = news
+                turn.set()
+
+            self._post.put(note)
+
+        group: Sequence[Inference] = ()
+        try:
+            self._check(to)
+            exchange = Exchange(self.server, request)
+            group, events = exchange.group, exchange.events()
+            for member in group:
+                member.listener, member.streamed = hear, True
+            self._enqueue(group)
+            while not events.over:
+                await self._until(turn, group[0].deadline)
+                turn.clear()
+                news, told = told, {}
+                if data := events.render(news):
+                    yield data
+        except ServingError as error:
+            yield self._failed(error)
+        finally:
+            self.manager.cancel(group)  # does nothing unless the reader has gone before the end
+
+    async def own(
+        self, route: str, query: Query, raw: bytes = b"", to: str | None = None
+    ) -> Answer:
+        """What is asked of a server itself: GET /, /stats, /metrics, and what its page asks."""
+        try:
+            self._check(to)
+            if route == "GET /stats":
+                return answer(self.server.report(own.iterations_since(query)))
+            if route == "GET /":
+                has_page = self._panel is not None
+                return answer(own.description(self.server.config, has_page, [os.getpid()]))
+            if route == "GET /metrics":
+                return Answer(self.metrics(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+            assert self._panel is not None, "the ingress offers no page without it"
+            if route == "POST /live/load":
+                return self._panel.load(raw)
+            asked = {"GET /live/events": self._panel.events, "GET /timeline": self._panel.timeline}
+            return asked[route](query)
+        except ServingError as error:
+            return self._failed(error)
+
+    # ---- asked of all replicas
+
+    async def told(self) -> Told:
+        manager = self.manager
+        run = self.server.stats.run().later(manager.epoch_offset)
+        blocks = manager.snapshot().n_blocks
+        return Told(self.name, manager.not_ready_because(), blocks, run)
+
+    def metrics(self) -> bytes:
+        return generate_latest(self.server.metrics.registry)
+
+    async def reset(self) -> None:
+        """Start a new run."""
+        self.server.stats.reset(self.manager.clock())
+
+    async def forget_prefixes(self) -> None:
+        self.manager.forget_prefixes()
+
+    # ---- on the way
+
+    def _check(self, to: str | None) -> None:
+        if to not in (None, self.name):
+            raise Refused(
+                404, "replica_not_found", f"There is no replica {to} here; GET /stats names all."
+            )
+
+    def _failed(self, error: ServingError) -> Answer:
+        if isinstance(error, InvalidRequest):
+            self.server.stats.invalid()
+        return failure(error)
+
+    async def _wait_for(self, group: Sequence[Inference]) -> None:
+        ends = [self._answered.expect(member) for member in group]
+        try:
+            self._enqueue(group)
+            for member, end in zip(group, ends):
+                await self._until(end, member.deadline)
+                if member.error is not None:
+                    raise member.error
+        finally:
+            self._answered.forget(group)
+            self.manager.cancel(group)  # of those that are over nothing is left to cancel
+
+    def _enqueue(self, group: Sequence[Inference]) -> None:
+        try:
+            self.manager.enqueue(group)
+        except Overloaded:
+            self.server.refused(group)
+            raise
+
+    async def _until(self, event: asyncio.Event, deadline: float | None) -> None:
+        """Wait; when the deadline passes see to it that the manager knows, whose own thread may be
+        in a long iteration.
+        """
+        while not event.is_set():
+            left = None
+            if deadline is not None:
+                left = min(max(0.01, deadline - self.manager.clock()), LONGEST_WAIT_S)
+            try:
+                async with asyncio.timeout(left):
+                    await event.wait()
+            except TimeoutError:
+                self.manager.expire()

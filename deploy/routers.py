@@ -1,0 +1,134 @@
+"""How Ray Serve chooses a replica for a request: by its own power of two, or by our routers, the
+same code that the simulator runs (scheduling/routers.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+from ray.serve.request_router import (
+    PendingRequest,
+    ReplicaID,
+    ReplicaResult,
+    RequestRouter,
+    RunningReplica,
+)
+
+from deploy import ages
+from scheduling.blocks import block_keys
+from scheduling.routers import Asked, Replica, router
+from wire.request import Request
+
+Ranks = list[list[RunningReplica]]  # the replicas that are preferred first
+
+
+def meant(replicas: list[RunningReplica], pending: PendingRequest | None) -> Ranks:
+    """The replica that a request names, if it does and that one is up. Any may take one whose
+    replica is not: it answers that there is none.
+    """
+    to = pending.kwargs.get("to") if pending else None
+    named = [replica for replica in replicas if replica.replica_id.unique_id == to]
+    return [named] if named else []
+
+
+class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
+    """Ray Serve's default, and who names a replica gets it."""
+
+    # Ray's gives a replica that was found for one request to the one that has waited longest
+    _fulfill_next_pending_request = RequestRouter._fulfill_next_pending_request
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> Ranks:
+        named = meant(candidate_replicas, pending_request)
+        return named or await super().choose_replicas(candidate_replicas, pending_request)
+
+
+class Ours(RequestRouter):
+    """One of scheduling.routers.
+
+    Of requests it knows what passed this handle: those sent and not answered. Of tokens it knows
+    what each replica said last (`Replica.record_routing_stats`, which Ray fetches and hands on from
+    time to time) and what was sent there since.
+    """
+
+    def initialize_state(self, name: str, block_size: int) -> None:
+        self._router = router(name)
+        self._block_size = block_size
+        self._sent: defaultdict[ReplicaID, set[str]] = defaultdict(set)  # ids of requests
+        self._reports: dict[ReplicaID, dict[str, Any]] = {}
+        self._tokens_since: defaultdict[ReplicaID, int] = defaultdict(int)
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> Ranks:
+        if pending_request is None or (named := meant(candidate_replicas, pending_request)):
+            return named if pending_request else [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # else a full fleet is asked at once
+        known = {number(each.replica_id): each for each in candidate_replicas}
+        chosen = self._router.choose(
+            self._asked(pending_request), [self._known(n, each) for n, each in known.items()]
+        )
+        first = known.pop(chosen)
+        return [[first], [*known.values()]]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
+    ) -> None:
+        self._sent[replica_id].add(pending_request.metadata.internal_request_id)
+        if (request := request_of(pending_request)) is not None:
+            self._tokens_since[replica_id] += tokens_of(request)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._sent[replica_id].discard(internal_request_id)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        for kept in (self._sent, self._reports, self._tokens_since):
+            for gone in kept.keys() - self._replica_id_set:
+                del kept[gone]
+
+    def _asked(self, pending: PendingRequest) -> Asked:
+        request = request_of(pending)
+        if request is None:
+            return Asked(0, 0)
+        keys: Sequence[bytes] = ()
+        if self._router.uses_keys:
+            keys = block_keys(request.prompts[0], self._block_size, request.cache_salt)
+        prompt = sum(map(len, request.prompts))
+        return Asked(prompt, tokens_of(request) - prompt, keys, request.user)
+
+    def _known(self, number: int, replica: RunningReplica) -> Replica:
+        id_, report = replica.replica_id, replica.routing_stats
+        if report and report != self._reports.get(id_):  # a new one
+            self._reports[id_] = report
+            self._tokens_since[id_] = 0
+        if report:
+            ages.note(time.time() - report["at"])
+        tokens = report.get("tokens", 0) + self._tokens_since[id_]
+        return Replica(number, len(self._sent[id_]), tokens)
+
+
+def number(id_: ReplicaID) -> int:
+    """Of a replica, the same in each process."""
+    return int.from_bytes(id_.unique_id.encode())
+
+
+def request_of(pending: PendingRequest) -> Request | None:
+    """What is asked, if it is a completion."""
+    first = pending.args[0] if pending.args else None
+    return first if isinstance(first, Request) else None
+
+
+def tokens_of(request: Request) -> int:
+    """Prompt tokens, and completion tokens at most."""
+    prompt = sum(map(len, request.prompts))
+    return prompt + len(request.prompts) * request.n * request.num_tokens

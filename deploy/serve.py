@@ -1,0 +1,176 @@
+"""Start replicas on Ray Serve, on this machine or on the cluster that RAY_ADDRESS names, and end
+them.
+
+    ./deploy/serve.sh MODE [--replicas N] [--router NAME] [--autoscale …] [settings of ./server.sh]
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from config import Config, ConfigError, parse
+from config.flags import Parser, from_environment
+from config.ports import check_port
+from deploy.kinds import KINDS
+from deploy.replica import needs
+from scheduling.autoscaling import Autoscaling, read_autoscaling
+from tokenizer import TokenizerUnavailable, load_tokenizer
+from weights import WeightsUnavailable, locate
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)
+
+
+def main(argv: Sequence[str]) -> None:
+    try:
+        check_port(asked(argv).config)
+        serve(argv)
+    except FAULTS as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+class Asked(NamedTuple):
+    """rule: by which there are more or fewer replicas."""
+
+    config: Config
+    replicas: int
+    router: str
+    rule: Autoscaling | None
+
+    @property
+    def most(self) -> int:
+        """Replicas."""
+        return self.rule.max_replicas if self.rule else self.replicas
+
+
+def asked(argv: Sequence[str]) -> Asked:
+    """What the command line, the environment and .env say. Raises ConfigError,
+    TokenizerUnavailable and WeightsUnavailable.
+    """
+    parser = Parser(prog="./deploy/serve.sh", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="servers (default: 1)")
+    parser.add_argument(
+        "--router",
+        choices=KINDS["ray"].routers,
+        default="power_of_two",
+        help="what chooses a replica for a request (default: power_of_two, Ray Serve's own)",
+    )
+    parser.add_argument(
+        "--autoscale",
+        nargs="+",
+        metavar="NAME=VALUE",
+        help="begin with --replicas and follow the load by Ray Serve's rule, such as "
+        "max_replicas=4 target_ongoing_requests=24, or by tokens: target_tokens=4000",
+    )
+    known, settings = parser.parse_known_args(argv)
+    if known.replicas < 1:
+        raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
+    try:
+        rule = read_autoscaling(known.autoscale) if known.autoscale else None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    config = parse(settings)
+    load_tokenizer(config.tokenizer)
+    locate(config)
+    for name in ("record", "request_log"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is a file of one server; leave it out, or start plain "
+                "servers by ./deploy/proxy.sh"
+            )
+    found = Asked(config, known.replicas, known.router, rule)
+    given = settings_given(settings) | from_environment(os.environ).keys()
+    if "threads" not in given and config.device == "cpu":
+        threads = max(1, config.threads // found.most)  # they share the cores
+        found = found._replace(config=config.model_copy(update={"threads": threads}))
+    return found
+
+
+def settings_given(argv: Sequence[str]) -> set[str]:
+    """Names of the settings in a command line."""
+    return {each.partition("=")[0].strip("-").replace("-", "_") for each in argv}
+
+
+def serve(argv: Sequence[str]) -> None:
+    """Start, follow signals, end: SIGTERM and Ctrl-C finish what is in flight and end; SIGHUP reads
+    the settings again and replaces one replica after another. Raises ConfigError.
+    """
+    try:
+        import ray
+        from ray import serve as ray_serve
+    except ImportError:
+        raise ConfigError(
+            "Ray is missing; install it: .venv/bin/python -m pip install -r requirements-ray.txt"
+        ) from None
+    from deploy.ray_serve import APP, application
+
+    now = asked(argv)
+    config = now.config
+    # one that hangs finishes nothing, however long it is waited for; Ray's controller inherits it
+    os.environ["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"
+    ray.init(
+        address=os.environ.get("RAY_ADDRESS", "local"),
+        namespace=APP,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "RAY_SERVE_LOG_TO_STDERR": "0"}},
+    )
+    told: SimpleQueue[int] = SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # now: ray.init has set its own
+        signal.signal(number, lambda number, frame: told.put(number))
+
+    def run(now: Asked) -> None:
+        check_resources(now)
+        try:
+            made = application(now.config, now.replicas, now.router, now.rule, os.getpid())
+            ray_serve.run(made, name=APP, blocking=False)
+        except RuntimeError as error:
+            raise ConfigError(f"the replicas did not start: {error}") from None
+        print(
+            f"ready: {now.replicas} replicas in {now.config.mode} mode behind {now.router} on "
+            f"http://{config.host}:{config.port}; GET /stats names them, and each is at "
+            "/replicas/NAME/",
+            file=sys.stderr,
+        )
+
+    try:
+        ray_serve.start(http_options={"host": config.host, "port": config.port})
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        run(now)
+        while told.get() == signal.SIGHUP:
+            try:
+                run(asked(argv))
+            except FAULTS as error:
+                print(f"error: {error}; nothing was changed", file=sys.stderr)
+        ray_serve.delete(APP)  # replicas finish what they have, while the proxy still stands
+    finally:
+        ray_serve.shutdown()
+        ray.shutdown()
+
+
+def check_resources(now: Asked) -> None:
+    """Raises ConfigError if the cluster has too few CPUs or GPUs."""
+    import ray
+
+    there = ray.cluster_resources()
+    for what, each in needs(now.config).items():
+        if now.most * each > there.get(what, 0):
+            raise ConfigError(
+                f"{now.most} replicas of {each:g} {what}s need {now.most * each:g}, and Ray has "
+                f"{there.get(what, 0):g}; lower --replicas"
+                + (" or --threads" if what == "CPU" else "")
+            )
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    main(sys.argv[1:])

@@ -1,0 +1,54 @@
+"""What a page asks a server, and is answered, whatever carries it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from live import page, timeline
+from live.made_load import MadeLoad
+from live.observer import Live
+from scheduling.errors import InvalidRequest
+from wire import own
+from wire.bodies import LoadRequest
+from wire.messages import Answer, answer
+from wire.request import parse
+
+if TYPE_CHECKING:
+    from serving import Server
+
+HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+
+
+def view() -> Answer:
+    """GET /live: the page, which holds no data."""
+    safe = {"Content-Security-Policy": page.security_policy()}
+    return Answer(page.empty().encode(), 200, HEADERS | safe, "text/html; charset=utf-8")
+
+
+class Panel:
+    """All raise InvalidRequest for what cannot be asked."""
+
+    def __init__(self, server: Server, live: Live):
+        self._live = live
+        self._loads = MadeLoad(server)
+
+    def events(self, query: Mapping[str, str]) -> Answer:
+        """GET /live/events"""
+        since = own.cursor(query)
+        text = self._live.events(since, load=self._loads.told(query.get("load")))
+        return Answer(text.encode(), headers=HEADERS)
+
+    def load(self, raw: bytes) -> Answer:
+        """POST /live/load"""
+        return answer({"id": self._loads.start(parse(LoadRequest, raw))})
+
+    def timeline(self, query: Mapping[str, str]) -> Answer:
+        """GET /timeline"""
+        last = own.last(query)
+        try:
+            text = timeline.text(json.loads(self._live.events(None)), last)
+        except ValueError as error:
+            raise InvalidRequest(f"{error}; ask for fewer iterations", param="last") from None
+        return Answer(text.encode(), headers=HEADERS)

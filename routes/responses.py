@@ -1,0 +1,31 @@
+"""From Flask's request to what `wire` reads, and from its answers to Flask's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Response, request
+from werkzeug.exceptions import HTTPException
+
+from scheduling.errors import InvalidRequest
+from wire.messages import Answer, answer
+
+
+def body() -> bytes:
+    """The current HTTP request's. Raises InvalidRequest if it cannot be read."""
+    try:
+        return request.get_data()
+    except HTTPException:  # Flask's own refusals
+        raise
+    except Exception as error:  # the HTTP server's: cut short, too slow, or wrongly chunked
+        raise InvalidRequest(
+            f"The body could not be read to its end ({type(error).__name__})."
+        ) from None
+
+
+def respond(told: Answer) -> Response:
+    return Response(told.body, told.status, told.headers, content_type=told.content_type)
+
+
+def respond_json(data: Any) -> Response:
+    return respond(answer(data))

@@ -1,0 +1,104 @@
+"""What the page, what it is told and the timeline must agree about with /stats, and servers that
+compute every kind of row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from live.reading import iterations
+from stats import ROW_KINDS
+
+# what a line does, by the page's letters and by the timeline's words
+KINDS = {"d": "live", "p": "live", "r": "recomputed", "i": "idle", "s": "paused"}
+CATEGORIES = {
+    "decode": "live", "prefill": "live", "recompute": "recomputed", "idle": "idle",
+    "paused": "paused",
+}  # fmt: skip
+LOAD = {"num_tokens": [1, 20], "prompt_tokens": [4, 64]}  # and a rate at which a queue grows
+
+Rows = dict[str, int]  # of an iteration, by kind
+
+
+class Case(NamedTuple):
+    """A server, and the kinds of rows that a load makes it have besides live ones."""
+
+    mode: str
+    flags: Mapping[str, Any]
+    has: frozenset[str]
+
+
+def case(mode: str, *has: str, **flags: Any) -> Case:
+    return Case(mode, {"model": "fake", "max_batch_size": 4} | flags, frozenset(has))
+
+
+CASES = {
+    "static": case("static", "idle"),
+    "windowed, padding": case(
+        "windowed", "idle", "padding", batch_size_limit=3, decoder_batch_sizes="4"
+    ),
+    "multibin": case("multibin", "idle", bins=2),
+    "dynamic": case("dynamic"),
+    "demand, few blocks": case(
+        "dynamic", "recomputed", kv_reservation="demand", kv_blocks=8, max_model_len=128
+    ),
+    "srpt": case("dynamic", "paused", order="srpt"),
+}
+
+
+def rows_of(history: Mapping[str, Any]) -> list[Rows]:
+    """Rows of each iteration of a history."""
+    found = []
+    for seen in iterations(history):
+        rows = dict.fromkeys((*ROW_KINDS, "paused"), 0) | {"padding": seen.padding}
+        for cell in seen.cells.values():
+            rows[KINDS[cell.kind]] += 1
+        found.append(rows)
+    return found
+
+
+def computed(rows: Sequence[Rows]) -> Rows:
+    """Of all iterations, as /stats has them."""
+    return {kind: sum(each[kind] for each in rows) for kind in ROW_KINDS}
+
+
+def counted(stats: Mapping[str, Any]) -> Rows:
+    """The same by /stats."""
+    return {kind: stats[f"{kind}_rows"] for kind in ROW_KINDS}
+
+
+def assert_stats_say(rows: Sequence[Rows], stats: Mapping[str, Any], has: frozenset[str]) -> None:
+    """These are the rows of each iteration of /stats?iterations=1, and of all together."""
+    measured = stats["iterations"]
+    assert [[each[kind] for kind in ROW_KINDS] for each in rows] == [each[2:] for each in measured]
+    assert computed(rows) == counted(stats)
+    # of paused rows it says for how long: each until the next iteration begins
+    begun = [each[0] for each in measured]
+    lasted = sum(row["paused"] * (end - begin) for row, begin, end in zip(rows, begun, begun[1:]))
+    assert stats["paused_s"] == pytest.approx(lasted, abs=1e-3)
+    assert {kind for each in rows for kind, n in each.items() if n} == {"live", *has}
+
+
+def assert_timeline_says(events: Sequence[Mapping[str, Any]], stats: Mapping[str, Any]) -> None:
+    """Rows by kind, tokens and requests of a timeline, all of which are over, are those of
+    /stats.
+    """
+    rows = Counter(CATEGORIES[event["cat"]] for event in events if event["ph"] == "X")
+    counters = Counter[str]()
+    for event in events:
+        if event["ph"] == "C":
+            counters.update(event["args"])
+    rows["padding"] = counters["rows"]
+    assert {kind: rows[kind] for kind in ROW_KINDS} == counted(stats)
+    requests = [e["args"] for e in events if e["ph"] == "b" and e["cat"] == "running"]
+    assert Counter(each["outcome"] for each in requests) == {"finished": stats["completed"]}
+    prompts = sum(each["prompt_tokens"] for each in requests)
+    completions = sum(each["num_tokens"] for each in requests)
+    assert prompts == stats["total_input_tokens"] and completions == stats["total_output_tokens"]
+    # nothing is computed for the last token of a completion
+    computed = prompts + completions - stats["completed"] + stats["recomputed_tokens"]
+    assert counters["tokens"] == computed > 0

@@ -1,0 +1,328 @@
+"""Every front end answers as an app in this process does, to the byte, and as a server should: each
+of tests/fronts.py, over real HTTP.
+
+What differs from answer to answer (times, ids, pids, ports) is masked. Tokens that piled up come as
+one event, so those of a completion are joined before streams are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from client.calls import get
+from client.load import replay
+from scheduling.inference import Inference
+from tests.fronts import COMPARED, FRONTS, JSON, Front, Said, asked, connected, send, servers_of
+from tests.servers import asks, assert_all_answered, metric, wait_until
+from tests.sse import events
+from wire.messages import to_json
+
+KEY = "sk-Sesame~42"
+FAST: dict[str, Any] = {"model": "fake", "max_batch_size": 64}
+# an iteration takes 20 ms, and a server holds four requests
+SLOW: dict[str, Any] = {
+    "model": "fake",
+    "max_batch_size": 2,
+    "max_waiting": 2,
+    "loop_interval_ms": 20,
+}
+WITH_KEY = JSON | {"Authorization": f"Bearer {KEY}"}
+
+ASK = {"prompt": "If the file", "num_tokens": 8, "seed": 3}
+OPENAI = {"prompt": "If the file", "max_tokens": 8, "seed": 3}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 3}
+LONG = {"prompt": "hi", "num_tokens": 1000, "seed": 3}  # 20 s on a slow server
+INFERENCE, COMPLETIONS, CHATS = "/inference", "/v1/completions", "/v1/chat/completions"
+
+
+def reference(
+    client: FlaskClient, method: str, path: str, body: Any = None, headers: Any = JSON
+) -> Said:
+    """What an app in this process says."""
+    raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    told = client.open(path, method=method, data=raw, headers=headers)
+    return Said(told.status_code, {name: told.headers.get(name) for name in COMPARED}, told.data)
+
+
+# a defect: of requests at one instant Ray's power of two sends more to a replica than it holds
+APART_S = {FRONTS["ray"]: 0.05}
+ALL = [
+    pytest.param(name, marks=[pytest.mark.alone] if name == "ray" else []) for name in FRONTS
+]  # Ray's processes would keep those of other tests waiting
+
+
+@pytest.fixture(scope="module", params=ALL)
+def front(request: pytest.FixtureRequest) -> Front:
+    return FRONTS[request.param]
+
+
+@pytest.fixture(scope="module")
+def fast(front: Front) -> Iterator[str]:
+    with front("dynamic", FAST, KEY) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def slow(front: Front) -> Iterator[str]:
+    with front("dynamic", SLOW, None) as url:
+        yield url
+
+
+# ---- whole answers
+
+ANSWERED: list[tuple[str, Any]] = [
+    (INFERENCE, ASK),
+    (INFERENCE, ASK | {"prompt": ["hi", "there"], "temperature": 0.5}),
+    (INFERENCE, ASK | {"n": 3}),
+    (INFERENCE, ASK | {"prompt": ["hi", "there"], "n": 2}),
+    (INFERENCE, ASK | {"echo": True}),
+    (INFERENCE, {"prompt_ids": [104, 105], "num_tokens": 8, "seed": 3}),
+    (COMPLETIONS, OPENAI),
+    (COMPLETIONS, OPENAI | {"model": "fake", "echo": True}),
+    (COMPLETIONS, OPENAI | {"max_tokens": 100, "stop": ["s", "h"]}),
+    (COMPLETIONS, OPENAI | {"prompt": ["hi", "there"], "n": 2}),
+    (COMPLETIONS, OPENAI | {"prompt": [104, 105], "user": "ann", "priority": 1}),
+    (CHATS, CHAT),
+    (CHATS, CHAT | {"n": 2, "stop": "e"}),
+]
+TOLD = ["/v1/models", "/v1/models/fake", "/health", "/ready", "/openapi.json", "/"]
+
+
+def named(value: Any) -> str | None:
+    return json.dumps(value)[:60] if isinstance(value, dict) else None
+
+
+@pytest.mark.parametrize(("path", "body"), ANSWERED, ids=named)
+def test_a_plain_answer_is_the_reference_s(
+    fast: str, client_of: Callable[..., FlaskClient], path: str, body: Any
+) -> None:
+    ours = reference(client_of(**FAST), "POST", path, body)
+    told = asked(fast, "POST", path, body, WITH_KEY)
+    assert told.status == 200 and told.masked == ours.masked
+
+
+@pytest.mark.parametrize("path", TOLD)
+def test_what_a_server_says_of_itself_is_the_reference_s(
+    fast: str, client_of: Callable[..., FlaskClient], path: str
+) -> None:
+    client = client_of(**FAST, api_key=KEY)
+    wait_until(lambda: reference(client, "GET", "/ready").status == 200)
+    told = asked(fast, "GET", path, headers=WITH_KEY)
+    assert told.status == 200
+    assert told.masked == reference(client, "GET", path, headers=WITH_KEY).masked
+
+
+def test_a_head_has_no_body(fast: str) -> None:
+    told = asked(fast, "HEAD", "/health")
+    assert (told.status, told.body) == (200, b"")
+
+
+# ---- refusals
+
+REFUSED: list[tuple[int, str, str, Any]] = [
+    (400, "POST", INFERENCE, ASK | {"num_tokens": 0}),
+    (400, "POST", INFERENCE, ASK | {"prompt": ""}),
+    (400, "POST", INFERENCE, ASK | {"top_p": 0}),
+    (400, "POST", INFERENCE, ASK | {"max_tokens": 5}),
+    (400, "POST", INFERENCE, ASK | {"num_tokens": 0, "stream": True}),
+    (400, "POST", INFERENCE, ASK | {"num_tokens": 2000}),  # longer than the context
+    (400, "POST", INFERENCE, ASK | {"n": 17}),
+    (400, "POST", INFERENCE, ASK | {"queue_timeout_s": 1}),
+    (400, "POST", COMPLETIONS, OPENAI | {"max_tokens": "8"}),
+    (400, "POST", COMPLETIONS, OPENAI | {"prompt": "x" * 5000}),
+    (400, "POST", COMPLETIONS, OPENAI | {"best_of": 2}),
+    (400, "POST", CHATS, CHAT | {"messages": []}),
+    (400, "POST", CHATS, CHAT | {"tools": [{}]}),
+    (400, "POST", INFERENCE, b"{"),
+    (400, "POST", INFERENCE, b""),
+    (400, "POST", COMPLETIONS, b'{"prompt": "\xff"}'),
+    (404, "POST", COMPLETIONS, OPENAI | {"model": "another"}),
+    (404, "GET", "/v1/models/another", None),
+    (404, "GET", "/nope", None),
+    (404, "POST", "/v1/nope?x=1", {}),
+    (405, "GET", INFERENCE, None),
+    (405, "POST", "/health", {}),
+    (405, "DELETE", "/v1/models", None),
+    (413, "POST", INFERENCE, b"x" * 1_000_001),
+    (413, "POST", CHATS, b" " * 3_000_000),
+]
+
+
+@pytest.mark.parametrize(("status", "method", "path", "body"), REFUSED)
+def test_a_refusal_is_the_reference_s_and_names_the_same_field(
+    fast: str,
+    client_of: Callable[..., FlaskClient],
+    status: int,
+    method: str,
+    path: str,
+    body: Any,
+) -> None:
+    ours = reference(client_of(**FAST), method, path, body)
+    told = asked(fast, method, path, body, WITH_KEY)
+    assert told.status == status and told.headers == ours.headers
+    # refusals that no app sees have no end of the line
+    assert told.body.rstrip(b"\n") == ours.body.rstrip(b"\n")
+    assert set(json.loads(told.body)["error"]) == {"message", "type", "param", "code"}
+    assert bool(told.headers["Allow"]) == (status == 405)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_what_a_web_page_could_post_is_a_415(
+    fast: str, client_of: Callable[..., FlaskClient], kind: str
+) -> None:
+    headers = WITH_KEY | {"Content-Type": kind}
+    ours = reference(client_of(**FAST), "POST", INFERENCE, ASK, headers)
+    told = asked(fast, "POST", INFERENCE, ASK, headers)
+    assert told.status == 415 and told.masked == ours.masked
+
+
+@pytest.mark.parametrize("wrong", [None, KEY, f"Bearer {KEY}x", f"Basic {KEY}", "Bearer"])
+@pytest.mark.parametrize("path", [INFERENCE, "/nope"])
+def test_without_the_key_it_is_a_401(
+    fast: str, client_of: Callable[..., FlaskClient], path: str, wrong: str | None
+) -> None:
+    headers = JSON | ({"Authorization": wrong} if wrong else {})
+    ours = reference(client_of(**FAST, api_key=KEY), "POST", path, ASK, headers)
+    told = asked(fast, "POST", path, ASK, headers)
+    assert told.status == 401 and told.headers["WWW-Authenticate"] == "Bearer"
+    assert told.masked == ours.masked
+
+
+def test_what_watches_a_process_needs_no_key(fast: str) -> None:
+    assert [asked(fast, "GET", path).status for path in ("/health", "/ready")] == [200, 200]
+
+
+def test_beyond_the_queue_it_is_a_429_that_says_when_to_come_again(
+    slow: str, front: Front, client_of: Callable[..., FlaskClient]
+) -> None:
+    client = client_of(**SLOW)
+    full = [Inference([0], 300) for _ in range(4)]
+    client.application.extensions["server"].manager.enqueue(full)
+    ours = reference(client, "POST", INFERENCE, ASK)
+    held = 4 * len(servers_of(slow))
+    with ThreadPoolExecutor(held + 4) as pool:
+        body = ASK | {"num_tokens": 100}
+
+        def send_one(k: int) -> Said:
+            sleep(APART_S.get(front, 0) * k)
+            return asked(slow, "POST", INFERENCE, body)
+
+        told = list(pool.map(send_one, range(held + 4)))
+    refused = [each for each in told if each.status != 200]
+    assert len(refused) == 4, "all servers were filled, and none beyond what it holds"
+    for each in refused:
+        assert each.status == 429 and each.headers == ours.headers
+        assert each.headers["Retry-After"] == "1"
+        # how many of those that are held have been admitted is a matter of the moment
+        assert re.sub(rb"\d", b"", each.body) == re.sub(rb"\d", b"", ours.body)
+
+
+# ---- streams
+
+
+def joined(raw: bytes) -> dict[str, Any]:
+    """A stream, whatever piled up in it: of each completion its text, its tokens and why it ended;
+    and each kind of event once, without those.
+    """
+    texts: dict[int, str] = defaultdict(str)
+    tokens: dict[int, int] = defaultdict(int)
+    reasons: dict[int, list[str]] = defaultdict(list)
+    kinds: list[Any] = []
+    for event in events(raw):
+        assert to_json(event).encode() in raw, "in the same form as all that this server writes"
+        for part in event.get("choices", [event] if "index" in event else []):
+            i, reason = part.pop("index"), part.pop("finish_reason", None)
+            texts[i] += part.pop("text") if "text" in part else part["delta"].pop("content")
+            tokens[i] += part.pop("tokens", 0)
+            reasons[i] += [reason] if reason else []
+        if event not in kinds:
+            kinds.append(event)
+    return {"texts": texts, "tokens": tokens, "reasons": reasons, "kinds": kinds}
+
+
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+STREAMED: list[tuple[str, Any]] = [
+    (INFERENCE, ASK | {"stream": True}),
+    (INFERENCE, ASK | {"stream": True, "prompt": ["hi", "there"], "echo": True}),
+    (COMPLETIONS, OPENAI | {"stream": True}),
+    (COMPLETIONS, OPENAI | USAGE | {"max_tokens": 50, "stop": ["s", "h"]}),
+    (COMPLETIONS, OPENAI | USAGE | {"n": 2}),
+    (CHATS, CHAT | USAGE),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMED, ids=named)
+def test_a_stream_is_the_reference_s(
+    slow: str, client_of: Callable[..., FlaskClient], path: str, body: Any
+) -> None:
+    ours = reference(client_of(**SLOW), "POST", path, body)
+    told = asked(slow, "POST", path, body)
+    assert told.status == 200 and told.headers == ours.headers
+    assert str(told.headers["Content-Type"]).startswith("text/event-stream")
+    assert told.headers["Cache-Control"] == "no-cache" and told.headers["X-Accel-Buffering"] == "no"
+    assert joined(told.masked.body) == joined(ours.masked.body)
+
+
+@pytest.mark.parametrize(("path", "body"), [(INFERENCE, ASK), (CHATS, CHAT)], ids=["own", "chat"])
+def test_tokens_come_as_they_are_computed(slow: str, path: str, body: Any) -> None:
+    length = {"num_tokens": 40} if path == INFERENCE else {"max_tokens": 40, "ignore_eos": True}
+    with closing(connected(slow)) as connection:
+        send(connection, "POST", path, body | length | {"stream": True})
+        response = connection.getresponse()
+        came = [monotonic() for line in response if line.startswith(b"data: {")]
+    assert came[-1] - came[0] > 0.5, "39 iterations take 0.8 s, and the first did not wait for them"
+    assert len(came) > 20, "few came together"
+
+
+def test_a_deadline_that_passes_is_a_504_and_in_a_stream_an_event(
+    slow: str, client_of: Callable[..., FlaskClient]
+) -> None:
+    client, late = client_of(**SLOW), LONG | {"timeout_s": 0.2}
+    told = asked(slow, "POST", INFERENCE, late)
+    assert told.status == 504
+    assert told.masked == reference(client, "POST", INFERENCE, late).masked
+    told = asked(slow, "POST", INFERENCE, late | {"stream": True})
+    *pieces, last = events(told.body)
+    assert told.status == 200 and 0 < len(pieces) < 100
+    *_, ours = events(reference(client, "POST", INFERENCE, late | {"stream": True}).body)
+    assert last == ours and last["error"]["code"] == "deadline_passed"
+
+
+# ---- rows
+
+
+def test_clients_that_go_away_free_their_rows(slow: str) -> None:
+    servers = servers_of(slow)
+
+    def running() -> float:
+        return sum(metric(each, "vllm:num_requests_running") for each in servers)
+
+    def cancelled() -> int:
+        return sum(get(f"{each}/stats")["cancelled"] for each in servers)
+
+    before = cancelled()
+    with closing(connected(slow)) as plain, closing(connected(slow)) as streaming:
+        send(plain, "POST", INFERENCE, LONG)
+        send(streaming, "POST", INFERENCE, LONG | {"stream": True})
+        with closing(streaming.getresponse()) as response:
+            assert response.readline().startswith(b"data: ")
+        wait_until(lambda: running() == 2, 5, 0.05)
+    left = monotonic()
+    wait_until(lambda: cancelled() == before + 2 and not running(), 10, 0.05)
+    assert monotonic() - left < 5, "left alone they would have run for 20 s"
+
+
+def test_64_requests_at_once_are_64_rows(fast: str) -> None:
+    assert_all_answered(replay(fast, asks(64, 400), key=KEY))
+    rows = [get(f"{each}/stats", key=KEY)["largest_batch"] for each in servers_of(fast, KEY)]
+    assert sum(rows) >= 64 and all(rows), f"nothing on the way held any back: {rows}"

@@ -1,0 +1,103 @@
+"""The live page shows the worked examples of README.md and docs/policies.md as these tell them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.histories import histories
+from live.history import Cell
+from live.reading import iterations
+from tests.programs import ran
+from tests.test_readme import BLOCKS, PAGES, TEXT
+
+LINES = [line for page in PAGES for line in TEXT[page].splitlines()]
+NOT_COMPUTED = "sw"
+
+
+def examples() -> list[tuple[list[str], list[list[str]]]]:
+    """Each ./simulate.sh of a docs' worked example, and what shows its run."""
+    found: list[tuple[list[str], list[list[str]]]] = []
+    lines = [line for block in BLOCKS for line in block.splitlines() if line]
+    for program, *arguments in (shlex.split(line, comments=True) for line in lines):
+        if program == "./simulate.sh" and "second" in arguments:
+            found.append((arguments, []))
+        elif found and arguments[:2] == ["-m", "client.live"] and found[-1][0][-1] in arguments:
+            found[-1][1].append(arguments[2:])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shows"), [pytest.param(*each, id=each[0][-1]) for each in examples()]
+)
+@pytest.mark.usefixtures("undrawn")
+def test_a_worked_example_is_shown_as_it_is_told(
+    arguments: list[str], shows: list[list[str]], tmp_path: Path
+) -> None:
+    out, run = arguments[-1], tmp_path / "run"
+    done = ran("client.simulate", *arguments[:-1], str(run))
+    assert done.returncode == 0, done.stderr
+    found = {name: json.loads(text) for name, text in histories(run)[0].items()}
+    for name, history in found.items():
+        ways = who(history), what(history)
+        assert any(stands(name, rows) for rows in ways), (name, ways)
+    assert shows, f"nothing shows {out}"
+    for show in shows:
+        done = ran("client.live", *[str(run) if each == out else each for each in show])
+        assert done.returncode == 0, done.stderr
+        [data] = re.findall(r'id="runs">(.*?)</script>', (run / "live.html").read_text())
+        for told in json.loads(data):
+            assert told["iterations"] == found[told["about"]["name"]]["iterations"]
+
+
+def who(history: Mapping[str, Any]) -> list[str]:
+    """A line a row: who is computed in each second; small if idle, + if it is padding."""
+    names = {id_: user or chr(ord("A") + id_) for id_, _, _, _, user, *_ in history["requests"]}
+
+    def letter(cell: Cell) -> str:
+        return names[cell.id].lower() if cell.kind == "i" else names[cell.id]
+
+    columns = {
+        round(seen.at): [
+            *(letter(cell) for _, cell in sorted(seen.cells.items()) if computed(cell)),
+            *"+" * seen.padding,
+        ]
+        for seen in iterations(history)
+    }
+    n = max(map(len, columns.values()))
+    return [
+        "".join(f"{mine[k] if k < len(mine) else '':<2}" for mine in columns.values())
+        for k in range(n)
+    ]
+
+
+def what(history: Mapping[str, Any]) -> list[str]:
+    """A line a request: how many prompt tokens each second computes for it, or d for a decode."""
+    rows: dict[int, str] = {}
+    for number, seen in enumerate(iterations(history)):
+        for cell in filter(computed, seen.cells.values()):
+            told = "d" if cell.kind == "d" else str(cell.n)
+            rows[cell.id] = f"{rows.get(cell.id, ''):<{2 * number}}{told}"
+    return [f"{chr(ord('A') + id_)}  {rows[id_]}" for id_ in sorted(rows)]
+
+
+def computed(cell: Cell) -> bool:
+    return cell.kind not in NOT_COMPUTED
+
+
+def stands(name: str, rows: Sequence[str]) -> bool:
+    """Whether the documents have these rows below each other, the first behind the name."""
+    first, *others = [row.rstrip() for row in rows]
+    for i, line in enumerate(LINES):
+        for match in re.finditer(rf"\b{name}( \d+)? +{re.escape(first)}(?=  |$)", line):
+            column = match.end() - len(first)
+            below = [following[column:] for following in LINES[i + 1 : i + 1 + len(others)]]
+            if all(re.match(rf"{re.escape(row)}(  |$)", told) for row, told in zip(others, below)):
+                return True
+    return False

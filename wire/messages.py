@@ -1,0 +1,36 @@
+"""An answer, whatever HTTP server sends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from scheduling.errors import GenerationFailed, ServingError
+
+JSON = "application/json"
+STREAM = "text/event-stream"
+# of a stream; for proxies: pass it on at once
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+# ASCII alone: some clients take U+2028 or U+0085 in a stream for the end of a line
+to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Answer(NamedTuple):
+    body: bytes
+    status: int = 200
+    headers: Mapping[str, str] = {}
+    content_type: str = JSON
+
+
+def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """JSON, in the order in which it was written."""
+    return Answer(f"{to_json(data)}\n".encode(), status, headers or {})
+
+
+def failure(error: Exception) -> Answer:
+    """What an error looks like; of one that is not expected no more than its name."""
+    if not isinstance(error, ServingError):
+        error = GenerationFailed(f"Unexpected error: {type(error).__name__}")
+    return answer(error.body(), error.status, error.headers)

@@ -1,0 +1,157 @@
+"""How the answers of each completion route read, whole or event by event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from scheduling.inference import Inference
+from stats import times_of
+from wire.request import Request
+
+
+def usage_of(group: Sequence[Inference]) -> dict[str, Any]:
+    """The tokens of an answered group; a prompt counts once, however many completions it has."""
+    leaders = [member for member in group if member.leader is None]
+    prompt = sum(len(member.prompt_ids) for member in leaders)
+    completion = sum(len(member.tokens) for member in group)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in leaders)},
+    }
+
+
+class Reply:
+    """The answer to one request. model: its name. epoch_offset: from the manager's clock to seconds
+    since the epoch.
+    """
+
+    def __init__(
+        self, request: Request, group: Sequence[Inference], model: str, epoch_offset: float
+    ):
+        self.request, self.group = request, group
+        self.model, self.epoch_offset = model, epoch_offset
+
+    def whole(self, texts: Sequence[str]) -> dict[str, Any]:
+        """A plain answer, once the group has its own."""
+        raise NotImplementedError
+
+    def piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
+        """The event for the next n tokens of the group's i-th inference."""
+        raise NotImplementedError
+
+    def end(self) -> dict[str, Any] | None:
+        """The event after all of them, if there is one."""
+        raise NotImplementedError
+
+
+class InferenceReply(Reply):
+    """This server's own form."""
+
+    def whole(self, texts: Sequence[str]) -> dict[str, Any]:
+        return {"completion": self._one_or_all(texts), **self.end()}
+
+    def piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
+        return {"index": i, "text": text, "tokens": n}
+
+    def end(self) -> dict[str, Any]:
+        return {
+            "usage": usage_of(self.group),
+            "timings": self._one_or_all([self._timings(member) for member in self.group]),
+            "seed": self._one_or_all([member.sampling.seed for member in self.group]),
+        }
+
+    def _one_or_all(self, values: Sequence[Any]) -> Any:
+        return values[0] if self.request.alone and self.request.n == 1 else values
+
+    def _timings(self, member: Inference) -> dict[str, Any]:
+        times = times_of(member)
+        seconds = {
+            name: round(getattr(times, name), 6)
+            for name in ("queue_s", "ttft_s", "decode_s", "held_s", "e2e_s")
+        }
+        return {
+            "arrived_at": times.arrived_at + self.epoch_offset,
+            **seconds,
+            "preempted_s": round(member.preempted_s, 6),
+            "paused_s": round(member.paused_s, 6),
+            "recomputed_tokens": member.recomputed_tokens,
+            "itl_s": times.itl_s.round(6).tolist(),
+        }
+
+
+class CompletionReply(Reply):
+    """OpenAI's form of a completion."""
+
+    prefix: ClassVar[str] = "cmpl"
+    answer: ClassVar[str] = "text_completion"
+    chunk: ClassVar[str] = "text_completion"
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self._created = int(time.time())
+        self._begun: set[int] = set()
+
+    def whole(self, texts: Sequence[str]) -> dict[str, Any]:
+        choices = [
+            self._choice(i, self._message(text), self.group[i].finish_reason)
+            for i, text in enumerate(texts)
+        ]
+        return self._told(self.answer, choices, usage=usage_of(self.group))
+
+    def piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
+        first = i not in self._begun
+        self._begun.add(i)
+        reason = self.group[i].finish_reason if last else None
+        choice = self._choice(i, self._delta(text, first), reason)
+        no_usage = {"usage": None} if self.request.include_usage else {}
+        return self._told(self.chunk, [choice], **no_usage)
+
+    def end(self) -> dict[str, Any] | None:
+        if not self.request.include_usage:
+            return None
+        return self._told(self.chunk, [], usage=usage_of(self.group))
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _delta(self, text: str, first: bool) -> dict[str, Any]:
+        return {"text": text}
+
+    def _told(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        head = {
+            "id": f"{self.prefix}-{self.group[0].id}",
+            "object": kind,
+            "created": self._created,
+            "model": self.model,
+        }
+        return head | {"choices": choices} | more
+
+    @staticmethod
+    def _choice(i: int, part: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        return {"index": i} | part | {"logprobs": None, "finish_reason": finish_reason}
+
+
+class ChatReply(CompletionReply):
+    """OpenAI's form of a chat completion."""
+
+    prefix = "chatcmpl"
+    answer = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _delta(self, text: str, first: bool) -> dict[str, Any]:
+        role = {"role": "assistant"} if first else {}
+        return {"delta": role | {"content": text}}
+
+
+REPLIES: dict[str, type[Reply]] = {
+    "inference": InferenceReply,
+    "completion": CompletionReply,
+    "chat": ChatReply,
+}

@@ -1,0 +1,210 @@
+"""What a client asks: read from a body, checked and tokenized once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from config import MAX_BODY_BYTES
+from scheduling.errors import ContextTooLong, InvalidRequest, ModelNotFound
+from scheduling.inference import Sampling
+from tokenizer import LONGEST_TOKEN, StopRule
+from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest
+from wire.refusals import too_large
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
+    from config import Config
+
+GREEDY = Sampling()
+Body = TypeVar("Body", bound=BaseModel)
+Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion or a group of them. Plain data, which may travel between processes."""
+
+    prompts: Sequence[list[int]]  # the ids of each
+    num_tokens: int
+    sampling: Sampling = GREEDY  # but for its seed
+    seed: int | None = None
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    user: str | None = None
+    priority: int = 0
+    n: int = 1  # completions of each prompt
+    cache_salt: str = ""  # who brings another shares no KV blocks
+    stop: Sequence[str] | None = None  # None: an answer ends with its last token alone
+    ignore_eos: bool = True
+    # how its answer reads
+    form: Literal["inference", "completion", "chat"] = "inference"
+    alone: bool = False  # one prompt, and not a group of one
+    echo: bool = False
+    stream: bool = False
+    include_usage: bool = False
+
+    def rule(self, tokenizer: Encoding) -> StopRule | None:
+        """What ends an answer before its last token."""
+        if self.stop is None:
+            return None
+        return StopRule(tokenizer, [*self.stop], not self.ignore_eos)
+
+
+def is_alone(prompt: Prompt) -> bool:
+    """One prompt, and not a group of them (which a list of one is too)."""
+    return isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
+
+
+def parse(kind: type[Body], raw: bytes) -> Body:
+    """A body, validated.
+
+    Raises Refused if it is too large, and InvalidRequest, naming the first field that is wrong.
+    """
+    if len(raw) > MAX_BODY_BYTES:
+        raise too_large()
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = str(first["loc"][0])[:100] if first["loc"] else None
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{field}: {message}" if field else message, param=field) from None
+
+
+class RequestReader:
+    """From bodies to what they ask of a server of this Config. What it raises is an
+    InvalidRequest, or Refused.
+    """
+
+    def __init__(self, config: Config, tokenizer: Encoding):
+        self.config, self.tokenizer = config, tokenizer
+
+    def inference(self, raw: bytes) -> Request:
+        body = parse(InferenceRequest, raw)
+        for field in body.model_extra or ():
+            valid = ", ".join(InferenceRequest.model_fields)
+            raise InvalidRequest(
+                f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100]
+            )
+        field, prompt = (
+            ("prompt", body.prompt) if body.prompt is not None else ("prompt_ids", body.prompt_ids)
+        )
+        assert prompt is not None
+        return Request(
+            self._encode(prompt, body.num_tokens, field=field, length_field="num_tokens"),
+            body.num_tokens,
+            Sampling(body.temperature, body.top_k, body.top_p),
+            body.seed,
+            alone=is_alone(prompt),
+            echo=body.echo,
+            **_shared(body),
+        )
+
+    def completion(self, raw: bytes) -> Request:
+        body = parse(CompletionRequest, raw)
+        self.check_model(body.model)
+        prompts = self._encode(
+            body.prompt, body.max_tokens, field="prompt", length_field="max_tokens"
+        )
+        return self._openai("completion", body, prompts, body.max_tokens, body.echo)
+
+    def chat(self, raw: bytes) -> Request:
+        body = parse(ChatRequest, raw)
+        self.check_model(body.model)
+        most = body.max_completion_tokens or body.max_tokens
+        length_field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
+        prompts = self._encode(body.prompt, most or 1, field="messages", length_field=length_field)
+        most = most or self.config.max_model_len - len(prompts[0])
+        return self._openai("chat", body, prompts, most)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFound."""
+        served = self.config.model_name
+        if name not in (None, served):
+            raise ModelNotFound(
+                f"There is no model {name[:100]!r} here; this server has {served!r}.",
+                param="model",
+            )
+
+    @staticmethod
+    def _openai(
+        form: Literal["completion", "chat"],
+        body: CompletionRequest | ChatRequest,
+        prompts: list[list[int]],
+        num_tokens: int,
+        echo: bool = False,
+    ) -> Request:
+        return Request(
+            prompts,
+            num_tokens,
+            Sampling(
+                body.temperature if body.top_p else 0.0,
+                body.top_k if body.top_k > 0 else None,
+                body.top_p if 0 < body.top_p < 1 else None,
+            ),
+            None if body.seed == -1 else body.seed,
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+            ignore_eos=body.ignore_eos,
+            form=form,
+            echo=echo,
+            include_usage=body.stream_options.include_usage,
+            **_shared(body),
+        )
+
+    def _encode(
+        self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str
+    ) -> list[list[int]]:
+        """The ids of every prompt, each checked to leave room for `num_tokens`.
+
+        Refuses a text too long to tokenize before tokenizing it. `field`, `length_field`: what the
+        route calls the two.
+        """
+        config, alone = self.config, is_alone(prompt)
+        if not alone and len(prompt) > config.max_in_flight:
+            raise InvalidRequest(
+                f"This server holds {config.max_in_flight} prompts at most; send fewer at once.",
+                param=field,
+            )
+        several: Sequence[Any] = [prompt] if alone else prompt
+        for text in several:
+            if (
+                isinstance(text, str)
+                and len(text.encode()) > config.max_model_len * LONGEST_TOKEN[config.tokenizer]
+            ):
+                raise ContextTooLong(
+                    f"The prompt is longer than the context of {config.max_model_len} tokens; "
+                    f"shorten it.",
+                    param=field,
+                )
+        prompts = [
+            self.tokenizer.encode_ordinary(text) if isinstance(text, str) else text
+            for text in several
+        ]
+        if not prompts or not all(prompts):
+            raise InvalidRequest("A prompt must not be empty.", param=field)
+        for ids in prompts:
+            if len(ids) + num_tokens > config.max_model_len:
+                raise ContextTooLong(
+                    f"{len(ids)} prompt tokens + {num_tokens} completion tokens is beyond the "
+                    f"context of "
+                    f"{config.max_model_len}; shorten the prompt or lower {length_field}.",
+                    param=length_field if len(ids) < config.max_model_len else field,
+                )
+            if not 0 <= min(ids) <= max(ids) < self.tokenizer.n_vocab:
+                raise InvalidRequest(
+                    f"Every prompt id must be in 0 … {self.tokenizer.n_vocab - 1}.", param=field
+                )
+        return prompts
+
+
+SHARED = ("timeout_s", "queue_timeout_s", "user", "priority", "n", "cache_salt", "stream")
+
+
+def _shared(body: BaseModel) -> dict[str, Any]:
+    """What all routes take under one name."""
+    return {name: getattr(body, name) for name in SHARED}
