@@ -24,7 +24,7 @@ from ray.serve.handle import DeploymentHandle
 from config import END_S, Config
 from deploy import ages, replica
 from deploy.ingress import Replicas, create_app
-from deploy.replica import Query, Told, needs
+from deploy.replica import Full, Query, Told, needs
 from deploy.routers import Ours, PowerOfTwo
 from scheduling.autoscaling import Autoscaling
 from scheduling.errors import EngineFailed
@@ -104,7 +104,9 @@ def autoscaling(rule: Autoscaling, replicas: int) -> AutoscalingConfig:
 
 
 class Handles(Replicas):
-    """The replicas, by Ray's handle."""
+    """The replicas, by Ray's handle. Which of them a router has chosen may be full by the time that
+    a request comes there; it is then offered to others (`deploy.replica.TRIES`).
+    """
 
     def __init__(self, handle: DeploymentHandle, wanted: int):
         self._handle = handle
@@ -112,22 +114,35 @@ class Handles(Replicas):
         self._wanted = wanted
 
     async def answer(self, request: Request, to: str | None) -> Answer:
-        return await self._one(self._handle.answer.remote(request, to=to))
+        tried: list[str] = []
+        while True:
+            told = await self._one(self._handle.answer.remote(request, to=to, tried=tried))
+            if not isinstance(told, Full):
+                return told
+            tried = [*tried, told.name]
 
     async def own(self, route: str, query: Query, raw: bytes, to: str | None) -> Answer:
         return await self._one(self._handle.own.remote(route, query, raw, to=to))
 
     async def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]:
-        told = self._streams.stream.remote(request, to=to)
-        begun = False
-        try:
-            async for each in told:
-                begun = True
-                yield each
-        except GONE:
-            yield event(gone().body()) + DONE if begun else failure(gone())
-        finally:
-            told.cancel()  # does nothing unless the reader has gone before the end
+        tried: list[str] = []
+        while True:
+            told = self._streams.stream.remote(request, to=to, tried=tried)
+            begun = False
+            try:
+                async for each in told:
+                    if isinstance(each, Full):
+                        tried = [*tried, each.name]
+                        break
+                    begun = True
+                    yield each
+                else:
+                    return
+            except GONE:
+                yield event(gone().body()) + DONE if begun else failure(gone())
+                return
+            finally:
+                told.cancel()  # does nothing unless the reader has gone before the end
 
     async def told(self) -> Sequence[Told]:
         return await self._all("told")
@@ -163,7 +178,7 @@ class Handles(Replicas):
         return ages.noted()
 
     @staticmethod
-    async def _one(response: Any) -> Answer:
+    async def _one(response: Any) -> Any:
         try:
             return await response
         except GONE:

@@ -24,6 +24,7 @@ from wire.refusals import Refused
 from wire.request import Request
 
 Query = Mapping[str, str]
+TRIES = 3  # replicas that a request is offered to before it is refused
 
 
 class Told(NamedTuple):
@@ -39,6 +40,14 @@ def needs(config: Config) -> dict[str, float]:
     """What a replica is given for itself: the CPUs that its engine computes with, or a GPU."""
     on_cpu = config.device == "cpu" and config.model != "fake"
     return {"CPU": float(config.threads if on_cpu else 0), "GPU": float(config.device != "cpu")}
+
+
+class Full(NamedTuple):
+    """In place of an answer: this replica has no room, nothing was begun or counted, and another
+    one may be asked.
+    """
+
+    name: str
 
 
 class Post:
@@ -88,8 +97,9 @@ class Answered:
 class Replica:
     """Takes requests that were read, and answers as a plain server does.
 
-    Each call may name the replica that it is meant for, and is refused by another one. To be made
-    in the event loop in which it is asked. Raises what Server does.
+    Each call may name the replica that it is meant for, and is refused by another one; or those
+    that it was offered to and that had no room. To be made in the event loop in which it is asked.
+    Raises what Server does.
     """
 
     def __init__(self, config: Config, name: str):
@@ -101,19 +111,32 @@ class Replica:
         self.manager.observe(self._answered)
         self._panel = Panel(self.server, self.server.live) if self.server.live else None
 
-    async def answer(self, request: Request, to: str | None = None) -> Answer:
+    async def answer(
+        self, request: Request, to: str | None = None, tried: Sequence[str] = ()
+    ) -> Answer | Full:
         """The whole answer. Who cancels this call gives the request up."""
+        group: Sequence[Inference] = ()
         try:
             self._check(to)
             exchange = Exchange(self.server, request)
-            await self._wait_for(exchange.group)
+            group = exchange.group
+            ends = [self._answered.expect(member) for member in group]
+            if not self._enqueue(group, to, tried):
+                return Full(self.name)
+            for member, end in zip(group, ends):
+                await self._until(end, member.deadline)
+                if member.error is not None:
+                    raise member.error
             return answer(exchange.whole())
         except ServingError as error:
             return self._failed(error)
+        finally:
+            self._answered.forget(group)
+            self.manager.cancel(group)  # of those that are over nothing is left to cancel
 
     async def stream(
-        self, request: Request, to: str | None = None
-    ) -> AsyncIterator[Answer | bytes]:
+        self, request: Request, to: str | None = None, tried: Sequence[str] = ()
+    ) -> AsyncIterator[Answer | Full | bytes]:
         """Server-sent events as tokens are computed, those that pile up while nobody takes them as
         one; or the answer of an error that comes before the first.
         """
@@ -134,7 +157,9 @@ class Replica:
             group, events = exchange.group, exchange.events()
             for member in group:
                 member.listener, member.streamed = hear, True
-            self._enqueue(group)
+            if not self._enqueue(group, to, tried):
+                yield Full(self.name)
+                return
             while not events.over:
                 await self._until(turn, group[0].deadline)
                 turn.clear()
@@ -198,24 +223,17 @@ class Replica:
             self.server.stats.invalid()
         return failure(error)
 
-    async def _wait_for(self, group: Sequence[Inference]) -> None:
-        ends = [self._answered.expect(member) for member in group]
-        try:
-            self._enqueue(group)
-            for member, end in zip(group, ends):
-                await self._until(end, member.deadline)
-                if member.error is not None:
-                    raise member.error
-        finally:
-            self._answered.forget(group)
-            self.manager.cancel(group)  # of those that are over nothing is left to cancel
-
-    def _enqueue(self, group: Sequence[Inference]) -> None:
+    def _enqueue(self, group: Sequence[Inference], to: str | None, tried: Sequence[str]) -> bool:
+        """False where there is no room and another replica may have some."""
         try:
             self.manager.enqueue(group)
-        except Overloaded:
+        except Overloaded as error:
+            is_full = error.code == Overloaded.code  # a user's limits are the same elsewhere
+            if is_full and to is None and self.name not in tried and len(tried) < TRIES - 1:
+                return False
             self.server.refused(group)
             raise
+        return True
 
     async def _until(self, event: asyncio.Event, deadline: float | None) -> None:
         """Wait; when the deadline passes see to it that the manager knows, whose own thread may be

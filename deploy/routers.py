@@ -4,6 +4,7 @@ same code that the simulator runs (scheduling/routers.py).
 
 from __future__ import annotations
 
+import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -35,6 +36,12 @@ def meant(replicas: list[RunningReplica], pending: PendingRequest | None) -> Ran
     return [named] if named else []
 
 
+def with_room(replicas: list[RunningReplica], pending: PendingRequest) -> list[RunningReplica]:
+    """Those that the request was not offered to yet; all, if it was to each of them."""
+    tried = pending.kwargs.get("tried", ())
+    return [each for each in replicas if each.replica_id.unique_id not in tried] or replicas
+
+
 class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
     """Ray Serve's default, and who names a replica gets it."""
 
@@ -46,8 +53,12 @@ class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> Ranks:
-        named = meant(candidate_replicas, pending_request)
-        return named or await super().choose_replicas(candidate_replicas, pending_request)
+        if named := meant(candidate_replicas, pending_request):
+            return named
+        if pending_request and pending_request.kwargs.get("tried"):  # Ray's own would ask them all
+            left = with_room(candidate_replicas, pending_request)
+            return [random.sample(left, min(2, len(left)))]
+        return await super().choose_replicas(candidate_replicas, pending_request)
 
 
 class Ours(RequestRouter):
@@ -73,7 +84,8 @@ class Ours(RequestRouter):
         if pending_request is None or (named := meant(candidate_replicas, pending_request)):
             return named if pending_request else [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # else a full fleet is asked at once
-        known = {number(each.replica_id): each for each in candidate_replicas}
+        left = with_room(candidate_replicas, pending_request)
+        known = {number(each.replica_id): each for each in left}
         chosen = self._router.choose(
             self._asked(pending_request), [self._known(n, each) for n, each in known.items()]
         )

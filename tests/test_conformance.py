@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -54,8 +54,6 @@ def reference(
     return Said(told.status_code, {name: told.headers.get(name) for name in COMPARED}, told.data)
 
 
-# a defect: of requests at one instant Ray's power of two sends more to a replica than it holds
-APART_S = {FRONTS["ray"]: 0.05}
 ALL = [
     pytest.param(name, marks=[pytest.mark.alone] if name == "ray" else []) for name in FRONTS
 ]  # Ray's processes would keep those of other tests waiting
@@ -202,24 +200,26 @@ def test_what_watches_a_process_needs_no_key(fast: str) -> None:
     assert [asked(fast, "GET", path).status for path in ("/health", "/ready")] == [200, 200]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_beyond_the_queue_it_is_a_429_that_says_when_to_come_again(
-    slow: str, front: Front, client_of: Callable[..., FlaskClient]
+    slow: str, client_of: Callable[..., FlaskClient], stream: bool
 ) -> None:
     client = client_of(**SLOW)
     full = [Inference([0], 300) for _ in range(4)]
     client.application.extensions["server"].manager.enqueue(full)
     ours = reference(client, "POST", INFERENCE, ASK)
-    held = 4 * len(servers_of(slow))
+    servers = servers_of(slow)
+
+    def counted() -> int:
+        return sum(get(f"{each}/stats")["refused"] for each in servers)
+
+    held, before = 4 * len(servers), counted()
     with ThreadPoolExecutor(held + 4) as pool:
-        body = ASK | {"num_tokens": 100}
-
-        def send_one(k: int) -> Said:
-            sleep(APART_S.get(front, 0) * k)
-            return asked(slow, "POST", INFERENCE, body)
-
-        told = list(pool.map(send_one, range(held + 4)))
+        body = ASK | {"num_tokens": 50, "stream": stream}
+        told = list(pool.map(lambda _: asked(slow, "POST", INFERENCE, body), range(held + 4)))
     refused = [each for each in told if each.status != 200]
     assert len(refused) == 4, "all servers were filled, and none beyond what it holds"
+    assert counted() == before + 4, "each of them once"
     for each in refused:
         assert each.status == 429 and each.headers == ours.headers
         assert each.headers["Retry-After"] == "1"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,30 +211,34 @@ class Id(str):
         return str(self)
 
 
-def pending(request: Request, number: int, to: str | None = None) -> Any:
+def pending(request: Request, number: int, to: str | None = None, tried: Sequence[str] = ()) -> Any:
     return SimpleNamespace(
         args=[request],
-        kwargs={"to": to},
+        kwargs={"to": to, "tried": tried},
         metadata=SimpleNamespace(internal_request_id=str(number)),
         routing_context=SimpleNamespace(should_backoff=False),
     )
 
 
 class Fleet:
-    """A router of ours, and replicas that it is told of."""
+    """A router, and replicas that it is told of."""
 
     def __init__(self, name: str, *names: str):
         with warnings.catch_warnings(action="ignore"):  # Ray's own
-            from deploy.routers import Ours
-        self.router = Ours.__new__(Ours)
-        self.router.initialize_state(name, 16)
+            from deploy.routers import Ours, PowerOfTwo
+        self.router: Any
+        if name == "power_of_two":
+            self.router = PowerOfTwo.__new__(PowerOfTwo)
+        else:
+            self.router = Ours.__new__(Ours)
+            self.router.initialize_state(name, 16)
         self.replicas = [SimpleNamespace(replica_id=Id(each), routing_stats={}) for each in names]
         self._n = 0
 
-    def sent(self, request: Request, to: str | None = None) -> str:
+    def sent(self, request: Request, to: str | None = None, tried: Sequence[str] = ()) -> str:
         """Where it goes; it is not answered."""
         self._n += 1
-        asked = pending(request, self._n, to)
+        asked = pending(request, self._n, to, tried)
         ranks = asyncio.run(self.router.choose_replicas(self.replicas, asked))
         chosen = ranks[0][0].replica_id
         self.router.on_request_routed(asked, chosen, None)
@@ -276,3 +280,12 @@ def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> No
 def test_who_names_a_replica_gets_it() -> None:
     fleet = Fleet("least_tokens", "a", "b")
     assert [fleet.sent(Request([[1]], 8), to) for to in "aaabbb"] == list("aaabbb")
+
+
+@pytest.mark.parametrize("name", ["power_of_two", "least_tokens", "prefix", "session"])
+def test_a_request_that_found_no_room_goes_to_another_while_there_is_one(name: str) -> None:
+    fleet = Fleet(name, "a", "b", "c")
+    request = Request([[1] * 64], 8, user="ann")
+    assert {fleet.sent(request, tried=["a", "b"]) for _ in range(20)} == {"c"}
+    assert {fleet.sent(request, tried=["b"]) for _ in range(20)} <= {"a", "c"}
+    assert fleet.sent(request, tried=["a", "b", "c"]) in "abc"
