@@ -1,17 +1,17 @@
 """`--plan` held against real servers: what share of requests meets the limits with two replicas.
 
-    python -m benchmarks.plans [--costs fake-server] [--seeds 20] [--out DIR]
+    python -m benchmarks.plans [--costs fake-server] [--seeds 40] [--out DIR]
     python -m benchmarks.plans --fronts ray,proxy --variants static,dynamic --slowdown 8
         --requests 200 [--out DIR]
 
 For each case, which is a variant at one of five workloads, the simulator says where the share of
-another trace lies with 95% probability. Then two real `fake` servers, to which the client sends in
-turn, or a front end that has its own way to choose, serve a trace that was not among the simulated
-ones. Limits are those that 95% of a simulated trace meet, and 20 ms at least for the first token,
-times the slowdown. Fit the costs on this machine first, with `python -m benchmarks.costs --model
-fake`, and those of front ends with `python -m benchmarks.fronts --out results/replicas`: the engine
-is slowed down so that they leave the cores time to spare. About six minutes without front ends and
-twenty with two; nothing else should run.
+another trace lies with a probability of 95%. Then two real `fake` servers, to which the client
+sends in turn, or a front end that has its own way to choose, serve a trace that was not among the
+simulated ones, another one in each case. Limits are those that 95% of a simulated trace meet, and
+20 ms at least for the first token, times the slowdown. Fit the costs on this machine first, with
+`python -m benchmarks.costs --model fake`, and those of front ends with `python -m benchmarks.fronts
+--out results/replicas`: the engine is slowed down so that they leave the cores time to spare. About
+six minutes without front ends and twenty with two; nothing else should run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ BURST = 400  # requests that measure capacity
 MEET = 95  # % of simulated requests meet each of the two limits
 # of a first token: below it a limit asks what HTTP does, whose times are a median in simulations
 LEAST_TTFT_MS = 20.0
-HELD_OUT = 2000  # seed of measured traces; simulated ones have smaller ones
+HELD_OUT = 2000  # seed of the first case's measured trace; simulated ones have smaller ones
 LIMITS_OF = 900  # seed of the trace that gives the limits
 TIMEOUT_S = 600.0
 Told = dict[str, Any]  # what became of a case
@@ -91,8 +91,10 @@ WORKLOADS = (
 )
 
 
-def asked(name: str, front: str, workload: Workload, costs: Costs, options: Any) -> Case:
-    """What a case asks: a rate of its load, and limits that most requests meet."""
+def asked(name: str, front: str, workload: Workload, costs: Costs, seed: int, options: Any) -> Case:
+    """What a case asks: a rate of its load, and limits that most requests meet. seed: of the trace
+    that is measured.
+    """
     config = build(VARIANTS[name].mode, flags_of(name, options.slowdown), {})
     costs = costs.slower(options.slowdown)
     if front != PLAIN:
@@ -114,7 +116,7 @@ def asked(name: str, front: str, workload: Workload, costs: Costs, options: Any)
     question = Question(
         slo, plan.ATTAINMENT, arrival, n, tuple(range(options.seeds)), costs.uncertainty
     )
-    return Case(name, config, costs, layout, False, dict(workload.drawn), question, 0)
+    return Case(name, config, costs, layout, False, dict(workload.drawn), question, seed)
 
 
 def flags_of(name: str, slowdown: float) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def capacity(config: Config, costs: Costs, data: PromptData) -> float:
 def measured(case: Case, front: str) -> float:
     """The share of requests within the limits, by two real servers. Raises ServerError."""
     question = case.question
-    data = PromptData(**case.data, seed=HELD_OUT)
+    data = PromptData(**case.data, seed=case.seed)
     requests = data.requests(question.requests, question.arrival)
     with two(case, front) as target:
         warm_up(target)
@@ -168,6 +170,10 @@ def told(front: str, workload: Workload, case: Case, judged: Judged, share: floa
     }
 
 
+def coverage(cases: Sequence[Mapping[str, Any]]) -> str:
+    return f"{plan.coverage(len(cases[0]['predicted'])):.0%}"
+
+
 def body(cases: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         [
@@ -186,7 +192,9 @@ def body(cases: Sequence[Mapping[str, Any]]) -> str:
             ]
         )  # fmt: skip
     inside = sum(case["inside"] for case in cases)
-    said = f"**{inside} of {len(cases)} measured shares lie inside the 95% interval.**"
+    said = (
+        f"**{inside} of {len(cases)} measured shares lie inside the {coverage(cases)} interval.**"
+    )
     return f"{said}\n\n{markdown(rows, left=5)}"
 
 
@@ -210,7 +218,9 @@ def figure(cases: Sequence[Mapping[str, Any]], caption: str) -> Figure:
         axes.set_xlabel("requests within the limits, %")
         axes.grid(alpha=0.25, axis="x")
         keys = [
-            Line2D([], [], color=colour, lw=9, alpha=0.25, label="95% of other traces"),
+            Line2D(
+                [], [], color=colour, lw=9, alpha=0.25, label=f"{coverage(cases)} of other traces"
+            ),
             Line2D([], [], color=colour, ls="", marker="|", ms=8, label="a simulated trace"),
             Line2D([], [], color="#222222", ls="", marker="o", ms=7, label="two real servers"),
         ]
@@ -226,7 +236,9 @@ def main() -> None:
         prog=f"python -m {STUDY.module}", description="--plan's predictions beside real servers."
     )
     parser.add_argument("--costs", default="fake-server", help="default: fake-server")
-    parser.add_argument("--seeds", type=int, default=20, help="simulated traces (default: 20)")
+    parser.add_argument(
+        "--seeds", type=int, default=plan.SEEDS, help=f"simulated traces (default: {plan.SEEDS})"
+    )
     parser.add_argument("--variants", default=",".join(VARIANTS), help="default: all")
     parser.add_argument("--fronts", default=PLAIN, help=f"of {', '.join(ROUTERS)} (default: plain)")
     parser.add_argument("--slowdown", type=float, default=1.0, help="of the engine (default: 1)")
@@ -241,8 +253,8 @@ def main() -> None:
     fronts, variants = options.fronts.split(","), options.variants.split(",")
     cases = []
     asking = itertools.product(fronts, variants, WORKLOADS)
-    for front, name, workload in itertools.islice(asking, options.cases):
-        case = asked(name, front, workload, costs, options)
+    for k, (front, name, workload) in enumerate(itertools.islice(asking, options.cases)):
+        case = asked(name, front, workload, costs, HELD_OUT + k, options)
         with ProcessPoolExecutor() as pool:  # gone before the servers are timed
             judged = Planner(case, pool, lambda text: None).judge(REPLICAS)
         try:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from scipy.special import expit, logit, stdtrit
 
 from client.data import PromptData, Request, save_json
 from client.draws import WorkloadError
@@ -31,7 +30,7 @@ from simulate.fleet import Layout
 MOST = 1024  # replicas that are tried
 SURE = 0.95  # the probability with which the fewest must suffice
 ATTAINMENT = 0.99  # unless it is said
-SEEDS = 20
+SEEDS = 40  # the least and the most of so many hold 95% of others (`predicted`)
 FEW = 3  # seeds by which the number is looked for, before all of them judge its neighbours
 LONG_S = 60.0  # of arrivals, unless --numsamples says how many requests
 FEWEST, MOST_REQUESTS = 1_000, 20_000
@@ -85,14 +84,14 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Judged:
-    """So many replicas, over seeds. Intervals hold 95%."""
+    """So many replicas, over seeds."""
 
     replicas: int
     attainments: list[float]
     p99_ttft_ms: float
     p99_e2el_ms: float
     suffices: float  # the probability
-    suffices_between: tuple[float, float]  # Wilson's interval of it
+    suffices_between: tuple[float, float]  # Wilson's interval of it, 95%
     attainment_between: tuple[float, float]  # where that of another trace is expected
 
 
@@ -250,15 +249,16 @@ def wilson(met: int, n: int) -> tuple[float, float]:
 
 
 def predicted(values: Sequence[float]) -> tuple[float, float]:
-    """Where one more value like these lies with 95% probability: of shares, on the logit scale, by
-    Student's t.
+    """Where one more value lies that comes about as these did: between the least and the most of
+    them, with probability `coverage(n)` or more, whatever their distribution (order statistics;
+    Wilks, 1941).
     """
-    n = len(values)
-    inside = np.clip(values, 1e-4, 1 - 1e-4)
-    scores = logit(inside)
-    half = stdtrit(n - 1, 0.975) * scores.std(ddof=1) * math.sqrt(1 + 1 / n) if n > 1 else math.inf
-    low, high = expit(scores.mean() - half), expit(scores.mean() + half)
-    return float(low), float(high)
+    return min(values), max(values)
+
+
+def coverage(n: int) -> float:
+    """Of an interval by n values (`predicted`)."""
+    return (n - 1) / (n + 1)
 
 
 def plan(
@@ -295,9 +295,10 @@ def _share(value: float, between: tuple[float, float]) -> str:
     return f"{value:.2f} ({between[0]:.2f} to {between[1]:.2f})"
 
 
-def table(answers: Sequence[Answer]) -> list[list[str]]:
+def table(answers: Sequence[Answer], question: Question) -> list[list[str]]:
+    another = f"of another trace, {coverage(len(question.seeds)):.0%}"
     rows = [
-        ["variant", "replicas", "within the limits, %", "of another trace, 95%",
+        ["variant", "replicas", "within the limits, %", another,
          "suffices with probability", "95%", "first token p99, ms", "latency p99, ms"],
     ]  # fmt: skip
     for answer in answers:
@@ -347,7 +348,7 @@ def figure(answers: Sequence[Answer], question: Question, caption: str) -> Figur
         axes.set_ylabel("requests within the limits, %")
         limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in question.slo.items())
         axes.set_title(f"How many replicas for {limits}?")
-        axes.legend(title="mean, and where\n95% of traces lie")
+        axes.legend(title=f"mean, and where\n{coverage(len(question.seeds)):.0%} of traces lie")
         caption_of(fig, caption)
     return fig
 
@@ -374,7 +375,7 @@ def write(
         f"number is judged by all traces; the answer is the fewest that suffice in {100 * SURE:g}% "
         "of them.",
         "\n".join(f"- {sentence}" for sentence in sentences(answers, question)),
-        markdown(table(answers)),
+        markdown(table(answers, question)),
         "![The share of requests within the limits against replicas](plan.png)",
         f"{caption}, {told['date']}, `{told['command']}`",
     ]

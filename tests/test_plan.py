@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from client import plan
@@ -92,7 +93,16 @@ def test_a_question_that_cannot_be_is_refused(arguments: list[str], said: str) -
 def test_intervals() -> None:
     assert plan.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-3)
     assert plan.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-3)
-    low, high = plan.predicted([0.9, 0.92, 0.94, 0.96])
-    assert 0.7 < low < 0.9 and 0.96 < high < 0.99
-    assert plan.predicted([1.0, 1.0, 1.0]) == pytest.approx((1.0, 1.0), abs=2e-4)
-    assert plan.predicted([0.0, 0.0, 0.0]) == pytest.approx((0.0, 0.0), abs=2e-4)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999])
+def test_another_trace_lies_where_it_is_expected(share: float) -> None:
+    # traces of 200 requests that differ by more than chance, and of which many meet all limits
+    rng = np.random.default_rng(7)
+    attained = rng.binomial(200, rng.beta(20 * share, 20 * (1 - share), (4_000, plan.SEEDS + 1)))
+    intervals = [plan.predicted(others) for _, *others in attained]
+    inside = np.mean([low <= one <= high for (low, high), one in zip(intervals, attained[:, 0])])
+    assert plan.coverage(plan.SEEDS) > 0.95
+    assert inside > 0.94, "0.951 or more, and what chance does to 4,000"
+    if share == 0.5:
+        assert inside < 0.96, "and it is no wider than that takes"
