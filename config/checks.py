@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 import kernels
-from config.resolve import VOCABULARIES
+from config.resolve import VOCABULARIES, onednn_multiplies_bfloat16
 from config.tables import flag
 from scheduling.policies import MODES, chosen
 
@@ -32,6 +32,11 @@ def refuse_what_does_not_fit(config: Config) -> None:
             raise ValueError(
                 f"{name} {value} runs on a CPU alone; leave {flag(name)} out, or use --device cpu"
             )
+    if (config.linear, config.dtype) == ("onednn", "bfloat16") and not onednn_multiplies_bfloat16():
+        raise ValueError(
+            "linear onednn has no bfloat16 for this processor, which lacks AVX-512; leave --linear "
+            "out, or use --dtype float32"
+        )
     if config.decoder_batch_sizes and config.generator == "naive":
         raise ValueError(
             "decoder_batch_sizes are the cached engine's; leave --decoder-batch-sizes or "

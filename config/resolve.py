@@ -76,12 +76,17 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
                     f"{name} {resolved[name]} cannot be used here: {reason}; or leave --{name} out"
                 )
         compiled = reason is None
-        onednn = not compiled or (resolved["dtype"] == "bfloat16" and takes_onednn())
+        linear = "kernel" if compiled else "onednn"
+        if resolved["dtype"] == "bfloat16":
+            if not (compiled or onednn_multiplies_bfloat16()):
+                linear = "plain"
+            elif takes_onednn():
+                linear = "onednn"
         resolved.setdefault(
             "attention",
             "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain",
         )
-        resolved.setdefault("linear", "onednn" if onednn else "kernel")
+        resolved.setdefault("linear", linear)
         for name in ("sampler", "norms"):
             resolved.setdefault(name, "kernel" if compiled else "plain")
     if gpu:
@@ -135,6 +140,14 @@ def takes_onednn() -> bool:
     with AMX's.
     """
     return not _instructions().isdisjoint({"amx_bf16", "bf16"})
+
+
+def onednn_multiplies_bfloat16() -> bool:
+    """Whether oneDNN packs bfloat16 weights for this processor; where it does not it raises."""
+    known = _instructions()
+    return {"avx512bw", "avx512dq", "avx512vl"} <= known or not known.isdisjoint(
+        {"avx_ne_convert", "bf16"}
+    )
 
 
 def _instructions() -> set[str]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import kernels
 from config import Config, ConfigError, build, flag, from_environment, has_effect, parse, resolve
@@ -119,7 +120,7 @@ def test_a_bad_command_line_is_answered_in_one_sentence(argv: list[str], said: s
     ("instructions", "model", "dtype", "linear"),
     [
         ("avx512f avx512_bf16", "gpt2", "bfloat16", "kernel"),
-        ("avx512f avx512_bf16 amx_bf16", "gpt2", "bfloat16", "onednn"),
+        ("avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", "gpt2", "bfloat16", "onednn"),
         ("asimd bf16", "gpt2", "bfloat16", "onednn"),
         ("avx512f avx512_vnni", "gpt2", "float32", "kernel"),
         ("avx512f avx512_bf16 amx_bf16", "demo", "float32", "kernel"),
@@ -132,6 +133,28 @@ def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_de
     monkeypatch.setattr(kernels, "why_unavailable", lambda: None)
     config = parse(["dynamic", "--model", model, "--dtype", "auto"], {}, dotenv=None)
     assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "linear"),
+    [("avx2 fma", "plain"), ("avx512f avx512bw avx512dq avx512vl", "onednn")],
+)
+def test_bfloat16_is_left_to_onednn_only_where_it_has_it(
+    instructions: str, linear: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "_instructions", lambda: {*instructions.split()})
+    monkeypatch.setattr(kernels, "why_unavailable", lambda: "no C++ compiler")
+    argv = ["dynamic", "--model", "demo", "--dtype", "bfloat16"]
+    assert parse(argv, {}, dotenv=None).linear == linear
+    argv += ["--linear", "onednn"]
+    if linear == "onednn":
+        assert parse(argv, {}, dotenv=None).linear == linear
+    else:
+        assert "lacks AVX-512; leave --linear out" in refused(*argv)
+
+
+def test_pytorch_says_the_same_of_this_processor() -> None:
+    assert resolve.onednn_multiplies_bfloat16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def test_what_a_processor_computes_natively_is_read_from_its_flags(
