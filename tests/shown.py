@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -76,11 +77,16 @@ def assert_stats_say(rows: Sequence[Rows], stats: Mapping[str, Any], has: frozen
     measured = stats["iterations"]
     assert [[each[kind] for kind in ROW_KINDS] for each in rows] == [each[2:] for each in measured]
     assert computed(rows) == counted(stats)
-    # of paused rows it says for how long: each until the next iteration begins
-    begun = [each[0] for each in measured]
-    lasted = sum(row["paused"] * (end - begin) for row, begin, end in zip(rows, begun, begun[1:]))
-    assert stats["paused_s"] == pytest.approx(lasted, abs=1e-3)
     assert {kind for each in rows for kind, n in each.items() if n} == {"live", *has}
+
+
+def assert_pauses_lasted(
+    rows: Sequence[Rows], stats: Mapping[str, Any], planned: Sequence[float]
+) -> None:
+    """planned: when each iteration was, which is when pauses begin and end."""
+    between = pairwise(planned)
+    lasted = sum(row["paused"] * (end - begin) for row, (begin, end) in zip(rows, between))
+    assert stats["paused_s"] == pytest.approx(lasted, abs=1e-6)
 
 
 def assert_timeline_says(events: Sequence[Mapping[str, Any]], stats: Mapping[str, Any]) -> None:

@@ -18,7 +18,14 @@ from client.calls import ServerError, get, post
 from config import ConfigError, build
 from live import made_load, page
 from tests.servers import PATIENCE_S, free_port, launched, wait_until
-from tests.shown import CASES, LOAD, assert_stats_say, assert_timeline_says, rows_of
+from tests.shown import (
+    CASES,
+    LOAD,
+    assert_pauses_lasted,
+    assert_stats_say,
+    assert_timeline_says,
+    rows_of,
+)
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
@@ -101,11 +108,20 @@ def test_under_a_key_the_page_is_open_and_what_it_asks_is_not(
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_page_and_a_timeline_are_told_is_what_stats_count(
-    name: str, client_of: Callable[..., FlaskClient]
+    name: str, client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of each iteration, in each mode, with padding, preempted and paused rows."""
     mode, flags, has = CASES[name]
     client = client_of(mode=mode, loop_interval_ms=1, **flags)
+    scheduler = client.application.extensions["server"].manager._scheduler
+    schedule, planned = scheduler.schedule, []
+
+    def noted(now: float) -> Any:
+        iteration, wake_at = schedule(now)
+        planned.extend([now] if iteration.rows else [])
+        return iteration, wake_at
+
+    monkeypatch.setattr(scheduler, "schedule", noted)
     events(client)
     client.post("/stats/reset", json={})
     load = LOAD | {"rate": 300, "seconds": 0.3}
@@ -114,6 +130,7 @@ def test_what_a_page_and_a_timeline_are_told_is_what_stats_count(
     history = until(lambda: (e := events(client)) and len(e["ended"]) == len(e["requests"]) and e)
     stats = client.get("/stats?iterations=1").get_json()
     assert_stats_say(rows_of(history), stats, has)
+    assert_pauses_lasted(rows_of(history), stats, planned[-len(stats["iterations"]) :])
     for mine, theirs in zip(history["iterations"], stats["iterations"]):
         assert mine[:2] == pytest.approx(theirs[:2], abs=1e-5)
     assert_timeline_says(client.get("/timeline?last=2000").get_json()["traceEvents"], stats)

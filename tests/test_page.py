@@ -16,7 +16,7 @@ from client.calls import ServerError, get, get_text, post
 from tests.browser import comes_true, is_answered, sends_load, state, wait_until
 from tests.drawn import FRAMES, Colours, drawn_rows, every_kind, meanings
 from tests.servers import free_port, launched, server
-from tests.shown import CASES, assert_stats_say, assert_timeline_says
+from tests.shown import CASES, assert_stats_say, assert_timeline_says, rows_of
 
 SLOW = {"model": "fake", "max_batch_size": 4, "loop_interval_ms": 10}  # 2,000 iterations last long
 COUNTS = """() => {
@@ -64,6 +64,7 @@ def test_cells_appear_as_a_load_is_served_and_are_what_stats_count(
         stats = get(f"{url}/stats?iterations=1")
         counts = tab.evaluate(COUNTS)
         assert_stats_say(counts, stats, has)
+        assert counts == rows_of(get(f"{url}/live/events"))[-len(counts) :]
         assert stats["completed"] > 10 and state(tab)["requests"] >= stats["completed"]
         assert_timeline_says(get(f"{url}/timeline?last=2000")["traceEvents"], stats)
         tab.click("#pause")
