@@ -86,7 +86,7 @@ WORKLOADS = (
     Workload("light", 0.5, {}),
     Workload("usual", 0.7, {}),
     Workload("heavy", 0.85, {}),
-    Workload("other lengths", 0.7, {"lengths": "lognormal:60:1:700"}),
+    Workload("other lengths", 0.7, {"lengths": "lognormal:60:1:500"}),
     Workload("bursty", 0.6, {}, "gamma:{:.4g}:3"),
 )
 
