@@ -170,7 +170,7 @@ def told(front: str, workload: Workload, case: Case, judged: Judged, share: floa
     }
 
 
-def coverage(cases: Sequence[Mapping[str, Any]]) -> str:
+def percent(cases: Sequence[Mapping[str, Any]]) -> str:
     return f"{plan.coverage(len(cases[0]['predicted'])):.0%}"
 
 
@@ -192,9 +192,7 @@ def body(cases: Sequence[Mapping[str, Any]]) -> str:
             ]
         )  # fmt: skip
     inside = sum(case["inside"] for case in cases)
-    said = (
-        f"**{inside} of {len(cases)} measured shares lie inside the {coverage(cases)} interval.**"
-    )
+    said = f"**{inside} of {len(cases)} measured shares lie inside the {percent(cases)} interval.**"
     return f"{said}\n\n{markdown(rows, left=5)}"
 
 
@@ -219,7 +217,7 @@ def figure(cases: Sequence[Mapping[str, Any]], caption: str) -> Figure:
         axes.grid(alpha=0.25, axis="x")
         keys = [
             Line2D(
-                [], [], color=colour, lw=9, alpha=0.25, label=f"{coverage(cases)} of other traces"
+                [], [], color=colour, lw=9, alpha=0.25, label=f"{percent(cases)} of other traces"
             ),
             Line2D([], [], color=colour, ls="", marker="|", ms=8, label="a simulated trace"),
             Line2D([], [], color="#222222", ls="", marker="o", ms=7, label="two real servers"),

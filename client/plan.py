@@ -251,7 +251,7 @@ def wilson(met: int, n: int) -> tuple[float, float]:
 def predicted(values: Sequence[float]) -> tuple[float, float]:
     """Where one more value lies that comes about as these did: between the least and the most of
     them, with probability `coverage(n)` or more, whatever their distribution (order statistics;
-    Wilks, 1941).
+    Wilks, 1941), as far as the costs are right.
     """
     return min(values), max(values)
 

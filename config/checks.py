@@ -34,8 +34,8 @@ def refuse_what_does_not_fit(config: Config) -> None:
             )
     if (config.linear, config.dtype) == ("onednn", "bfloat16") and not onednn_multiplies_bfloat16():
         raise ValueError(
-            "linear onednn has no bfloat16 for this processor, which lacks AVX-512; leave --linear "
-            "out, or use --dtype float32"
+            "linear onednn has no bfloat16 for this processor, which has neither AVX-512 nor "
+            "bfloat16 of its own; leave --linear out, or use --dtype float32"
         )
     if config.decoder_batch_sizes and config.generator == "naive":
         raise ValueError(

@@ -76,12 +76,11 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
                     f"{name} {resolved[name]} cannot be used here: {reason}; or leave --{name} out"
                 )
         compiled = reason is None
-        linear = "kernel" if compiled else "onednn"
-        if resolved["dtype"] == "bfloat16":
-            if not (compiled or onednn_multiplies_bfloat16()):
-                linear = "plain"
-            elif takes_onednn():
-                linear = "onednn"
+        in_bfloat16 = resolved["dtype"] == "bfloat16"
+        if in_bfloat16 and not onednn_multiplies_bfloat16():
+            linear = "kernel" if compiled else "plain"
+        else:
+            linear = "onednn" if not compiled or (in_bfloat16 and takes_onednn()) else "kernel"
         resolved.setdefault(
             "attention",
             "kernel" if compiled and shape.head_size <= kernels.LARGEST_HEAD else "plain",

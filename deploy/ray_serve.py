@@ -38,6 +38,7 @@ GONE = (ActorDiedError, ActorUnavailableError)
 SILENT_S = 5  # that each of them may take to tell of itself
 TOKENS = "tokens_left"
 HANGS_S = 10  # a replica that does not answer for so long, three times, is replaced
+TRIES = 3  # replicas, at most, that a request is offered to before it is refused
 SPARE = 64  # requests for /stats and the page, beside completions
 
 
@@ -104,19 +105,24 @@ def autoscaling(rule: Autoscaling, replicas: int) -> AutoscalingConfig:
 
 
 class Handles(Replicas):
-    """The replicas, by Ray's handle. Which of them a router has chosen may be full by the time that
-    a request comes there; it is then offered to others (`deploy.replica.TRIES`).
+    """The replicas, by Ray's handle. wanted: how many there should be, most: how many there may be.
+
+    The one that a router has chosen may be full by the time that a request comes there; it is then
+    offered to another one.
     """
 
-    def __init__(self, handle: DeploymentHandle, wanted: int):
+    def __init__(self, handle: DeploymentHandle, wanted: int, most: int):
         self._handle = handle
         self._streams = handle.options(stream=True)
         self._wanted = wanted
+        self._tries = min(TRIES, most)
 
     async def answer(self, request: Request, to: str | None) -> Answer:
         tried: list[str] = []
         while True:
-            told = await self._one(self._handle.answer.remote(request, to=to, tried=tried))
+            told = await self._one(
+                self._handle.answer.remote(request, to=to, tried=tried, tries=self._tries)
+            )
             if not isinstance(told, Full):
                 return told
             tried = [*tried, told.name]
@@ -126,21 +132,19 @@ class Handles(Replicas):
 
     async def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]:
         tried: list[str] = []
-        while True:
-            told = self._streams.stream.remote(request, to=to, tried=tried)
-            begun = False
+        is_offered = True
+        while is_offered:
+            told = self._streams.stream.remote(request, to=to, tried=tried, tries=self._tries)
+            begun = is_offered = False
             try:
                 async for each in told:
                     if isinstance(each, Full):
-                        tried = [*tried, each.name]
-                        break
-                    begun = True
-                    yield each
-                else:
-                    return
+                        tried, is_offered = [*tried, each.name], True
+                    else:
+                        begun = True
+                        yield each
             except GONE:
                 yield event(gone().body()) + DONE if begun else failure(gone())
-                return
             finally:
                 told.cancel()  # does nothing unless the reader has gone before the end
 
@@ -228,7 +232,7 @@ def application(
     def build() -> FastAPI:
         handle = serve.get_deployment_handle("Replica", app_name=APP)
         least = rule.min_replicas if rule else replicas
-        return create_app(config, Handles(handle, least), [launcher])
+        return create_app(config, Handles(handle, least, most_replicas), [launcher])
 
     return (
         serve.deployment(serve.ingress(build)())

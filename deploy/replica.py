@@ -14,7 +14,7 @@ from batching import LONGEST_WAIT_S
 from config import Config
 from live.panel import Panel
 from observers.run import Run
-from scheduling.errors import InvalidRequest, Overloaded, ServingError
+from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.inference import Inference, IterationRecord, News
 from serving import Server
 from wire import own
@@ -24,7 +24,6 @@ from wire.refusals import Refused
 from wire.request import Request
 
 Query = Mapping[str, str]
-TRIES = 3  # replicas that a request is offered to before it is refused
 
 
 class Told(NamedTuple):
@@ -97,9 +96,10 @@ class Answered:
 class Replica:
     """Takes requests that were read, and answers as a plain server does.
 
-    Each call may name the replica that it is meant for, and is refused by another one; or those
-    that it was offered to and that had no room. To be made in the event loop in which it is asked.
-    Raises what Server does.
+    Each call may name the replica that it is meant for, and is refused by another one. Else it may
+    be offered to several, which is then known of it: `tries` is to how many, and `tried` names
+    those that handed it back. To be made in the event loop in which it is asked. Raises what Server
+    does.
     """
 
     def __init__(self, config: Config, name: str):
@@ -112,17 +112,19 @@ class Replica:
         self._panel = Panel(self.server, self.server.live) if self.server.live else None
 
     async def answer(
-        self, request: Request, to: str | None = None, tried: Sequence[str] = ()
+        self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
     ) -> Answer | Full:
         """The whole answer. Who cancels this call gives the request up."""
         group: Sequence[Inference] = ()
+        queued: Sequence[Inference] = ()
         try:
             self._check(to)
             exchange = Exchange(self.server, request)
             group = exchange.group
             ends = [self._answered.expect(member) for member in group]
-            if not self._enqueue(group, to, tried):
+            if not self._enqueue(group, to, tried, tries):
                 return Full(self.name)
+            queued = group
             for member, end in zip(group, ends):
                 await self._until(end, member.deadline)
                 if member.error is not None:
@@ -132,10 +134,10 @@ class Replica:
             return self._failed(error)
         finally:
             self._answered.forget(group)
-            self.manager.cancel(group)  # of those that are over nothing is left to cancel
+            self.manager.cancel(queued)  # of those that are over nothing is left to cancel
 
     async def stream(
-        self, request: Request, to: str | None = None, tried: Sequence[str] = ()
+        self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
     ) -> AsyncIterator[Answer | Full | bytes]:
         """Server-sent events as tokens are computed, those that pile up while nobody takes them as
         one; or the answer of an error that comes before the first.
@@ -150,16 +152,17 @@ class Replica:
 
             self._post.put(note)
 
-        group: Sequence[Inference] = ()
+        queued: Sequence[Inference] = ()
         try:
             self._check(to)
             exchange = Exchange(self.server, request)
             group, events = exchange.group, exchange.events()
             for member in group:
                 member.listener, member.streamed = hear, True
-            if not self._enqueue(group, to, tried):
+            if not self._enqueue(group, to, tried, tries):
                 yield Full(self.name)
                 return
+            queued = group
             while not events.over:
                 await self._until(turn, group[0].deadline)
                 turn.clear()
@@ -169,7 +172,7 @@ class Replica:
         except ServingError as error:
             yield self._failed(error)
         finally:
-            self.manager.cancel(group)  # does nothing unless the reader has gone before the end
+            self.manager.cancel(queued)  # does nothing unless the reader has gone before the end
 
     async def own(
         self, route: str, query: Query, raw: bytes = b"", to: str | None = None
@@ -223,13 +226,17 @@ class Replica:
             self.server.stats.invalid()
         return failure(error)
 
-    def _enqueue(self, group: Sequence[Inference], to: str | None, tried: Sequence[str]) -> bool:
-        """False where there is no room and another replica may have some."""
+    def _enqueue(
+        self, group: Sequence[Inference], to: str | None, tried: Sequence[str], tries: int
+    ) -> bool:
+        """False where there is no room and another replica may have some. A user's limits are kept
+        here: it has them at each.
+        """
+        may_go_on = to is None and self.name not in tried and len(tried) + 1 < tries
         try:
             self.manager.enqueue(group)
         except Overloaded as error:
-            is_full = error.code == Overloaded.code  # a user's limits are the same elsewhere
-            if is_full and to is None and self.name not in tried and len(tried) < TRIES - 1:
+            if may_go_on and not isinstance(error, RateLimited):
                 return False
             self.server.refused(group)
             raise

@@ -36,10 +36,11 @@ def meant(replicas: list[RunningReplica], pending: PendingRequest | None) -> Ran
     return [named] if named else []
 
 
-def with_room(replicas: list[RunningReplica], pending: PendingRequest) -> list[RunningReplica]:
-    """Those that the request was not offered to yet; all, if it was to each of them."""
+def offered(replicas: list[RunningReplica], pending: PendingRequest) -> Ranks:
+    """Those that the request was not offered to yet, and those that it was: neither if empty."""
     tried = pending.kwargs.get("tried", ())
-    return [each for each in replicas if each.replica_id.unique_id not in tried] or replicas
+    was = [each for each in replicas if each.replica_id.unique_id in tried]
+    return [rank for rank in ([each for each in replicas if each not in was], was) if rank]
 
 
 class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
@@ -55,9 +56,10 @@ class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
     ) -> Ranks:
         if named := meant(candidate_replicas, pending_request):
             return named
-        if pending_request and pending_request.kwargs.get("tried"):  # Ray's own would ask them all
-            left = with_room(candidate_replicas, pending_request)
-            return [random.sample(left, min(2, len(left)))]
+        if pending_request and pending_request.kwargs.get("tried"):  # of which Ray's knows nothing
+            pending_request.routing_context.should_backoff = True
+            first, *rest = offered(candidate_replicas, pending_request)
+            return [random.sample(first, min(2, len(first))), *rest]
         return await super().choose_replicas(candidate_replicas, pending_request)
 
 
@@ -84,13 +86,13 @@ class Ours(RequestRouter):
         if pending_request is None or (named := meant(candidate_replicas, pending_request)):
             return named if pending_request else [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # else a full fleet is asked at once
-        left = with_room(candidate_replicas, pending_request)
+        left, *tried = offered(candidate_replicas, pending_request)
         known = {number(each.replica_id): each for each in left}
         chosen = self._router.choose(
             self._asked(pending_request), [self._known(n, each) for n, each in known.items()]
         )
         first = known.pop(chosen)
-        return [[first], [*known.values()]]
+        return [[first], [*known.values()], *tried]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
@@ -103,7 +105,10 @@ class Ours(RequestRouter):
         self._sent[replica_id].discard(internal_request_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        before = set(self._replica_id_set)
         super().update_replicas(replicas)
+        for id_ in before - self._replica_id_set:
+            self._router.forget(number(id_))
         for kept in (self._sent, self._reports, self._tokens_since):
             for gone in kept.keys() - self._replica_id_set:
                 del kept[gone]

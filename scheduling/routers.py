@@ -52,6 +52,9 @@ class Router:
         """The id of one of the replicas, of which there must be one at least."""
         raise NotImplementedError
 
+    def forget(self, id: int) -> None:
+        """A replica is gone."""
+
     def in_turn(self, equals: Iterable[Replica]) -> int:
         """The one whose id follows the id returned last, the first by chance."""
         ids = [replica.id for replica in equals]
@@ -117,7 +120,7 @@ class PrefixAffinity(Router):
     PrefixCacheAffinityRouter (match_rate_threshold, imbalanced_threshold) on trees of characters,
     but that they give affinity up as a whole while the longest and the shortest queue are too far
     apart. Block keys agree with what a server's prefix cache can find. What was sent to a replica
-    is remembered up to `remembered` blocks, the latest, until the replica is no longer up.
+    is remembered up to `remembered` blocks, the latest, until it is to be forgotten.
     """
 
     uses_keys = True
@@ -136,12 +139,13 @@ class PrefixAffinity(Router):
 
     def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
         keys = asked.keys[1:]
-        for gone in self._sent.keys() - {replica.id for replica in replicas}:
-            del self._sent[gone]
         chosen = self._choose(keys, replicas)
         if keys:
             self._remember(chosen, keys)
         return chosen
+
+    def forget(self, id: int) -> None:
+        self._sent.pop(id, None)
 
     def matched(self, id: int, keys: Sequence[bytes]) -> int:
         """How many of the first blocks were sent to a replica, as far as is remembered."""

@@ -202,7 +202,7 @@ class Fleet:
             self._starting.remove(max(self._starting))
         else:
             number = min(self._known.values(), key=lambda known: (known.requests, -known.id)).id
-            del self._known[number]
+            self._down(number)
             if not self._replicas[number].has_work:
                 del self._replicas[number]
         self._note()
@@ -212,9 +212,14 @@ class Fleet:
         if number not in self._known or self._loop.is_over:
             self.missed.append(failure)
             return
-        del self._known[number]
+        self._down(number)
         self._replicas.pop(number).fail(EngineFailed("The replica failed."))
         self._start()
+
+    def _down(self, number: int) -> None:
+        """A replica takes no more requests."""
+        del self._known[number]
+        self._gateway.router.forget(number)
 
     def _decide(self) -> None:
         """As Ray Serve's controller does, as long as anything happens."""

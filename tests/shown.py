@@ -84,6 +84,7 @@ def assert_pauses_lasted(
     rows: Sequence[Rows], stats: Mapping[str, Any], planned: Sequence[float]
 ) -> None:
     """planned: when each iteration was, which is when pauses begin and end."""
+    assert len(planned) == len(rows)
     between = pairwise(planned)
     lasted = sum(row["paused"] * (end - begin) for row, (begin, end) in zip(rows, between))
     assert stats["paused_s"] == pytest.approx(lasted, abs=1e-6)

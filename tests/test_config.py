@@ -150,7 +150,7 @@ def test_bfloat16_is_left_to_onednn_only_where_it_has_it(
     if linear == "onednn":
         assert parse(argv, {}, dotenv=None).linear == linear
     else:
-        assert "lacks AVX-512; leave --linear out" in refused(*argv)
+        assert "neither AVX-512 nor bfloat16 of its own; leave --linear out" in refused(*argv)
 
 
 def test_pytorch_says_the_same_of_this_processor() -> None:

@@ -210,16 +210,18 @@ def test_beyond_the_queue_it_is_a_429_that_says_when_to_come_again(
     ours = reference(client, "POST", INFERENCE, ASK)
     servers = servers_of(slow)
 
-    def counted() -> int:
-        return sum(get(f"{each}/stats")["refused"] for each in servers)
+    def counted() -> list[int]:
+        stats = [get(f"{each}/stats") for each in servers]
+        return [sum(of[name] for of in stats) for name in ("completed", "refused", "cancelled")]
 
-    held, before = 4 * len(servers), counted()
+    held = 4 * len(servers)
+    completed, refusals, cancelled = counted()
     with ThreadPoolExecutor(held + 4) as pool:
-        body = ASK | {"num_tokens": 50, "stream": stream}
+        body = ASK | {"num_tokens": 100, "stream": stream}
         told = list(pool.map(lambda _: asked(slow, "POST", INFERENCE, body), range(held + 4)))
     refused = [each for each in told if each.status != 200]
     assert len(refused) == 4, "all servers were filled, and none beyond what it holds"
-    assert counted() == before + 4, "each of them once"
+    assert counted() == [completed + held, refusals + 4, cancelled], "each of them once"
     for each in refused:
         assert each.status == 429 and each.headers == ours.headers
         assert each.headers["Retry-After"] == "1"

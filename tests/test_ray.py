@@ -289,3 +289,11 @@ def test_a_request_that_found_no_room_goes_to_another_while_there_is_one(name: s
     assert {fleet.sent(request, tried=["a", "b"]) for _ in range(20)} == {"c"}
     assert {fleet.sent(request, tried=["b"]) for _ in range(20)} <= {"a", "c"}
     assert fleet.sent(request, tried=["a", "b", "c"]) in "abc"
+
+
+def test_prompts_still_go_where_their_blocks_are_after_that_replica_was_full_for_one() -> None:
+    fleet = Fleet("prefix", "a", "b", "c")
+    begins = [list(range(k, k + 64)) for k in (0, 100, 200)]
+    first = [fleet.sent(Request([begin], 8)) for begin in begins]
+    assert fleet.sent(Request([[7] * 64], 8), tried=[first[0]]) != first[0]
+    assert fleet.sent(Request([begins[0]], 8)) == first[0]
