@@ -26,8 +26,9 @@ from config import build
 LOAD = 0.8  # of the capacity
 WARM = 0.2  # of the time, in which everything may grow
 MOST_MB = 5.0  # that memory may grow after that
-MOST_DESCRIPTORS = 16  # connections come and go
+MOST_DESCRIPTORS = 16  # that are no connections
 MOST_ROWS = 32  # of its server
+OPEN = 288  # requests at once before: a slow minute of the machine should not have more
 KINDS = ("plain", "stream", "openai", "group", "cut", "invalid")  # in turn
 PANELS = {  # of the figure, and what a sample holds besides its time
     "rss_mb": "memory, MB (RSS)",
@@ -48,7 +49,7 @@ def fault(minutes: float, keep: dict[str, Any]) -> Fault:
     promise = (
         "every row has been at its whole context before; "
         f"after the first {100 * WARM:.0f}% of the time memory grows by {MOST_MB:g} MB at most, "
-        "threads not at all; "
+        "threads only by as many as more requests are open at once than ever before; "
         "at the end no row and no block is taken, and /stats has counted what the client has"
     )
     return Fault(name, promise, lambda short: soak(minutes, keep))
@@ -60,7 +61,7 @@ def soak(minutes: float, keep: dict[str, Any]) -> Seen:
         _fill(served)
         post(f"{served.url}/stats/reset")
         every_s = min(10.0, 6 * minutes)
-        samples, counts = asyncio.run(_load(served, served.worker, rate, 60 * minutes, every_s))
+        samples, counts = asyncio.run(_load(served, rate, 60 * minutes, every_s))
         stats = get(f"{served.url}/stats")
     keep |= {
         "minutes": minutes,
@@ -88,10 +89,13 @@ def _rate(served: Served) -> float:
 
 
 def _fill(served: Served) -> None:
-    """Have every row at its whole context: the KV cache takes a page when it is first written."""
+    """Have every row at its whole context, since the KV cache takes a page when it is first
+    written; and OPEN requests at once, since the server keeps a thread for each.
+    """
+    lengths = [1000] * MOST_ROWS + [1] * (OPEN - MOST_ROWS)
     replay(
         served.url,
-        [Request(id=i, at=0, prompt="x", num_tokens=1000, seed=i) for i in range(MOST_ROWS)],
+        [Request(id=i, at=0, prompt="x", num_tokens=n, seed=i) for i, n in enumerate(lengths)],
     )
 
 
@@ -129,9 +133,13 @@ async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Re
 
 
 async def _load(
-    served: Served, worker: psutil.Process, rate: float, seconds: float, every_s: float
+    served: Served, rate: float, seconds: float, every_s: float
 ) -> tuple[list[dict[str, float]], Counter[str]]:
-    """Poisson arrivals; samples of the server, the last when it is idle; {"kind outcome": n}."""
+    """Poisson arrivals; samples of the server, the last when it is idle; {"kind outcome": n}.
+
+    A sample's `at_once` are the most requests that have been open at the same time.
+    """
+    worker, n_open, at_once = served.worker, 0, OPEN
     requests = PromptData(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
     counts: Counter[str] = Counter()
     samples: list[dict[str, float]] = []
@@ -149,7 +157,14 @@ async def _load(
             blocks,
             running,
         )
-        at = {"seconds": time.perf_counter() - start}
+        connected = [
+            c for c in worker.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED
+        ]
+        at = {
+            "seconds": time.perf_counter() - start,
+            "at_once": float(at_once),
+            "connections": float(len(connected)),
+        }
         samples.append(at | dict(zip(PANELS, map(float, (*held, sum(counts.values()))))))
 
     async def watch() -> None:
@@ -158,7 +173,11 @@ async def _load(
             await asyncio.sleep(every_s)
 
     async def send(kind: str, request: Request) -> None:
+        nonlocal n_open, at_once
+        n_open += 1
+        at_once = max(at_once, n_open)
         outcome = await _send(session, served.url, kind, request)
+        n_open -= 1
         counts[f"{kind} {outcome}"] += 1
 
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=300)
@@ -184,12 +203,15 @@ def judge(
     at, memory = (np.array([sample[name] for sample in late]) for name in ("seconds", "rss_mb"))
     grown = float(np.polyfit(at, memory, 1)[0] * (at[-1] - at[0])) if len(late) > 2 else 0.0
 
-    def more(name: str) -> float:
-        """The most in the second half over the most in the first."""
-        values = [sample[name] for sample in late]
+    def more(name: str, beside: str | None = None) -> float:
+        """The most in the second half over the most in the first; beside: what is not counted."""
+        values = [sample[name] - (sample[beside] if beside else 0) for sample in late]
         half = len(values) // 2
         return max(values[half:]) - max(values[: half + 1])
 
+    # the server keeps as many threads as requests were open at once, and a client its connections
+    threads, at_once = more("threads"), more("at_once")
+    descriptors = more("descriptors", "connections")
     wrong = {
         what: n
         for what, n in counts.items()
@@ -209,11 +231,12 @@ def judge(
     text = (
         f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes; "
         f"from minute {WARM * end / 60:.0f} on memory {grown:+.1f} MB (then {memory[-1]:.0f} MB), "
-        f"threads {more('threads'):+.0f}, descriptors {more('descriptors'):+.0f}; "
+        f"threads {threads:+.0f}, requests open at once {at_once:+.0f}, "
+        f"descriptors beside connections {descriptors:+.0f}; "
         f"{'something is' if left else 'nothing is'} left in rows or blocks; "
         f"/stats and this client {'agree' if counted else 'differ'}"
     )
-    flat = grown <= MOST_MB and more("threads") <= 0 and more("descriptors") <= MOST_DESCRIPTORS
+    flat = grown <= MOST_MB and threads <= at_once and descriptors <= MOST_DESCRIPTORS
     return Seen(
         f"{text}; unexpected: {wrong}" if wrong else text,
         flat and counted and not left and not wrong,
