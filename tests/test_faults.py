@@ -53,7 +53,6 @@ def test_a_soak_ends_flat_and_the_report_shows_what_was_held(
 def sampled(memory: list[float], **last: float) -> list[dict[str, float]]:
     flat = {
         "threads": 40.0,
-        "at_once": 96.0,
         "descriptors": 20.0,
         "connections": 10.0,
         "blocks_used": 0.0,
@@ -71,8 +70,6 @@ def sampled(memory: list[float], **last: float) -> list[dict[str, float]]:
         (sampled([200, 300, 301, 300, 301, 300, 301, 300, 301, 300]), {"plain 200": 9}, True),
         (sampled([200 + 10 * i for i in range(10)]), {"plain 200": 9}, False),  # memory grows
         (sampled([300] * 10, threads=41), {"plain 200": 9}, False),
-        (sampled([300] * 10, threads=41, at_once=97), {"plain 200": 9}, True),
-        (sampled([300] * 10, threads=43, at_once=97), {"plain 200": 9}, False),
         (sampled([300] * 10, descriptors=40), {"plain 200": 9}, False),
         (sampled([300] * 10, descriptors=40, connections=30), {"plain 200": 9}, True),
         (sampled([300] * 10, blocks_used=0.1), {"plain 200": 9}, False),

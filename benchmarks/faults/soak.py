@@ -49,7 +49,7 @@ def fault(minutes: float, keep: dict[str, Any]) -> Fault:
     promise = (
         "every row has been at its whole context before; "
         f"after the first {100 * WARM:.0f}% of the time memory grows by {MOST_MB:g} MB at most, "
-        "threads only by as many as more requests are open at once than ever before; "
+        "threads not at all; "
         "at the end no row and no block is taken, and /stats has counted what the client has"
     )
     return Fault(name, promise, lambda short: soak(minutes, keep))
@@ -135,11 +135,8 @@ async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Re
 async def _load(
     served: Served, rate: float, seconds: float, every_s: float
 ) -> tuple[list[dict[str, float]], Counter[str]]:
-    """Poisson arrivals; samples of the server, the last when it is idle; {"kind outcome": n}.
-
-    A sample's `at_once` are the most requests that have been open at the same time.
-    """
-    worker, n_open, at_once = served.worker, 0, OPEN
+    """Poisson arrivals; samples of the server, the last when it is idle; {"kind outcome": n}."""
+    worker = served.worker
     requests = PromptData(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
     counts: Counter[str] = Counter()
     samples: list[dict[str, float]] = []
@@ -160,11 +157,7 @@ async def _load(
         connected = [
             c for c in worker.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED
         ]
-        at = {
-            "seconds": time.perf_counter() - start,
-            "at_once": float(at_once),
-            "connections": float(len(connected)),
-        }
+        at = {"seconds": time.perf_counter() - start, "connections": float(len(connected))}
         samples.append(at | dict(zip(PANELS, map(float, (*held, sum(counts.values()))))))
 
     async def watch() -> None:
@@ -173,11 +166,7 @@ async def _load(
             await asyncio.sleep(every_s)
 
     async def send(kind: str, request: Request) -> None:
-        nonlocal n_open, at_once
-        n_open += 1
-        at_once = max(at_once, n_open)
         outcome = await _send(session, served.url, kind, request)
-        n_open -= 1
         counts[f"{kind} {outcome}"] += 1
 
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=300)
@@ -209,9 +198,7 @@ def judge(
         half = len(values) // 2
         return max(values[half:]) - max(values[: half + 1])
 
-    # the server keeps as many threads as requests were open at once, and a client its connections
-    threads, at_once = more("threads"), more("at_once")
-    descriptors = more("descriptors", "connections")
+    descriptors = more("descriptors", "connections")  # which a client keeps
     wrong = {
         what: n
         for what, n in counts.items()
@@ -231,12 +218,11 @@ def judge(
     text = (
         f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes; "
         f"from minute {WARM * end / 60:.0f} on memory {grown:+.1f} MB (then {memory[-1]:.0f} MB), "
-        f"threads {threads:+.0f}, requests open at once {at_once:+.0f}, "
-        f"descriptors beside connections {descriptors:+.0f}; "
+        f"threads {more('threads'):+.0f}, descriptors beside connections {descriptors:+.0f}; "
         f"{'something is' if left else 'nothing is'} left in rows or blocks; "
         f"/stats and this client {'agree' if counted else 'differ'}"
     )
-    flat = grown <= MOST_MB and threads <= at_once and descriptors <= MOST_DESCRIPTORS
+    flat = grown <= MOST_MB and more("threads") <= 0 and descriptors <= MOST_DESCRIPTORS
     return Seen(
         f"{text}; unexpected: {wrong}" if wrong else text,
         flat and counted and not left and not wrong,
