@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Style, types and tests:  ./test.sh [pytest arguments]
+# Style, types and tests:  ./test.sh [--all] [pytest arguments]
+# --all: also the tests that are marked nightly or extra, and all examples of properties, as CI does.
 # The tests run in four processes, since they wait more than they compute (-n 0: in one, as --pdb
 # needs it); types are checked beside.
 set -euo pipefail

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+import kernels
 from app import create_app
 from batching import BatchingManager
 from client.calls import post
@@ -54,16 +55,29 @@ for process in psutil.process_iter(["environ"]):
 """
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="also the tests marked nightly or extra, and all examples of properties",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Servers live in sessions of their own: those of tests that were killed are ended by a process
     that outlives the tests.
     """
+    if config.getoption("--all"):
+        os.environ["ALL_TESTS"] = "yes"  # for tests/counts.py, in the workers of xdist too
+    elif not config.option.markexpr and not config.option.file_or_dir:
+        config.option.markexpr = "not nightly and not extra"
     if "STARTED_BY_TESTS" not in os.environ:  # not in a worker of xdist
         command = [sys.executable, "-c", REAPER, str(os.getpid())]
         config.stash[REAPED] = subprocess.Popen(
             command, stdin=subprocess.PIPE, start_new_session=True
         )
         os.environ["STARTED_BY_TESTS"] = str(os.getpid())
+        kernels.why_unavailable()  # built here, and not by each worker
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -127,12 +141,16 @@ def client_of() -> Iterator[Callable[..., FlaskClient]]:
         )
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def undraw(patch: pytest.MonkeyPatch) -> None:
     """Reports have empty figures: drawing takes longer than all else, and tests of figures draw
     them.
     """
-    monkeypatch.setattr(drawing, "save", lambda figure, *paths: [path.touch() for path in paths])
+    patch.setattr(drawing, "save", lambda figure, *paths: [path.touch() for path in paths])
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    undraw(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from client.load import Watch
 from client.measure import Target, measure
 from client.wire import wire
 from config import MODES
+from tests.counts import nightly_but
 from tests.servers import scrape, server
 
 pytestmark = pytest.mark.alone
@@ -106,7 +108,10 @@ def witnesses(
 
 
 @pytest.mark.parametrize(
-    ("mode", "stream"), [*((mode, False) for mode in MODES), ("dynamic", True)]
+    ("mode", "stream"),
+    nightly_but(
+        [("static", False), ("dynamic", True)], [*product(MODES, (False,)), ("dynamic", True)]
+    ),
 )
 def test_client_stats_metrics_and_log_agree_and_littles_law_holds(
     mode: str, stream: bool, tmp_path: Path

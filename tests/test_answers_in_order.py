@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed, Overloaded, ServingError
@@ -29,6 +29,7 @@ from scheduling.policies import (
     Windowed,
 )
 from scheduling.scheduler import Scheduler
+from tests.counts import examples
 from tests.sse import events
 from tests.virtual import Ask, any_order, any_policy, make_scheduler, run, step
 
@@ -99,7 +100,7 @@ def test_a_stream_neither_waits_for_an_answer_nor_is_waited_for() -> None:
 # ---- for any workload
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     policy=any_policy(),
     order=ORDERS,
@@ -155,7 +156,7 @@ def nothing_is_kept_for_those_that_are_held(scheduler: Scheduler) -> None:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     policy=any_policy(),
     order=ORDERS,

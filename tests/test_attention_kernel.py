@@ -12,6 +12,7 @@ from generate.attention import KernelAttention, PlainAttention
 from model import KVCache
 from scheduling.inference import Inference, Row
 from shapes import Shape
+from tests.counts import tenth
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02}  # of values around 1; bfloat16 keeps 8 bits
 DTYPES = list(TOLERANCE)
@@ -88,7 +89,7 @@ def test_the_attention_kernel_equals_pytorchs(
 ) -> None:
     shape = Shape(n_layer=2, n_head=3, n_embd=3 * head_size)
     n_blocks = n_rows * (most // block_size + 1) + 1
-    for seed in range(5):
+    for seed in range(tenth(20)):
         rows = rows_of(random.Random(seed), n_rows, block_size, n_blocks, most)
         qkv = random_qkv(rows, shape, dtype)
         ours, plain = (filled_cache(shape, n_blocks, block_size, kept) for _ in range(2))

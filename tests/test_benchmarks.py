@@ -331,6 +331,7 @@ def test_planning_is_measured_with_and_without_a_queue(
     )
 
 
+@pytest.mark.nightly
 def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     # a machine that is three times slower than a moment ago still has a steady state
     small = ["--seeds", "2", "--requests", "20", "--rows", "2", "--load", "0.3"]

@@ -144,6 +144,7 @@ def healthy(port: str) -> bool:
     return done.returncode == 0
 
 
+@pytest.mark.nightly
 def test_the_image_serves_other_machines_and_ends_as_it_should(image: Path, tmp_path: Path) -> None:
     """As it is without any settings: the files of the shipped model are in it."""
     port = str(free_port())

@@ -27,6 +27,7 @@ from client.runs import Run, clear
 from client.traces import load_trace, save_trace
 from client.variants import parse_also
 from config import ConfigError
+from tests.conftest import undraw
 from tests.programs import ran
 from tests.servers import launched, wait_until
 from tests.stub import Stub, stub
@@ -37,7 +38,9 @@ def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
     return ran("client.compare", "--skip-calibration", *arguments)
 
 
-def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
+def test_a_comparison_writes_all_it_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = compare(
         "--model",
         "fake",
@@ -116,6 +119,7 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
         ).read_text()
 
     again = tmp_path / "again"
+    undraw(monkeypatch)
     done = compare(
         "--model",
         "fake",
@@ -151,7 +155,9 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_an_interrupted_comparison_leaves_no_server_behind(
     how: signal.Signals, tmp_path: Path
 ) -> None:
@@ -478,7 +484,7 @@ def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_conversations_give_the_same_texts_in_every_mode_and_are_replayed(tmp_path: Path) -> None:
-    asked = ["--model", "demo", "--modes", "static,dynamic", "--seed", "3"]
+    asked = ["--model", "fake", "--modes", "static,dynamic", "--seed", "3"]
     drawn = ["--numsamples", "8", "--lengths", "uniform:5:20", "--sessions", "3:0.05"]
     first, again = tmp_path / "first", tmp_path / "again"
     done = compare(*asked, *drawn, "--arrival", "poisson:20", "--out", str(first))

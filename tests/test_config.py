@@ -177,6 +177,7 @@ def test_what_a_processor_computes_natively_is_read_from_its_flags(
 
 
 @pytest.mark.parametrize("native", ["yes", "no"])
+@pytest.mark.nightly
 def test_the_tests_and_their_servers_can_run_as_on_another_processor(native: str) -> None:
     environment = os.environ | {
         "NATIVE_BFLOAT16": native,

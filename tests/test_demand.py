@@ -24,6 +24,7 @@ from scheduling.policies import Dynamic, Plan, View
 from scheduling.policies.demand import VICTIMS, Victim
 from scheduling.scheduler import Scheduler
 from simulate import drive
+from tests.counts import nightly_but
 from tests.servers import metric, server
 from tests.test_engine import N_VOCAB, Oracle, engine, model, serve, workload  # noqa: F401
 from tests.virtual import Ask, make_scheduler, run
@@ -285,7 +286,7 @@ def test_a_pool_of_so_many_blocks() -> None:
     assert build("dynamic", {"model": "demo", "kv_blocks": "70"}, {}).n_blocks == 70
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("stream", nightly_but([True], [False, True]))
 def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream: bool) -> None:
     """On demo, with a pool of one longest request for eight rows: the client, /stats, /metrics and
     the request log tell the same story.

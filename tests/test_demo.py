@@ -95,6 +95,7 @@ def test_the_completion_in_the_readme_is_what_it_writes(model: GPT2) -> None:
     assert shown.split() == (asked["prompt"] + found).split()
 
 
+@pytest.mark.nightly
 def test_bits_per_byte_are_as_stated_and_every_position_is_trained(model: GPT2) -> None:
     text = (DEMO / "held_out.txt").read_bytes()
     assert stated_bits_per_byte() <= 2.1
@@ -124,6 +125,7 @@ def test_without_its_file_the_error_names_the_ways_on(
 # ---- the text
 
 
+@pytest.mark.nightly
 def test_no_paragraph_is_in_both_parts_and_nothing_is_imported() -> None:
     sysconfig.get_path("stdlib")  # imports a module of its own the first time
     before = set(sys.modules)

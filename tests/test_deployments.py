@@ -41,6 +41,7 @@ def needs(front: str) -> None:
     ("front", "router"),
     [pytest.param("ray", "least_tokens", marks=pytest.mark.alone), ("proxy", "leastconn")],
 )
+@pytest.mark.nightly
 def test_a_comparison_of_two_replicas_tells_what_both_did(
     front: str, router: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

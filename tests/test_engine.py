@@ -31,6 +31,7 @@ from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
 from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
 from shapes import Shape
 from simulate import drive
+from tests.counts import nightly_but
 from tests.virtual import make_scheduler
 
 SHAPE = Shape(n_layer=2, n_head=2, n_embd=32, n_ctx=1024, vocab_size=300)
@@ -77,7 +78,7 @@ def engine(
     return generator
 
 
-@pytest.fixture(params=PATHS)
+@pytest.fixture(params=nightly_but(["plain", "kernels in one call"], PATHS))
 def path(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -14,6 +14,7 @@ import pytest
 from client.histories import histories
 from live.history import Cell
 from live.reading import iterations
+from tests.counts import nightly_but
 from tests.programs import ran
 from tests.test_readme import BLOCKS, PAGES, TEXT
 
@@ -34,7 +35,8 @@ def examples() -> list[tuple[list[str], list[list[str]]]]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shows"), [pytest.param(*each, id=each[0][-1]) for each in examples()]
+    ("arguments", "shows"),
+    nightly_but([each for each in examples() if each[0][-1] == "runs/modes"], examples()),
 )
 @pytest.mark.usefixtures("undrawn")
 def test_a_worked_example_is_shown_as_it_is_told(

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled
@@ -16,6 +16,7 @@ from scheduling.ledger import Ledger
 from scheduling.policies import Dynamic, Fair, Fcfs, Policy, Static
 from scheduling.policies.orders import COMPLETION, PROMPT
 from scheduling.scheduler import Scheduler
+from tests.counts import examples
 from tests.virtual import Ask, make_scheduler, run
 
 
@@ -109,7 +110,7 @@ def test_counters_of_users_that_left_are_forgotten_once_they_mean_nothing() -> N
     assert ledger.counter("user 0") == ledger.counter("user 19999")
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     users=st.lists(
         st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=4, max_size=8),

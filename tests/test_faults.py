@@ -30,6 +30,7 @@ def test_a_promise_is_kept(fault: Fault) -> None:
     assert seen.kept, seen.text
 
 
+@pytest.mark.nightly
 def test_a_soak_ends_flat_and_the_report_shows_what_was_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

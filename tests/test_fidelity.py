@@ -122,6 +122,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
+@pytest.mark.nightly
 def test_a_run_that_goes_on_asks_what_is_not_done(
     tiny: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

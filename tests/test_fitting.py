@@ -182,6 +182,7 @@ def test_no_coefficient_is_negative() -> None:
     assert list(nonnegative(np.empty((0, 2)), np.empty(0), np.empty(0))) == [0, 0]
 
 
+@pytest.mark.nightly
 def test_the_command_measures_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "KEPT", tmp_path)
     small = ["--model", "fake", "--max-model-len", "64", "--seconds", "0", "--out", str(tmp_path)]

@@ -111,6 +111,7 @@ for name, dtype in (("bf16", tl.bfloat16), ("fp32", tl.float32)):
 """
 
 
+@pytest.mark.nightly
 def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
     """The interpreter takes what the compiler refuses, such as a name whose shape changes in a
     loop. It needs no GPU.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.servers import ROOT
 
@@ -106,3 +110,72 @@ def test_a_module_loads_without_what_it_must_not_know(modules: str, absent: set[
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ""
+
+
+# what needs more than requirements.txt, and the module that it lacks without
+EXTRAS = {
+    "benchmarks.hundreds": "fastapi",
+    "benchmarks.live_page": "playwright",
+    "deploy.ingress": "fastapi",
+    "deploy.ray_serve": "fastapi",
+    "deploy.routers": "ray",
+    "generate.gpu": "triton",
+    "kernels.add_norm": "triton",
+    "kernels.paged_attention": "triton",
+}
+# imports each of the modules where others, installed by hand or for the tests, cannot be found
+IMPORTING = """
+import importlib, json, sys
+blocked, modules = json.load(sys.stdin)
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+missing = {}
+for name in modules:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing[name] = error.name
+print(json.dumps(missing))
+"""
+
+
+def base_distributions() -> set[str]:
+    """Those of requirements.txt, and what they need."""
+    lines = [
+        line
+        for file in ("requirements.txt", "client/requirements.txt")
+        for line in (ROOT / file).read_text().splitlines()
+        if line and not line.startswith(("#", "-r"))
+    ]
+    found: set[str] = set()
+    while lines:
+        wanted = Requirement(lines.pop())
+        name = canonicalize_name(wanted.name)
+        if (wanted.marker is None or wanted.marker.evaluate({"extra": ""})) and name not in found:
+            found.add(name)
+            lines += requires(name) or []
+    return found
+
+
+def test_every_module_imports_with_the_base_requirements_or_is_named_as_an_extras() -> None:
+    """benchmarks/hundreds.py needed Ray, and ./test.sh failed wherever Ray was not installed."""
+    base = base_distributions()
+    blocked = [
+        module
+        for module, distributions in packages_distributions().items()
+        if not base & {canonicalize_name(each) for each in distributions}
+    ]
+    files = [file.relative_to(ROOT) for _, files in rooms() for file in files]
+    modules = [
+        ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+        for file in files
+        if file.stem not in ("gunicorn_conf", "__main__")  # programs
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING],
+        cwd=ROOT, input=json.dumps([blocked, modules]), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == EXTRAS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy
@@ -15,6 +15,7 @@ from simulate.costs import Costs, Line
 from simulate.loop import COME
 from simulate.replica import Stretch
 from simulate.time import instant
+from tests.counts import examples
 from tests.virtual import Ask, any_order, any_policy, make_scheduler
 
 ODD = Costs(
@@ -102,7 +103,7 @@ def loads(draw: st.DrawFn) -> list[Ask]:
     return sorted(draw(st.lists(several, min_size=1, max_size=8)), key=lambda ask: ask.at)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 # the second one fills a block before the first does that comes to hold the same: that one is found
 @example(
     Dynamic(),

@@ -17,12 +17,13 @@ import kernels
 from config.resolve import onednn_multiplies_bfloat16
 from generate.linear import Int8Linear, KernelLinear, OneDNNLinear
 from tests.builds import BUILDS, FUSED, TILED, built_for
+from tests.counts import nightly_but
 
 DTYPES = [torch.float32, torch.bfloat16]
 KINDS = [KernelLinear, Int8Linear]
 
 
-@pytest.fixture(params=BUILDS)
+@pytest.fixture(params=nightly_but(["this processor"], BUILDS))
 def build(request: pytest.FixtureRequest) -> Iterator[str]:
     with built_for(request.param):
         yield request.param
@@ -101,6 +102,7 @@ def test_a_tokens_result_does_not_depend_on_the_other_tokens(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n_in", "n_out"), sizes())
 @pytest.mark.parametrize("build", FUSED, indirect=True)
+@pytest.mark.nightly
 def test_every_processor_comes_to_the_same_bits(
     kind: type[KernelLinear] | type[Int8Linear],
     dtype: torch.dtype,
@@ -121,7 +123,7 @@ def test_every_processor_comes_to_the_same_bits(
             assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("build", FUSED, indirect=True)
+@pytest.mark.parametrize("build", nightly_but(["this processor"], FUSED), indirect=True)
 def test_a_bfloat16_sum_takes_of_each_pair_the_second_product_first(build: str) -> None:
     """The order of the instruction, in float64, which holds a product and the sum before it
     exactly: two roundings to float32 a pair.

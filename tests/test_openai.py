@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from config import MODES
 from scheduling.inference import Generator, Inference, Iteration
+from tests.counts import SOME_MODES
 from tests.servers import Serve
 from tests.sse import events, text_of
 
@@ -101,7 +102,7 @@ def streamed(client: FlaskClient, body: dict[str, Any]) -> list[Chunk]:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 def test_every_form_of_a_prompt_is_completed_in_every_mode_plain_and_streaming(
     mode: str, form: str, client_of: Callable[..., FlaskClient]
 ) -> None:

@@ -14,6 +14,7 @@ from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi import checks
 
 from scheduling.inference import Generator, Inference, Iteration
+from tests.counts import tenth
 from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest
 from wire.openapi import ROUTES
 
@@ -87,6 +88,7 @@ def fitting(case: Case[Any]) -> Case[Any]:
     return case
 
 
+@pytest.mark.property
 @pytest.mark.parametrize("route", ROUTES)
 def test_whatever_is_sent_the_answer_is_one_that_the_document_describes(
     api: Any, route: str
@@ -95,12 +97,12 @@ def test_whatever_is_sent_the_answer_is_one_that_the_document_describes(
     operation = api[path][method]
     fuzz(
         operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
-        30 if ROUTES[route].body else 10,
+        tenth(30 if ROUTES[route].body else 10),
     )
     if ROUTES[route].body:
-        fuzz(operation.as_strategy(generation_mode=GenerationMode.POSITIVE).map(fitting), 40)
+        fuzz(operation.as_strategy(generation_mode=GenerationMode.POSITIVE).map(fitting), tenth(40))
     if ROUTES[route].body or path == "/stats":
-        fuzz(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), 40)
+        fuzz(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), tenth(40))
 
 
 ASK = {"prompt": "hi", "max_tokens": 3}

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.orders import batches, fair, live, orders, urgent
 from benchmarks.orders.tools import Part
 from scheduling.inference import Inference, IterationRecord
+from tests.counts import nightly_but
 from tests.programs import ran
 
 
@@ -101,25 +102,31 @@ def test_who_is_urgent_is_never_preempted_for_others() -> None:
     assert first["preempted_others"] > 0
 
 
-def test_it_is_told_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {orders: 40, batches: 256, fair: 400, urgent: 60}
+@pytest.mark.parametrize(
+    ("part", "n"),
+    nightly_but([(urgent.PART, 60)],
+                [(orders.PART, 40), (batches.PART, 256), (fair.PART, 400), (urgent.PART, 60)]),
+)  # fmt: skip
+def test_it_is_told_and_drawn(
+    part: Part, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(orders, "ROWS", (4, 8))
     monkeypatch.setattr(orders, "MORE_ROWS", (8, 32))
     monkeypatch.setattr(urgent, "LOADS", (0.8, 1.2))
-    for part, n in small.items():
-        name = part.PART.study.name
-        arguments = ["--part", name, "--seeds", "1", "--requests", str(n), "--processes", "1"]
-        done = ran("benchmarks.orders.__main__", *arguments, "--out", str(tmp_path))
-        assert done.returncode == 0, done.stderr
-        page = (tmp_path / f"{name}.md").read_text()
-        assert f"# {part.PART.study.title}\n" in page and f"]({name}.png)" in page
-        assert "commit " in page and "--part " + name in page
-        assert (tmp_path / f"{name}.png").stat().st_size > 50_000
-        kept = json.loads((tmp_path / f"{name}.json").read_text())
-        assert len(kept["cases"]) == len(part.PART.cases())
-        assert all(len(case["seeds"]) == 1 for case in kept["cases"])
+    name = part.study.name
+    arguments = ["--part", name, "--seeds", "1", "--requests", str(n), "--processes", "1"]
+    done = ran("benchmarks.orders.__main__", *arguments, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / f"{name}.md").read_text()
+    assert f"# {part.study.title}\n" in page and f"]({name}.png)" in page
+    assert "commit " in page and "--part " + name in page
+    assert (tmp_path / f"{name}.png").stat().st_size > 50_000
+    kept = json.loads((tmp_path / f"{name}.json").read_text())
+    assert len(kept["cases"]) == len(part.cases())
+    assert all(len(case["seeds"]) == 1 for case in kept["cases"])
 
 
+@pytest.mark.nightly
 def test_real_servers_serve_the_same_traces_and_the_same_ones_gain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

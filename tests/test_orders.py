@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.inference import Inference, Iteration, Sampling
@@ -31,6 +31,7 @@ from scheduling.policies import (
 )
 from scheduling.queue import Queue
 from scheduling.scheduler import Scheduler
+from tests.counts import examples
 from tests.virtual import Ask, make_scheduler, run
 
 # A worked example: one row, an iteration a second; A runs when the others come.
@@ -100,7 +101,7 @@ def test_the_highest_response_ratio_goes_next() -> None:
 BOUNDED = st.sampled_from([Priority(), Sjf(), Sjf(aging=1.0), Hrrn()])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     order=BOUNDED,
     policy=st.sampled_from([NoBatching(), Static(), Dynamic(), Dynamic("demand")]),
@@ -274,7 +275,7 @@ def test_a_line_is_fitted_on_what_was_answered_and_not_on_what_was_asked() -> No
 
 
 @given(st.lists(st.integers(1, 1024), min_size=200, max_size=3000), st.sampled_from([2, 4, 8]))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_bins_are_ranges_of_lengths_that_are_equally_frequent(lengths: list[int], n: int) -> None:
     bins = Bins(n)
     placed = [bins.place(length) for length in lengths]

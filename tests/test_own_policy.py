@@ -110,6 +110,7 @@ def test_it_is_compared(environment: dict[str, str], tmp_path: Path) -> None:
     assert "| bunches | " in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.nightly
 def test_it_is_held_to_the_contract(environment: dict[str, str]) -> None:
     program = (
         "from tests.virtual import every_policy; print([type(p).__name__ for p in every_policy()])"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduling.errors import InvalidRequest
@@ -24,6 +24,7 @@ from scheduling.policies import (
 )
 from scheduling.queue import Queue
 from scheduling.scheduler import Scheduler
+from tests.counts import examples
 from tests.virtual import Ask, any_order, any_policy, every_policy, run
 
 # A worked example, after Orca's figures 3 and 4: two rows, an iteration a second.
@@ -153,7 +154,7 @@ def is_a_level(order: Priority, inference: Inference) -> bool:
     return 1 <= (inference.priority or default) <= order.priority_levels
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     policy=any_policy(),
     order=any_order(),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.calls import post
@@ -36,6 +36,7 @@ from scheduling.policies import (
     Static,
 )
 from simulate import drive
+from tests.counts import examples, nightly_but
 from tests.servers import metric, server
 from tests.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.test_engine import POLICIES as ENGINE_POLICIES
@@ -79,7 +80,7 @@ def asked(ids: Sequence[int], tokens: int = 1, salt: str = "", block_size: int =
 IDS = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(asks=st.lists(st.tuples(IDS, st.integers(1, 9), st.sampled_from(["", "x"])), max_size=12))
 def test_what_is_found_is_what_was_computed_before_under_the_same_salt(
     asks: list[tuple[list[int], int, str]],
@@ -223,7 +224,9 @@ def conversations(block_size: int, sampling: Sampling) -> list[Inference]:
     ]
 
 
-@pytest.mark.parametrize("path", ["plain", "kernels", "kernels and onednn"])
+@pytest.mark.parametrize(
+    "path", nightly_but(["kernels"], ["plain", "kernels", "kernels and onednn"])
+)
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_the_texts_are_those_without_caching(
     model: GPT2,  # noqa: F811
@@ -251,6 +254,7 @@ def test_the_texts_are_those_without_caching(
         assert found_at_all > 100
 
 
+@pytest.mark.nightly
 def test_tritons_attention_and_fixed_sizes_read_shared_blocks(model: GPT2) -> None:  # noqa: F811
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
     from generate.attention import TritonAttention
@@ -278,7 +282,7 @@ def prompts(n: int, seed: int = 1) -> list[Request]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("stream", nightly_but([True], [False, True]))
 def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream: bool) -> None:
     """On demo: the client's usage, /stats, /metrics and the request log tell the same story."""
     requests = prompts(24)

@@ -342,6 +342,7 @@ def test_who_is_at_a_killed_server_is_told_and_the_others_are_served(tmp_path: P
 
 
 @needs_haproxy
+@pytest.mark.nightly
 def test_servers_are_replaced_those_that_ended_first_and_nobody_is_refused(tmp_path: Path) -> None:
     with started(tmp_path, *SLOW) as proxied:
         proxied.wait()

@@ -1,5 +1,5 @@
-"""What README.md and docs/ say to type works as written: every line of their shell blocks, at small
-size on the fake model.
+"""What README.md and docs/ say to type is understood as written: every line of their shell blocks.
+The scripts themselves, the client and the simulator run at small size.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from benchmarks import engine, http
 from client.client import parse as parse_client
-from client.data import PromptData
+from client.options import parse as parse_comparison
 from client.servers import wait_until_ready
-from client.traces import save_trace
+from config import ConfigError
+from config import parse as parse_server
 from config.flags import table
-from tests import fronts
+from deploy import proxy, serve
 from tests.programs import ran
 from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
-from tests.traces import save_mooncake
 
 PAGES = [
     ROOT / "README.md",
@@ -74,38 +72,20 @@ def test_the_readme_shows_each_program() -> None:
     }
 
 
-def record_elsewhere(arguments: list[str], folder: Path) -> None:
-    if "--record" in arguments:
-        arguments[arguments.index("--record") + 1] = str(folder / "calls.jsonl")
-
-
 @pytest.mark.parametrize("arguments", of("./server.sh"), ids=" ".join)
-def test_server_commands(arguments: list[str], tmp_path: Path) -> None:
-    record_elsewhere(arguments, tmp_path)
-    if "--help" in arguments:
-        subprocess.run(
-            [sys.executable, "app.py", *arguments], cwd=ROOT, check=True, capture_output=True
-        )
-        return
-    port = str(free_port())
-    with launched(
-        sys.executable, "app.py", *arguments, "--model", "fake", "--port", port
-    ) as process:
-        wait_until_ready(process, f"http://127.0.0.1:{port}")
+def test_server_commands(arguments: list[str]) -> None:
+    if "--help" not in arguments:
+        parse_server(arguments)
 
 
 @pytest.mark.parametrize("arguments", of("./deploy/proxy.sh"), ids=" ".join)
 def test_proxy_commands(arguments: list[str]) -> None:
-    with fronts.started("deploy.proxy", *arguments, "--model", "fake") as url:
-        assert len(fronts.servers_of(url)) == int(arguments[arguments.index("--replicas") + 1])
+    parse_server(proxy.read(arguments)[1])
 
 
 @pytest.mark.parametrize("arguments", of("./deploy/serve.sh"), ids=" ".join)
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
-@pytest.mark.alone
 def test_ray_commands(arguments: list[str]) -> None:
-    with fronts.started("deploy.serve", *arguments, "--model", "fake") as url:
-        assert len(fronts.servers_of(url)) == int(arguments[arguments.index("--replicas") + 1])
+    serve.asked(arguments)
 
 
 @pytest.mark.parametrize("arguments", of("client/client.py"), ids=" ".join)
@@ -125,33 +105,8 @@ def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Se
 
 
 @pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
-@pytest.mark.usefixtures("undrawn")
-def test_compare_commands(arguments: list[str], tmp_path: Path) -> None:
-    record_elsewhere(arguments, tmp_path)
-    model = "demo" if "--attention" in arguments else "fake"  # which has no attention to choose
-    small = ["--model", model, "--out", str(tmp_path / "out"), "--skip-calibration"]
-    if "--variant" not in arguments:
-        small += ["--modes", "static"]
-    if "--trace" in arguments:
-        if "--scale" in arguments:  # of traces in Mooncake's format alone
-            save_mooncake(tmp_path / "trace.jsonl", (0, 600, 90, [0, 1]), (300, 1024, 1, [0, 2]))
-        else:
-            save_trace(tmp_path / "trace.jsonl", PromptData("fixed:2").requests(3))
-        small += ["--trace", str(tmp_path / "trace.jsonl")]
-    elif "--users" in arguments:
-        small += ["--users", "greedy,40,fixed:2", "modest,40,fixed:2,0-0.3"]
-    else:
-        small += ["--numsamples", "4", "--arrival", "burst"]
-    if "--repeats" in arguments:
-        small += ["--repeats", "2"]
-    if "--sweep" in arguments:
-        small += ["--seconds", "0.1", "--lengths", "fixed:2"]
-    with stub() as other:
-        given = [
-            f"vllm={other.url}" if argument.startswith("vllm=") else argument
-            for argument in arguments
-        ]
-        run("client.compare", *given, *small)
+def test_compare_commands(arguments: list[str]) -> None:
+    parse_comparison(arguments)
 
 
 @pytest.mark.parametrize("arguments", of("./simulate.sh"), ids=" ".join)
@@ -203,63 +158,22 @@ def test_report_commands(tmp_path: Path) -> None:
     assert (tmp_path / "compared" / "report.html").exists()
 
 
-def test_benchmark_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    (folder / "config.json").write_text(
-        '{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8}'
-    )
+def test_benchmark_commands() -> None:
     commands = [
         command[2:]
         for command in COMMANDS
         if command[0] == "python" and command[2].startswith("benchmarks.")
     ]
     assert len(commands) == 10
-    model = ["--model", str(folder), "--dtype", "float32", "--threads", "1"]
-    small = {
-        "benchmarks.burst": [*model, "--n", "2"],
-        "benchmarks.engine": [*model, "--rows", "1", "--contexts", "8", "--out", str(tmp_path)],
-        "benchmarks.http": ["--clients", "2", "--tokens", "3", "--seconds", "0.2"],
-        "benchmarks.capacity": [
-            "--seeds",
-            "1",
-            "--modes",
-            "nobatch",
-            "--requests",
-            "50",
-            "--processes",
-            "1",
-        ],
-        "benchmarks.faults.__main__": [
-            "--short",
-            "--only",
-            "closes its own",
-            "--out",
-            str(tmp_path),
-        ],
-        "benchmarks.memory": [
-            *["--pools", "4", "--loads", "1", "--seeds", "2"],
-            *["--requests", "20", "--processes", "1", "--out", str(tmp_path)],
-        ],
-        "benchmarks.orders.__main__": [
-            *["--part", "batches", "--seeds", "1", "--requests", "256"],
-            *["--processes", "1", "--out", str(tmp_path)],
-        ],
-        "benchmarks.orders.live": [
-            *["--part", "urgent", "--seeds", "1", "--requests", "20", "--out", str(tmp_path)],
-        ],
-        "benchmarks.prefixes": [
-            *["--loads", "1", "--seeds", "2", "--requests", "20"],
-            *["--processes", "1", "--out", str(tmp_path)],
-        ],
-        "benchmarks.theory": ["--seeds", "1", "--requests", "5", "--rows", "1", "--load", "0.1"],
-    }
-    monkeypatch.setattr(http, "GONE", 2)
-    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     for module, *arguments in commands:
         if module in ("benchmarks.faults", "benchmarks.orders"):  # packages
             module += ".__main__"
-        run(module, *arguments, *small[module])
+        # it knows all of its arguments if it complains of one more alone
+        try:
+            said = ran(module, *arguments, "--no-such-flag").stderr
+        except ConfigError as error:
+            said = str(error)
+        assert re.search(r"(unknown flag|unrecognized arguments:) --no-such-flag(;|\n|$)", said)
 
 
 @pytest.mark.parametrize("what", ["memory", "orders"])

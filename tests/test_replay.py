@@ -18,7 +18,7 @@ from typing import Any, get_args
 import aiohttp
 import pytest
 
-from config import MODES, build
+from config import build
 from generate.fake import FakeGenerator, FaultyGenerator
 from scheduling.errors import ServingError
 from scheduling.inference import Generator, Inference, IterationRecord
@@ -26,6 +26,7 @@ from scheduling.policies import ORDERS
 from scheduling.policies.demand import Victim
 from scheduling.replay import replay_file
 from serving import Server
+from tests.counts import SOME_MODES
 from tests.servers import PATIENCE_S, server, wait_until_free
 from wire.exchange import Exchange
 from wire.request import Request
@@ -169,7 +170,7 @@ MEMORY: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 def test_every_iteration_of_a_recorded_server_comes_again_whatever_the_order_and_the_memory(
     mode: str, tmp_path: Path
 ) -> None:

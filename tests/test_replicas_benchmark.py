@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fronts, hundreds, ranking, replicas
+from benchmarks import fronts, ranking, replicas
 from benchmarks.studies import Case
 from simulate.costs import FAKE
 from simulate.time import instant
@@ -133,6 +133,8 @@ def test_hundreds_of_replicas_are_counted_simulated_and_put_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
+    from benchmarks import hundreds
+
     monkeypatch.setattr(hundreds, "REPLICAS", 4)
     monkeypatch.setattr(hundreds, "RATE", 100)
     monkeypatch.setattr(

@@ -22,9 +22,9 @@ from client.calls import get
 from client.data import PromptData
 from client.load import replay
 from client.servers import wait_until_ready
-from config import MODES
 from observers.request_log import RequestLog
 from scheduling.inference import Generator, Inference, Iteration, State
+from tests.counts import SOME_MODES
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
 
 FIELDS = {
@@ -59,7 +59,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
     mode: str, tmp_path: Path
 ) -> None:
@@ -272,6 +272,7 @@ def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
     assert len(lines(path)) == 50
 
 
+@pytest.mark.nightly
 def test_a_comparison_started_elsewhere_writes_its_modes_into_one_log_there(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -23,7 +23,7 @@ from client.calls import ServerError, get, post
 from client.data import PromptData, Request
 from client.load import Outcome, replay
 from client.servers import wait_until_ready
-from config import MODES
+from tests.counts import SOME_MODES
 from tests.servers import (
     PATIENCE_S,
     ROOT,
@@ -40,10 +40,10 @@ from tests.servers import (
 from tests.sse import events, text_of
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 def test_300_requests_at_once_are_all_answered(mode: str, shared_server: Serve) -> None:
     with shared_server(mode, {"model": "fake"}) as url:
-        n = 3 if mode == "nobatch" else 30  # so many that the others wait for the first batch
+        n = 3 if mode == "nobatch" else 10  # so many that the others wait for the first batch
         outcomes = replay(url, asks(300, n))
         assert_all_answered(outcomes)
         assert all(outcome.answer and outcome.answer.completion_tokens == n for outcome in outcomes)
@@ -153,7 +153,7 @@ def received(connection: socket.socket) -> bytes:
     return raw
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_rows_and_blocks_free(
     mode: str,
 ) -> None:
@@ -186,7 +186,11 @@ SMALL_POOL = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, SMALL_POOL], ids=["plain", "preempted and cached"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.nightly), SMALL_POOL],
+    ids=["plain", "preempted and cached"],
+)
 def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_the_others_their_text(
     shared_server: Serve, settings: dict[str, Any]
 ) -> None:
@@ -399,7 +403,7 @@ def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
 
 
 def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server: Serve) -> None:
-    requests = PromptData("uniform:1:80", seed=1).requests(24, "burst")
+    requests = PromptData("uniform:1:40", seed=1).requests(8, "burst")
     texts: dict[str, list[str]] = {}
     for mode, settings in (
         ("nobatch", {}),
@@ -414,7 +418,7 @@ def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server:
             outcomes = replay(url, requests)
             assert_all_answered(outcomes)
             texts[mode] = [outcome.text for outcome in outcomes]
-    assert len(set(texts["nobatch"])) > 15
+    assert len(set(texts["nobatch"])) > 5
     assert all(found == texts["nobatch"] for found in texts.values())
 
 

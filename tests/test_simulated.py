@@ -471,6 +471,7 @@ def test_of_a_large_run_a_sample_is_kept_and_all_else_is_of_all(
     assert done.returncode == 2 and "is not saved: give the workload's own options" in done.stderr
 
 
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_requests_beyond_their_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

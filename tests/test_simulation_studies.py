@@ -13,6 +13,7 @@ from tests.test_proxy import has_haproxy
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.nightly
 def test_a_case_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "BURST", 40)
     small = ["--costs", "fake", "--seeds", "3", "--cases", "1", "--requests", "40"]
@@ -32,6 +33,7 @@ def test_a_case_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not has_haproxy(), reason="there is no HAProxy here")
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.nightly
 def test_a_case_is_measured_through_a_front_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,17 +57,17 @@ def test_what_a_run_takes_is_measured_jumping_and_stepping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulator, "BURST", 100)
-    small = ["--requests", "40", "80", "--replicas", "1", "2", "--out", str(tmp_path)]
+    small = ["--requests", "40", "80", "--replicas", "2", "--out", str(tmp_path)]
     done = ran("benchmarks.simulator", *small)
     assert done.returncode == 0, done.stderr
     cases = json.loads((tmp_path / "simulator.json").read_text())["cases"]
     assert [(case["replicas"], case["requests"], case["way"]) for case in cases] == [
-        (replicas, n, way) for replicas in (1, 2) for n in (40, 80) for way in ("jump", "step")
+        (2, n, way) for n in (40, 80) for way in ("jump", "step")
     ]
     assert all(case["seconds"] > 0 and case["peak_mb"] > 10 for case in cases)
     # jumping and stepping come to the same, more requests to something else
     assert [case["measures"] for case in cases[::2]] == [case["measures"] for case in cases[1::2]]
-    assert len({case["measures"] for case in cases}) == 4
+    assert len({case["measures"] for case in cases}) == 2
 
 
 @pytest.mark.usefixtures("undrawn")

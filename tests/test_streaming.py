@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from config import MODES
 from routes.streams import Stream
 from scheduling.inference import Generator, Inference, Iteration, News
+from tests.counts import SOME_MODES
 from tests.servers import PATIENCE_S, wait_until
 from tests.sse import events
 from tokenizer import Detokenizer, load_tokenizer
@@ -59,7 +59,7 @@ def stream(client: FlaskClient, body: dict[str, Any]) -> list[Any]:
     return events(response.data)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(
     mode: str, client_of: Callable[..., FlaskClient]
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(
     assert set(last["timings"]) == set(plain["timings"]) and len(last["timings"]["itl_s"]) == 7
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 def test_a_group_is_streamed_with_an_index_for_each_prompt(
     mode: str, client_of: Callable[..., FlaskClient]
 ) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.data import PromptData
@@ -22,6 +22,7 @@ from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import Dynamic, Mlfq, Order, Srpt
 from scheduling.policies.demand import VICTIMS
 from scheduling.scheduler import Scheduler
+from tests.counts import examples, nightly_but
 from tests.servers import metric, server
 from tests.test_demand import asks as texts_asked
 from tests.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
@@ -113,7 +114,7 @@ def test_recomputed_tokens_use_no_quantum_up() -> None:
     assert set(used.values()) == {4 + 9 - 1}, "its last token is never computed"
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     jobs=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=5).map(
         sorted
@@ -193,7 +194,7 @@ def test_paused_and_preempted_time_lie_inside_the_latency() -> None:
         assert sum(i.paused_s for i in inferences) == pytest.approx(paused)
 
 
-@pytest.mark.parametrize("order", ["srpt", "mlfq"])
+@pytest.mark.parametrize("order", nightly_but(["mlfq"], ["srpt", "mlfq"]))
 def test_live_the_texts_are_the_same_and_pauses_are_told_alike(tmp_path: Path, order: str) -> None:
     """On demo with four rows: the client, /stats and the request log tell the same story."""
     requests = PromptData("uniform:5:60", seed=3).requests(30, "burst")
@@ -215,7 +216,7 @@ def test_live_the_texts_are_the_same_and_pauses_are_told_alike(tmp_path: Path, o
     assert order == "srpt" or told[0] > 0, "of a burst the shortest ones run to their end"
 
 
-@pytest.mark.parametrize("path", ["plain", "kernels"])
+@pytest.mark.parametrize("path", nightly_but(["kernels"], ["plain", "kernels"]))
 @pytest.mark.parametrize(
     ("order", "policy"),
     [

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scheduling.door import IDLE_USERS, UserLimits
 from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.policies import Dynamic, Priority
+from tests.counts import SOME_MODES
 from tests.virtual import Ask, make_scheduler
 
 MODES = ("nobatch", "static", "windowed", "multibin", "dynamic")
@@ -243,7 +244,7 @@ def test_without_limits_nobody_is_remembered() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 @pytest.mark.parametrize("path", ROUTES)
 def test_the_third_request_of_two_a_minute_is_a_429_with_retry_after_while_others_are_served(
     path: str, mode: str, stream: bool, client_of: Callable[..., FlaskClient]
