@@ -408,6 +408,7 @@ def test_pairs_alternate_and_compare_what_both_commands_say(
     assert "echo nothing ended with 0 and said no tok/s" in capsys.readouterr().err
 
 
+@pytest.mark.extra
 @pytest.mark.skipif(
     not (shutil.which("chromium") or shutil.which("chromium-browser")),
     reason="there is no Chromium here: apt-get install chromium",

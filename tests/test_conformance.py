@@ -22,7 +22,18 @@ from flask.testing import FlaskClient
 from client.calls import get
 from client.load import replay
 from scheduling.inference import Inference
-from tests.fronts import COMPARED, FRONTS, JSON, Front, Said, asked, connected, send, servers_of
+from tests.fronts import (
+    COMPARED,
+    EVERY_FRONT,
+    FRONTS,
+    JSON,
+    Front,
+    Said,
+    asked,
+    connected,
+    send,
+    servers_of,
+)
 from tests.servers import asks, assert_all_answered, metric, wait_until
 from tests.sse import events
 from wire.messages import to_json
@@ -54,12 +65,7 @@ def reference(
     return Said(told.status_code, {name: told.headers.get(name) for name in COMPARED}, told.data)
 
 
-ALL = [
-    pytest.param(name, marks=[pytest.mark.alone] if name == "ray" else []) for name in FRONTS
-]  # Ray's processes would keep those of other tests waiting
-
-
-@pytest.fixture(scope="module", params=ALL)
+@pytest.fixture(scope="module", params=EVERY_FRONT)
 def front(request: pytest.FixtureRequest) -> Front:
     return FRONTS[request.param]
 

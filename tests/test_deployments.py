@@ -39,7 +39,10 @@ def needs(front: str) -> None:
 
 @pytest.mark.parametrize(
     ("front", "router"),
-    [pytest.param("ray", "least_tokens", marks=pytest.mark.alone), ("proxy", "leastconn")],
+    [
+        pytest.param("ray", "least_tokens", marks=[pytest.mark.alone, pytest.mark.extra]),
+        ("proxy", "leastconn"),
+    ],
 )
 @pytest.mark.nightly
 def test_a_comparison_of_two_replicas_tells_what_both_did(

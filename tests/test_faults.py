@@ -12,18 +12,23 @@ from benchmarks.faults import __main__ as faults
 from benchmarks.faults import replicas, soak
 from benchmarks.faults.tools import FAULTS, Fault, Seen
 
+USUAL = (  # what happens to every server in time, and what no other test does to one
+    "half of 500 streams are cut",
+    "50 requests in one packet",
+    "SIGTERM under load",
+    "kill -9 of the worker under load",
+    "the engine fails in every 20th iteration",
+)
 
-def of_replicas(fault: Fault) -> bool:
-    """Ray's processes would keep those of other tests waiting."""
-    return fault.run.__module__ == replicas.__name__
+
+def marks(fault: Fault) -> list[pytest.MarkDecorator]:
+    if fault.run.__module__ == replicas.__name__:  # Ray's processes would keep others waiting
+        return [pytest.mark.alone, pytest.mark.extra]
+    return [] if fault.name in USUAL else [pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, id=fault.name, marks=[pytest.mark.alone] if of_replicas(fault) else [])
-        for fault in FAULTS
-    ],
+    "fault", [pytest.param(fault, id=fault.name, marks=marks(fault)) for fault in FAULTS]
 )
 def test_a_promise_is_kept(fault: Fault) -> None:
     seen = fault.run(True)

@@ -18,6 +18,8 @@ from tests.drawn import FRAMES, Colours, drawn_rows, every_kind, meanings
 from tests.servers import free_port, launched, server
 from tests.shown import CASES, assert_stats_say, assert_timeline_says, rows_of
 
+pytestmark = pytest.mark.extra
+
 SLOW = {"model": "fake", "max_batch_size": 4, "loop_interval_ms": 10}  # 2,000 iterations last long
 COUNTS = """() => {
   const {first, next} = liveForTests.state(), {counts} = liveForTests;

@@ -9,13 +9,14 @@ import pytest
 
 from client.calls import get
 from tests.browser import comes_true, sends_load, wait_until
-from tests.fronts import FRONTS, servers_of
+from tests.fronts import EVERY_FRONT, FRONTS, servers_of
 
 SLOW: dict[str, Any] = {"model": "fake", "max_batch_size": 2, "loop_interval_ms": 20}
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
-    "front", ["proxy", pytest.param("ray", marks=pytest.mark.alone)]
+    "front", EVERY_FRONT[1:]
 )  # not among test_conformance.py's: Playwright runs a loop, which clients there cannot have
 def test_the_page_of_each_server_shows_its_own_rows_asks_it_and_loads_it(
     front: str, opened: Callable[..., Any]

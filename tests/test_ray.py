@@ -30,7 +30,8 @@ from tests.servers import PATIENCE_S, ROOT, free_port, wait_until
 from wire.request import Request
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -r requirements-ray.txt")
-pytestmark = pytest.mark.alone  # Ray's processes would keep those of other tests waiting
+# Ray's processes would keep those of other tests waiting
+pytestmark = [pytest.mark.alone, pytest.mark.extra]
 SLOW: dict[str, Any] = {"model": "fake", "max_batch_size": 64, "loop_interval_ms": 20}
 
 

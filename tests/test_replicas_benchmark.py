@@ -129,6 +129,7 @@ def test_what_is_simulated_for_a_ranking_is_what_its_router_does() -> None:
     assert cached["prefix"] > cached["power_of_two"] > 0
 
 
+@pytest.mark.extra
 def test_hundreds_of_replicas_are_counted_simulated_and_put_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scheduling.blocks import block_keys
 from scheduling.routers import ROUTERS, Asked, Gateway, PrefixAffinity, Replica, Router, router
+from tests.counts import examples
 
 REPLICAS = st.lists(
     st.builds(Replica, st.integers(0, 9), st.integers(0, 30), st.integers(0, 900)),
@@ -48,6 +49,7 @@ def throw(chooser: Router, balls: int, bins: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ROUTERS)
+@examples(100)
 @given(events=EVENTS, seed=st.integers(0, 99))
 def test_a_router_chooses_one_of_those_given_and_the_same_again_with_the_same_seed(
     name: str, events: Sequence[tuple[Asked, list[Replica]]], seed: int
@@ -68,6 +70,7 @@ def test_another_seed_chooses_otherwise() -> None:
         assert len(choices) > 2, name
 
 
+@examples(100)
 @given(events=EVENTS)
 def test_the_least_loaded_is_chosen(events: Sequence[tuple[Asked, list[Replica]]]) -> None:
     requests, tokens = router("least_requests"), router("least_tokens")

@@ -19,6 +19,8 @@ from simulate.costs import FAKE
 from tests.browser import comes_true, state
 from tests.drawn import LETTERS, PALETTE, colours, every_kind, is_whole, meanings, pixels
 
+pytestmark = pytest.mark.extra
+
 NAMES = {
     "p": "prefill", "i": "idle", "r": "recomputed", "w": "no token budget left", "s": "paused",
     "d": "decode",
