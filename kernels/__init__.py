@@ -21,6 +21,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -112,10 +113,14 @@ def build() -> Path:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            made, objects = Path(folder) / library.name, []
-            for source in sources:
-                objects.append(f"{folder}/{source.stem}.o")
-                _run([*compiler, *FLAGS, "-c", str(source), "-o", objects[-1]])
+            made = Path(folder) / library.name
+            objects = [f"{folder}/{source.stem}.o" for source in sources]
+            commands = [
+                [*compiler, *FLAGS, "-c", str(source), "-o", each]
+                for source, each in zip(sources, objects)
+            ]
+            with ThreadPoolExecutor(os.cpu_count()) as at_once:
+                list(at_once.map(_run, commands))  # raises the first error
             # not with an OpenMP runtime: see `load`
             _run([*compiler, "-shared", *objects, "-o", str(made)])
             made.replace(library)  # whole or not at all, whoever else is building it

@@ -15,9 +15,8 @@ SLOW: dict[str, Any] = {"model": "fake", "max_batch_size": 2, "loop_interval_ms"
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize(
-    "front", EVERY_FRONT[1:]
-)  # not among test_conformance.py's: Playwright runs a loop, which clients there cannot have
+# not among test_conformance.py's: Playwright runs a loop, which clients there cannot have
+@pytest.mark.parametrize("front", EVERY_FRONT[1:])
 def test_the_page_of_each_server_shows_its_own_rows_asks_it_and_loads_it(
     front: str, opened: Callable[..., Any]
 ) -> None:
