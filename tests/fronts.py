@@ -84,10 +84,11 @@ def started(module: str, *arguments: str, key: str | None = None) -> Iterator[st
 
 
 FRONTS: dict[str, Front] = {"plain": plain, "proxy": proxy, "ray": ray}
-# Ray's processes would keep those of other tests waiting
 EVERY_FRONT = [
-    pytest.param(name, marks=[pytest.mark.alone, pytest.mark.extra]) if name == "ray" else name
-    for name in FRONTS
+    "plain",
+    pytest.param("proxy", marks=pytest.mark.extra),
+    # Ray's processes would keep those of other tests waiting
+    pytest.param("ray", marks=[pytest.mark.alone, pytest.mark.extra]),
 ]
 
 

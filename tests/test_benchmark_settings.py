@@ -49,6 +49,7 @@ def test_the_loop_interval_that_a_burst_records_is_slept(
     )
 
 
+@pytest.mark.nightly
 def test_only_settings_with_an_effect_are_recorded(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -66,6 +67,12 @@ def test_only_settings_with_an_effect_are_recorded(
     assert set(found["config"]) == {"model", "device", "dtype", "threads", "block_size", "kv_dtype"}
     assert [point["bytes"] for point in found["points"]] == [n * 20 * 2 * 16 * 4 for n in (1, 2)]
     assert all(min(point["bytes_per_s"].values()) > 0 for point in found["points"])
+
+
+@pytest.mark.nightly
+def test_of_hugging_faces_only_settings_with_an_effect_are_recorded(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     theirs = last_line(huggingface.main, [*small, "--n", "1"], monkeypatch, capsys)["config"]
     assert set(theirs) == {"model", "weights", "weights_seed", "dtype", "device", "threads"}
 

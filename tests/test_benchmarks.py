@@ -161,6 +161,7 @@ def test_the_reader_reads_all_of_an_array() -> None:
         assert kernels.load().read_int64(words.data_ptr(), n, 2) == int(words[:n].sum())
 
 
+@pytest.mark.nightly
 def test_what_int8_gives_is_measured_by_rows_and_on_a_small_pool(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:

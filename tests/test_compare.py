@@ -27,7 +27,6 @@ from client.runs import Run, clear
 from client.traces import load_trace, save_trace
 from client.variants import parse_also
 from config import ConfigError
-from tests.conftest import undraw
 from tests.programs import ran
 from tests.servers import launched, wait_until
 from tests.stub import Stub, stub
@@ -38,9 +37,8 @@ def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
     return ran("client.compare", "--skip-calibration", *arguments)
 
 
-def test_a_comparison_writes_all_it_promises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     done = compare(
         "--model",
         "fake",
@@ -114,12 +112,9 @@ def test_a_comparison_writes_all_it_promises(
     assert summary["variants"]["static"]["useful_fraction"] < 1
     assert json.loads((tmp_path / "windowed.json").read_text())["config"]["batch_size_target"] == 2
     for figure in figures:
-        assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG") and f"({figure})" in (
-            tmp_path / "report.md"
-        ).read_text()
+        assert f"({figure})" in (tmp_path / "report.md").read_text()
 
     again = tmp_path / "again"
-    undraw(monkeypatch)
     done = compare(
         "--model",
         "fake",

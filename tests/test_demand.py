@@ -288,11 +288,11 @@ def test_a_pool_of_so_many_blocks() -> None:
 
 @pytest.mark.parametrize("stream", nightly_but([True], [False, True]))
 def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream: bool) -> None:
-    """On demo, with a pool of one longest request for eight rows: the client, /stats, /metrics and
+    """With a pool of one longest request for eight rows the client, /stats, /metrics and
     the request log tell the same story.
     """
     requests = PromptData("uniform:20:90", seed=3).requests(40, "burst")
-    common = {"model": "demo", "max_batch_size": 8, "max_model_len": 400}
+    common = {"model": "fake", "max_batch_size": 8, "max_model_len": 400}
     with server("dynamic", common) as url:
         expected = [outcome.text for outcome in replay(url, requests)]
     log = tmp_path / "log.jsonl"

@@ -22,6 +22,7 @@ from simulate import PS, Arrival, Loop, Replica
 from simulate.costs import Costs, Line
 from simulate.fleet import Failure, Fleet, Layout
 from simulate.loop import COME, LOOK
+from tests.counts import nightly_but
 from tests.virtual import make_scheduler
 
 TOKEN_S = 0.01
@@ -69,7 +70,7 @@ def erlang_c(k: int, offered: float) -> float:
     return last / (sum(terms) + last)
 
 
-@pytest.mark.parametrize("load", [0.5, 0.8])
+@pytest.mark.parametrize("load", nightly_but([0.8], [0.5, 0.8]))
 def test_one_row_is_pollaczeks_and_khinchines(load: float) -> None:
     """M/G/1, lengths of two kinds."""
     tokens = [int(n) for n in np.random.default_rng(0).choice([5, 60], 20_000)]
@@ -80,7 +81,7 @@ def test_one_row_is_pollaczeks_and_khinchines(load: float) -> None:
     assert mean_wait(trace) == pytest.approx(expected, rel=0.06)
 
 
-@pytest.mark.parametrize(("rows", "load"), [(2, 0.7), (8, 0.85)])
+@pytest.mark.parametrize(("rows", "load"), nightly_but([(8, 0.85)], [(2, 0.7), (8, 0.85)]))
 def test_rows_that_cost_nothing_are_servers_of_one_queue(rows: int, load: float) -> None:
     """M/M/k: Erlang's C. Who comes waits for the end of an iteration besides."""
     mean = 25.0

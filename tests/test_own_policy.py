@@ -83,6 +83,7 @@ def test_it_serves_and_is_offered(environment: dict[str, str]) -> None:
         assert get(f"{url}/stats")["batches_formed"] == {"bunch": 1}
 
 
+@pytest.mark.nightly
 def test_it_is_compared(environment: dict[str, str], tmp_path: Path) -> None:
     run(
         "-m",

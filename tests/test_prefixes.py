@@ -284,9 +284,9 @@ def prompts(n: int, seed: int = 1) -> list[Request]:
 
 @pytest.mark.parametrize("stream", nightly_but([True], [False, True]))
 def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream: bool) -> None:
-    """On demo: the client's usage, /stats, /metrics and the request log tell the same story."""
+    """The client's usage, /stats, /metrics and the request log tell the same story."""
     requests = prompts(24)
-    common = {"model": "demo", "max_batch_size": 8, "max_model_len": 400}
+    common = {"model": "fake", "max_batch_size": 8, "max_model_len": 400}
     with server("dynamic", common) as url:
         expected = [outcome.text for outcome in replay(url, requests)]
     log = tmp_path / "log.jsonl"

@@ -41,7 +41,11 @@ def has_haproxy() -> bool:
         return False
 
 
-needs_haproxy = pytest.mark.skipif(not has_haproxy(), reason="there is no HAProxy here")
+def needs_haproxy(test: Any) -> Any:
+    missing = pytest.mark.skipif(not has_haproxy(), reason="there is no HAProxy here")
+    return pytest.mark.extra(missing(test))
+
+
 SLOW = ("--loop-interval-ms", "20")
 ASK = {"prompt": "hi", "num_tokens": 5, "seed": 1}
 LONG = ASK | {"num_tokens": 100}  # 2 s on a slow server

@@ -1,5 +1,5 @@
 """What README.md and docs/ say to type is understood as written: every line of their shell blocks.
-The scripts themselves, the client and the simulator run at small size.
+The scripts themselves and the report run at small size.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from client.client import parse as parse_client
 from client.options import parse as parse_comparison
 from client.servers import wait_until_ready
+from client.simulate import parse as parse_simulation
 from config import ConfigError
 from config import parse as parse_server
 from config.flags import table
@@ -89,19 +90,8 @@ def test_ray_commands(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", of("client/client.py"), ids=" ".join)
-def test_client_commands(arguments: list[str], tmp_path: Path, shared_server: Serve) -> None:
-    small = (
-        []
-        if parse_client(arguments).prompt
-        else ["--numsamples", "4", "--figure", str(tmp_path / "figure.png")]
-    )
-    if "--out" in arguments:
-        small += ["--out", str(tmp_path / "out")]
-    while "--url" in arguments:
-        at = arguments.index("--url")
-        arguments = arguments[:at] + arguments[at + 2 :]
-    with shared_server("dynamic", {"model": "fake"}) as url:
-        run("client.client", *arguments, *small, "--url", url)
+def test_client_commands(arguments: list[str]) -> None:
+    parse_client(arguments)
 
 
 @pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
@@ -110,18 +100,11 @@ def test_compare_commands(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", of("./simulate.sh"), ids=" ".join)
+def test_simulate_commands(arguments: list[str]) -> None:
+    parse_simulation(arguments)
+
+
 @pytest.mark.usefixtures("undrawn")
-def test_simulate_commands(arguments: list[str], tmp_path: Path) -> None:
-    small = ["--out", str(tmp_path / "out")]
-    if "--trace" not in arguments:
-        small += ["--numsamples", "60"]
-    if "--plan" in arguments:
-        small += ["--repeats", "2", "--modes", "dynamic"]
-    if "--sweep" in arguments:
-        small += ["--seconds", "0.1", "--lengths", "fixed:2"]
-    run("client.simulate", *arguments, *small)
-
-
 def test_report_commands(tmp_path: Path) -> None:
     reports = [
         command[3:] for command in COMMANDS if command[:3] == ["python", "-m", "client.report"]

@@ -186,11 +186,8 @@ SMALL_POOL = {
 }
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [pytest.param({}, marks=pytest.mark.nightly), SMALL_POOL],
-    ids=["plain", "preempted and cached"],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("settings", [{}, SMALL_POOL], ids=["plain", "preempted and cached"])
 def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_the_others_their_text(
     shared_server: Serve, settings: dict[str, Any]
 ) -> None:

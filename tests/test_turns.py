@@ -196,9 +196,9 @@ def test_paused_and_preempted_time_lie_inside_the_latency() -> None:
 
 @pytest.mark.parametrize("order", nightly_but(["mlfq"], ["srpt", "mlfq"]))
 def test_live_the_texts_are_the_same_and_pauses_are_told_alike(tmp_path: Path, order: str) -> None:
-    """On demo with four rows: the client, /stats and the request log tell the same story."""
+    """With four rows the client, /stats and the request log tell the same story."""
     requests = PromptData("uniform:5:60", seed=3).requests(30, "burst")
-    common = {"model": "demo", "max_batch_size": 4, "max_model_len": 300}
+    common = {"model": "fake", "max_batch_size": 4, "max_model_len": 300}
     with server("dynamic", common) as url:
         expected = [outcome.text for outcome in replay(url, requests)]
     log = tmp_path / "log.jsonl"

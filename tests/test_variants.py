@@ -86,12 +86,11 @@ def test_a_bad_variant_is_refused_before_any_server_starts(argv: list[str], said
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_variants_of_a_mode_are_measured_side_by_side(tmp_path: Path) -> None:
+def test_variants_of_a_mode_stand_side_by_side(tmp_path: Path) -> None:
     done = ran(
-        "client.compare",
+        "client.simulate",
         "--model",
         "fake",
-        "--skip-calibration",
         "--numsamples",
         "30",
         "--lengths",
@@ -144,10 +143,10 @@ FOUND = "prompt tokens found cached"
 @pytest.mark.usefixtures("undrawn")
 def test_what_a_prefix_cache_found_stands_in_the_report_where_there_is_one(tmp_path: Path) -> None:
     asked = ["--model", "fake", "--prefixes", "4:64:1", "--numsamples", "30", "--arrival"]
-    asked += ["poisson:200", "--lengths", "fixed:4", "--skip-calibration"]
+    asked += ["poisson:200", "--lengths", "fixed:4"]
     plain = ["--variant", "plain=dynamic"]
     cached = ["--variant", "cached=dynamic --prefix-caching"]
-    done = ran("client.compare", *asked, *plain, *cached, "--out", str(tmp_path / "both"))
+    done = ran("client.simulate", *asked, *plain, *cached, "--out", str(tmp_path / "both"))
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "both" / "summary.json").read_text())["variants"]
     found, computed = saved["cached"]["cached_tokens"], saved["plain"]["cached_tokens"]
@@ -159,7 +158,7 @@ def test_what_a_prefix_cache_found_stands_in_the_report_where_there_is_one(tmp_p
         rows = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
         assert any(cells in row for row in rows), rows
     assert "plain: dynamic, prefix_caching False" in text, "and which is which"
-    done = ran("client.compare", *asked, *plain, "--out", str(tmp_path / "one"))
+    done = ran("client.simulate", *asked, *plain, "--out", str(tmp_path / "one"))
     assert done.returncode == 0, done.stderr
     assert FOUND not in (tmp_path / "one" / "report.md").read_text().split("## Definitions")[0]
     older = tmp_path / "both" / "summary.json"  # of a version that knew no prefix cache
