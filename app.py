@@ -96,6 +96,8 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     def serving_error(error: ServingError) -> Response:
         if isinstance(error, InvalidRequest):
             stats.invalid()
+        # its frames hold the group, which holds the error: a cycle that all of a request is in
+        error.__traceback__ = None
         return respond(failure(error))
 
     @app.errorhandler(HTTPException)

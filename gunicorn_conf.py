@@ -30,6 +30,9 @@ timeout = 0  # never kill the worker, and with it the batch, because its threads
 graceful_timeout = ceil(resolved.drain_timeout_s + END_S) + 5
 preload_app = False
 control_socket_disable = True
+# whoever comes from this machine would be taken for a proxy that knows better
+forwarded_allow_ips = ""
+forwarder_headers = ""
 loglevel = "warning" if resolved.log_level == "info" else resolved.log_level
 BOOT_ERROR = 3  # gunicorn's code of a worker that is not to be started again
 

@@ -72,7 +72,7 @@ class Connections:
     ):
         self.limits = dict(limits)
         self.open = 0  # in threads too
-        self.held_bytes = 0  # of bodies that are not whole
+        self.held_bytes = 0  # of bodies that are not whole, or not parsed yet
         self._poller = poller
         self._most = most
         # given up, and not closed yet: when thousands come at once, closing as many would make all
@@ -125,6 +125,10 @@ class Connections:
         """Count what it has sent of a body."""
         self.held_bytes += connection.reader.held_bytes - connection.held_bytes
         connection.held_bytes = connection.reader.held_bytes
+
+    def drop(self, n: int) -> None:
+        """So many bytes of a body in a thread are parsed, and held no longer."""
+        self.held_bytes -= n
 
     def close(self, connection: Connection) -> None:
         self.take(connection)

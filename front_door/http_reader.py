@@ -9,12 +9,14 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Literal
 
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.errors import (
     ExpectationFailed,
+    InvalidHTTPVersion,
     LimitRequestHeaders,
     LimitRequestLine,
     NoMoreData,
@@ -26,12 +28,17 @@ from gunicorn.http.unreader import IterUnreader
 
 MAX_HEAD_BYTES = 32_768  # of a request line and its headers
 MAX_LINE_BYTES = 1_024  # of a chunk's size and extensions; of all trailers
+CHUNKS_AT_ONCE = 128  # parsed before the other connections have their turn
+FREE_CHUNKS = 1_000  # of any size in a body; with more, they hold MEAN_CHUNK bytes on average
+MEAN_CHUNK = 16
 
 # the end of a head, or a line that ends with LF alone, after which no end may come and which the
 # parser refuses
 HEAD_ENDS = re.compile(rb"\r\n\r\n|(?<!\r)\n")
+VERSION = re.compile(rb" HTTP/[0-9]\.[0-9]$")
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(?:;[^\r\n]*)?")
 STATUS: dict[type[Exception], int] = {
+    InvalidHTTPVersion: 505,
     LimitRequestLine: 414,
     ExpectationFailed: 417,
     LimitRequestHeaders: 431,
@@ -60,6 +67,17 @@ class Refusal(Exception):
         return head.encode() + body
 
 
+class Body(io.BytesIO):
+    """A whole body. `dropped` is called when it is closed, since nobody needs its bytes then."""
+
+    dropped: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        if not self.closed and self.dropped:
+            self.dropped()
+        super().close()
+
+
 class Reader:
     """The requests of one connection, one after another.
 
@@ -76,8 +94,10 @@ class Reader:
         self._body = bytearray()
         self._left = 0  # bytes to come of the body, or of its chunk
         self._chunked = False
+        self._chunks = 0  # of the body, so far
         self._separator = b""  # ends the chunk before
         self._in_trailers = False
+        self.has_more = False  # `next_request` left chunks for another turn
 
     @property
     def awaits(self) -> Literal["nothing", "head", "body"]:
@@ -99,20 +119,21 @@ class Reader:
 
     def forget(self) -> None:
         """Give the memory back: nobody wants what there is."""
-        self._buffer, self._body = bytearray(), bytearray()
+        self._buffer, self._body, self.has_more = bytearray(), bytearray(), False
 
     def next_request(self) -> Request | None:
         """The next request, its whole body in `body`, or None while a part of it is missing.
 
         Raises Refusal.
         """
+        self.has_more = False
         if self._request is None and not self._take_head():
             return None
         if not self._take_body():
             return None
         request, self._request = self._request, None
         assert request is not None
-        request.body = io.BytesIO(self._body)
+        request.body = Body(self._body)
         self._body = bytearray()
         return request
 
@@ -145,18 +166,42 @@ class Reader:
             request = Request(self._settings, IterUnreader([head]), self._client)
         except (ParseException, NoMoreData, StopIteration) as error:
             status = STATUS.get(type(error), 400)
+            if status == 505 and not VERSION.search(head.partition(b"\r\n")[0]):
+                status = 400  # it is no version at all
             raise Refusal(
                 status,
                 "invalid_http",
                 f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}",
             ) from None
         self._chunked = isinstance(request.body.reader, ChunkedReader)
-        self._separator, self._in_trailers = b"", False
+        self._check(request)
+        self._separator, self._in_trailers, self._chunks = b"", False, 0
         self._left = 0
         if not self._chunked:
             self._expect(request.body.reader.length)
         self._request = request
         return True
+
+    def _check(self, request: Request) -> None:
+        """What RFC 9112 asks of a head, and gunicorn's parser does not: one Host (3.2), and no
+        coding that nobody decodes (6.1).
+        """
+        hosts, codings = (
+            [value for name, value in request.headers if name == wanted]
+            for wanted in ("HOST", "TRANSFER-ENCODING")
+        )
+        if len(hosts) > 1 or (not hosts and request.version >= (1, 1)):
+            raise Refusal(
+                400, "invalid_http", f"The request has {len(hosts)} Host headers; send exactly one."
+            )
+        named = {coding.strip().lower() for value in codings for coding in value.split(",")}
+        if unknown := named - {"chunked", "identity"}:
+            raise Refusal(
+                501,
+                "invalid_http",
+                f"The body's transfer coding {min(unknown)[:50]} is not decoded here; send it as "
+                "it is.",
+            )
 
     def _expect(self, n: int) -> None:
         if len(self._body) + n > self._max_body_bytes:
@@ -169,7 +214,7 @@ class Reader:
 
     def _take_body(self) -> bool:
         """Take what is there of the body; whether that was the rest of it."""
-        while True:
+        for _ in range(CHUNKS_AT_ONCE):
             self._body += self._buffer[: self._left]
             taken = min(self._left, len(self._buffer))
             del self._buffer[:taken]
@@ -182,6 +227,8 @@ class Reader:
                 return self._skip_trailers()
             if not self._take_size():
                 return False
+        self.has_more = True
+        return False
 
     def _take_size(self) -> bool:
         """Read the next chunk's size; False while its line is not there."""
@@ -196,6 +243,14 @@ class Reader:
         self._separator = b"\r\n"
         self._expect(int(size[1], 16))
         self._in_trailers = self._left == 0
+        if self._chunks >= FREE_CHUNKS and len(self._body) < MEAN_CHUNK * self._chunks:
+            raise Refusal(
+                400,
+                "invalid_http",
+                f"The body's chunks hold less than {MEAN_CHUNK} bytes on average; send it with a "
+                "Content-Length.",
+            )
+        self._chunks += 1
         return True
 
     def _skip_trailers(self) -> bool:

@@ -36,15 +36,17 @@ class Pool:
                 self._waiting.append(call)
                 return
             self._n += 1
+        new = _Idle()  # not with the call, which a thread keeps among its arguments for life
+        new.wake(call)
         try:
-            threading.Thread(target=self._run, args=[call], name="http", daemon=True).start()
+            threading.Thread(target=self._run, args=[new], name="http", daemon=True).start()
         except RuntimeError:  # the system starts no more
             with self._lock:
                 self._n -= 1
                 self._waiting.append(call)
 
-    def _run(self, call: Call) -> None:
-        me = _Idle()
+    def _run(self, me: _Idle) -> None:
+        call = me.next_call()
         while True:
             try:
                 call()
@@ -55,6 +57,7 @@ class Pool:
                     call = self._waiting.popleft()
                     continue
                 self._idle.append(me)
+            del call  # it holds a whole request
             call = me.next_call()
 
 

@@ -44,6 +44,7 @@ from types import FrameType
 from typing import Any
 
 from gunicorn.http import wsgi
+from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
 from gunicorn.workers import base
 
@@ -60,6 +61,7 @@ DRAINING_S = 2.0
 ENDING_S = 0.5  # the same after Ctrl-C
 READ_BYTES = 65_536
 MAX_UNFINISHED_BYTES = 256_000_000
+TOO_MANY_BODIES = "The server holds too many unfinished bodies; send the request again."
 BURIED_AT_ONCE = 25  # closed; it takes longer than accepting one
 PAUSE_S = 0.1  # before accepting is tried again, when the system had no file left
 NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -235,7 +237,8 @@ class Worker(base.Worker):
             self._connections.add(Connection(self._accepted, sock, client, server, reader))
 
     def _read(self, connection: Connection) -> None:
-        if connection.waits is None:  # it was closed for another whose turn came in the same round
+        # it was closed for another whose turn came in the same round, or has enough for its own
+        if connection.waits is None or connection.reader.has_more:
             return
         try:
             data = connection.sock.recv(READ_BYTES, socket.MSG_DONTWAIT)
@@ -271,9 +274,10 @@ class Worker(base.Worker):
             self._connections.close(connection)
             return
         if request is not None:
-            self._connections.take(connection)
-            self._pool.submit(partial(self._serve, connection, request))
+            self._submit(connection, request)
             return
+        if connection.reader.has_more:  # after the others, though nothing new may come
+            self._call(partial(self._go_on, connection))
         if connection.reader.wants_continue():
             self._say(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
         awaited = AWAITED[connection.reader.awaits]
@@ -286,8 +290,22 @@ class Worker(base.Worker):
         while self._connections.held_bytes > MAX_UNFINISHED_BYTES and (
             oldest := self._connections.oldest(Wait.BODY)
         ):
-            message = "The server holds too many unfinished bodies; send the request again."
-            self._refuse(oldest, Refusal(503, "overloaded", message))
+            self._refuse(oldest, Refusal(503, "overloaded", TOO_MANY_BODIES))
+
+    def _go_on(self, connection: Connection) -> None:
+        if connection.waits is Wait.BODY:  # it was not closed meanwhile
+            self._advance(connection)
+
+    def _submit(self, connection: Connection, request: Request) -> None:
+        """Give a whole request to a thread; its body counts until it is parsed."""
+        self._connections.take(connection)
+        n = len(request.body.getbuffer())
+        if self._connections.held_bytes + n > MAX_UNFINISHED_BYTES:
+            self._refuse(connection, Refusal(503, "overloaded", TOO_MANY_BODIES))
+            return
+        self._connections.held_bytes += n
+        request.body.dropped = partial(self._call, partial(self._connections.drop, n))
+        self._pool.submit(partial(self._serve, connection, request))
 
     def _say(self, connection: Connection, raw: bytes) -> None:
         with suppress(OSError):  # it takes no more, or is gone, which reading will tell
@@ -330,6 +348,7 @@ class Worker(base.Worker):
         except OSError as error:
             self.log.debug("a client is gone: %s", error)
         finally:
+            request.body.close()
             self._call(partial(self._served, connection, keep))
 
     def _answer(self, connection: Connection, request: Request) -> bool:
@@ -337,9 +356,14 @@ class Worker(base.Worker):
 
         Raises OSError if the client is gone, BlockingIOError if it stood still.
         """
-        response, environ = wsgi.create(
-            request, connection.sock, connection.client, connection.server, self.cfg
-        )
+        try:
+            response, environ = wsgi.create(
+                request, connection.sock, connection.client, connection.server, self.cfg
+            )
+        except ParseException as error:
+            message = f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}"
+            self._say(connection, Refusal(400, "invalid_http", message).as_answer())
+            return False
         environ["wsgi.multithread"] = True
         if not self.alive:
             response.force_close()

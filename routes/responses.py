@@ -12,9 +12,11 @@ from wire.messages import Answer, answer
 
 
 def body() -> bytes:
-    """The current HTTP request's. Raises InvalidRequest if it cannot be read."""
+    """The current HTTP request's, which is not kept. Raises InvalidRequest if it cannot be read."""
     try:
-        return request.get_data()
+        raw = request.get_data(cache=False)
+        request.environ["wsgi.input"].close()
+        return raw
     except HTTPException:  # Flask's own refusals
         raise
     except Exception as error:  # the HTTP server's: cut short, too slow, or wrongly chunked

@@ -7,7 +7,7 @@ import time
 import pytest
 from gunicorn.config import Config
 
-from front_door.http_reader import MAX_HEAD_BYTES, Reader, Refusal
+from front_door.http_reader import CHUNKS_AT_ONCE, MAX_HEAD_BYTES, Reader, Refusal
 
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -71,6 +71,10 @@ def test_requests_are_the_same_however_they_are_cut(
     [
         (b"GET /b HTTP/1.1\nHost: x\n\n", 400),  # no CRLF will come
         (b"GET /b HTTP/1.1\r\nHost: x\n\n", 400),
+        (b"GET /b HTTP/1.1\r\n\r\n", 400),
+        (b"GET /b HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", 400),
+        (b"GET /b HTTP/x\r\nHost: x\r\n\r\n", 400),
+        (b"GET /b HTTP/9.9\r\nHost: x\r\n\r\n", 505),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (POST + b"Content-Length: x\r\n\r\n", 400),
         (POST + b"Content-Length: 1\r\nContent-Length: 1\r\n\r\n", 400),
@@ -86,12 +90,28 @@ def test_requests_are_the_same_however_they_are_cut(
         (POST + b"X: y\r\n" * 101 + b"\r\n", 431),
         (POST + b"X: " + b"y" * MAX_HEAD_BYTES, 431),
         (POST + b"Transfer-Encoding: morse\r\n\r\n", 501),
+        (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501),
     ],
 )
 def test_what_is_wrong_is_refused_as_soon_as_it_is_seen(
     raw: bytes, status: int, piece: int
 ) -> None:
     assert read(raw, piece) == ([], status, "")
+
+
+def test_many_chunks_take_several_turns_and_tiny_ones_are_refused() -> None:
+    """A read of 64 KiB in chunks of one byte took 25 ms, and 40 such clients made others wait."""
+    door, turns = reader(10**6), 0
+    door.feed(CHUNKED + b"10\r\n0123456789abcdef\r\n" * 2000 + b"0\r\n\r\n")
+    while (request := door.next_request()) is None:
+        assert door.has_more
+        turns += 1
+    assert turns == 2000 // CHUNKS_AT_ONCE and request.body.read() == b"0123456789abcdef" * 2000
+    door.feed(CHUNKED + b"1\r\nx\r\n" * 2000)
+    with pytest.raises(Refusal, match="send it with a Content-Length"):
+        while door.next_request() is None:
+            pass
+    assert door.held_bytes > 6 * 900, "the second thousand is not read"
 
 
 def test_continue_is_wanted_once_and_not_when_the_body_comes_by_itself() -> None:

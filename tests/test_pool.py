@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -35,6 +36,20 @@ def test_after_a_peak_one_thread_does_what_comes_one_by_one() -> None:
         pool.submit(lambda: found.add(threading.get_ident()))
         idle(pool, 20)
     assert len(found) == 1
+
+
+def test_an_idle_thread_keeps_nothing_of_its_last_call() -> None:
+    """It kept all of the request: 200 clients with bodies of 1 MB, and the server grew by 480 MB."""
+
+    class Request:
+        def serve(self) -> None: ...
+
+    pool, request = Pool(1), Request()
+    gone = weakref.ref(request)
+    pool.submit(request.serve)
+    del request
+    idle(pool, 1)
+    wait_until(lambda: gone() is None)
 
 
 def test_beyond_its_limit_calls_wait_and_all_are_made_in_their_order() -> None:
