@@ -200,19 +200,22 @@ fault("1,100 clients send their body a byte now and then", dropped)(trickle(HEAD
 @fault("40 clients send their bodies in chunks of one byte", f"they are refused; {DELAY}")
 def tiny_chunks(short: bool) -> Seen:
     raw = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 50_000
-    end = time.monotonic() + (2 if short else 10)
     answers: Counter[bytes] = Counter()
 
     def send(served: Served) -> None:
+        end = time.monotonic() + (2 if short else 10)
         while time.monotonic() < end:
             connection = connect(served)
             with contextlib.suppress(OSError):  # it is refused before all of it is sent
                 connection.sendall(raw)
             answers[read_to_end(connection)[9:12]] += 1
 
-    with serving({}) as served, Neighbour(served) as neighbour:
-        with ThreadPoolExecutor(40) as clients:
-            list(clients.map(send, [served] * 40))
+    with (
+        serving({}) as served,
+        Neighbour(served) as neighbour,
+        ThreadPoolExecutor(40) as clients,
+    ):
+        list(clients.map(send, [served] * 40))
     kinds = ", ".join(f"{n} × {kind.decode() or 'closed'}" for kind, n in answers.items())
     kept = {*answers} <= {b"400", b""} and answers[b"400"] > 0 and neighbour.fared_well(short)
     return Seen(f"{kinds}; {neighbour.said}", kept)
