@@ -28,7 +28,7 @@ from gunicorn.http.unreader import IterUnreader
 
 MAX_HEAD_BYTES = 32_768  # of a request line and its headers
 MAX_LINE_BYTES = 1_024  # of a chunk's size and extensions; of all trailers
-CHUNKS_AT_ONCE = 128  # parsed before the other connections have their turn
+CHUNKS_AT_ONCE = 32  # parsed before the other connections have their turn
 FREE_CHUNKS = 1_000  # of any size in a body; with more, they hold MEAN_CHUNK bytes on average
 MEAN_CHUNK = 16
 

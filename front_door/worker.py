@@ -36,6 +36,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -62,6 +63,7 @@ ENDING_S = 0.5  # the same after Ctrl-C
 READ_BYTES = 65_536
 MAX_UNFINISHED_BYTES = 256_000_000
 TOO_MANY_BODIES = "The server holds too many unfinished bodies; send the request again."
+PARSED_AT_ONCE = 8  # connections of which more is there than one turn parses
 BURIED_AT_ONCE = 25  # closed; it takes longer than accepting one
 PAUSE_S = 0.1  # before accepting is tried again, when the system had no file left
 NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -76,6 +78,7 @@ class Worker(base.Worker):
         self._poller = selectors.DefaultSelector()
         # what others want the loop to do
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._unparsed: deque[Connection] = deque()  # in the middle of what they have sent
         self._accepted = 0
         self._accepting = False
         self._accept_from = 0.0
@@ -167,6 +170,10 @@ class Worker(base.Worker):
                     callback()
             for connection in in_turn([each for each in ready if isinstance(each, Connection)]):
                 self._read(connection)
+            for _ in range(min(len(self._unparsed), PARSED_AT_ONCE)):
+                connection = self._unparsed.popleft()
+                if connection.waits is Wait.BODY:  # it was not closed meanwhile
+                    self._advance(connection)
             self._give_up()
             self._connections.bury(BURIED_AT_ONCE)
             if self.ppid != os.getppid():  # gunicorn's master has died
@@ -182,7 +189,7 @@ class Worker(base.Worker):
     def _patience(self) -> float:
         """Seconds until there is something to do beside reading; one at most."""
         now = time.monotonic()
-        times = [self._connections.next_at()]
+        times = [self._connections.next_at(), *([now] if self._unparsed else [])]
         if self._accept_from > now:
             times.append(self._accept_from)
         return min(1.0, max(0.0, min(times) - now))
@@ -277,7 +284,7 @@ class Worker(base.Worker):
             self._submit(connection, request)
             return
         if connection.reader.has_more:  # after the others, though nothing new may come
-            self._call(partial(self._go_on, connection))
+            self._unparsed.append(connection)
         if connection.reader.wants_continue():
             self._say(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
         awaited = AWAITED[connection.reader.awaits]
@@ -291,10 +298,6 @@ class Worker(base.Worker):
             oldest := self._connections.oldest(Wait.BODY)
         ):
             self._refuse(oldest, Refusal(503, "overloaded", TOO_MANY_BODIES))
-
-    def _go_on(self, connection: Connection) -> None:
-        if connection.waits is Wait.BODY:  # it was not closed meanwhile
-            self._advance(connection)
 
     def _submit(self, connection: Connection, request: Request) -> None:
         """Give a whole request to a thread; its body counts until it is parsed."""
