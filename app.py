@@ -27,7 +27,7 @@ from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
 from observers.line_writer import open_log
 from routes import completions, live, metrics
-from routes.guard import guard, wants_page
+from routes.guard import guard, guard_hosts, wants_page
 from routes.responses import respond, respond_json
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
 from serving import Load, Server
@@ -49,6 +49,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     server = server or Server(config)
     app = Flask(__name__, static_folder=None)
     guard(app, config.api_key, server.live is not None)
+    guard_hosts(app, config.hosts)
     app.config["MAX_CONTENT_LENGTH"] = (
         MAX_BODY_BYTES + 1
     )  # where Flask stops reading a body without a Content-Length

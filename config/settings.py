@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +40,7 @@ ONLY_OVER_HTTP = (
     "host",
     "port",
     "api_key",
+    "allowed_hosts",
     "log_level",
 )
 POOL_SIZES = ("kv_blocks", "kv_cache_gb", "gpu_memory_utilization")  # one of them alone
@@ -235,6 +237,12 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         exclude=True,
         repr=False,
     )
+    allowed_hosts: str = setting(
+        "",
+        "without a key: names beside localhost by which clients may reach this server, separated "
+        "by commas; *: any",
+        "addresses and localhost",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "debug, info, warning or error"
     )
@@ -373,6 +381,16 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
     def warnings(self) -> list[str]:
         """What the user should know but need not change."""
         return checks.warnings(self)
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """Names that a request's Host may have, beside addresses; None: any, since whoever asks has
+        a key, or since the user says so.
+        """
+        named = {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
+        if self.api_key is not None or "*" in named:
+            return None
+        return frozenset(named | {"localhost", self.host.lower(), socket.gethostname().lower()})
 
     def handoff(self) -> str:
         """All of it as JSON, the key too, for the worker that gunicorn starts and nobody else."""

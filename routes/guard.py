@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from flask import Flask, request
 from pydantic import SecretStr
 
@@ -14,6 +16,15 @@ OPEN = ("health", "ready", "live.view")
 def wants_page() -> bool:
     """The current request is a browser's, which asks for a page rather than for JSON."""
     return refusals.wants_page(request.headers.get("Accept", ""))
+
+
+def guard_hosts(app: Flask, names: Collection[str] | None) -> None:
+    """Have the Host of every request checked, by `Config.hosts`."""
+
+    @app.before_request
+    def check() -> None:
+        if names is not None and request.endpoint not in ("health", "ready"):
+            refusals.check_host(request.headers.get("Host", ""), names)
 
 
 def guard(app: Flask, key: SecretStr | None, live: bool) -> None:

@@ -38,8 +38,8 @@ from tests.servers import (
 # for /health beside any fault: what the system takes to repeat a packet that it dropped, and some;
 # the faults took 6 s and more
 SOON_S = 1.5
-GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-HEAD = b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps({"prompt": "hi", "num_tokens": 3, "seed": 1}).encode()
 POST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
@@ -172,7 +172,7 @@ def test_a_connection_serves_many_requests_and_several_in_one_packet_in_their_or
         for _ in range(3):
             connection.sendall(GET)
             assert answers(connection)[0][0] == 200
-        connection.sendall(POST + GET + POST + b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(POST + GET + POST + b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n")
         found = answers(connection, 4)
         assert [status for status, _, _ in found] == [200, 200, 200, 404]
         assert found[0][2]["completion"] == found[2][2]["completion"] and found[1][2] == {
@@ -338,7 +338,7 @@ def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_c
 ):
     with changed(STILL_S=1, MAX_UNFINISHED_BYTES=5_000_000) as (url, process):
         with connect(url, receive_buffer=65_536) as still:
-            one = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+            one = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
             still.sendall(one)
             n = 8_000_000 // len(str(answers(still)))  # more than the sockets between us hold
             still.sendall(one * n)

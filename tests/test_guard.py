@@ -257,3 +257,33 @@ def test_the_client_sends_its_key_to_the_server_that_is_named(
         arguments = client_py.parse([*load, "--api", "openai", "--api-key", "theirs"])
         assert client_py.load([other.url], arguments, Console(file=io.StringIO()))["completed"] == 2
     assert set(heard) == {"Bearer theirs"}
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("localhost:8500", True),
+        ("127.0.0.1:8500", True),
+        ("[::1]:8500", True),
+        ("10.1.2.3", True),  # no name leads there
+        ("LLM.example:8500", True),
+        ("evil.example:8500", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_without_a_key_a_name_that_nobody_allowed_is_a_403(
+    client_of: Callable[..., FlaskClient], host: str, known: bool
+) -> None:
+    """A site whose name leads to this machine could have a browser load and reset the server."""
+    client = client_of(allowed_hosts="llm.example, other")
+    for path in ("/stats", "/live", "/"):
+        told = client.get(path, headers={"Host": host})
+        assert (told.status_code == 403) == (not known), path
+    asked = client.post("/stats/reset", json={}, headers={"Host": host})
+    assert asked.status_code == (200 if known else 403)
+    assert known or "--allowed-hosts" in asked.get_json()["error"]["message"]
+    assert client.get("/ready", headers={"Host": host}).status_code == 200, "of probes"
+    with_key = {"Authorization": f"Bearer {KEY}"}
+    for open_ in ({"api_key": KEY}, {"allowed_hosts": "*"}):
+        told = client_of(**open_).get("/openapi.json", headers=with_key | {"Host": host})
+        assert told.status_code == 200

@@ -136,7 +136,7 @@ def send(url: str, route: str, body: dict[str, Any]) -> socket.socket:
     raw = json.dumps(body).encode()
     connection = socket.create_connection((host, int(port)))
     connection.sendall(
-        b"POST %s HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n"
+        b"POST %s HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n"
         % (route.encode(), JSON, len(raw))
         + raw
     )
@@ -285,13 +285,15 @@ def test_half_a_request_does_not_keep_a_server_from_ending_and_a_wrong_one_is_a_
             socket.create_connection(("127.0.0.1", port)) as half,
         ):
             wrong.sendall(
-                b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+                b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
                 + JSON
                 + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"
             )
             answer = wrong.recv(1000)
             half.sendall(
-                b"POST /inference HTTP/1.1\r\nHost: x\r\n" + JSON + b"Content-Length: 100\r\n\r\n{"
+                b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
+                + JSON
+                + b"Content-Length: 100\r\n\r\n{"
             )
             time.sleep(0.5)
             os.killpg(process.pid, signal.SIGINT)
@@ -336,7 +338,7 @@ def test_bodies_that_are_too_large_get_413_and_disturb_nobody(shared_server: Ser
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as sending:
             sending.sendall(
-                b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+                b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
                 + JSON
                 + b"Content-Length: 50000000\r\n\r\n"
             )

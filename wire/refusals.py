@@ -9,7 +9,10 @@ Access-Control headers).
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from ipaddress import ip_address
 
 from config import MAX_BODY_BYTES
 from scheduling.errors import ServingError, Unauthorized
@@ -42,6 +45,24 @@ def no_such_method(method: str, path: str, allowed: Iterable[str]) -> Refused:
 def too_large() -> Refused:
     message = f"The body is larger than {MAX_BODY_BYTES:,} bytes."
     return Refused(413, "request_entity_too_large", message)
+
+
+def check_host(host: str, names: Collection[str]) -> None:
+    """A site can have its own name lead a browser to this machine (DNS rebinding), which then takes
+    this server for that site's: without a key, only addresses and known names are answered. `host`:
+    the request's, "" if it has none, as no browser's. Raises Refused.
+    """
+    name = re.sub(r":\d*$", "", host).strip("[]").lower()
+    with suppress(ValueError):
+        ip_address(name)
+        return
+    if name and name not in names:
+        raise Refused(
+            403,
+            "host_not_allowed",
+            f"This server does not know the name {name[:100]!r}; start it with --allowed-hosts "
+            "NAME, or with --api-key.",
+        )
 
 
 def check_post(content_type: str) -> None:

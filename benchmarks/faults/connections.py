@@ -38,7 +38,7 @@ from generate.fake import ITERATION_S, ROW_S
 
 TRICKLERS = 1100  # more than a server with the default settings has HTTP threads
 SILENT = 5000
-HEAD = b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
 DELAY = f"nobody else is delayed by over {1e3 * DELAY_S:g} ms"
 
 

@@ -123,7 +123,7 @@ def post_bytes(
     """A whole HTTP request."""
     raw = json.dumps(body).encode()
     head = (
-        f"POST {route} HTTP/{version}\r\nHost: x\r\n"
+        f"POST {route} HTTP/{version}\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\n{more}Content-Length: {len(raw)}\r\n\r\n"
     )
     return head.encode() + raw
