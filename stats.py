@@ -53,10 +53,10 @@ DEFINITIONS = {
     "littles_law": "in_flight: mean_in_flight; rate_x_latency: request_throughput * mean e2el at "
     "the server; must be equal",
     "growth": "seconds that each second of sending adds to TTFT: least squares over ten blocks, "
-    "less the slope's error",
+    "less the slope's error; of conversations until the last begins",
     "growth_in_flight": "part of what is sent that stays in flight: least squares over ten blocks "
     "once the rows could fill, "
-    "less twice the slope's error",
+    "less twice the slope's error; of conversations until the last begins",
     "busy_s": "the longest stretch from admission to admission in which requests were always "
     "waiting",
     "busy_throughput": "completion tokens made in that stretch / its seconds, tok/s",

@@ -38,11 +38,12 @@ from client.data import PromptData
 from client.deployments import Deployment, deployed
 from client.load import Watch
 from client.measure import Target, measure, warm_up
-from client.plan import Case, Judged, Planner, Question
+from client.plan import Judged, Planner
 from client.report.drawing import LOOKS, STYLE, caption_of
 from client.report.tables import markdown
 from client.servers import server
 from client.simulated import Simulated
+from client.trial import Case, Question, Traffic
 from client.variants import Variant
 from client.wire import Plain
 from config import Config, build
@@ -116,7 +117,8 @@ def asked(name: str, front: str, workload: Workload, costs: Costs, seed: int, op
     question = Question(
         slo, plan.ATTAINMENT, arrival, n, tuple(range(options.seeds)), costs.uncertainty
     )
-    return Case(name, config, costs, layout, False, dict(workload.drawn), question, seed)
+    traffic = Traffic(dict(workload.drawn), arrival)
+    return Case(name, config, costs, layout, False, traffic, question, seed)
 
 
 def flags_of(name: str, slowdown: float) -> dict[str, Any]:
@@ -132,8 +134,7 @@ def capacity(config: Config, costs: Costs, data: PromptData) -> float:
 def measured(case: Case, front: str) -> float:
     """The share of requests within the limits, by two real servers. Raises ServerError."""
     question = case.question
-    data = PromptData(**case.data, seed=case.seed)
-    requests = data.requests(question.requests, question.arrival)
+    requests = case.traffic.requests(question.requests, case.seed)
     with two(case, front) as target:
         warm_up(target)
         result, _ = measure(target, requests, question.slo, TIMEOUT_S, Watch())

@@ -118,6 +118,11 @@ def growth_in_flight(
     )
 
 
+def queue_grows(result: Mapping[str, float]) -> bool:
+    """Whether a queue only grew, by both growths of a measurement (`client.measure.judged`)."""
+    return max(result["growth"], result["growth_in_flight"]) > GROWTH
+
+
 def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
     """Of the least-squares line, less its standard error; at least 0, and 0 without a line."""
     if len(x) < 3 or x.std() < 1e-3:

@@ -221,8 +221,11 @@ def judged(
         "mean_num_tokens": mean,
         "offered_throughput": rate and rate * mean,
     }
-    result["growth"] = growth(answers)
+    # once no more conversations begin, the load only falls, and a queue with it
+    until = outcomes.rows["sent_at"][trace.firsts].max()
+    result["growth"] = growth(Answers(answers.rows[answers["sent_at"] <= until], {}))
     result["slowest_row_s"] = fill_s = slowest_row_s(answers)
+    sent = sent[sent["sent_at"] <= until]
     result["growth_in_flight"] = growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s)
     busy = always_waiting(answers)
     result |= {

@@ -206,7 +206,8 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         )
     if wrong := contradiction(known):
         raise ConfigError(wrong)
-    if known.trace and (known.sweep or known.repeats > 1):
+    repeats = known.repeats > 1 and not vars(known).get("plan")  # of one trace, too
+    if known.trace and (known.sweep or repeats):
         raise ConfigError("--sweep and --repeats draw traces of their own; leave out --trace")
     if known.sessions and known.sweep:
         raise ConfigError(

@@ -1,5 +1,5 @@
 """How many replicas? The fewest that meet latency limits, by simulation, with what chance does to
-the answer.
+the answer. A number suffices if its requests meet the limits and its queue does not grow.
 """
 
 from __future__ import annotations
@@ -8,23 +8,16 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
-from client.data import PromptData, Request, save_json
+from client.data import Request
 from client.draws import WorkloadError
-from client.load import Watch
-from client.report.drawing import STYLE, caption_of, looks
-from client.report.tables import markdown
-from client.simulated import Simulated
-from client.summary import meet
-from config import Config
-from simulate.costs import Costs
+from client.measure import burst_size
+from client.sweep import enough_requests
+from client.trial import Case, Found, found, serve
 from simulate.fleet import Layout
 
 MOST = 1024  # replicas that are tried
@@ -33,7 +26,7 @@ ATTAINMENT = 0.99  # unless it is said
 SEEDS = 40  # the least and the most of so many hold 95% of others (`predicted`)
 FEW = 3  # seeds by which the number is looked for, before all of them judge its neighbours
 LONG_S = 60.0  # of arrivals, unless --numsamples says how many requests
-FEWEST, MOST_REQUESTS = 1_000, 20_000
+FEWEST, MOST_REQUESTS = 1_000, 20_000  # more where the growth of a queue needs them
 
 
 def requests_for(rate: float) -> int:
@@ -46,48 +39,13 @@ class PlanError(WorkloadError):
 
 
 @dataclass(frozen=True)
-class Question:
-    """What must be met: `attainment` of the requests within the limits `slo` (ms), and by what.
-
-    uncertainty: relative standard deviation of what the costs say as a whole, from their fit.
-    """
-
-    slo: dict[str, float]
-    attainment: float
-    arrival: str
-    requests: int
-    seeds: tuple[int, ...]
-    uncertainty: float
-
-
-class Case(NamedTuple):
-    """A trace that so many replicas serve; picklable, since several processes serve them."""
-
-    name: str
-    config: Config
-    costs: Costs
-    layout: Layout
-    stream: bool
-    data: dict[str, Any]  # of PromptData
-    question: Question
-    seed: int
-
-
-class Found(NamedTuple):
-    """What came of a case."""
-
-    attainment: float
-    p99_ttft_ms: float
-    p99_e2el_ms: float
-    requests: int
-
-
-@dataclass(frozen=True)
 class Judged:
     """So many replicas, over seeds."""
 
     replicas: int
     attainments: list[float]
+    growing: int  # traces in which the queue grows
+    mean_replicas: float  # fewer than `replicas` where autoscaling has no need of them
     p99_ttft_ms: float
     p99_e2el_ms: float
     suffices: float  # the probability
@@ -104,33 +62,12 @@ class Answer:
     why_not: str
     judged: list[Judged]
     tried: dict[int, float]  # mean share within the limits, of a few traces or of all
+    grows: dict[int, float]  # of those traces the part in which the queue grows
     simulated_requests: int
-
-
-def serve(case: Case) -> Found:
-    """Serve one trace. The uncertainty of the costs is drawn with the seed."""
-    rng = np.random.default_rng([case.seed, 11])
-    factor = math.exp(case.question.uncertainty * rng.standard_normal())
-    data = PromptData(**case.data, seed=case.seed)
-    requests = data.requests(case.question.requests, case.question.arrival)
-    return found(case, requests, case.costs.scaled(factor))
-
-
-def found(case: Case, requests: Sequence[Request], costs: Costs) -> Found:
-    layout = replace(case.layout, seed=case.seed)
-    server = Simulated(case.name, case.config, costs, layout, stream=case.stream)
-    outcomes = server.replay(requests, math.inf, Watch())
-    answers = outcomes.answers
-
-    def p99_ms(seconds: np.ndarray) -> float:
-        return 1e3 * float(np.percentile(seconds, 99)) if len(seconds) else math.inf
-
-    return Found(
-        int(meet(answers, case.question.slo).sum()) / len(requests),
-        p99_ms(answers.ttft_s),
-        p99_ms(answers.e2e_s),
-        len(requests),
-    )
+    autoscaled: bool  # numbers are the most that there may be
+    requests: int  # of the first trace
+    arrivals_s: float  # in which they come; 0: all at once, or as they are answered
+    growth_needs: int  # requests that tell whether a queue grows; of fewer it is not judged
 
 
 class Planner:
@@ -145,65 +82,143 @@ class Planner:
         self._case, self._processes, self._say = case, processes, say
         self._found: dict[int, dict[int, Found]] = {}  # by replicas and seed
         self._judged: dict[int, Judged] = {}
+        self._rule = case.layout.autoscaling
+        self._requests = case.question.requests or 0
+        self._growth_needs, self._arrivals_s, self._spent = 0, 0.0, 0
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        """The fewest and the most replicas that are tried."""
+        return (self._rule.min_replicas, self._rule.max_replicas) if self._rule else (1, MOST)
 
     def answer(self) -> Answer:
-        """Look for the fewest by a few seeds, then judge them and one fewer by all."""
-        case, question = self._case, self._case.question
-        if (alone := self._alone()) < question.attainment:
-            limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in question.slo.items())
-            why = (
-                f"no number of replicas meets {limits}: of requests that come one at a time, each "
-                f"alone on its replica, {100 * alone:.1f}% do; relax the limits, or use a faster "
-                "engine"
-            )
-            return Answer(case.name, None, why, [], {}, self._spent())
-        most = 1
+        """Look for the fewest by a few seeds, then judge them and their neighbours by all. Raises
+        WorkloadError.
+        """
+        if why := self._prepare():
+            return self._answered(None, why)
+        first, last = self._bounds
+        least, most = first - 1, first  # the least does not suffice
         while not self._enough(most):
-            most *= 2
-            if most > MOST:
-                why = f"{MOST} replicas do not suffice; name a lower rate"
-                return Answer(case.name, None, why, [], {}, self._spent())
-        least = most // 2  # does not suffice
+            if most == last:
+                return self._answered(None, self._too_few(most))
+            least, most = most, min(2 * most, last)
         while most - least > 1:
             middle = (least + most) // 2
             least, most = (least, middle) if self._enough(middle) else (middle, most)
-        fewest = most
+        fewest, farthest = most, min(2 * most, last)
         while self.judge(fewest).suffices < SURE:
+            if fewest == farthest:
+                return self._answered(None, self._too_few(fewest))
             fewest += 1
-            if fewest > min(MOST, 2 * most):
-                why = (
-                    f"{fewest - 1} replicas suffice in only {self.judge(fewest - 1).suffices:.0%} "
-                    f"of the traces, and more are no better: the limits are within what the costs "
-                    f"are uncertain by; relax them"
-                )
-                return Answer(case.name, None, why, [], {}, self._spent())
-        while fewest > 1 and self.judge(fewest - 1).suffices >= SURE:
+        while fewest > first and self.judge(fewest - 1).suffices >= SURE:
             fewest -= 1
-        self.judge(fewest + 1)  # what one more is good for
-        judged = [self._judged[n] for n in sorted(self._judged)]
-        tried = {
-            n: statistics.mean(each.attainment for each in by_seed.values())
-            for n, by_seed in sorted(self._found.items())
-        }
-        return Answer(case.name, fewest, "", judged, tried, self._spent())
+        if fewest < last:
+            self.judge(fewest + 1)  # what one more is good for
+        return self._answered(fewest)
+
+    def _prepare(self) -> str:
+        """Settle how many requests a trace has. Return why no number can suffice, if none can.
+
+        One replica serves some of the requests one at a time, which shows whether any number can
+        meet the limits; and as many at once as fill it, which shows how long a queue needs to show
+        its growth.
+        """
+        question, traffic = self._case.question, self._case.traffic
+        n = question.requests
+        if n is None and question.rate:
+            n = requests_for(question.rate)
+        trace = traffic.requests(n, question.seeds[0])
+        some = trace[:: max(1, len(trace) // FEWEST)]
+        alone, full = self._idle(some, 1), self._idle(some[: burst_size(self._case.config)], None)
+        self._spent = alone.requests + full.requests
+        fills_s = full.slowest_row_s + float(np.nansum(trace.think_s)) / len(trace.firsts)
+        if rule := self._rule:  # until it follows the load
+            fills_s += rule.look_back_period_s + rule.upscale_delay_s + self._case.layout.start_s
+        span = float(np.ptp(trace.at))
+        if rate := question.rate or (span and len(trace) / span):
+            self._growth_needs = enough_requests(rate, fills_s)
+        self._requests = len(trace)
+        if question.requests is None and question.rate:
+            self._requests = n = max(self._requests, self._growth_needs)
+        self._arrivals_s = self._requests / rate if rate else 0.0
+        self._case = self._case._replace(question=replace(question, requests=n))
+        if alone.attainment >= question.attainment:
+            return ""
+        limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in question.slo.items())
+        return (
+            f"no number of replicas meets {limits}: of requests that come one at a time, each "
+            f"alone on its replica, {100 * alone.attainment:.1f}% do; relax the limits, or use a "
+            "faster engine"
+        )
+
+    def _idle(self, requests: Sequence[Request], users: int | None) -> Found:
+        """One replica serves them: `users` at a time, or all at once. A later turn of a
+        conversation comes as if it were alone, which is faster.
+        """
+        come: dict[str, Any] = {"at": 0.0, "users": users, "after": None, "think_s": None}
+        layout = replace(self._layout(1), autoscaling=None)
+        case = self._case._replace(layout=layout)
+        return found(case, [each.model_copy(update=come) for each in requests], case.costs)
+
+    def _answered(self, fewest: int | None, why_not: str = "") -> Answer:
+        by_number = {n: by_seed.values() for n, by_seed in sorted(self._found.items())}
+        return Answer(
+            self._case.name,
+            fewest,
+            why_not,
+            [self._judged[n] for n in sorted(self._judged)],
+            {n: statistics.mean(each.attainment for each in of) for n, of in by_number.items()},
+            {n: statistics.mean(self._grows(each) for each in of) for n, of in by_number.items()},
+            self._spent + sum(each.requests for of in by_number.values() for each in of),
+            self._rule is not None,
+            self._requests,
+            self._arrivals_s,
+            self._growth_needs,
+        )
+
+    def _too_few(self, replicas: int) -> str:
+        """Why neither so many suffice nor more would."""
+        known = self._found[replicas].values()
+        enough, growing = (sum(map(each, known)) for each in (self._suffices, self._grows))
+        share = statistics.mean(each.attainment for each in known)
+        if self._rule:
+            fix = (
+                "give --autoscale a higher max_replicas or shorter delays, or begin with more "
+                "--replicas"
+            )
+        elif replicas == MOST:
+            fix = "name a lower rate"
+        else:
+            fix = (
+                "more are no better: the limits are within what chance and uncertain costs do; "
+                "relax them"
+            )
+        number = f"{replicas} replica{'s' * (replicas > 1)}{' at most' * bool(self._rule)}"
+        return (
+            f"{number} suffice{'s' * (replicas == 1)} in only {enough} of {len(known)} traces, in "
+            f"which {100 * share:.1f}% of the requests are within the limits and the queue grows "
+            f"in {growing}; {fix}"
+        )
 
     def judge(self, replicas: int) -> Judged:
         """So many replicas by all seeds."""
         if replicas in self._judged:
             return self._judged[replicas]
-        question = self._case.question
-        self._serve(replicas, question.seeds)
+        self._serve(replicas, self._case.question.seeds)
         found = list(self._found[replicas].values())
         attained = [each.attainment for each in found]
-        met = sum(each >= question.attainment for each in attained)
+        met, growing = (sum(map(each, found)) for each in (self._suffices, self._grows))
         self._say(
             f"{self._case.name}, {replicas} replica{'s' * (replicas > 1)}: "
             f"{100 * statistics.mean(attained):.1f}% within the limits, enough in {met} of "
-            f"{len(found)} traces"
+            f"{len(found)} traces" + f", the queue grows in {growing}" * bool(growing)
         )
         self._judged[replicas] = Judged(
             replicas,
             attained,
+            growing,
+            statistics.mean(each.mean_replicas for each in found),
             statistics.mean(each.p99_ttft_ms for each in found),
             statistics.mean(each.p99_e2el_ms for each in found),
             met / len(found),
@@ -213,31 +228,34 @@ class Planner:
         return self._judged[replicas]
 
     def _enough(self, replicas: int) -> bool:
-        """By a few seeds, half of which must meet it."""
+        """By a few seeds, of which most must do."""
         seeds = self._case.question.seeds[:FEW]
         self._serve(replicas, seeds)
-        attained = [self._found[replicas][seed].attainment for seed in seeds]
-        return statistics.median(attained) >= self._case.question.attainment
+        suffices = [self._suffices(self._found[replicas][seed]) for seed in seeds]
+        return 2 * sum(suffices) >= len(suffices)
+
+    def _suffices(self, found: Found) -> bool:
+        return found.attainment >= self._case.question.attainment and not self._grows(found)
+
+    def _grows(self, found: Found) -> bool:
+        return found.grows and self._requests >= self._growth_needs
 
     def _serve(self, replicas: int, seeds: Sequence[int]) -> None:
         known = self._found.setdefault(replicas, {})
-        layout = replace(self._case.layout, replicas=replicas)
+        layout = self._layout(replicas)
         missing = [seed for seed in seeds if seed not in known]
         cases = [self._case._replace(layout=layout, seed=seed) for seed in missing]
         known.update(zip(missing, self._processes.map(serve, cases)))
 
-    def _alone(self) -> float:
-        """The share of requests that meet the limits on an idle replica."""
-        data = PromptData(**self._case.data, seed=self._case.question.seeds[0])
-        requests = data.requests(FEWEST, "closed:1")
-        layout = replace(self._case.layout, replicas=1, autoscaling=None)
-        mine = found(self._case._replace(layout=layout), requests, self._case.costs)
-        self._idle = mine.requests
-        return mine.attainment
-
-    def _spent(self) -> int:
-        by_seed = [each for seeds in self._found.values() for each in seeds.values()]
-        return self._idle + sum(each.requests for each in by_seed)
+    def _layout(self, replicas: int) -> Layout:
+        """So many; of a fleet that autoscales at most, and at first those it begins with."""
+        own = self._case.layout
+        slow = {k: times for k, times in own.slow.items() if k < replicas}
+        if (rule := self._rule) is None:
+            return replace(own, replicas=replicas, slow=slow)
+        first = max(rule.min_replicas, min(own.replicas, replicas))
+        rule = replace(rule, max_replicas=max(rule.min_replicas, replicas))
+        return replace(own, replicas=first, slow=slow, autoscaling=rule)
 
 
 def wilson(met: int, n: int) -> tuple[float, float]:
@@ -270,113 +288,3 @@ def plan(
     if all(answer.fewest is None for answer in answers):
         raise PlanError("; ".join(f"{answer.name}: {answer.why_not}" for answer in answers))
     return answers
-
-
-def sentences(answers: Sequence[Answer], question: Question) -> list[str]:
-    """The answers in words, the fewest replicas first."""
-    found = []
-    for answer in sorted(answers, key=lambda answer: answer.fewest or math.inf):
-        if answer.fewest is None:
-            found.append(f"{answer.name}: {answer.why_not}.")
-            continue
-        by_number = {judged.replicas: judged for judged in answer.judged}
-        mine, n = by_number[answer.fewest], answer.fewest
-        text = (
-            f"{answer.name}: {n} replica{'s' * (n > 1)}, which suffice{'s' * (n == 1)} with "
-            f"probability {_share(mine.suffices, mine.suffices_between)}"
-        )
-        if fewer := by_number.get(n - 1):
-            text += f"; {n - 1} with {_share(fewer.suffices, fewer.suffices_between)}"
-        found.append(f"{text} ({answer.simulated_requests:,} simulated requests).")
-    return found
-
-
-def _share(value: float, between: tuple[float, float]) -> str:
-    return f"{value:.2f} ({between[0]:.2f} to {between[1]:.2f})"
-
-
-def table(answers: Sequence[Answer], question: Question) -> list[list[str]]:
-    another = f"of another trace, {coverage(len(question.seeds)):.0%}"
-    rows = [
-        ["variant", "replicas", "within the limits, %", another,
-         "suffices with probability", "95%", "first token p99, ms", "latency p99, ms"],
-    ]  # fmt: skip
-    for answer in answers:
-        for judged in answer.judged:
-            low, high = judged.attainment_between
-            from_, to = judged.suffices_between
-            mark = " ←" if judged.replicas == answer.fewest else ""
-            rows.append(
-                [
-                    answer.name,
-                    f"{judged.replicas}{mark}",
-                    f"{100 * statistics.mean(judged.attainments):.2f}",
-                    f"{100 * low:.1f} to {100 * high:.1f}",
-                    f"{judged.suffices:.2f}",
-                    f"{from_:.2f} to {to:.2f}",
-                    f"{judged.p99_ttft_ms:,.0f}",
-                    f"{judged.p99_e2el_ms:,.0f}",
-                ]
-            )
-    return rows
-
-
-def figure(answers: Sequence[Answer], question: Question, caption: str) -> Figure:
-    """The share within the limits against replicas, of every trace."""
-    with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(9, 5.2), layout="constrained")
-        axes = fig.subplots()
-        own = looks(answer.name for answer in answers)
-        for answer in answers:
-            look = own[answer.name]
-            at, means = list(answer.tried), [100 * share for share in answer.tried.values()]
-            axes.plot(
-                at, means, look.line, color=look.colour, marker=look.marker, label=answer.name
-            )
-            for judged in answer.judged:
-                low, high = (100 * share for share in judged.attainment_between)
-                axes.vlines(judged.replicas, low, high, color=look.colour, lw=6, alpha=0.25)
-        axes.axhline(100 * question.attainment, color="#222222", lw=1, ls=":")
-        axes.annotate(
-            f"asked for: {100 * question.attainment:g}%",
-            (0.99, 100 * question.attainment), xycoords=("axes fraction", "data"),
-            xytext=(0, -14), ha="right", textcoords="offset points", fontsize=10,
-        )  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("replicas")
-        axes.set_ylabel("requests within the limits, %")
-        limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in question.slo.items())
-        axes.set_title(f"How many replicas for {limits}?")
-        axes.legend(title=f"mean, and where\n{coverage(len(question.seeds)):.0%} of traces lie")
-        caption_of(fig, caption)
-    return fig
-
-
-def write(
-    out: Path,
-    answers: Sequence[Answer],
-    question: Question,
-    told: dict[str, Any],
-    drawn: Callable[[Figure, Path], None],
-    caption: str,
-) -> None:
-    """plan.json, plan.md and plan.png."""
-    out.mkdir(parents=True, exist_ok=True)
-    kept = {"question": asdict(question), "answers": [asdict(answer) for answer in answers]}
-    save_json(out / "plan.json", kept | told)
-    drawn(figure(answers, question, caption), out / "plan.png")
-    limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in question.slo.items())
-    parts = [
-        "# How many replicas? (simulated)",
-        f"{100 * question.attainment:g}% of the requests must have {limits}, at "
-        f"`{question.arrival}`; {question.requests:,} requests a trace, {len(question.seeds)} "
-        f"traces, costs uncertain by {100 * question.uncertainty:.1f}% (standard deviation). Each "
-        f"number is judged by all traces; the answer is the fewest that suffice in {100 * SURE:g}% "
-        "of them.",
-        "\n".join(f"- {sentence}" for sentence in sentences(answers, question)),
-        markdown(table(answers, question)),
-        "![The share of requests within the limits against replicas](plan.png)",
-        f"{caption}, {told['date']}, `{told['command']}`",
-    ]
-    (out / "plan.md").write_text("\n\n".join(parts) + "\n")

@@ -3,7 +3,8 @@
 ./simulate.sh [--costs NAME] [--modes a,b | --variant NAME='MODE --setting …'] [--sweep]
               [--repeats R] [workload] [--out DIR] [any setting of the scheduler]
 ./simulate.sh --replay FILE
-./simulate.sh --plan --slo NAME:MS… --arrival poisson:RATE [--attainment SHARE] [as above]
+./simulate.sh --plan --slo NAME:MS… --arrival poisson:RATE | --users … | --trace FILE
+              [--attainment SHARE] [--autoscale max_replicas=N …] [as above]
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from typing import Any
 from rich.console import Console
 
 from client import compare, draws, plan
-from client.draws import WorkloadError
+from client.draws import Sessions, WorkloadError
 from client.machine import command_line, commit, stamp
 from client.measure import Measurable
 from client.options import Options, check, chosen, parse_goodput, parser_of, read
 from client.replicas import add_replicas, layout_of, told
 from client.report import drawing
+from client.report import plan as report
 from client.simulated import Simulated
+from client.trial import Case, Question, Traffic
+from client.users import Users
 from config import ONLY_OVER_HTTP, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import resolve
 from scheduling.replay import ReplayError, replay_file
@@ -49,7 +53,7 @@ class Simulation(Options):
     costs: Costs
     layout: Layout
     jump: bool
-    question: plan.Question | None = None  # of --plan
+    question: Question | None = None  # of --plan
     recording: str | None = None  # of --replay
 
     def config(self, name: str) -> Config:
@@ -145,8 +149,9 @@ def parse(argv: Sequence[str]) -> Simulation:
     add(
         "--plan",
         action="store_true",
-        help="say instead how many replicas are the fewest for --slo at --arrival, by --repeats "
-        f"traces (default: {plan.SEEDS})",
+        help="say instead how many replicas are the fewest for --slo, by --repeats traces of "
+        f"--arrival or --users, or that often by --trace (default: {plan.SEEDS}); with "
+        "--autoscale: which max_replicas is the lowest, up to its own",
     )
     add("--slo", nargs="+", metavar="NAME:MS", help="of --plan: limits on ttft, tpot, e2el")
     add(
@@ -174,7 +179,7 @@ def parse(argv: Sequence[str]) -> Simulation:
         costs=costs,
         layout=layout,
         jump=not known.step,
-        question=_question(known, costs, "--repeats" in given) if known.plan else None,
+        question=_question(known, costs, layout, "--repeats" in given) if known.plan else None,
         recording=known.replay,
     )
     if known.replay and len(argv) > 1 + ("--replay" in argv):
@@ -191,39 +196,68 @@ def parse(argv: Sequence[str]) -> Simulation:
     return options
 
 
-def _question(known: argparse.Namespace, costs: Costs, repeats: bool) -> plan.Question:
+def _question(known: argparse.Namespace, costs: Costs, layout: Layout, repeats: bool) -> Question:
     """What --plan is to answer. repeats: they are given. Raises ConfigError."""
     if not known.slo:
         raise ConfigError("--plan needs limits: --slo ttft:200 tpot:50")
-    for name in ("trace", "users", "sweep", "replicas", "autoscale", "fail", "step", "goodput"):
+    for name in ("sweep", "fail", "step", "goodput", *(() if known.autoscale else ("replicas",))):
         if getattr(known, name):
             raise ConfigError(
                 f"--plan draws traces and tries replicas itself; leave out {flag(name)}"
             )
-    kind, _, rate = (known.arrival or "").partition(":")
-    if kind not in ("poisson", "gamma", "constant"):
-        raise ConfigError("--plan needs the rate of requests: --arrival poisson:200")
+    if (rule := layout.autoscaling) and rule.max_replicas <= max(
+        rule.min_replicas, layout.replicas
+    ):
+        raise ConfigError(
+            "--plan tries up to --autoscale's max_replicas; make it more than min_replicas and "
+            "--replicas, such as max_replicas=8"
+        )
     share = plan.ATTAINMENT if known.attainment is None else known.attainment
     if not 0 < share <= 1:
         raise ConfigError("--attainment must be above 0, and 1 at most")
     seeds = known.repeats if repeats else plan.SEEDS
-    return plan.Question(
+    traffic = str(known.trace) if known.trace else " ".join(known.users or ())
+    return Question(
         parse_goodput(known.slo, "--slo"),
         share,
-        known.arrival,
-        known.numsamples or plan.requests_for(draws.number(rate.split(":")[0])),
+        " at ".join(filter(None, (traffic, known.arrival))),
+        known.numsamples,
         tuple(range(known.seed, known.seed + seeds)),
         costs.uncertainty,
+        _rate(known),
+        drawn=not known.trace or bool(known.arrival),
     )
 
 
-def answer(options: Simulation, question: plan.Question) -> None:
+def _rate(known: argparse.Namespace) -> float | None:
+    """Requests a second, by which their number goes; None where users or a trace have a number of
+    their own. Raises ConfigError, and WorkloadError for an unknown arrival.
+    """
+    if known.users:
+        users = Users(known.users)
+        return None if users.until else users.rate
+    if known.trace and not known.arrival:
+        return None
+    kind, _, rest = (known.arrival or "").partition(":")
+    if kind not in ("poisson", "gamma", "constant"):
+        raise ConfigError(
+            "--plan needs the rate of requests: --arrival poisson:200, or --users, or a --trace "
+            "that has it"
+        )
+    draws.arrivals(known.arrival, 1, known.seed)
+    turns = Sessions.parse(known.sessions).turns if known.sessions else 1
+    return None if known.trace else turns * draws.number(rest.split(":")[0])
+
+
+def answer(options: Simulation, question: Question) -> None:
     """Say how many replicas, and write the folder."""
-    said = ("lengths", "selection", "prompts", "prefixes", "sessions", "priorities")
+    said = ("lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities")
     data = {name: value for name in said if (value := getattr(options, name)) is not None}
+    arrival = "" if options.arrival == "auto" else options.arrival
+    traffic = Traffic(data, arrival, options.trace, options.scale)
     cases = [
-        plan.Case(name, options.config(name), options.costs, options.layout, options.stream,
-                  data, question, question.seeds[0])
+        Case(name, options.config(name), options.costs, options.layout, options.stream,
+             traffic, question, question.seeds[0])
         for name in options.variants
     ]  # fmt: skip
     console = Console()
@@ -231,8 +265,8 @@ def answer(options: Simulation, question: plan.Question) -> None:
     command = command_line(Simulating.program, sys.argv[1:])
     caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"
     facts = stamp() | {"command": command, "costs": options.costs.name}
-    plan.write(options.out, answers, question, facts, drawing.save, caption)
-    for sentence in plan.sentences(answers, question):
+    report.write(options.out, answers, question, facts, drawing.save, caption)
+    for sentence in report.sentences(answers, question):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     console.print(f"plan.md, plan.json and plan.png: {options.out}", markup=False, highlight=False)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from client.analysis import ATTAINMENT, GROWTH
+from client.analysis import ATTAINMENT, queue_grows
 from client.data import PromptData, Request
 from client.draws import at_rate
 from client.results import of_point
@@ -81,8 +81,8 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
     """
     behind = (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
     failed = result["failed"] > LOST * (result["failed"] + result["completed"])
-    grows = max(result["growth"], result["growth_in_flight"]) > GROWTH
-    return {"saturated": bool(failed or (grows and not behind)), "client_behind": behind}
+    grows = queue_grows(result) and not behind
+    return {"saturated": bool(failed or grows), "client_behind": behind}
 
 
 def search(measure: Callable[[float], Point], about: float) -> None:

@@ -94,6 +94,11 @@ class Users:
         """
         return max((s.ends for s in self._streams if s.ends is not None), default=None)
 
+    @property
+    def rate(self) -> float:
+        """Requests a second of all, while each of them sends."""
+        return sum(s.rate for s in self._streams)
+
     def draw(self, n: int | None, seed: int) -> Sent:
         """All requests by time: the first n, or those until `until`.
 
