@@ -137,11 +137,13 @@ class Priority(Bounded):
     default_priority_level: int | None = setting(
         None, "level of a request that names none, or 0", "the middle one", ge=1
     )
-    queue_policy: str = setting("", f"of levels that have one: {EXAMPLE};2:…", "none")
+    queue_policy: str = setting(
+        "", f"of levels, and of all others by default: {EXAMPLE};default:…", "none"
+    )
 
     @cached_property
     def queue_policies(self) -> Mapping[int, QueuePolicy]:
-        return read_queue_policies(self.queue_policy)
+        return read_queue_policies(self.queue_policy, self.priority_levels)
 
     def check(self, group: Sequence[Inference]) -> None:
         default = self.default_priority_level or (self.priority_levels + 1) // 2
