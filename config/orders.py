@@ -61,8 +61,8 @@ def refuse(config: Config, given: Collection[str]) -> None:
 
 
 def _refuse_to_preserve(config: Config) -> None:
-    """Answers that leave as their requests came annul an order that lets later ones go first; Triton
-    refuses levels and delays beside them, too.
+    """Answers that leave as their requests came annul an order that lets later ones go first
+    (Triton refuses several levels, and delays).
     """
     chooses = f"--order {config.order}" if ORDERS[config.order].preemptive else ""
     if config.order == "priority":

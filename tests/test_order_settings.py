@@ -61,6 +61,11 @@ NOT_UNDERSTOOD = (
         ],
         ("dynamic --order sjf --max-wait-s 0", "--max-wait-s '0': input should be greater than 0"),
         ("dynamic --aging 2", "--aging has no meaning without --order sjf; add that, or leave"),
+        (
+            "dynamic --prefill-weight 1",
+            "--prefill-weight has no meaning without --order sjf or srpt; add that, or leave it",
+        ),
+        ("dynamic --order srpt --prefill-weight -1", "input should be greater than or equal to 0"),
         ("dynamic --order sjf --aging -1", "--aging '-1': input should be greater than or equal"),
         ("dynamic --mlfq-levels 3", "--mlfq-levels has no meaning without --order mlfq"),
         # ---- predicted lengths
@@ -297,6 +302,7 @@ def test_what_the_environment_says_for_other_modes_and_orders_is_no_error() -> N
         "EB_DEFAULT_PRIORITY_LEVEL": "5",
         "EB_BINS": "8",
         "EB_AGING": "1",
+        "EB_PREFILL_WEIGHT": "1",
         "EB_LENGTH_PREDICTOR": "constant",
         "EB_MAX_WAIT_S": "5",
         "EB_USER_WEIGHTS": "a=2",

@@ -25,6 +25,7 @@ from scheduling.policies import (
     Policy,
     Priority,
     Sjf,
+    Srpt,
     Static,
     View,
     Windowed,
@@ -64,6 +65,18 @@ def test_an_order_serves_the_worked_example(order: Order, batches: str) -> None:
     for policy in (NoBatching(), Dynamic()):
         served = run(policy, EXAMPLE, order=order, max_batch_size=1)
         assert " ".join(served.batches) == batches
+
+
+@pytest.mark.parametrize(
+    ("order", "mean"),
+    [(Sjf(), 33.5), (Srpt(), 33.5), (Sjf(prefill_weight=0.0), 64), (Srpt(prefill_weight=0.0), 64)],
+)
+def test_a_long_prompt_is_work_too(order: Order, mean: float) -> None:
+    """A prompt of 1,000 takes 63 iterations, 16 tokens each; it went before one that takes two."""
+    asks = [Ask(0.0, prompt=1000, tokens=1), Ask(0.0, prompt=1, tokens=2)]
+    limits: dict[str, Any] = {"max_batch_size": 1, "token_budget": 16, "n_blocks": 300}
+    served = run(Dynamic(), asks, order=order, **limits)
+    assert statistics.mean(at or 0.0 for at in served.answered_at) == mean
 
 
 def test_batches_of_alike_lengths_idle_less() -> None:
@@ -296,6 +309,10 @@ def test_groups_go_by_their_longest_prediction_and_stay_together() -> None:
     scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
     scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
     assert [i.id for i in scheduler.lobby.queues[0].by_key.values()] == [2, 0, 1]
+    scheduler = make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)
+    scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
+    scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
+    assert [i.id for i in scheduler.lobby.queues[0].by_key.values()] == [2, 0, 1], "and prompt"
 
 
 def test_an_order_changes_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
