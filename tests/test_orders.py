@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client.data import PromptData
 from scheduling.inference import Inference, Iteration, Sampling
 from scheduling.ledger import Ledger
 from scheduling.lengths import Bins, Predictor, predictor
@@ -265,6 +266,20 @@ def test_predictions_differ_from_the_truth_as_they_say() -> None:
     for wrong in ("nosy", "noisy", "noisy:", "noisy:-1", "noisy:400", "noisy:inf", "noisy:nan"):
         with pytest.raises(ValueError, match="must be exact, noisy:SIGMA"):
             predictor(wrong)
+
+
+def test_traces_of_two_seeds_are_mispredicted_otherwise_and_one_always_alike() -> None:
+    """The errors of all seeds were equal, so that `--repeats` repeated them."""
+
+    def errors(seed: int) -> list[int]:
+        noisy = predictor("noisy:0.7")
+        requests = PromptData("fixed:1000", seed=seed).requests(300)
+        return [noisy.predict(Inference([0], 1000, Sampling(seed=r.seed or 0))) for r in requests]
+
+    assert errors(0) == errors(0) and errors(1) == errors(1)
+    assert abs(statistics.correlation(errors(0), errors(1))) < 0.2
+    far = PromptData(seed=10**18).requests(2)
+    assert all(0 <= (request.seed or 0) < 2**63 for request in far), "which a server takes"
 
 
 def test_a_line_is_fitted_on_what_was_answered_and_not_on_what_was_asked() -> None:
