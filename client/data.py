@@ -28,6 +28,9 @@ from client.prompts import PROMPTS, Prefixes, TokenIds, count
 from client.users import Priorities, Sent, Users
 
 SELECTIONS = ("random", "descend")
+# between the seeds of two traces' requests: what is drawn by them differs from trace to trace, such
+# as the texts, and the errors of a length predictor
+SEEDS_APART = 10**6
 REFERENCE = 2**20  # draws, whose mean is a distribution's within 0.1% (of a standard deviation)
 
 
@@ -187,7 +190,7 @@ class PromptData:
                 users=opening.users,
                 num_tokens=int(tokens[i]),
                 temperature=self.temperature,
-                seed=i,
+                seed=(self.seed * SEEDS_APART + i) % 2**63,
                 user=names[user[i]] or None,
                 priority=int(priority[i]) or None,
                 after=i - 1 if later else None,

@@ -183,7 +183,8 @@ class _Serving:
         config = self._config
         arrives = at + self._request_s
         timeout_s = config.request_timeout_s
-        sampling = Sampling(request.temperature, request.top_k, request.top_p, request.seed or 0)
+        seed = i if request.seed is None else request.seed  # as a server counts on
+        sampling = Sampling(request.temperature, request.top_k, request.top_p, seed)
         inference = Inference(
             ids,
             request.num_tokens,

@@ -56,6 +56,26 @@ def refuse(config: Config, given: Collection[str]) -> None:
             )
     if config.order == "priority":
         _refuse_levels(config)
+    if config.preserve_ordering:
+        _refuse_to_preserve(config)
+
+
+def _refuse_to_preserve(config: Config) -> None:
+    """Answers that leave as their requests came annul an order that lets later ones go first
+    (Triton refuses several levels, and delays).
+    """
+    chooses = f"--order {config.order}" if ORDERS[config.order].preemptive else ""
+    if config.order == "priority":
+        policies = chosen(ORDERS, config.order, config).queue_policies.values()
+        if config.priority_levels > 1:
+            chooses = "--order priority with several levels"
+        elif any(policy.action == "delay" for policy in policies):
+            chooses = "--queue-policy with action=delay"
+    if chooses:
+        raise ValueError(
+            f"{chooses} lets later requests be answered first, and --preserve-ordering holds their "
+            "answers until those before them are done; leave one of them out"
+        )
 
 
 def _refuse_levels(config: Config) -> None:

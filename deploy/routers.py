@@ -8,7 +8,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import (
@@ -21,7 +20,7 @@ from ray.serve.request_router import (
 
 from deploy import ages
 from scheduling.blocks import block_keys
-from scheduling.routers import Asked, Replica, router
+from scheduling.routers import Asked, Replica, Reported, router
 from wire.request import Request
 
 Ranks = list[list[RunningReplica]]  # the replicas that are preferred first
@@ -68,21 +67,23 @@ class Ours(RequestRouter):
 
     Of requests it knows what passed this handle: those sent and not answered. Of tokens it knows
     what each replica said last (`Replica.record_routing_stats`, which Ray fetches and hands on from
-    time to time) and what was sent there since.
+    time to time) and what was sent there since it said so, by the clocks of both machines.
     """
 
     def initialize_state(self, name: str, block_size: int) -> None:
         self._router = router(name)
         self._block_size = block_size
         self._sent: defaultdict[ReplicaID, set[str]] = defaultdict(set)  # ids of requests
-        self._reports: dict[ReplicaID, dict[str, Any]] = {}
-        self._tokens_since: defaultdict[ReplicaID, int] = defaultdict(int)
+        self._reported: dict[ReplicaID, Reported] = {}
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> Ranks:
+        for each in candidate_replicas:
+            if report := each.routing_stats:
+                self._load(each.replica_id).told(report["at"], 0, report["tokens"])
         if pending_request is None or (named := meant(candidate_replicas, pending_request)):
             return named if pending_request else [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # else a full fleet is asked at once
@@ -99,7 +100,7 @@ class Ours(RequestRouter):
     ) -> None:
         self._sent[replica_id].add(pending_request.metadata.internal_request_id)
         if (request := request_of(pending_request)) is not None:
-            self._tokens_since[replica_id] += tokens_of(request)
+            self._load(replica_id).sent(time.time(), tokens_of(request))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._sent[replica_id].discard(internal_request_id)
@@ -109,7 +110,7 @@ class Ours(RequestRouter):
         super().update_replicas(replicas)
         for id_ in before - self._replica_id_set:
             self._router.forget(number(id_))
-        for kept in (self._sent, self._reports, self._tokens_since):
+        for kept in (self._sent, self._reported):
             for gone in kept.keys() - self._replica_id_set:
                 del kept[gone]
 
@@ -124,14 +125,13 @@ class Ours(RequestRouter):
         return Asked(prompt, tokens_of(request) - prompt, keys, request.user)
 
     def _known(self, number: int, replica: RunningReplica) -> Replica:
-        id_, report = replica.replica_id, replica.routing_stats
-        if report and report != self._reports.get(id_):  # a new one
-            self._reports[id_] = report
-            self._tokens_since[id_] = 0
-        if report:
+        id_ = replica.replica_id
+        if report := replica.routing_stats:
             ages.note(time.time() - report["at"])
-        tokens = report.get("tokens", 0) + self._tokens_since[id_]
-        return Replica(number, len(self._sent[id_]), tokens)
+        return Replica(number, len(self._sent[id_]), self._load(id_).known.tokens)
+
+    def _load(self, id_: ReplicaID) -> Reported:
+        return self._reported.setdefault(id_, Reported(number(id_)))
 
 
 def number(id_: ReplicaID) -> int:

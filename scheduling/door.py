@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from scheduling.errors import InvalidRequest, RateLimited
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MINUTE_S = 60.0
 EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
+DEFAULT = "default"  # in place of a level: of those that have no policy of their own
 IDLE_USERS = 1024  # windows kept before those that are empty are dropped
 
 
@@ -63,23 +64,37 @@ class QueuePolicy:
         return min(own, asked_s) if asked_s is not None and self.override else own
 
 
-def read_queue_policies(text: str) -> dict[int, QueuePolicy]:
-    """Read `LEVEL:name=value,…;…`, or none. Raises ValueError with a sentence."""
-    found: dict[int, QueuePolicy] = {}
+def read_queue_policies(text: str, levels: int = 0) -> dict[int, QueuePolicy]:
+    """Read `LEVEL:name=value,…;…`, or none. Where LEVEL is `default`, the policy is that of each of
+    the levels 1 … `levels` that has none of its own. Raises ValueError with a sentence.
+    """
+    found: dict[Any, QueuePolicy] = {}
     for part in filter(None, text.split(";") if text != "none" else ()):
-        level, colon, settings = part.partition(":")
-        if not colon or not level.strip().isdecimal():
+        name, colon, settings = part.partition(":")
+        name = name.strip()
+        if not colon or not (name == DEFAULT or name.isdecimal()):
             raise ValueError(f"{part!r} names no level; write it as {EXAMPLE!r}")
-        if int(level) in found:
-            raise ValueError(f"level {int(level)} has two policies; give it one")
-        policy = QueuePolicy()
-        for pair in filter(None, settings.split(",")):
-            name, _, value = pair.partition("=")
-            policy = replace(policy, **_value(name.strip(), value.strip()))
-        if not policy.timeout_ms and (policy.override or policy.action == "delay"):
-            raise ValueError(f"{part!r} says what follows a timeout_ms, and has none; add it")
-        found[int(level)] = policy
-    return found
+        level = name if name == DEFAULT else int(name)
+        if level in found:
+            raise ValueError(f"level {level} has two policies; give it one")
+        found[level] = _queue_policy(part, settings)
+    default = found.pop(DEFAULT, None)
+    return found if default is None else dict.fromkeys(range(1, levels + 1), default) | found
+
+
+def _queue_policy(part: str, settings: str) -> QueuePolicy:
+    """part: all that is said of the level, for messages."""
+    told: dict[str, Any] = {}
+    for pair in filter(None, settings.split(",")):
+        name, _, value = pair.partition("=")
+        one = _value(name.strip(), value.strip())
+        if told.keys() & one:
+            raise ValueError(f"{part!r} gives {name.strip()} twice; give it once")
+        told |= one
+    policy = QueuePolicy(**told)
+    if not policy.timeout_ms and (policy.override or policy.action == "delay"):
+        raise ValueError(f"{part!r} says what follows a timeout_ms, and has none; add it")
+    return policy
 
 
 def _value(name: str, value: str) -> dict[str, Any]:

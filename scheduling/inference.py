@@ -79,6 +79,7 @@ class Inference:
     group: int = -1  # the id of the group's first inference
     # completion tokens that an order may reckon with, of a group its longest; never the true number
     predicted_tokens: int = 0
+    longest_prompt: int = 0  # tokens; of a group its longest, too
     key: tuple[Any, ...] = ()  # its turn when it began to wait, or was paused
     bin: int = 0  # its queue, in modes with several
     delayed: bool = False  # behind all others of its level, by a queue policy

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import random
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -215,13 +215,42 @@ def router(name: str, seed: int = 0) -> Router:
     return ROUTERS[name](seed)
 
 
+class Reported:
+    """A replica's load by its last report, and what was sent there since that was made.
+
+    A report takes time to arrive: what was sent meanwhile is not in it, and is added to it. Times
+    are in any unit, of one clock, or of clocks that agree.
+    """
+
+    def __init__(self, id: int):
+        self.known = Replica(id)
+        self._made_at: float | None = None
+        self._since: deque[tuple[float, int]] = deque()  # when a request was sent, and its tokens
+
+    def sent(self, at: float, tokens: int) -> None:
+        """A request."""
+        self._since.append((at, tokens))
+        self.known.requests += 1
+        self.known.tokens += tokens
+
+    def told(self, made_at: float, requests: int, tokens: int) -> None:
+        """A report; one that is not newer than the last one is known, or outdated."""
+        if self._made_at is not None and made_at <= self._made_at:
+            return
+        self._made_at = made_at
+        while self._since and self._since[0][0] <= made_at:
+            self._since.popleft()
+        self.known.requests = requests + len(self._since)
+        self.known.tokens = tokens + sum(tokens for _, tokens in self._since)
+
+
 class Gateway:
     """A router with the knowledge that it has in practice.
 
     `max_age` 0: it sees what is, as a gateway does that all requests and answers pass (SGLang's
     router, a single handle of Ray Serve). Else it asks the replicas, all at once, when a request
     comes and their last report is that old or older, in the unit of `now`; in between a load is
-    the report's and, with `counts_own`, what this gateway sent there since. That is vLLM's rule for
+    what is `Reported`, with `counts_own` by this gateway, too. That is vLLM's rule for
     data parallelism, which learns of answers with the next report too (a report each 100 ms).
     Without `counts_own` all requests between two reports go where the last one was least (the
     bulletin board of Mitzenmacher, "How useful is old information?", IEEE TPDS 2000), as those of
@@ -232,7 +261,7 @@ class Gateway:
     def __init__(self, router: Router, max_age: float = 0, counts_own: bool = True):
         self.router, self.max_age, self.counts_own = router, max_age, counts_own
         self._reported_at: float | None = None
-        self._known: dict[int, Replica] = {}
+        self._reported: dict[int, Reported] = {}
 
     def looks(self, now: float) -> bool:
         """Whether it goes by what is true now, and not by an earlier report."""
@@ -246,10 +275,11 @@ class Gateway:
             return self.router.choose(asked, replicas)
         if self.looks(now):
             self._reported_at = now
-            self._known = {replica.id: replace(replica) for replica in replicas}
-        known = [self._known.setdefault(each.id, Replica(each.id)) for each in replicas]
+            self._reported = {replica.id: Reported(replica.id) for replica in replicas}
+            for each in replicas:
+                self._reported[each.id].told(now, each.requests, each.tokens)
+        known = [self._reported.setdefault(each.id, Reported(each.id)).known for each in replicas]
         chosen = self.router.choose(asked, known)
         if self.counts_own:
-            self._known[chosen].requests += 1
-            self._known[chosen].tokens += asked.prompt_tokens + asked.num_tokens
+            self._reported[chosen].sent(now, asked.prompt_tokens + asked.num_tokens)
         return chosen

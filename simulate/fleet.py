@@ -33,9 +33,10 @@ class Failure(NamedTuple):
 class Layout:
     """How many replicas there are, and what they are like.
 
-    stale_s: a router's knowledge of the replicas may be so old; counts_own: it counts what it sent
-    since (`scheduling.routers.Gateway`). start_s: from the decision to start a replica until it
-    takes requests. slow: of replicas by number how many times as long their iterations take.
+    stale_s: a router's reports of the replicas may be so old; counts_own: it adds what it sent
+    since they were made (`scheduling.routers.Gateway`). start_s: from the decision to start a
+    replica until it takes requests. slow: of replicas by number how many times as long their
+    iterations take.
     autoscaling: how many there are follows the load; it begins with `replicas`. Raises ValueError.
     """
 

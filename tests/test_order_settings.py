@@ -61,6 +61,11 @@ NOT_UNDERSTOOD = (
         ],
         ("dynamic --order sjf --max-wait-s 0", "--max-wait-s '0': input should be greater than 0"),
         ("dynamic --aging 2", "--aging has no meaning without --order sjf; add that, or leave"),
+        (
+            "dynamic --prefill-weight 1",
+            "--prefill-weight has no meaning without --order sjf or srpt; add that, or leave it",
+        ),
+        ("dynamic --order srpt --prefill-weight -1", "input should be greater than or equal to 0"),
         ("dynamic --order sjf --aging -1", "--aging '-1': input should be greater than or equal"),
         ("dynamic --mlfq-levels 3", "--mlfq-levels has no meaning without --order mlfq"),
         # ---- predicted lengths
@@ -130,6 +135,35 @@ NOT_UNDERSTOOD = (
             "dynamic --order priority --queue-policy 1:max_size=1;01:max_size=2",
             "level 1 has two policies; give it one",
         ),
+        (
+            "dynamic --order priority --queue-policy default:max_size=1;default:max_size=2",
+            "level default has two policies; give it one",
+        ),
+        *[
+            (
+                f"dynamic --order priority --queue-policy {level}:max_size=1,max_size={again}",
+                f"'{level}:max_size=1,max_size={again}' gives max_size twice; give it once",
+            )
+            for level, again in (("1", 1), ("default", 2))
+        ],
+        # ---- answers in order, and orders that they would annul
+        *[
+            (
+                f"dynamic --preserve-ordering {line}",
+                f"{named} lets later requests be answered first, and --preserve-ordering holds "
+                "their answers until those before them are done; leave one of them out",
+            )
+            for line, named in (
+                ("--order srpt", "--order srpt"),
+                ("--order mlfq", "--order mlfq"),
+                ("--order priority", "--order priority with several levels"),
+                (
+                    "--order priority --priority-levels 1 "
+                    "--queue-policy default:timeout_ms=5,action=delay",
+                    "--queue-policy with action=delay",
+                ),
+            )
+        ],
         *[
             (f"dynamic --order priority --queue-policy 1:{text}", f"{text} {NOT_UNDERSTOOD}")
             for text in (
@@ -204,6 +238,9 @@ def test_what_has_a_meaning_is_taken() -> None:
         f"static --order priority --queue-policy {EXAMPLE};3:timeout_ms=0 --max-wait-s 5",
         "dynamic --order priority --priority-levels 2 --default-priority-level 2",
         "dynamic --order srpt --length-predictor constant",
+        "dynamic --order sjf --preserve-ordering",
+        "dynamic --order priority --priority-levels 1 --queue-policy 1:timeout_ms=5,max_size=9 "
+        "--preserve-ordering",
         "multibin --bins 2 --length-predictor noisy:0.5 --order fcfs",
         "windowed --preferred-batch-sizes 32,1",
         "windowed --preferred-batch-sizes 4,2 --batch-size-limit 4",
@@ -223,6 +260,9 @@ def test_a_queue_policy_says_what_it_states_and_leaves_the_rest_as_it_is() -> No
     assert (one.timeout_ms, one.action, one.max_size, one.override) == (2.5, "reject", 0, True)
     assert (two.timeout_ms, two.action, two.max_size, two.override) == (0, "reject", 7, False)
     assert (three.timeout_ms, three.max_size) == (0, 0)
+    order = Priority(queue_policy="2:max_size=7; default :timeout_ms=5")
+    said = {n: (own.timeout_ms, own.max_size) for n, own in order.queue_policies.items()}
+    assert said == {1: (5, 0), 2: (0, 7), 3: (5, 0)}, "the default's is of those without their own"
 
 
 def test_settings_come_from_the_environment_too_and_reach_the_scheduler(tmp_path: Path) -> None:
@@ -232,19 +272,20 @@ def test_settings_come_from_the_environment_too_and_reach_the_scheduler(tmp_path
         f"EB_QUEUE_POLICY={EXAMPLE}\nEB_MAX_WAIT_S=5\n"
     )
     environ = {
-        "EB_PRESERVE_ORDERING": "true",
         "EB_USER_REQUESTS_PER_MINUTE": "3",
         "EB_USER_TOKENS_PER_MINUTE": "300",
         "EB_PREFERRED_BATCH_SIZES": "2,4",
         "EB_MODEL": "fake",
     }
     config = parse(["windowed"], environ, dotenv)
-    assert (config.preserve_ordering, config.user_requests_per_minute) == (True, 3)
+    assert config.user_requests_per_minute == 3
     scheduler = scheduler_of(config)
     assert scheduler.order == Priority(5.0, 2, 2, EXAMPLE)
     assert isinstance(scheduler.policy, Windowed)
     assert scheduler.policy.preferred_batch_sizes == (2, 4)
-    assert scheduler._outbox is not None
+    assert scheduler._outbox is None
+    in_order = {"EB_PRESERVE_ORDERING": "true", "EB_MODEL": "fake"}
+    assert scheduler_of(parse(["static"], in_order, dotenv=None))._outbox is not None
     flags = parse(["windowed", "--priority-levels", "5"], environ, dotenv)
     assert (flags.priority_levels, flags.default_priority_level) == (5, 2)
     again = Config.model_validate_json(config.model_dump_json())
@@ -261,6 +302,7 @@ def test_what_the_environment_says_for_other_modes_and_orders_is_no_error() -> N
         "EB_DEFAULT_PRIORITY_LEVEL": "5",
         "EB_BINS": "8",
         "EB_AGING": "1",
+        "EB_PREFILL_WEIGHT": "1",
         "EB_LENGTH_PREDICTOR": "constant",
         "EB_MAX_WAIT_S": "5",
         "EB_USER_WEIGHTS": "a=2",

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.data import PromptData
 from scheduling.inference import Inference, Iteration, Sampling
 from scheduling.ledger import Ledger
 from scheduling.lengths import Bins, Predictor, predictor
@@ -25,6 +26,7 @@ from scheduling.policies import (
     Policy,
     Priority,
     Sjf,
+    Srpt,
     Static,
     View,
     Windowed,
@@ -65,6 +67,18 @@ def test_an_order_serves_the_worked_example(order: Order, batches: str) -> None:
     for policy in (NoBatching(), Dynamic()):
         served = run(policy, EXAMPLE, order=order, max_batch_size=1)
         assert " ".join(served.batches) == batches
+
+
+@pytest.mark.parametrize(
+    ("order", "mean"),
+    [(Sjf(), 33.5), (Srpt(), 33.5), (Sjf(prefill_weight=0.0), 64), (Srpt(prefill_weight=0.0), 64)],
+)
+def test_a_long_prompt_is_work_too(order: Order, mean: float) -> None:
+    """A prompt of 1,000 takes 63 iterations, 16 tokens each; it went before one that takes two."""
+    asks = [Ask(0.0, prompt=1000, tokens=1), Ask(0.0, prompt=1, tokens=2)]
+    limits: dict[str, Any] = {"max_batch_size": 1, "token_budget": 16, "n_blocks": 300}
+    served = run(Dynamic(), asks, order=order, **limits)
+    assert statistics.mean(at or 0.0 for at in served.answered_at) == mean
 
 
 def test_batches_of_alike_lengths_idle_less() -> None:
@@ -255,6 +269,20 @@ def test_predictions_differ_from_the_truth_as_they_say() -> None:
             predictor(wrong)
 
 
+def test_traces_of_two_seeds_are_mispredicted_otherwise_and_one_always_alike() -> None:
+    """The errors of all seeds were equal, so that `--repeats` repeated them."""
+
+    def errors(seed: int) -> list[int]:
+        noisy = predictor("noisy:0.7")
+        requests = PromptData("fixed:1000", seed=seed).requests(300)
+        return [noisy.predict(Inference([0], 1000, Sampling(seed=r.seed or 0))) for r in requests]
+
+    assert errors(0) == errors(0) and errors(1) == errors(1)
+    assert abs(statistics.correlation(errors(0), errors(1))) < 0.2
+    far = PromptData(seed=10**18).requests(2)
+    assert all(0 <= (request.seed or 0) < 2**63 for request in far), "which a server takes"
+
+
 def test_a_line_is_fitted_on_what_was_answered_and_not_on_what_was_asked() -> None:
     line = predictor("prompt")
     before = line.predict(Inference([0] * 5, 9))
@@ -297,6 +325,10 @@ def test_groups_go_by_their_longest_prediction_and_stay_together() -> None:
     scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
     scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
     assert [i.id for i in scheduler.lobby.queues[0].by_key.values()] == [2, 0, 1]
+    scheduler = make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)
+    scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
+    scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
+    assert [i.id for i in scheduler.lobby.queues[0].by_key.values()] == [2, 0, 1], "and prompt"
 
 
 def test_an_order_changes_no_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -383,6 +383,10 @@ def test_each_level_has_a_queue_of_its_own_which_counts_prompts_and_is_all_or_no
             scheduler.enqueue(ask.group(4), 1.0)
     assert counts(scheduler) == (3, 0), "nothing of them was queued"
     scheduler.enqueue(Ask(1.0, rows=2).group(4), 1.0)
+    others = make_scheduler(Dynamic(), order=levels("1:max_size=2;default:max_size=1"))
+    others.enqueue(Ask(0.0, rows=2).group(4), 0.0)
+    with pytest.raises(Overloaded, match="0 requests of level 2 are waiting, of 1"):
+        others.enqueue(Ask(0.0, rows=2, priority=2).group(4), 0.0)
     unlimited = make_scheduler(Dynamic(), order=levels("1:max_size=0;2:max_size=1"))
     unlimited.enqueue(Ask(0.0, rows=100).group(4), 0.0)
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -270,11 +271,15 @@ def test_a_user_stays_with_a_replica() -> None:
 def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> None:
     fleet = Fleet("least_tokens", "a", "b")
     a, b = fleet.replicas
-    a.routing_stats, b.routing_stats = {"at": 1.0, "tokens": 500}, {"at": 1.0, "tokens": 0}
+    began = time.time()
+    for each, tokens in ((a, 500), (b, 0)):
+        each.routing_stats = {"at": began - 2, "tokens": tokens}
     assert fleet.sent(Request([[1] * 100], 300)) == "b"
     assert fleet.sent(Request([[1] * 10], 200)) == "b", "400 there now"
     assert fleet.sent(Request([[1] * 10], 10)) == "a", "610 there now"
-    b.routing_stats = {"at": 2.0, "tokens": 5}
+    b.routing_stats = {"at": began - 1, "tokens": 0}
+    assert fleet.sent(Request([[1] * 10], 10)) == "a", "a new one, made before all that"
+    b.routing_stats = {"at": time.time(), "tokens": 5}
     assert fleet.sent(Request([[1] * 10], 10)) == "b"
 
 

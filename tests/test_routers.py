@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.blocks import block_keys
-from scheduling.routers import ROUTERS, Asked, Gateway, PrefixAffinity, Replica, Router, router
+from scheduling.routers import (
+    ROUTERS,
+    Asked,
+    Gateway,
+    PrefixAffinity,
+    Replica,
+    Reported,
+    Router,
+    router,
+)
 from tests.counts import examples
 
 REPLICAS = st.lists(
@@ -262,6 +271,22 @@ def test_a_gateway_asks_again_when_its_report_is_old_and_knows_at_once_who_is_up
         "a new one is taken for idle"
     )
     assert (busy.requests, other.requests) == (0, 1), "what is true is its caller's"
+
+
+def test_what_was_sent_since_a_report_was_made_is_added_to_it() -> None:
+    """1,000 tokens were sent; an older report came, and the load was taken for 0."""
+    replica = Reported(3)
+    replica.told(0.1, 2, 70)
+    replica.sent(1.0, 1000)
+    replica.told(0.9, 0, 0)
+    assert replica.known == Replica(3, 1, 1000)
+    replica.sent(1.1, 10)
+    replica.told(1.0, 1, 600)
+    assert replica.known == Replica(3, 2, 610), "what was sent by then is in it"
+    replica.told(0.95, 9, 9000)
+    assert replica.known == Replica(3, 2, 610), "it came late: a newer one is known"
+    replica.told(1.2, 0, 0)
+    assert replica.known == Replica(3)
 
 
 def test_a_gateway_counts_all_tokens_of_what_it_sent() -> None:

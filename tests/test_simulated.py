@@ -225,6 +225,17 @@ def test_step_computes_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert isinstance(target, Simulated) and target.jump is jump
 
 
+def test_requests_that_bring_no_seed_are_mispredicted_each_in_its_own_way() -> None:
+    """As by a server, which then counts seeds; here all had the same error, which orders nobody."""
+
+    def ends(asks: Sequence[Request]) -> list[float]:
+        _, outcomes = served(asks, order="sjf", length_predictor="noisy:1")
+        return [outcome.ended_at for outcome in outcomes]
+
+    without = ends([ask(i) for i in range(8)])
+    assert without == ends([ask(i, seed=i) for i in range(8)]) != sorted(without)
+
+
 @pytest.mark.parametrize(
     ("mode", "settings", "arrival", "drawn"),
     [

@@ -141,6 +141,22 @@ def test_on_one_row_no_schedule_has_a_smaller_mean_latency(jobs: list[tuple[int,
     assert sum(latencies) == least(0, tuple(tokens for _, tokens in jobs))
 
 
+@pytest.mark.parametrize(("tokens", "goes_first"), [(6, "A"), (4, "B")])
+def test_of_a_prompt_that_is_half_computed_the_rest_counts(tokens: int, goes_first: str) -> None:
+    """At 8 A has computed 80 of its prompt of 100: 20 are worth 4, and its token 1."""
+    asks = [Ask(0.0, prompt=100, tokens=1), Ask(7.5, tokens=tokens)]
+    served = run(Dynamic(), asks, order=Srpt(), max_batch_size=1, token_budget=10)
+    assert served.batches[8] == goes_first
+
+
+def test_what_a_preemption_took_is_left_to_compute_again() -> None:
+    order, taken = Srpt(), Inference([0] * 8, 5)
+    taken.predicted_tokens, taken.tokens, taken.admitted_at = 5, [7] * 3, 0.0
+    assert order.key(taken) == pytest.approx(2 + 0.2 * 11)
+    taken.computed, taken.decodes = 10, True
+    assert order.key(taken) == 2
+
+
 def test_more_are_admitted_than_rows_are_computed_as_far_as_blocks_go() -> None:
     # pool of 4 blocks of 4: A and B, two blocks each; C would need one more, and waits until B is
     # done, since blocks of whole lives are given up by nobody

@@ -15,7 +15,7 @@ from scheduling.scheduler import Scheduler
 from simulate import drive
 
 TEXTS = {  # of settings that are text, what they may say
-    "queue_policy": ["", "1:max_size=100;2:timeout_ms=5000,action=delay"],
+    "queue_policy": ["", "default:max_size=100;2:timeout_ms=5000,action=delay"],
     "user_weights": ["", "a=3"],
 }
 

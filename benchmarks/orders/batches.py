@@ -91,7 +91,7 @@ def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[
             live += record.rows["live"]
             computed += len(record.iteration.rows)
 
-    serve(mode, settings, burst, asked(burst, seed), observed)
+    serve(mode, settings, burst, asked(burst), observed)
     return {
         "useful": 100 * live / computed,
         "closed_form": closed_form(case["variant"], case["rows"], n),

@@ -116,7 +116,7 @@ def trace(name: str, seconds: float, seed: int) -> list[Asked]:
                 request.model_copy(update={"at": request.at + begins * seconds})
                 for request in data.requests(n, f"poisson:{rate:g}", scaled=True)
             ]
-            sent += map(Asked, requests, asked(requests, data.seed, user=user))
+            sent += map(Asked, requests, asked(requests, user=user))
     return sorted(sent, key=lambda each: each.request.at)
 
 

@@ -91,7 +91,7 @@ def cases() -> list[dict[str, Any]]:
 def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[str, Any]:
     rate = case["load"] * capacity(case["of"], LENGTHS).requests
     requests = data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
-    inferences = asked(requests, seed)
+    inferences = asked(requests)
     settings = {"max_batch_size": case["rows"], "kv_blocks": BLOCKS, **VARIANTS[case["variant"]]}
     end = serve("dynamic", settings, requests, inferences)
     times_s = latencies(inferences)

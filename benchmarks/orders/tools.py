@@ -67,13 +67,9 @@ def data_of(lengths: str, seed: int) -> PromptData:
     return PromptData(lengths, seed=seed, prompts="ids")
 
 
-def asked(requests: Sequence[Request], seed: int, **who: Any) -> list[Inference]:
-    """The requests as a server queues them. Their own seeds, by which lengths are mispredicted,
-    differ from trace to trace.
-    """
-    return [
-        Inference(r.ids, r.num_tokens, Sampling(seed=seed * 10**6 + r.id), **who) for r in requests
-    ]
+def asked(requests: Sequence[Request], **who: Any) -> list[Inference]:
+    """The requests as a server queues them."""
+    return [Inference(r.ids, r.num_tokens, Sampling(seed=r.seed or 0), **who) for r in requests]
 
 
 def serve(
@@ -117,7 +113,7 @@ class Capacity(NamedTuple):
 def capacity(rows: int, lengths: str, kv_blocks: int | None = None, n: int = 2000) -> Capacity:
     burst = data_of(lengths, 2**31).requests(n, "burst", scaled=True)
     settings = {"max_batch_size": rows, "kv_blocks": kv_blocks}
-    rate = n / serve("dynamic", settings, burst, asked(burst, 0))
+    rate = n / serve("dynamic", settings, burst, asked(burst))
     tokens = statistics.mean(request.num_tokens for request in burst)
     return Capacity(rate, rate * tokens, rate * statistics.mean(len(r.ids) for r in burst))
 

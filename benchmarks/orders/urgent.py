@@ -92,7 +92,7 @@ def cases() -> list[dict[str, Any]]:
 def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[str, Any]:
     rate = case["load"] * capacity(ROWS, LENGTHS, blocks()).requests
     requests = data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
-    inferences = asked(requests, seed)
+    inferences = asked(requests)
     rng = np.random.default_rng([seed, 7])
     for chosen in rng.choice(n, round(URGENT * n), replace=False):
         inferences[chosen].priority = 1

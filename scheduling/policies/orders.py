@@ -137,11 +137,13 @@ class Priority(Bounded):
     default_priority_level: int | None = setting(
         None, "level of a request that names none, or 0", "the middle one", ge=1
     )
-    queue_policy: str = setting("", f"of levels that have one: {EXAMPLE};2:…", "none")
+    queue_policy: str = setting(
+        "", f"of levels, and of all others by default: {EXAMPLE};default:…", "none"
+    )
 
     @cached_property
     def queue_policies(self) -> Mapping[int, QueuePolicy]:
-        return read_queue_policies(self.queue_policy)
+        return read_queue_policies(self.queue_policy, self.priority_levels)
 
     def check(self, group: Sequence[Inference]) -> None:
         default = self.default_priority_level or (self.priority_levels + 1) // 2
@@ -160,20 +162,44 @@ class Priority(Bounded):
 
 
 @dataclass(frozen=True)
-class Sjf(Bounded):
-    """Shortest job first, by predicted completion tokens (Qiu et al., 2024).
+class ByWork(Order):
+    """By the work that is left, in decoded tokens: those predicted, and `prefill_weight` for each
+    token of the prompt to compute.
 
-    With `aging`, a request that came a second earlier goes before one that is so many tokens
-    shorter: length − aging · waited sorts as length + aging · arrived, which does not change.
+    What the prefix cache holds of a waiting prompt counts as to compute: it may change at any time,
+    and a turn does not.
     """
 
     by_length: ClassVar[bool] = True
+    prefill_weight: float = setting(
+        0.2, "decoded tokens that a prompt token to compute is worth", ge=0, allow_inf_nan=False
+    )
+
+    def arrive(self, group: Sequence[Inference]) -> None:
+        longest = max(len(member.prompt_ids) for member in group)
+        for member in group:
+            member.longest_prompt = longest
+
+    def work(self, inference: Inference) -> float:
+        """Of one of which nothing is computed: of its group's longest."""
+        return inference.predicted_tokens + self.prefill_weight * inference.longest_prompt
+
+
+@dataclass(frozen=True)
+class Sjf(ByWork, Bounded):
+    """Shortest job first, by prompt and predicted completion tokens (Qiu et al., 2024, by the
+    latter alone: a `prefill_weight` of 0).
+
+    With `aging`, a request that came a second earlier goes before one whose work is so many tokens
+    less: work − aging · waited sorts as work + aging · arrived, which does not change.
+    """
+
     aging: float = setting(
-        0.0, "tokens that a second of waiting is worth", ge=0, allow_inf_nan=False
+        0.0, "decoded tokens that a second of waiting is worth", ge=0, allow_inf_nan=False
     )
 
     def key(self, inference: Inference) -> float:
-        return inference.predicted_tokens + self.aging * inference.arrived_at
+        return self.work(inference) + self.aging * inference.arrived_at
 
 
 def prompt_charge(group: Sequence[Inference]) -> int:

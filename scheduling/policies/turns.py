@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from scheduling.policies.base import Account, Plan, View, setting, tokens_to_compute
 from scheduling.policies.demand import VICTIMS, Victim, tokens_held
-from scheduling.policies.orders import Bounded, Order
+from scheduling.policies.orders import Bounded, ByWork
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Srpt(Order):
+class Srpt(ByWork):
     """Shortest remaining processing time: by predicted completion tokens that are left, at least
-    one. A long request may starve.
+    one, and by what is left of the prompt; after a preemption that is all that it took. A long
+    request may starve.
     """
 
     in_order: ClassVar[bool] = False
     preemptive: ClassVar[bool] = True
-    by_length: ClassVar[bool] = True
 
-    def key(self, inference: Inference) -> int:
-        return max(1, inference.predicted_tokens - len(inference.tokens))
+    def key(self, inference: Inference) -> float:
+        if inference.admitted_at is None:
+            return self.work(inference)
+        left = max(1, inference.predicted_tokens - len(inference.tokens))
+        return left + (0 if inference.decodes else self.prefill_weight * inference.uncomputed)
 
 
 @dataclass(frozen=True)
