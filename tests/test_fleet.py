@@ -92,6 +92,7 @@ def test_rows_that_cost_nothing_are_servers_of_one_queue(rows: int, load: float)
     assert mean_wait(trace) - TOKEN_S / 2 == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_at_random_each_replica_is_a_queue_of_its_own_and_a_look_at_them_helps() -> None:
     load, mean, k = 0.8, 25.0, 4
     rate = load * k / (mean * TOKEN_S)

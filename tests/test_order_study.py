@@ -57,6 +57,7 @@ def test_the_closed_form_of_bins_is_the_papers() -> None:
     assert gains == pytest.approx([1, 1.32, 1.57, 1.74, 1.83], abs=0.005)
 
 
+@pytest.mark.nightly
 def test_fair_serves_the_modest_one_at_once_and_a_limit_leaves_rows_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -85,6 +86,7 @@ def test_who_waits_when() -> None:
     assert fair.waits(waited) == [(0, 3), (5, 6)]
 
 
+@pytest.mark.nightly
 def test_urgent_ones_are_served_sooner_and_late_ones_starve_or_are_refused() -> None:
     names = ("fcfs", "priority", "priority, late ones delayed", "priority, late ones rejected")
     of = {name: served(urgent.PART, 300, load=1.2, variant=name) for name in names}

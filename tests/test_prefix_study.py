@@ -13,6 +13,8 @@ from scheduling.blocks import block_keys
 from scheduling.inference import Inference
 from tests.programs import ran
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -48,6 +48,7 @@ def test_what_a_front_end_adds_is_told_beside_the_plain_server() -> None:
     assert table[-1].count("5.00 ± 0.00") == len(fronts.COSTS)
 
 
+@pytest.mark.nightly
 def test_one_request_at_a_time_costs_time_and_cpu() -> None:
     """A plain server: a stream of 100 tokens takes longer than one token."""
     with (
@@ -59,6 +60,7 @@ def test_one_request_at_a_time_costs_time_and_cpu() -> None:
     assert found["request_cpu_ms"] + found["stream_cpu_ms"] > 0
 
 
+@pytest.mark.nightly
 def test_many_clients_get_more_answers_than_one_and_wait_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -71,6 +71,7 @@ def test_what_a_run_takes_is_measured_jumping_and_stepping(
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.nightly
 def test_routers_serve_the_same_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routers, "REPLICAS", (1, 2))
     monkeypatch.setattr(routers, "LEAST", 60)
