@@ -48,7 +48,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     """
     server = server or Server(config)
     app = Flask(__name__, static_folder=None)
-    guard(app, config.api_key, server.live is not None)
+    guard(app, config.users_of_keys, server.live is not None)
     app.config["MAX_CONTENT_LENGTH"] = (
         MAX_BODY_BYTES + 1
     )  # where Flask stops reading a body without a Content-Length
@@ -84,7 +84,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
 
     @app.get("/openapi.json")
     def openapi() -> Response:
-        return respond_json(document(config.api_key is not None, has_page))
+        return respond_json(document(bool(config.users_of_keys), has_page))
 
     @app.get("/")
     def about() -> Response:

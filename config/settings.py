@@ -5,7 +5,6 @@ from it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from pydantic import (
 )  # fmt: skip
 
 from config import checks
+from config.keys import digest, read_key, read_keys
 from config.tables import of_tables, setting
 from scheduling.door import read_queue_policies, read_user_weights
 from scheduling.lengths import predictor
@@ -39,6 +39,7 @@ ONLY_OVER_HTTP = (
     "host",
     "port",
     "api_key",
+    "api_keys",
     "log_level",
 )
 POOL_SIZES = ("kv_blocks", "kv_cache_gb", "gpu_memory_utilization")  # one of them alone
@@ -235,6 +236,14 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         exclude=True,
         repr=False,
     )
+    api_keys: dict[str, str] | None = setting(  # the user of each, by its digest
+        None,
+        "the same with a key for each user: a file of lines NAME KEY; limits, fairness and logs go "
+        "by that name",
+        "none",
+        exclude=True,
+        repr=False,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "debug, info, warning or error"
     )
@@ -256,6 +265,11 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
     @classmethod
     def _read_key(cls, value: Any) -> Any:
         return read_key(value) if isinstance(value, str) else value
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _read_keys(cls, value: Any) -> Any:
+        return read_keys(value) if isinstance(value, str) else value
 
     @field_validator("decoder_batch_sizes")
     @classmethod
@@ -374,15 +388,16 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         """What the user should know but need not change."""
         return checks.warnings(self)
 
+    @property
+    def users_of_keys(self) -> dict[str, str | None]:
+        """The user whom each key names, by the key's digest; api_key names none. Empty: whoever
+        asks needs no key.
+        """
+        if self.api_key is not None:
+            return {digest(self.api_key.get_secret_value()): None}
+        return {**(self.api_keys or {})}
+
     def handoff(self) -> str:
-        """All of it as JSON, the key too, for the worker that gunicorn starts and nobody else."""
-        return json.dumps(
-            self.model_dump() | {"api_key": self.api_key and self.api_key.get_secret_value()}
-        )
-
-
-def read_key(text: str) -> str | None:
-    """An API key, or None for "none". Raises ValueError, which does not show it."""
-    if not re.fullmatch("[!-~]+", text):
-        raise ValueError("a key is letters, digits and signs of ASCII without spaces, or none")
-    return None if text == "none" else text
+        """All of it as JSON, keys too, for the worker that gunicorn starts and nobody else."""
+        key = self.api_key and self.api_key.get_secret_value()
+        return json.dumps(self.model_dump() | {"api_key": key, "api_keys": self.api_keys})
