@@ -48,7 +48,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     """
     server = server or Server(config)
     app = Flask(__name__, static_folder=None)
-    guard(app, config.api_key, server.live is not None)
+    guard(app, config.users_of_keys, server.live is not None)
     guard_hosts(app, config.hosts)
     app.config["MAX_CONTENT_LENGTH"] = (
         MAX_BODY_BYTES + 1
@@ -85,7 +85,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
 
     @app.get("/openapi.json")
     def openapi() -> Response:
-        return respond_json(document(config.api_key is not None, has_page))
+        return respond_json(document(bool(config.users_of_keys), has_page))
 
     @app.get("/")
     def about() -> Response:
@@ -201,11 +201,26 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
             "listening to this machine alone; --host 0.0.0.0 listens to others too", file=sys.stderr
         )
     _allow_files(config)
+    _clear_gunicorns_own()
     root = Path(__file__).resolve().parent
     os.environ[HANDOFF] = config.handoff()
     command = [sys.executable, "-m", "gunicorn", "--config", str(root / "gunicorn_conf.py"), entry]
     os.chdir(root)
     os.execv(sys.executable, command)
+
+
+def _clear_gunicorns_own() -> None:
+    """gunicorn_conf.py follows from the Config, and gunicorn lets its variables go before it: a
+    second worker would be a second engine.
+    """
+    for name in sorted(os.environ):
+        if name.startswith("GUNICORN_") or name in ("WEB_CONCURRENCY", "FORWARDED_ALLOW_IPS"):
+            print(
+                f"warning: {name} is gunicorn's own and is ignored here; the settings are flags or "
+                "EB_… (--help)",
+                file=sys.stderr,
+            )
+            del os.environ[name]
 
 
 def _allow_files(config: Config) -> None:

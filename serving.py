@@ -149,6 +149,7 @@ class Server:
                     deadline,
                     rule.new() if rule else None,
                     user=request.user or None,
+                    request_id=request.id,
                     priority=request.priority,
                     queue_timeout_s=request.queue_timeout_s,
                     keys=keys and [*keys],

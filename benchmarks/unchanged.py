@@ -31,7 +31,7 @@ from config import MODES
 TIMES = re.compile(
     r'"(arrived_at|queue_s|ttft_s|decode_s|held_s|e2e_s|created)":[\d.e-]+|"itl_s":\[[^\]]*\]'
 )
-IDS = re.compile(r'"id":"(cmpl|chatcmpl)-\d+"')
+IDS = re.compile(r'"id":"(cmpl|chatcmpl)-[0-9a-f]+"')
 WARM = {"temperature": 0.7, "seed": 5}
 USAGE = {"include_usage": True}
 SENT: list[tuple[str, Any]] = [

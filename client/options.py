@@ -262,6 +262,10 @@ def chosen(known: argparse.Namespace) -> dict[str, Any]:
 
 def check(options: Options) -> None:
     """Raises ConfigError for what cannot be compared."""
+    if any("api_keys" in options.settings(name) for name in options.variants):
+        raise ConfigError(
+            "--api-keys is of a server with several users, and here one client asks; use --api-key"
+        )
     for name in options.variants:
         options.config(name)
     modes = dict.fromkeys(variant.mode for variant in options.variants.values())

@@ -63,7 +63,8 @@ def server(
         if meaningful(setting, mode) and setting != "api_key":
             command += as_flag(setting, value)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"EB_API_KEY": key or "none", "PYTHONPATH": path}
+    ours = {"EB_API_KEY": key or "none", "EB_API_KEYS": "none", "PYTHONPATH": path}
+    environment = os.environ | ours
     environment.pop("RAY_ADDRESS", None)  # of a cluster elsewhere, which would be another server
     with tempfile.TemporaryFile() as output:
         # a session of its own: Ctrl-C reaches us alone, and we stop it

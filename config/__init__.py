@@ -4,10 +4,12 @@ settings   every setting, with its meaning and its limits
 tables     those among them that are fields of policies
 checks     what does not fit together
 resolve    what `auto` means on this machine
+keys       who may ask, and by which name
 flags      command line, environment and .env
 """
 
 from config.flags import Parser, add_settings, build, from_environment, parse, refuse_unknown
+from config.keys import read_key
 from config.settings import (
     DOOMED_FILES,
     END_S,
@@ -17,7 +19,6 @@ from config.settings import (
     SPARE_FILES,
     Config,
     ConfigError,
-    read_key,
 )
 from config.tables import ONLY_IN, flag, has_effect, meaningful
 from scheduling.policies import MODES

@@ -78,6 +78,11 @@ def refuse_what_does_not_fit(config: Config) -> None:
         raise ValueError(
             f"record and request_log are both {config.record}; choose another --record"
         )
+    if config.api_key is not None and config.api_keys is not None:
+        raise ValueError(
+            "--api-key and --api-keys both say who may ask; leave one of them out (where .env sets "
+            "it, --api-key none does)"
+        )
     if config.live_prompts and config.live == "off":
         raise ValueError(
             "live_prompts are shown on the page that live off leaves out; leave one of them out"
@@ -112,7 +117,7 @@ def refuse_what_does_not_fit(config: Config) -> None:
 def warnings(config: Config) -> list[str]:
     """What the user of a Config should know but need not change."""
     found = []
-    if config.api_key is None and not is_loopback(config.host):
+    if not config.users_of_keys and not is_loopback(config.host):
         found.append(
             f"whoever reaches {config.host}:{config.port} may use this server; --api-key (or "
             f"EB_API_KEY) bars others"

@@ -117,8 +117,9 @@ def build(
             raise ConfigError(
                 f"{flag(unused[0])} has no meaning with {flag(name)} {value}; leave one of them out"
             )
-    if flags.get("api_key", values.get("api_key")) == "":  # left out it would be open to everyone
-        raise ConfigError("--api-key is empty; give a key, or none")
+    for name, what in (("api_key", "a key"), ("api_keys", "a file of keys")):
+        if flags.get(name, values.get(name)) == "":  # left out it would be open to everyone
+            raise ConfigError(f"{flag(name)} is empty; give {what}, or none")
     try:
         config = Config(**fill_in({**values, **flags, "mode": mode}))
         if config.device == "cpu" and (unused := [name for name in flags if name in ONLY_ON_GPU]):

@@ -5,7 +5,6 @@ from it.
 from __future__ import annotations
 
 import json
-import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from pydantic import (
 )  # fmt: skip
 
 from config import checks
+from config.keys import digest, read_key, read_keys
 from config.tables import of_tables, setting
 from scheduling.door import read_queue_policies, read_user_weights
 from scheduling.lengths import predictor
@@ -40,6 +40,7 @@ ONLY_OVER_HTTP = (
     "host",
     "port",
     "api_key",
+    "api_keys",
     "allowed_hosts",
     "log_level",
 )
@@ -237,6 +238,14 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         exclude=True,
         repr=False,
     )
+    api_keys: dict[str, str] | None = setting(  # the user of each, by its digest
+        None,
+        "the same with a key for each user: a file of lines NAME KEY; limits, fairness and logs go "
+        "by that name",
+        "none",
+        exclude=True,
+        repr=False,
+    )
     allowed_hosts: str = setting(
         "",
         "without a key: names beside localhost by which clients may reach this server, separated "
@@ -264,6 +273,11 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
     @classmethod
     def _read_key(cls, value: Any) -> Any:
         return read_key(value) if isinstance(value, str) else value
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _read_keys(cls, value: Any) -> Any:
+        return read_keys(value) if isinstance(value, str) else value
 
     @field_validator("decoder_batch_sizes")
     @classmethod
@@ -388,19 +402,20 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
         a key, or since the user says so.
         """
         named = {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
-        if self.api_key is not None or "*" in named:
+        if self.users_of_keys or "*" in named:
             return None
         return frozenset(named | {"localhost", self.host.lower(), socket.gethostname().lower()})
 
+    @property
+    def users_of_keys(self) -> dict[str, str | None]:
+        """The user whom each key names, by the key's digest; api_key names none. Empty: whoever
+        asks needs no key.
+        """
+        if self.api_key is not None:
+            return {digest(self.api_key.get_secret_value()): None}
+        return {**(self.api_keys or {})}
+
     def handoff(self) -> str:
-        """All of it as JSON, the key too, for the worker that gunicorn starts and nobody else."""
-        return json.dumps(
-            self.model_dump() | {"api_key": self.api_key and self.api_key.get_secret_value()}
-        )
-
-
-def read_key(text: str) -> str | None:
-    """An API key, or None for "none". Raises ValueError, which does not show it."""
-    if not re.fullmatch("[!-~]+", text):
-        raise ValueError("a key is letters, digits and signs of ASCII without spaces, or none")
-    return None if text == "none" else text
+        """All of it as JSON, keys too, for the worker that gunicorn starts and nobody else."""
+        key = self.api_key and self.api_key.get_secret_value()
+        return json.dumps(self.model_dump() | {"api_key": key, "api_keys": self.api_keys})

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from fastapi import Request as Http
 from fastapi.responses import Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.datastructures import Headers
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -27,7 +27,15 @@ from observers.run import Run, added
 from scheduling.errors import InvalidRequest, ServingError
 from tokenizer import load_tokenizer
 from wire import own, refusals
-from wire.messages import STREAM, STREAM_HEADERS, Answer, answer, failure
+from wire.messages import (
+    REQUEST_ID,
+    STREAM,
+    STREAM_HEADERS,
+    Answer,
+    answer,
+    failure,
+    request_id,
+)
 from wire.openapi import OPEN, document, offered
 from wire.request import Request, RequestReader
 
@@ -87,9 +95,14 @@ def create_app(config: Config, replicas: Replicas, pids: Sequence[int] = ()) -> 
     ):
 
         async def complete(http: Http, read: Callable[[bytes], Request] = read) -> Response:
-            return await ask(read(await body_of(http)), http.scope.get("replica"))
+            request = read(await body_of(http)).named(http.scope["of_user"], http.scope["id"])
+            return await ask(request, http.scope.get("replica"))
 
         app.add_route(path, complete, methods=["POST"])
+
+    @app.post("/tokenize")
+    async def tokenize(http: Http) -> Response:
+        return respond(answer(reader.tokenize(await body_of(http))))
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -140,7 +153,7 @@ def create_app(config: Config, replicas: Replicas, pids: Sequence[int] = ()) -> 
 
     @app.get("/openapi.json")
     async def openapi() -> Response:
-        return respond(answer(document(config.api_key is not None, has_page)))
+        return respond(answer(document(bool(config.users_of_keys), has_page)))
 
     @app.get("/")
     async def about(http: Http) -> Response:
@@ -197,15 +210,19 @@ def create_app(config: Config, replicas: Replicas, pids: Sequence[int] = ()) -> 
     async def defect(http: Http, error: Exception) -> Response:
         return respond(failure(error))  # and Ray's log has it
 
-    app.add_middleware(Guard, key=config.api_key and config.api_key.get_secret_value())
+    app.add_middleware(Guard, keys=config.users_of_keys, hosts=config.hosts)
     return app
 
 
 class Guard:
-    """Asked before any route: the key, that a POST is JSON, and which replica is meant."""
+    """Asked before any route: a key, if there are any, that a POST is JSON, and which replica is
+    meant. The answer has the request's id in a header.
+    """
 
-    def __init__(self, app: Any, key: str | None):
-        self._app, self._key = app, key
+    def __init__(
+        self, app: Any, keys: Mapping[str, str | None], hosts: Collection[str] | None = None
+    ):
+        self._app, self._keys, self._hosts = app, keys, hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -219,20 +236,34 @@ class Guard:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        try:
-            self._check(scope, headers)
-        except ServingError as error:
-            await respond(failure(error))(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        given = headers.get(REQUEST_ID.lower(), "")
+        id_ = request_id(given)
 
-    def _check(self, scope: Any, headers: Headers) -> None:
+        async def named(message: Any) -> None:
+            # Ray's proxy, which makes an id where there is none, echoes the one that was given
+            if message["type"] == "http.response.start" and id_ != given:
+                MutableHeaders(scope=message)[REQUEST_ID] = id_
+            await send(message)
+
+        try:
+            scope = {**scope, "id": id_, "of_user": self._check(scope, headers)}
+        except ServingError as error:
+            await respond(failure(error))(scope, receive, named)
+            return
+        await self._app(scope, receive, named)
+
+    def _check(self, scope: Any, headers: Mapping[str, str]) -> str | None:
+        """Whom its key names."""
         is_open = f"{scope['method']} {scope['path']}" in OPEN
         looks = scope["path"] == "/" and refusals.wants_page(headers.get("accept", ""))
-        if self._key is not None and not (is_open or looks):
-            refusals.check_key(self._key, headers.get("authorization", ""))
+        user = None
+        if not (is_open or looks):
+            user = refusals.user_of(self._keys, headers.get("authorization", ""))
+        if self._hosts is not None and scope["path"] not in ("/health", "/ready"):
+            refusals.check_host(headers.get("host", ""), self._hosts)
         if scope["method"] == "POST":
             refusals.check_post(headers.get("content-type", ""))
+        return user
 
 
 def respond(told: Answer) -> Response:

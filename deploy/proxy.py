@@ -57,7 +57,7 @@ class Server:
     def start(self) -> None:
         self.was_ready = False
         self.process = subprocess.Popen(
-            self._command, cwd=ROOT, env=self._environment, start_new_session=True
+            self._command, env=self._environment, start_new_session=True
         )
 
     def is_ready(self) -> bool:

@@ -203,7 +203,8 @@ def application(
     process that started it all.
     """
     most_replicas = rule.max_replicas if rule else replicas
-    text = config.model_copy(update={"api_key": None}).handoff()  # asked for by the ingress alone
+    # keys are asked for by the ingress alone
+    text = config.model_copy(update={"api_key": None, "api_keys": None}).handoff()
     # Ray's own is 5. The server's door decides, which counts completions and not requests, and
     # what it refuses it refuses with a sentence.
     most = config.max_in_flight + SPARE

@@ -46,6 +46,7 @@ class RequestLog:
             "id": i.id,
             "group": i.group,
             "leader": i.leader.id if i.leader else None,  # whose prompt this one shares
+            "request_id": i.request_id or None,
             "user": i.user,
             "priority": i.priority,
             "predicted_tokens": i.predicted_tokens,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 
 from batching import LONGEST_WAIT_S
 from routes.responses import body, respond_json
@@ -44,6 +44,10 @@ def blueprint(server: Server) -> Blueprint:
     def chat() -> Response:
         return completions.answer(reader.chat(body()))
 
+    @routes.post("/tokenize")
+    def tokenize() -> Response:
+        return respond_json(reader.tokenize(body()))
+
     @routes.get("/v1/models")
     def models() -> Response:
         return respond_json(own.models(server.config, started))
@@ -66,7 +70,7 @@ class Completions:
 
     def answer(self, asked: Request) -> Response:
         """Raises what is wrong with it, and the first error of a member."""
-        exchange = Exchange(self.server, asked)
+        exchange = Exchange(self.server, asked.named(g.user, g.request_id))
         if asked.stream:
             return self._stream(exchange)
         self._wait_for(exchange.group)

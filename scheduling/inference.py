@@ -65,6 +65,7 @@ class Inference:
     streamed: bool = False
 
     user: str | None = None  # on whose behalf it comes
+    request_id: str = ""  # what its client calls the request, for the request log
     # its level, 1 first; 0: the default one, which is filled in where levels have a meaning
     priority: int = 0
     # longest wait that it asks of its level's queue policy, which may be shorter

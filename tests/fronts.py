@@ -124,7 +124,7 @@ COMPARED = (
 )
 OWN = re.compile(  # an answer's, or a process's
     r'("(?:arrived_at|(?:queue|ttft|decode|held|e2e|preempted|paused|itl)_s|created|pids|host|port)'
-    r'":)(?:[0-9.e-]+|\[[^\]]*\]|"[^"]*")|("id":)"(?:chat)?cmpl-[0-9]+"'
+    r'":)(?:[0-9.e-]+|\[[^\]]*\]|"[^"]*")|("id":)"(?:chat)?cmpl-[0-9a-f]+"'
 )
 
 

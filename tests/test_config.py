@@ -11,8 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
+import app
 import kernels
-from config import Config, ConfigError, build, flag, from_environment, has_effect, parse, resolve
+from config import (
+    HANDOFF,
+    Config,
+    ConfigError,
+    build,
+    flag,
+    from_environment,
+    has_effect,
+    parse,
+    resolve,
+)
+from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -368,6 +380,31 @@ def test_help_lists_every_setting_with_its_default() -> None:
         if name != "mode":
             assert flag(name) in shown
     assert shown.count("(default:") == len(Config.model_fields) - 1
+
+
+def test_what_gunicorn_reads_from_the_environment_is_cleared_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`GUNICORN_CMD_ARGS="--workers 2"` goes before a configuration file: it made two engines, of
+    which each had half of the requests.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(HANDOFF, "")
+    gunicorns = {
+        "GUNICORN_CMD_ARGS": "--workers 2",
+        "GUNICORN_FD": "3",
+        "WEB_CONCURRENCY": "auto",
+        "FORWARDED_ALLOW_IPS": "*",
+    }
+    for name, value in gunicorns.items():
+        monkeypatch.setenv(name, value)
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, command: started.append(dict(os.environ)))
+    app.main(["dynamic", "--model", "fake", "--port", str(free_port())])
+    [environment] = started
+    assert HANDOFF in environment and not gunicorns.keys() & environment.keys()
+    said = capsys.readouterr().err
+    assert all(f"warning: {name} is gunicorn's own" in said for name in gunicorns)
 
 
 def test_the_launcher_exits_with_2_and_no_traceback() -> None:

@@ -98,6 +98,7 @@ ANSWERED: list[tuple[str, Any]] = [
     (COMPLETIONS, OPENAI | {"prompt": [104, 105], "user": "ann", "priority": 1}),
     (CHATS, CHAT),
     (CHATS, CHAT | {"n": 2, "stop": "e"}),
+    ("/tokenize", {"prompt": "If the file", "add_special_tokens": False}),
 ]
 TOLD = ["/v1/models", "/v1/models/fake", "/health", "/ready", "/openapi.json", "/"]
 
@@ -129,6 +130,20 @@ def test_what_a_server_says_of_itself_is_the_reference_s(
 def test_a_head_has_no_body(fast: str) -> None:
     told = asked(fast, "HEAD", "/health")
     assert (told.status, told.body) == (200, b"")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_request_s_id_comes_back_once_and_one_without_gets_one(fast: str, stream: bool) -> None:
+    def told(headers: Any) -> str:
+        with closing(connected(fast)) as connection:
+            send(connection, "POST", INFERENCE, ASK | {"stream": stream}, headers)
+            response = connection.getresponse()
+            assert response.status == 200 and response.read()
+            [id_] = response.headers.get_all("X-Request-Id") or []
+            return str(id_)
+
+    assert told(WITH_KEY | {"X-Request-Id": "trace-7"}) == "trace-7"
+    assert told(WITH_KEY) != told(WITH_KEY)
 
 
 # ---- refusals

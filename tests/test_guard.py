@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,17 +18,19 @@ from rich.console import Console
 from client import client as client_py
 from client.calls import ServerError, get
 from client.machine import command_line
-from config import Config, ConfigError, build, from_environment, parse
+from client.options import parse as compared
+from config import HANDOFF, Config, ConfigError, build, from_environment, parse
 from tests.programs import ran
 from tests.servers import server
 from tests.stub import Handler, stub
 from wire.openapi import ROUTES
 
 KEY = "sk-Sesame~42"
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/inference": {"prompt": "hi", "num_tokens": 3},
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/tokenize": {"prompt": "hi"},
     "/live/load": {"rate": 0},
     "/stats/reset": {},
     "/reset_prefix_cache": {},
@@ -149,6 +152,110 @@ def test_a_key_comes_from_the_environment_too_and_none_is_none(tmp_path: Path) -
         is None
     )
     assert from_environment({"EB_API_KEY": KEY}, None) == {"api_key": KEY}
+
+
+# ---- several keys
+
+ANN, SECOND, BOB = "sk-of-ann-0123456", "sk-of-ann-too-789", "sk-of-bob-0123456"
+KEYS = f"# who may ask\n\nann {ANN}\nann\t{SECOND}\n  bob {BOB}\n"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.txt"
+    path.write_text(KEYS)
+    return path
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_key_names_its_user_whatever_a_body_says(
+    client_of: Callable[..., FlaskClient], keys: Path, stream: bool
+) -> None:
+    client = client_of(api_keys=str(keys), user_requests_per_minute=2)
+
+    def status(key: str, **said: str) -> int:
+        body = BODIES["/inference"] | {"stream": stream} | said
+        response = client.post("/inference", json=body, headers=bearer(key))
+        assert key not in response.get_data(as_text=True)
+        return response.status_code
+
+    assert [status(ANN), status(SECOND, user="eve"), status(ANN, user="bob")] == [200, 200, 429]
+    assert [status(BOB), status(f"{BOB}x"), status(BOB[:-1]), status("ann")] == [200, 401, 401, 401]
+    assert client.get("/stats").status_code == 401
+    users = client.get("/stats", headers=bearer(BOB)).get_json()["users"]
+    assert {name: (of["completed"], of["refused"]) for name, of in users.items()} == {
+        "ann": (2, 1),
+        "bob": (1, 0),
+    }
+
+
+def test_a_body_s_user_counts_where_the_key_names_nobody(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    client = client_of(api_key=KEY)
+    client.post("/inference", json=BODIES["/inference"] | {"user": "ann"}, headers=bearer(KEY))
+    assert [*client.get("/stats", headers=bearer(KEY)).get_json()["users"]] == ["ann"]
+
+
+def test_of_a_file_of_keys_only_digests_are_handed_on(keys: Path) -> None:
+    config = build("dynamic", {"model": "fake", "api_keys": str(keys), "host": "0.0.0.0"}, {})
+    assert [*config.users_of_keys.values()] == ["ann", "ann", "bob"]
+    assert Config.model_validate_json(config.handoff()) == config
+    assert not [warning for warning in config.warnings() if "--api-key" in warning]
+    assert not [key for key in (ANN, SECOND, BOB) if key in config.handoff()]
+    shown = f"{config} {config!r} {config.model_dump()}"
+    assert not [digest for digest in config.users_of_keys if digest in shown]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"ann {ANN}\nann\n", "line 2 is no NAME KEY"),
+        (f"ann {ANN}\n\nbob of {BOB}\n", "line 3 is no NAME KEY"),
+        (f"ann: {ANN}\n", "line 1 is no NAME KEY"),
+        (f"{'x' * 65} {ANN}\n", "line 1 is no NAME KEY"),
+        ("ann sk-short\n", "line 1: a key is 16 or more"),
+        (f"ann {ANN}é\n", "line 1: a key is 16 or more"),
+        (f"{ANN} ann\n", "line 1: a key is 16 or more"),
+        (f"ann {ANN}\nbob {ANN}\n", "line 2 repeats the key"),
+        ("# nobody\n", "has 0 keys"),
+        ("".join(f"ann {ANN}{i}\n" for i in range(501)), "has 501 keys"),
+        (b"\xff\xfe", "cannot be read (it is no UTF-8)"),
+        (None, "cannot be read (No such file or directory)"),
+    ],
+)
+def test_a_file_of_keys_that_is_wrong_is_a_sentence_without_a_key(
+    tmp_path: Path, text: str | bytes | None, said: str
+) -> None:
+    path = tmp_path / "keys.txt"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as refused:
+        build("dynamic", {"model": "fake", "api_keys": str(path)}, {})
+    assert str(refused.value).startswith(f"--api-keys {str(path)!r}: ")
+    assert said in str(refused.value) and "sk-" not in str(refused.value)
+
+
+def test_one_key_and_several_are_not_both_taken(keys: Path) -> None:
+    both = {"model": "fake", "api_keys": str(keys)}
+    with pytest.raises(ConfigError, match="--api-key and --api-keys both"):
+        build("dynamic", both, {"api_key": KEY})
+    assert build("dynamic", both | {"api_key": "none"}, {"api_key": KEY}).api_key is None
+    with pytest.raises(ConfigError, match="--api-keys is empty"):
+        build("dynamic", {"model": "fake"}, {"api_keys": ""})
+    with pytest.raises(ConfigError, match="use --api-key"):
+        compared(["--modes", "dynamic", "--model", "fake", "--api-keys", str(keys)])
+
+
+def test_as_many_keys_as_a_file_may_have_are_handed_on_in_one_variable(tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text("".join(f"{i:064} {ANN}{i}\n" for i in range(500)))
+    config = build("dynamic", {"model": "fake", "api_keys": str(path)}, {})
+    assert len(config.handoff()) + len(HANDOFF) + 2 <= 128 * 1024, "Linux's MAX_ARG_STRLEN"
 
 
 def test_a_server_that_others_reach_without_a_key_says_so() -> None:

@@ -101,6 +101,48 @@ def streamed(client: FlaskClient, body: dict[str, Any]) -> list[Chunk]:
     return [Chunk.model_validate(chunk) for chunk in events(response.data)]
 
 
+def test_no_two_answers_have_one_id_whichever_server_gives_them(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    servers = client_of(), client_of()
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    ids = [plain(client, ASK).id for client in servers for _ in range(3)]
+    ids += [client.post("/v1/chat/completions", json=chat).get_json()["id"] for client in servers]
+    ids += [streamed(client, ASK)[0].id for client in servers]
+    assert len(set(ids)) == 10 and ids[6].startswith("chatcmpl-")
+
+
+def test_tokens_of_a_text_are_those_that_its_completion_goes_by(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    client = client_of()
+
+    def told(**body: Any) -> Any:
+        return client.post("/tokenize", json=body).get_json()
+
+    text = "user: hi\nassistant:"
+    ids = [*text.encode()]
+    expected = {"count": 19, "max_model_len": 1024, "tokens": ids, "token_strs": None}
+    assert (
+        told(prompt=text) == told(prompt=text, model="fake", add_special_tokens=False) == expected
+    )
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    assert told(messages=chat["messages"], prompt=None) == expected
+    usage = client.post("/v1/chat/completions", json=chat).get_json()["usage"]
+    assert usage["prompt_tokens"] == expected["count"]
+    assert told(prompt="")["tokens"] == []
+    assert told(prompt="x" * 2000)["count"] == 2000, "by how much it is too long can be asked"
+    wrong: dict[str | None, dict[str, Any]] = {
+        "model": {"prompt": "hi", "model": "another"},
+        "prompt": {"prompt": "x" * 131_073},
+        "messages": {"messages": []},
+        "return_token_strs": {"prompt": "hi", "return_token_strs": True},
+        None: {"prompt": "hi", "messages": chat["messages"]},
+    }
+    for field, body in wrong.items():
+        assert told(**body)["error"]["param"] == field
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("mode", SOME_MODES)
 def test_every_form_of_a_prompt_is_completed_in_every_mode_plain_and_streaming(

@@ -218,6 +218,16 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
         for path in ("/stats", "/metrics", "/stats/reset", "/live/events", "/timeline"):
             told = asked(url, "GET", path)
             assert told.status == 404 and f"/replicas/2{path}" in error(told)["message"]
+        for method, path, means in (
+            ("GET", "//stats", "/stats"),
+            ("GET", "/%73tats?iterations=1", "/stats"),
+            ("POST", "//stats/reset", "/stats/reset"),
+            ("POST", "/stats%2f%2freset", "/stats/reset"),
+            ("POST", "///%72eset_prefix_cache", "/reset_prefix_cache"),
+        ):
+            told = asked(url, method, path, {} if method == "POST" else None)
+            assert told.status == 404 and f"/replicas/2{means} and" in error(told)["message"]
+        assert get(f"{url}/replicas/2/stats")["completed"] == 2, "nobody was reset"
         assert asked(url, "GET", "/live").headers["Location"] == "/replicas/1/live"
         page = asked(url, "GET", "/replicas/2/", headers={"Accept": "text/html"})
         assert (page.status, page.headers["Location"]) == (302, "/replicas/2/live")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ FIELDS = {
     "id",
     "group",
     "leader",
+    "request_id",
     "user",
     "priority",
     "predicted_tokens",
@@ -114,6 +116,32 @@ def test_a_line_says_on_whose_behalf_a_request_came(
     client.post("/inference", json={"prompt": "hi", "num_tokens": 2})
     client.application.extensions["server"].close()
     assert [line["user"] for line in lines(tmp_path / "log.jsonl")] == ["ann", "bob", None]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_line_has_the_request_s_id_which_its_answer_tells(
+    client_of: Callable[..., FlaskClient], tmp_path: Path, stream: bool
+) -> None:
+    """What no header can hold, or is too long for one, gets another id."""
+    client, found = client_of(request_log=str(tmp_path / "log.jsonl")), []
+    body = {"prompt": ["hi", "there"], "num_tokens": 2, "stream": stream}
+    for given in ("trace-7;a=b", "x" * 128, "x" * 129, "a b", "é", "", None):
+        headers = {} if given is None else {"X-Request-Id": given}
+        response = client.post("/inference", json=body, headers=headers)
+        assert response.status_code == 200 and response.data
+        [told] = response.headers.getlist("X-Request-Id")
+        found += [told, told]
+    client.application.extensions["server"].close()
+    assert [line["request_id"] for line in lines(tmp_path / "log.jsonl")] == found
+    assert found[:3] == ["trace-7;a=b", "trace-7;a=b", "x" * 128]
+    assert len(set(found)) == 7 and all(re.fullmatch("[0-9a-f]{32}", id_) for id_ in found[4:])
+
+
+def test_a_refusal_tells_the_request_s_id_too(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(api_key="sesame")
+    for path in ("/stats", "/nope", "/inference", "/health"):
+        told = client.get(path, headers={"X-Request-Id": "mine"})
+        assert told.headers["X-Request-Id"] == "mine"
 
 
 def test_a_line_says_the_level_of_a_request_and_what_was_predicted_of_its_length(

@@ -28,5 +28,5 @@ def test_a_stream_is_its_texts_whatever_events_they_came_in() -> None:
 
 
 def test_times_and_ids_are_masked_and_nothing_else() -> None:
-    answer = '{"id":"cmpl-7","created":123,"timings":{"queue_s":0.5,"itl_s":[0.1,0.2]},"seed":7}'
+    answer = '{"id":"cmpl-7f","created":123,"timings":{"queue_s":0.5,"itl_s":[0.1,0.2]},"seed":7}'
     assert IDS.sub('"id":"…"', TIMES.sub("…", answer)) == '{"id":"…",…,"timings":{…,…},"seed":7}'

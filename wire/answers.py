@@ -161,6 +161,15 @@ class Models(_Answer):
     data: list[Model]
 
 
+class Tokens(_Answer):
+    """POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: None
+
+
 # ---- the server's own
 
 

@@ -50,15 +50,19 @@ Range = Annotated[
     Field(min_length=2, max_length=2),
     AfterValidator(_ascending),
 ]
-ONE_PROMPT: dict[str, Any] = {  # exactly one of the two
-    "oneOf": [
-        {
-            "required": [name],
-            "properties": {name: {"type": ["string", "array"]}, other: {"type": "null"}},
-        }
-        for name, other in (("prompt", "prompt_ids"), ("prompt_ids", "prompt"))
-    ]
-}
+
+
+def _either(*names: str) -> dict[str, Any]:
+    """In a schema: exactly one of two fields is there."""
+    return {
+        "oneOf": [
+            {
+                "required": [name],
+                "properties": {name: {"type": ["string", "array"]}, other: {"type": "null"}},
+            }
+            for name, other in (names, names[::-1])
+        ]
+    }
 
 
 class LoadRequest(BaseModel):
@@ -77,7 +81,9 @@ class InferenceRequest(BaseModel):
 
     # the route refuses the first unknown field: pydantic would describe all of them
     model_config = ConfigDict(
-        strict=True, extra="allow", json_schema_extra={"additionalProperties": False, **ONE_PROMPT}
+        strict=True,
+        extra="allow",
+        json_schema_extra={"additionalProperties": False, **_either("prompt", "prompt_ids")},
     )
 
     prompt: Text | Strings | None = None
@@ -303,7 +309,32 @@ class ChatRequest(_OpenAIRequest):
 
     @property
     def prompt(self) -> str:
-        """GPT-2 has no chat format: a line a message, and the beginning of the answer's."""
-        return (
-            "".join(f"{message.role}: {message.text}\n" for message in self.messages) + "assistant:"
-        )
+        return _prompt_of(self.messages)
+
+
+def _prompt_of(messages: list[_Message]) -> str:
+    """GPT-2 has no chat format: a line a message, and the beginning of the answer's."""
+    return "".join(f"{message.role}: {message.text}\n" for message in messages) + "assistant:"
+
+
+class TokenizeRequest(_Lenient):
+    """The body of POST /tokenize, as vLLM's: a prompt, or the messages of a chat."""
+
+    model_config = ConfigDict(json_schema_extra=_either("prompt", "messages"))
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)] | None = None
+    add_special_tokens: bool = True  # GPT-2's tokenizer has none to add
+    add_generation_prompt: Annotated[Any, _Only(True)] = True
+    return_token_strs: Annotated[Any, _Only(False)] = False
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give a prompt or messages, one of the two")
+        return self
+
+    @property
+    def text(self) -> str:
+        return _prompt_of(self.messages) if self.messages is not None else self.prompt or ""

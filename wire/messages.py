@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +15,9 @@ STREAM = "text/event-stream"
 # of a stream; for proxies: pass it on at once
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
+# of a request, by which its answer and the request log name it
+REQUEST_ID = "X-Request-Id"
+
 # ASCII alone: some clients take U+2028 or U+0085 in a stream for the end of a line
 to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -22,6 +27,13 @@ class Answer(NamedTuple):
     status: int = 200
     headers: Mapping[str, str] = {}
     content_type: str = JSON
+
+
+def request_id(given: str) -> str:
+    """What the client calls its request, or a new id where that is nothing, too long or not fit for
+    a header.
+    """
+    return given if re.fullmatch("[!-~]{1,128}", given) else secrets.token_hex(16)
 
 
 def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:

@@ -14,7 +14,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from wire import answers
-from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest, LoadRequest
+from wire.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    InferenceRequest,
+    LoadRequest,
+    TokenizeRequest,
+)
 from wire.messages import JSON
 
 VERSION = "1"
@@ -109,6 +115,12 @@ ROUTES = {
         ChatRequest,
         (answers.ChatCompletionChunk,),
         (*SERVING, 404),
+    ),
+    "POST /tokenize": Route(
+        "the ids of a prompt or a chat, as vLLM's",
+        answers.Tokens,
+        TokenizeRequest,
+        problems=(400, 404, 413, 415),
     ),
     "GET /v1/models": Route("the model, in OpenAI's form", answers.Models),
     "GET /v1/models/{name}": Route(

@@ -1,5 +1,5 @@
 """What an HTTP request is refused for before anybody looks at what it asks, and the key that it
-must bring.
+must bring, which may name its user.
 
 A page of any site may make a browser POST text or a form to a server on localhost, but not JSON:
 for that the browser first asks this server whether it may, and no answer here says so (there are no
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 
 from config import MAX_BODY_BYTES
+from config.keys import digest
 from scheduling.errors import ServingError, Unauthorized
 from wire.messages import JSON
 
@@ -75,16 +76,25 @@ def check_post(content_type: str) -> None:
         )
 
 
-def check_key(key: str, authorization: str) -> None:
-    """The Authorization header of a request holds the server's key. Raises Unauthorized."""
+def user_of(keys: Mapping[str, str | None], authorization: str) -> str | None:
+    """Whom the key in a request's Authorization header names, if it names somebody.
+
+    keys: `Config.users_of_keys`; without any, none is asked for. Raises Unauthorized.
+    """
+    if not keys:
+        return None
     kind, _, given = authorization.partition(" ")
     if kind.lower() != "bearer":
         raise Unauthorized(
             "This server has an API key; send Authorization: Bearer KEY (client.py: --api-key or "
             "EB_API_KEY)."
         )
-    if not hmac.compare_digest(given.strip().encode(), key.encode()):
+    found = digest(given.strip())
+    # compared with all of them, so that the time it takes tells nothing of any
+    users = [user for key, user in keys.items() if hmac.compare_digest(key, found)]
+    if not users:
         raise Unauthorized("The API key is wrong; send the one that the server was started with.")
+    return users[0]
 
 
 def wants_page(accept: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -93,6 +94,7 @@ class CompletionReply(Reply):
     def __init__(self, *given: Any):
         super().__init__(*given)
         self._created = int(time.time())
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"  # of this answer alone, on any server
         self._begun: set[int] = set()
 
     def whole(self, texts: Sequence[str]) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class CompletionReply(Reply):
 
     def _told(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {
-            "id": f"{self.prefix}-{self.group[0].id}",
+            "id": self._id,
             "object": kind,
             "created": self._created,
             "model": self.model,

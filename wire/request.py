@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,7 +12,7 @@ from config import MAX_BODY_BYTES
 from scheduling.errors import ContextTooLong, InvalidRequest, ModelNotFound
 from scheduling.inference import Sampling
 from tokenizer import LONGEST_TOKEN, StopRule
-from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest
+from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest, TokenizeRequest
 from wire.refusals import too_large
 
 if TYPE_CHECKING:
@@ -47,6 +47,13 @@ class Request:
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
+    id: str = ""  # messages.request_id's
+
+    def named(self, user: str | None, id: str) -> Request:
+        """The same, with its id; on behalf of the user whom its key names, if it does, whatever its
+        body says.
+        """
+        return replace(self, user=user or self.user, id=id)
 
     def rule(self, tokenizer: Encoding) -> StopRule | None:
         """What ends an answer before its last token."""
@@ -122,6 +129,15 @@ class RequestReader:
         most = most or self.config.max_model_len - len(prompts[0])
         return self._openai("chat", body, prompts, most)
 
+    def tokenize(self, raw: bytes) -> dict[str, Any]:
+        """What POST /tokenize answers."""
+        body = parse(TokenizeRequest, raw)
+        self.check_model(body.model)
+        field, most = "prompt" if body.messages is None else "messages", self.config.max_model_len
+        # also of what is beyond the context: by how much is what its client wants to know
+        ids = self._ids(body.text, field, max(LONGEST_TOKEN.values()))
+        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": None}
+
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound."""
         served = self.config.model_name
@@ -159,10 +175,8 @@ class RequestReader:
     def _encode(
         self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str
     ) -> list[list[int]]:
-        """The ids of every prompt, each checked to leave room for `num_tokens`.
-
-        Refuses a text too long to tokenize before tokenizing it. `field`, `length_field`: what the
-        route calls the two.
+        """The ids of every prompt, each checked to leave room for `num_tokens`. `field`,
+        `length_field`: what the route calls the two.
         """
         config, alone = self.config, is_alone(prompt)
         if not alone and len(prompt) > config.max_in_flight:
@@ -171,19 +185,9 @@ class RequestReader:
                 param=field,
             )
         several: Sequence[Any] = [prompt] if alone else prompt
-        for text in several:
-            if (
-                isinstance(text, str)
-                and len(text.encode()) > config.max_model_len * LONGEST_TOKEN[config.tokenizer]
-            ):
-                raise ContextTooLong(
-                    f"The prompt is longer than the context of {config.max_model_len} tokens; "
-                    f"shorten it.",
-                    param=field,
-                )
+        longest = LONGEST_TOKEN[config.tokenizer]
         prompts = [
-            self.tokenizer.encode_ordinary(text) if isinstance(text, str) else text
-            for text in several
+            self._ids(text, field, longest) if isinstance(text, str) else text for text in several
         ]
         if not prompts or not all(prompts):
             raise InvalidRequest("A prompt must not be empty.", param=field)
@@ -200,6 +204,18 @@ class RequestReader:
                     f"Every prompt id must be in 0 … {self.tokenizer.n_vocab - 1}.", param=field
                 )
         return prompts
+
+    def _ids(self, text: str, field: str, longest: int) -> list[int]:
+        """Refuses, before tokenizing it, a text that no tokens of so many bytes bring into the
+        context.
+        """
+        if len(text.encode()) > self.config.max_model_len * longest:
+            raise ContextTooLong(
+                f"The prompt is longer than the context of {self.config.max_model_len} tokens; "
+                "shorten it.",
+                param=field,
+            )
+        return self.tokenizer.encode_ordinary(text)
 
 
 SHARED = ("timeout_s", "queue_timeout_s", "user", "priority", "n", "cache_salt", "stream")
