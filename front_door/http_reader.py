@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -49,22 +49,22 @@ STATUS: dict[type[Exception], int] = {
 class Refusal(Exception):
     """A request that no thread needs to see. The message is one sentence that names the fix."""
 
-    def __init__(self, status: int, code: str, message: str):
+    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] = {}):
         super().__init__(message)
-        self.status = status
-        self.code = code
+        self.status, self.code, self.headers = status, code, headers
 
     def as_answer(self) -> bytes:
         """All of an HTTP answer, with the error as errors.py has it."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
-        body = json.dumps({"error": error}, separators=(",", ":")).encode()
+        body = json.dumps({"error": error}, separators=(",", ":")).encode() + b"\n"
         head = (
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n"
+            "Connection: close\r\n"
         )
-        return head.encode() + body
+        more = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        return f"{head}{more}\r\n".encode() + body
 
 
 class Body(io.BytesIO):
@@ -82,9 +82,17 @@ class Reader:
     """The requests of one connection, one after another.
 
     `settings`: gunicorn's. `client`: its address. `max_body_bytes`: of a body's chunks together.
+    `admit`: raises Refusal for a head whose body is not to be read.
     """
 
-    def __init__(self, settings: Any, client: Any, max_body_bytes: int):
+    def __init__(
+        self,
+        settings: Any,
+        client: Any,
+        max_body_bytes: int,
+        admit: Callable[[Request], None] = lambda request: None,
+    ):
+        self._admit = admit
         self._settings = settings
         self._client = client
         self._max_body_bytes = max_body_bytes
@@ -179,6 +187,8 @@ class Reader:
         self._left = 0
         if not self._chunked:
             self._expect(request.body.reader.length)
+        if self._chunked or self._left:
+            self._admit(request)
         self._request = request
         return True
 

@@ -53,6 +53,9 @@ from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
 from front_door.connections import AT_ONCE, AWAITED, Connection, Connections, Wait, in_turn
 from front_door.http_reader import Reader, Refusal
 from front_door.pool import Pool
+from scheduling.errors import Unauthorized
+from wire.openapi import OPEN
+from wire.refusals import user_of
 
 KEEPALIVE_S = 75.0  # longer than clients keep their pools, who else would be reset under load
 LINGER_S = 2.0
@@ -74,6 +77,7 @@ class Worker(base.Worker):
 
     def init_process(self) -> None:
         self.config = Config.model_validate_json(os.environ[HANDOFF])
+        self._keys = self.config.users_of_keys
         self._pool = Pool(self.cfg.threads)
         self._poller = selectors.DefaultSelector()
         # what others want the loop to do
@@ -240,8 +244,18 @@ class Worker(base.Worker):
                 return
             sock.setblocking(True)
             self._accepted += 1
-            reader = Reader(self.cfg, client, MAX_BODY_BYTES)
+            reader = Reader(self.cfg, client, MAX_BODY_BYTES, self._admit)
             self._connections.add(Connection(self._accepted, sock, client, server, reader))
+
+    def _admit(self, request: Request) -> None:
+        """The body of a client without a key is not read. Raises Refusal."""
+        if f"{request.method} {request.path}" in OPEN:
+            return
+        given = [value for name, value in request.headers if name == "AUTHORIZATION"]
+        try:
+            user_of(self._keys, given[0] if given else "")
+        except Unauthorized as error:
+            raise Refusal(error.status, error.code, str(error), error.headers) from None
 
     def _read(self, connection: Connection) -> None:
         # it was closed for another whose turn came in the same round, or has enough for its own

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from gunicorn.config import Config
+from gunicorn.http.message import Request
 
 from front_door.http_reader import CHUNKS_AT_ONCE, MAX_HEAD_BYTES, Reader, Refusal
 
@@ -97,6 +98,20 @@ def test_what_is_wrong_is_refused_as_soon_as_it_is_seen(
     raw: bytes, status: int, piece: int
 ) -> None:
     assert read(raw, piece) == ([], status, "")
+
+
+def test_whose_body_is_not_to_be_read_is_refused_before_it_is_asked_to_continue() -> None:
+    def admit(request: Request) -> None:
+        raise Refusal(401, "invalid_api_key", "Send a key.", {"WWW-Authenticate": "Bearer"})
+
+    door = Reader(Config(), ("127.0.0.1", 1), 1000, admit)
+    door.feed(GET)
+    assert door.next_request(), "what has no body is the routes' to judge"
+    door.feed(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    with pytest.raises(Refusal) as refused:
+        door.next_request()
+    assert not door.wants_continue()
+    assert b"401" in refused.value.as_answer() and b"WWW-Authenticate" in refused.value.as_answer()
 
 
 def test_many_chunks_take_several_turns_and_tiny_ones_are_refused() -> None:
