@@ -26,7 +26,7 @@ from observers.request_log import RequestLog
 from observers.server_stats import ServerStats
 from scheduling.blocks import block_keys
 from scheduling.errors import InvalidRequest
-from scheduling.inference import Generator, Inference
+from scheduling.inference import Generator, Inference, Scores
 from scheduling.recording import END, Entry, gap, line_of, record
 from scheduling.scheduler import build
 from tokenizer import StopRule, load_tokenizer
@@ -134,26 +134,30 @@ class Server:
         timeout_s = request.timeout_s or config.request_timeout_s
         deadline = None if timeout_s is None else self.manager.clock() + timeout_s
         group: list[Inference] = []
+        top, echo = request.logprobs, request.echo
+        shares = not (echo and top is not None)  # who scores its prompt computes all of it
         for ids in request.prompts:
             keys = None
-            if config.prefix_caching:
+            if shares and config.prefix_caching:
                 keys = block_keys(ids, config.block_size, request.cache_salt)
-            elif n > 1:  # they share their prompt's blocks all the same, and nobody else finds them
+            elif shares and n > 1:
+                # they share their prompt's blocks all the same, and nobody else finds them
                 keys = block_keys(ids, config.block_size, secrets.token_hex())
             leader = None
             for _ in range(n):
                 member = Inference(
                     ids,
-                    request.num_tokens,
+                    max(request.num_tokens, 1),
                     replace(request.sampling, seed=next(seeds)),
                     deadline,
-                    rule.new() if rule else None,
+                    rule.new() if rule and request.num_tokens else None,
                     user=request.user or None,
                     request_id=request.id,
                     priority=request.priority,
                     queue_timeout_s=request.queue_timeout_s,
                     keys=keys and [*keys],
                     leader=leader,
+                    scores=None if top is None else Scores(top, 1 if echo else len(ids)),
                 )
                 leader = leader or member
                 group.append(member)

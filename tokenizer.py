@@ -9,7 +9,7 @@ Special-token text in a prompt ("<|endoftext|>") is ordinary text: encode with `
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tiktoken
 
@@ -47,32 +47,43 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
 
 
 class StopRule:
-    """Where a completion ends before it has all its tokens: at end-of-text or a stop string.
+    """Where a completion ends before it has all its tokens: at one of some ids or a stop string.
 
     Works on bytes, as a stop string may begin or end inside a token, and a token in a character.
+    `hidden`: ids whose text is not shown, which are those and end-of-text. A string that is whole
+    with the first `min_tokens` tokens ends nothing; that no such id is among them is the sampler's.
     """
 
-    def __init__(self, tokenizer: tiktoken.Encoding, strings: Sequence[str], end_of_text: bool):
+    def __init__(
+        self,
+        tokenizer: tiktoken.Encoding,
+        strings: Sequence[str],
+        ids: Collection[int],
+        min_tokens: int = 0,
+    ):
         self._tokenizer = tokenizer
         self._strings = [string.encode() for string in strings]
         self._longest = max(map(len, self._strings), default=0)
-        self._end_of_text = end_of_text
+        self._ids = frozenset(ids)
+        self.hidden = self._ids | {tokenizer.eot_token}
+        self.min_tokens = min_tokens
 
     def new(self) -> Callable[[int], bool]:
         """`Inference.stop` of one inference: told its tokens one by one, it says when to end."""
-        eot, tail = self._tokenizer.eot_token, b""
+        tail, n = b"", 0
 
         def stop(token: int) -> bool:
-            nonlocal tail
-            if token == eot:
-                return self._end_of_text
+            nonlocal tail, n
+            n += 1
+            if token in self.hidden:
+                return token in self._ids
             if not self._strings:
                 return False
             new = self._tokenizer.decode_single_token_bytes(token)
             tail += new
             # each string where it can end in the new bytes: this runs between iterations, for every
             # row
-            found = any(
+            found = n > self.min_tokens and any(
                 tail.find(string, max(0, len(tail) - len(new) - len(string) + 1)) >= 0
                 for string in self._strings
             )
@@ -82,9 +93,16 @@ class StopRule:
 
         return stop
 
-    def find(self, text: bytes) -> int | None:
-        """Where the first stop string in `text` begins."""
-        return min((at for string in self._strings if (at := text.find(string)) >= 0), default=None)
+    def find(self, text: bytes, after: int = 0) -> int | None:
+        """Where the first stop string in `text` begins that ends after so many bytes."""
+        return min(
+            (
+                at
+                for string in self._strings
+                if (at := text.find(string, max(0, after - len(string) + 1))) >= 0
+            ),
+            default=None,
+        )
 
     def held_back(self, text: bytes) -> int:
         """How many bytes at the end of `text` may be the beginning of a stop string."""
@@ -109,6 +127,8 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._rule = rule
         self._held = b""
+        self._early = 0  # bytes of `_held` in which no stop string may end
+        self._left = rule.min_tokens if rule else 0  # tokens that are still to come of those
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def prompt(self, ids: Sequence[int]) -> str:
@@ -122,9 +142,16 @@ class Detokenizer:
         """
         if self._rule is None:
             return self._utf8.decode(self._tokenizer.decode_bytes(ids), last)
-        eot = self._tokenizer.eot_token
-        text = self._held + self._tokenizer.decode_bytes([token for token in ids if token != eot])
-        end = self._rule.find(text) if last else None
+        early, later = (
+            self._tokenizer.decode_bytes(
+                [token for token in some if token not in self._rule.hidden]
+            )
+            for some in (ids[: self._left], ids[self._left :])
+        )
+        self._left = max(0, self._left - len(ids))
+        text = self._held + early + later
+        self._early += len(early)
+        end = self._rule.find(text, self._early) if last else None
         shown = end if end is not None else len(text) - (0 if last else self._rule.held_back(text))
-        self._held = text[shown:]
+        self._held, self._early = text[shown:], max(0, self._early - shown)
         return self._utf8.decode(text[:shown], last)

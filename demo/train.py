@@ -14,6 +14,7 @@ import json
 import math
 import pickle
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -234,6 +235,8 @@ def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "held_out.txt").write_bytes(corpus.held_out)
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # of bytes, for Hugging Face's tools
+        shutil.copy(DEMO / name, folder)
 
 
 def main() -> int:

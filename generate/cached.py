@@ -21,6 +21,7 @@ from generate import memory_for
 from generate.attention import Attention
 from generate.buffers import Buffer
 from generate.sampling import Sample
+from generate.scoring import choose, record_prompts, split
 from model import GPT2
 from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
 
@@ -29,8 +30,10 @@ Pass = Callable[[], Tensor]  # a forward pass over what the buffers hold, to log
 PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)
 
 
-def flat(rows: Sequence[Row]) -> tuple[array[int], array[int], array[int]]:
-    """Ids and positions of all tokens, and the indices of those whose logits are wanted."""
+def flat(rows: Sequence[Row], every: bool = False) -> tuple[array[int], array[int], array[int]]:
+    """Ids and positions of all tokens, and the indices of those whose logits are wanted: of `every`
+    token, or the last of each row that samples.
+    """
     ids, positions, samples = array("q"), array("q"), array("q")
     for row in rows:
         if row.n_tokens == 1:  # most rows, and a GPU waits meanwhile
@@ -42,7 +45,7 @@ def flat(rows: Sequence[Row]) -> tuple[array[int], array[int], array[int]]:
             positions.extend(span)
         if row.samples:
             samples.append(len(ids) - 1)
-    return ids, positions, samples
+    return ids, positions, array("q", range(len(ids))) if every else samples
 
 
 class CachedGenerator(Generator):
@@ -58,7 +61,7 @@ class CachedGenerator(Generator):
         sample: Sample,
         max_tokens: int,
         n_blocks: int | None = None,
-        one_call: Callable[[list[Row]], Tensor] | None = None,
+        one_call: Callable[[list[Row], bool], Tensor] | None = None,
     ):
         self.model = model
         self.one_call = one_call
@@ -72,36 +75,44 @@ class CachedGenerator(Generator):
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Raises OutOfMemory."""
-        rows = [row for row in iteration.rows if row.samples]
-        with memory_for(f"an iteration of {len(iteration.rows)} rows"):
-            logits = self.logits(iteration.rows, iteration.padding)
+        rows = iteration.rows
+        with memory_for(f"an iteration of {len(rows)} rows"):
+            if any(row.inference.scores is not None for row in rows):
+                rows, passes = split(rows)
+                for some in passes:
+                    record_prompts(self.logits(some, every=True), some, self._n_vocab)
             # a GPU computes them while this thread goes on, and waits for it once: when the ids are
             # read
-            draws = [(row.inference.sampling, len(row.inference.tokens)) for row in rows]
-            return self.sample(logits, draws, self._n_vocab) if rows else []
+            logits = self.logits(rows, iteration.padding) if rows else None
+            sampled = [row for row in rows if row.samples]
+            if logits is None or not sampled:
+                return []
+            return choose(logits, sampled, self._n_vocab, self.sample)
 
-    def logits(self, rows: Sequence[Row], padding: int = 0) -> Tensor:
-        """Compute the rows' tokens into the cache; return the logits after rows that sample.
+    def logits(self, rows: Sequence[Row], padding: int = 0, every: bool = False) -> Tensor:
+        """Compute the rows' tokens into the cache; return the logits after rows that sample, or
+        after every token.
 
         Those are [N, V]. padding: rows of nobody to compute besides.
         """
         if self.one_call is not None:
-            return self.one_call([*rows, *[PADDING] * padding])
-        return self._by_modules(rows, padding)
+            return self.one_call([*rows, *[PADDING] * padding], every)
+        return self._by_modules(rows, padding, every)
 
     @torch.inference_mode()
-    def _by_modules(self, rows: Sequence[Row], padding: int) -> Tensor:
+    def _by_modules(self, rows: Sequence[Row], padding: int, every: bool) -> Tensor:
         n_tokens = sum(row.n_tokens for row in rows) + padding
         i = bisect.bisect_left(self._sizes, n_tokens)
         size = self._sizes[i] if i < len(self._sizes) else n_tokens
-        forward = self._prepare([*rows, *[PADDING] * (padding + size - n_tokens)])
+        forward = self._prepare([*rows, *[PADDING] * (padding + size - n_tokens)], every)
         # with prompts in it, too, as far as it fits: that a few more tokens cost less than launches
         # is for a GPU to show
-        return self._captured.get(size, forward)()[: sum(row.samples for row in rows)]
+        wanted = n_tokens if every else sum(row.samples for row in rows)
+        return self._captured.get(size, forward)()[:wanted]
 
-    def _prepare(self, rows: list[Row]) -> Pass:
+    def _prepare(self, rows: list[Row], every: bool = False) -> Pass:
         """Put the rows into the buffers; return the forward pass over them."""
-        ids, positions, samples = flat(rows)
+        ids, positions, samples = flat(rows, every)
         n, n_samples = len(ids), len(samples)
         # a captured pass samples every token
         samples.frombytes(bytes(samples.itemsize * (n - n_samples)))

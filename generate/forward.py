@@ -62,12 +62,13 @@ class KernelForward:
             epsilon=ln_f.epsilon,
         )
 
-    def __call__(self, rows: list[Row]) -> Tensor:
-        """Compute the rows' tokens into the cache; return the logits after rows that sample.
+    def __call__(self, rows: list[Row], every: bool = False) -> Tensor:
+        """Compute the rows' tokens into the cache; return the logits after rows that sample, or
+        after every token.
 
         Those are [N, V]. Raises IndexError for an id or a position that the model has not.
         """
-        ids, _, samples = arrays = flat(rows)
+        ids, _, samples = arrays = flat(rows, every)
         attend = self._attention.prepare(rows)
         logits = self._wte.new_empty(len(samples), self._wte.shape[0])
         at_ids, at_positions, at_samples = (each.buffer_info()[0] for each in arrays)

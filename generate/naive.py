@@ -9,8 +9,9 @@ import torch
 
 from generate import memory_for
 from generate.sampling import sample
+from generate.scoring import choose, record
 from model import GPT2, causal_attention
-from scheduling.inference import Generator, Inference, Iteration
+from scheduling.inference import Generator, Inference, Iteration, Row
 
 
 class NaiveGenerator(Generator):
@@ -23,13 +24,26 @@ class NaiveGenerator(Generator):
         """Return an id for each row that samples; a prompt's chunk that does not costs nothing."""
         rows = [row for row in iteration.rows if row.samples]
         with memory_for(f"an iteration of {len(rows)} rows"):
-            logits = [self.logits(row.inference, row.start + row.n_tokens) for row in rows]
-            draws = [(row.inference.sampling, len(row.inference.tokens)) for row in rows]
-            return sample(torch.cat(logits), draws, self._n_vocab) if rows else []
+            logits = [self._last_logits(row) for row in rows]
+            return choose(torch.cat(logits), rows, self._n_vocab, sample) if rows else []
 
-    def logits(self, inference: Inference, length: int) -> torch.Tensor:
-        """The logits after the first `length` tokens of prompt + completion: [1, V]."""
+    def _last_logits(self, row: Row) -> torch.Tensor:
+        """The logits after the row's last token: [1, V]; its prompt is scored besides."""
+        inference, end = row.inference, row.start + row.n_tokens
+        scores = inference.scores
+        if scores is None or row.idle or scores.next >= end:
+            return self.logits(inference, end)
+        logits = self.logits(inference, end, scores.next)
+        wanted = [(scores, inference.token(position)) for position in range(scores.next, end)]
+        record(logits[:-1], wanted, self._n_vocab)
+        return logits[-1:]
+
+    def logits(self, inference: Inference, length: int, first: int | None = None) -> torch.Tensor:
+        """The logits after the first `length` tokens of prompt + completion: [1, V]; or after the
+        first `first`, `first` + 1, … `length`: [N, V].
+        """
         device = self._model.wte.weight.device
         ids = torch.tensor([inference.token(position) for position in range(length)], device=device)
         positions = torch.arange(length, device=device)
-        return self._model(ids, positions, causal_attention, positions[-1:])
+        wanted = positions[(first or length) - 1 :]
+        return self._model(ids, positions, causal_attention, wanted)

@@ -4,6 +4,7 @@ A draw depends on (request seed, token index) and on the row's own logits, never
 
     sample            PyTorch's operations; any device
     sample_on_cpu     kernels/sampling.cpp: without sorting for top-p; 10 to 30 times faster
+    penalized         the logits from which either chooses
 
 Every step works on each row alone. Where sums could depend on the batch's shape they
 are kept in blocks with float64 partials: a float32 running sum over 50,257 entries
@@ -13,8 +14,10 @@ flips about one draw in a thousand.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,7 +26,7 @@ from torch.nn import functional as F
 
 import kernels
 from generate.buffers import to_device
-from scheduling.inference import Sampling
+from scheduling.inference import Inference, Sampling
 
 # for each row how to sample, and the index of the token in its completion
 Draws = Sequence[tuple[Sampling, int]]
@@ -91,6 +94,30 @@ def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
         logits.data_ptr(), logits.stride(0), len(draws), n_vocab, *arrays, torch.get_num_threads()
     )
     return ids.tolist()
+
+
+@torch.inference_mode()
+def penalized(logits: Tensor, inferences: Sequence[Inference]) -> Tensor:
+    """The logits from which ids are chosen: [N, V], the same tensor if no row's change.
+
+    OpenAI's formula: a completion token that is there n times loses presence_penalty + n ×
+    frequency_penalty; ids that may not come yet lose all. float32 logits are changed in place.
+    """
+    rows, ids, lost = array("q"), array("q"), array("f")
+    for row, inference in enumerate(inferences):
+        how, tokens = inference.sampling, inference.tokens
+        if how.presence_penalty or how.frequency_penalty:
+            for id_, n in Counter(tokens).items():
+                ids.append(id_)
+                lost.append(how.presence_penalty + n * how.frequency_penalty)
+        if len(tokens) < how.min_tokens:
+            ids.extend(how.stop_ids)
+            lost.extend([math.inf] * len(how.stop_ids))
+        rows.extend([row] * (len(ids) - len(rows)))
+    if rows:
+        device, logits = logits.device, logits.float()
+        logits[to_device(rows, device), to_device(ids, device)] -= to_device(lost, device)
+    return logits
 
 
 def uniform(seed: int, index: int) -> float:

@@ -38,6 +38,32 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    # what each completion token that is there lowers its logit by: once, and each time
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0  # so many come before any of `stop_ids` may
+    stop_ids: tuple[int, ...] = ()  # each once
+
+
+class Score(NamedTuple):
+    """A token's log-probability after those before it, and the likeliest ids there with theirs."""
+
+    logprob: float
+    top: list[tuple[int, float]]  # the likeliest first
+
+
+@dataclass(slots=True)
+class Scores:
+    """Log-probabilities that a request wants. The engine appends them, each token's once."""
+
+    top: int  # how many of the likeliest ids
+    first: int  # which token of prompt + completion is the first; the one at 0 follows none
+    of: list[Score] = field(default_factory=list)
+
+    @property
+    def next(self) -> int:
+        """The place of the token whose score comes next."""
+        return self.first + len(self.of)
 
 
 class News(NamedTuple):
@@ -75,6 +101,7 @@ class Inference:
     keys: list[bytes] | None = None
     # the first completion of the same prompt: this one waits for it to compute what both share
     leader: Inference | None = None
+    scores: Scores | None = None  # None: it wants none
 
     id: int = -1  # arrival order; given by the scheduler, as are all that follow
     group: int = -1  # the id of the group's first inference

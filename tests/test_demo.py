@@ -260,6 +260,8 @@ def test_what_training_writes_can_be_measured_and_served(
         "model.safetensors",
         "config.json",
         "held_out.txt",
+        "tokenizer.json",
+        "tokenizer_config.json",
     }
     assert json.loads((folder / "config.json").read_text())["trained_on"]["sha256"] == CORPUS.digest
     assert locate(build("dynamic", {"model": str(folder)}, {})) == folder / "model.safetensors"

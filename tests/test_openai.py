@@ -149,7 +149,7 @@ def test_every_form_of_a_prompt_is_completed_in_every_mode_plain_and_streaming(
     mode: str, form: str, client_of: Callable[..., FlaskClient]
 ) -> None:
     client = client_of(mode)
-    body = ASK | {"prompt": FORMS[form], "stream_options": {"include_usage": True}}
+    body = ASK | {"prompt": FORMS[form]}
     answer = plain(client, body)
     n = 1 if form in ("text", "ids") else 2
     assert [choice.index for choice in answer.choices] == list(range(n))
@@ -161,7 +161,7 @@ def test_every_form_of_a_prompt_is_completed_in_every_mode_plain_and_streaming(
     assert answer.usage.completion_tokens == 6 * n and answer.usage.prompt_tokens == (
         2 if n == 1 else 7
     )
-    *chunks, last = streamed(client, body)
+    *chunks, last = streamed(client, body | {"stream_options": {"include_usage": True}})
     assert last.choices == [] and last.usage == answer.usage
     assert len({chunk.id for chunk in chunks}) == 1 and all(chunk.usage is None for chunk in chunks)
     for choice in answer.choices:
@@ -222,7 +222,7 @@ def test_every_form_of_a_prompt_is_completed_in_every_mode_plain_and_streaming(
             "temperature": 1,
             "some_new_field": {"x": [1]},
             "seed": None,
-            "stream_options": {"include_usage": None},
+            "stream_options": None,
         },
         {
             "prompt": "hi",
@@ -260,8 +260,13 @@ def test_the_bodies_that_real_clients_send_are_answered(
         ({"best_of": 3}, "best_of"),
         ({"logprobs": 5}, "logprobs"),
         ({"logprobs": 0}, "logprobs"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": 1}, "frequency_penalty"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"min_tokens": 7}, "min_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"stop_token_ids": [257]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
         ({"logit_bias": {"50256": -100}}, "logit_bias"),
         ({"suffix": "x"}, "suffix"),
@@ -284,7 +289,8 @@ def test_the_bodies_that_real_clients_send_are_answered(
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": "x" * 900_000}, "prompt"),
         ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"model": 5}, "model"),
     ],

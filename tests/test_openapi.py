@@ -207,7 +207,7 @@ def test_refusals_are_as_the_document_says(client_of: Callable[..., FlaskClient]
 
 
 def test_what_breaks_the_document_would_be_found(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wire.replies.usage_of", lambda group: {"prompt_tokens": 1})
+    monkeypatch.setattr("wire.replies.usage_of", lambda *_: {"prompt_tokens": 1})
     for stream in (False, True):
         body = {"prompt": "hi", "num_tokens": 3, "stream": stream}
         with pytest.raises(FailureGroup, match=r"violates|required"):

@@ -107,14 +107,14 @@ def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Gate])
 
 def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> None:
     inference = Inference([1], 5, tokens=list("a€b".encode()))
-    part = Part(0, Detokenizer(load_tokenizer("bytes")), [])
+    part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
     told = [part.read(News(inference, n, n == 5)) for n in range(1, 6)]
     assert told == [("a", 1), ("", 0), ("", 0), ("€", 3), ("b", 1)]
 
 
 def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> None:
     inference = Inference([1], 6, tokens=list(b"abcdef"))
-    part = Part(0, Detokenizer(load_tokenizer("bytes")), [])
+    part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
 
     class Terse(Reply):
         def piece(self, *told: Any) -> Any:

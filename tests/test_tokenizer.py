@@ -93,7 +93,7 @@ def test_a_text_ends_before_its_first_stop_string_and_its_pieces_never_show_a_pa
     ids: list[int], strings: list[str], cuts: list[int]
 ) -> None:
     tokenizer = load_tokenizer("bytes")
-    rule = StopRule(tokenizer, strings, end_of_text=True)
+    rule = StopRule(tokenizer, strings, {256})
     got = until_stopped(rule, ids)
     text = tokenizer.decode(ids)
     first = min((at for string in strings if (at := text.find(string)) >= 0), default=None)
@@ -109,7 +109,7 @@ def test_a_text_ends_before_its_first_stop_string_and_its_pieces_never_show_a_pa
 
 def test_nothing_is_held_back_longer_than_it_must() -> None:
     tokenizer = load_tokenizer("bytes")
-    detokenizer = Detokenizer(tokenizer, StopRule(tokenizer, ["stop"], end_of_text=True))
+    detokenizer = Detokenizer(tokenizer, StopRule(tokenizer, ["stop"], {256}))
     pieces = [detokenizer.completion([byte], last=False) for byte in "ü st".encode()]
     assert pieces == ["", "ü", " ", "", ""], (
         "half of a character, and what may become a stop string"
@@ -131,7 +131,7 @@ def test_gpt2_tokens_may_end_inside_a_character_and_hold_a_stop_string_in_their_
     assert "".join(pieces) == "日本 and then hello 🙂" and not any(
         "\ufffd" in piece for piece in pieces
     )
-    rule = StopRule(tokenizer, ["ell"], end_of_text=True)
+    rule = StopRule(tokenizer, ["ell"], ())
     assert (
         Detokenizer(tokenizer, rule).completion(until_stopped(rule, ids), last=True)
         == "日本 and then h"
@@ -143,7 +143,7 @@ def test_end_of_text_ends_a_completion_unless_it_is_ignored_and_is_not_shown(
     end_of_text: bool,
 ) -> None:
     tokenizer = load_tokenizer("bytes")
-    rule = StopRule(tokenizer, ["<|endoftext|>"], end_of_text)
+    rule = StopRule(tokenizer, ["<|endoftext|>"], {256} if end_of_text else ())
     ids = [104, 105, 256, 106]
     got = until_stopped(rule, ids)
     assert got == (ids[:3] if end_of_text else ids)
@@ -157,7 +157,7 @@ def test_end_of_text_ends_a_completion_unless_it_is_ignored_and_is_not_shown(
 
 def test_an_echoed_prompt_may_hold_a_stop_string_and_end_inside_a_character() -> None:
     tokenizer = load_tokenizer("bytes")
-    detokenizer = Detokenizer(tokenizer, StopRule(tokenizer, ["a"], end_of_text=True))
+    detokenizer = Detokenizer(tokenizer, StopRule(tokenizer, ["a"], {256}))
     first, second = "é".encode()
     assert detokenizer.prompt([*b"banana ", first]) == "banana "
     assert detokenizer.completion([second, *b"!a"], last=True) == "é!"

@@ -84,10 +84,37 @@ class InferencePiece(_Answer):
 # ---- OpenAI's
 
 
+class CompletionLogprobs(_Answer):
+    """An entry for each token, with echo the prompt's too, the first of which has no logprob. Of
+    tokens that the text does not show, as at a stop string, too.
+    """
+
+    tokens: list[str] = Field(description="a token that is no whole characters is bytes:\\xNN…")
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] = Field(
+        description="the likeliest tokens there, and the token itself"
+    )
+    text_offset: list[int] = Field(description="where each begins in `text`, in characters")
+
+
+class TopLogprob(_Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(_Answer):
+    content: list[TokenLogprob]
+
+
 class Choice(_Answer):
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: Reason | None
 
 
@@ -104,14 +131,14 @@ class Delta(_Answer):
 class ChatChoice(_Answer):
     index: int
     message: Message
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: Reason | None
 
 
 class ChatChunkChoice(_Answer):
     index: int
     delta: Delta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: Reason | None
 
 

@@ -18,6 +18,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     StringConstraints,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -26,6 +27,8 @@ from pydantic_core import CoreSchema, core_schema
 
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_COMPLETIONS = 16  # of a prompt
+MOST_STOP_IDS = 64
+MOST_LOGPROBS = 20
 
 # fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each
 # is described
@@ -37,6 +40,7 @@ Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or 
 # a level, 1 first; 0: the default one. Which levels there are the scheduler knows, and judges
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 def _ascending(pair: list[int]) -> list[int]:
@@ -197,7 +201,11 @@ class _OpenAIRequest(_Lenient):
     top_k: int = Field(0, ge=-1, lt=2**63)  # 0 and −1: off, as vLLM's clients write it
     top_p: float = Field(1.0, ge=0, le=1)  # 0: greedy
     seed: int | None = Field(None, ge=-1, lt=2**63)  # −1: none
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
     stop: Stop = []
+    stop_token_ids: Annotated[Integers, Field(max_length=MOST_STOP_IDS)] = []
+    min_tokens: int = Field(0, ge=0)
     ignore_eos: bool = False
     timeout_s: Timeout | None = None
     user: str | None = Field(None, max_length=256)
@@ -206,7 +214,7 @@ class _OpenAIRequest(_Lenient):
     n: int = Field(1, ge=1, le=MOST_COMPLETIONS)
     cache_salt: str = Field("", max_length=256)
     stream: bool = False
-    stream_options: _StreamOptions = _StreamOptions()
+    stream_options: _StreamOptions | None = None
 
     # sampling that is not offered
     best_of: Annotated[Any, _Only(1)] = 1
@@ -214,8 +222,6 @@ class _OpenAIRequest(_Lenient):
     length_penalty: Annotated[Any, _Only(1)] = 1
     min_p: Annotated[Any, _Only(0)] = 0
     typical_p: Annotated[Any, _Only(1)] = 1
-    presence_penalty: Annotated[Any, _Only(0)] = 0
-    frequency_penalty: Annotated[Any, _Only(0)] = 0
     repetition_penalty: Annotated[Any, _Only(1)] = 1
     no_repeat_ngram_size: Annotated[Any, _Only(0)] = 0
     logit_bias: Annotated[Any, _Only({})] = {}
@@ -223,7 +229,6 @@ class _OpenAIRequest(_Lenient):
     bad_words: Annotated[Any, _Only([])] = []
     allowed_token_ids: Annotated[Any, _Only([])] = []
     # where an answer ends, and what of it is shown
-    stop_token_ids: Annotated[Any, _Only([])] = []
     include_stop_str_in_output: Annotated[Any, _Only(False)] = False
     skip_special_tokens: Annotated[Any, _Only(True)] = True
     prompt_logprobs: Annotated[Any, _Only(None)] = None
@@ -245,15 +250,29 @@ class _OpenAIRequest(_Lenient):
     truncate_prompt_tokens: Annotated[Any, _Only(None)] = None
     prompt_embeds: Annotated[Any, _Only(None)] = None
 
+    @field_validator("stream_options")
+    @classmethod
+    def _of_a_stream(cls, options: Any, info: ValidationInfo) -> Any:
+        if not info.data.get("stream"):
+            raise ValueError('only a stream has options; leave it out, or send "stream": true')
+        return options
+
 
 class CompletionRequest(_OpenAIRequest):
     """The body of POST /v1/completions."""
 
     prompt: Prompt
-    max_tokens: int = Field(16, ge=1)
     echo: bool = False
+    max_tokens: int = Field(16, ge=0, description="0, with echo: the prompt alone")
     suffix: Annotated[Any, _Only("")] = ""
-    logprobs: Annotated[Any, _Only(None)] = None
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _something(cls, most: int, info: ValidationInfo) -> int:
+        if not most and not info.data.get("echo"):
+            raise ValueError('0 without "echo": true asks for nothing; send 1 or more, or echo')
+        return most
 
 
 class _TextPart(_Lenient):
@@ -292,8 +311,8 @@ class ChatRequest(_OpenAIRequest):
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)  # its newer name
-    logprobs: Annotated[Any, _Only(False)] = False
-    top_logprobs: Annotated[Any, _Only(0)] = 0
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     tools: Annotated[Any, _Only([])] = []
     tool_choice: Annotated[Any, _Only("none", "auto")] = "none"
     functions: Annotated[Any, _Only([])] = []
@@ -306,6 +325,13 @@ class ChatRequest(_OpenAIRequest):
     continue_final_message: Annotated[Any, _Only(False)] = False
     chat_template: Annotated[Any, _Only(None)] = None
     documents: Annotated[Any, _Only([])] = []
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _beside_logprobs(cls, n: int, info: ValidationInfo) -> int:
+        if n and not info.data.get("logprobs"):
+            raise ValueError('send "logprobs": true with it')
+        return n
 
     @property
     def prompt(self) -> str:

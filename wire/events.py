@@ -19,20 +19,23 @@ def event(data: Any) -> bytes:
 
 
 class Part:
-    """One inference of a stream: what of it was read, and what of that was shown."""
+    """One inference of a stream: what of it was read, and what of that was shown.
 
-    def __init__(self, index: int, detokenizer: Detokenizer, prompt_ids: Sequence[int]):
-        self.index = index
+    prompt_ids: those that are echoed. most: completion tokens that are shown.
+    """
+
+    def __init__(self, index: int, detokenizer: Detokenizer, prompt_ids: Sequence[int], most: int):
+        self.index, self._most = index, most
         self._detokenizer = detokenizer
         self._text = detokenizer.prompt(prompt_ids)
         self._read = self._shown = 0
 
     def read(self, told: News) -> tuple[str, int]:
         """The new text and the number of its tokens; none of either while the text is held back."""
-        self._text += self._detokenizer.completion(
-            told.inference.tokens[self._read : told.n_tokens], told.is_over
-        )
-        self._read = told.n_tokens
+        n = min(told.n_tokens, self._most)
+        tokens = told.inference.tokens[self._read : n]
+        self._text += self._detokenizer.completion(tokens, told.is_over)
+        self._read = n
         if not self._text and not told.is_over:
             return "", 0
         text, n = self._text, self._read - self._shown

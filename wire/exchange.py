@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizer import Detokenizer
 from wire.events import Events, Part
+from wire.logprobs import Logprobs
 from wire.replies import REPLIES
 from wire.request import Request
 
@@ -20,8 +21,14 @@ class Exchange:
         self.request, self._tokenizer = request, server.tokenizer
         self._rule = request.rule(server.tokenizer)
         self.group = server.group(request, self._rule)
+        hidden = self._rule.hidden if self._rule else ()
+        logprobs = [
+            Logprobs(server.tokenizer, member, request.echo, hidden)
+            for member in self.group
+            if member.scores is not None
+        ]
         self._reply = REPLIES[request.form](
-            request, self.group, server.config.model_name, server.manager.epoch_offset
+            request, self.group, server.config.model_name, server.manager.epoch_offset, logprobs
         )
 
     def whole(self) -> dict[str, Any]:
@@ -30,7 +37,8 @@ class Exchange:
         for member in self.group:
             detokenizer = Detokenizer(self._tokenizer, self._rule)
             prompt = detokenizer.prompt(member.prompt_ids) if self.request.echo else ""
-            texts.append(prompt + detokenizer.completion(member.tokens, last=True))
+            tokens = member.tokens[: self.request.num_tokens]
+            texts.append(prompt + detokenizer.completion(tokens, last=True))
         return self._reply.whole(texts)
 
     def events(self) -> Events:
@@ -40,6 +48,7 @@ class Exchange:
                 i,
                 Detokenizer(self._tokenizer, self._rule),
                 member.prompt_ids if self.request.echo else [],
+                self.request.num_tokens,
             )
             for i, member in enumerate(self.group)
         }

@@ -9,14 +9,18 @@ from typing import Any, ClassVar
 
 from scheduling.inference import Inference
 from stats import times_of
+from wire.logprobs import Logprobs
 from wire.request import Request
 
 
-def usage_of(group: Sequence[Inference]) -> dict[str, Any]:
-    """The tokens of an answered group; a prompt counts once, however many completions it has."""
+def usage_of(group: Sequence[Inference], most: int) -> dict[str, Any]:
+    """The tokens of an answered group; a prompt counts once, however many completions it has.
+
+    most: completion tokens that each was asked for.
+    """
     leaders = [member for member in group if member.leader is None]
     prompt = sum(len(member.prompt_ids) for member in leaders)
-    completion = sum(len(member.tokens) for member in group)
+    completion = sum(min(len(member.tokens), most) for member in group)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -27,14 +31,23 @@ def usage_of(group: Sequence[Inference]) -> dict[str, Any]:
 
 class Reply:
     """The answer to one request. model: its name. epoch_offset: from the manager's clock to seconds
-    since the epoch.
+    since the epoch. logprobs: of each inference, if they are wanted.
     """
 
     def __init__(
-        self, request: Request, group: Sequence[Inference], model: str, epoch_offset: float
+        self,
+        request: Request,
+        group: Sequence[Inference],
+        model: str,
+        epoch_offset: float,
+        logprobs: Sequence[Logprobs] = (),
     ):
         self.request, self.group = request, group
         self.model, self.epoch_offset = model, epoch_offset
+        self._logprobs = logprobs
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self.group, self.request.num_tokens)
 
     def whole(self, texts: Sequence[str]) -> dict[str, Any]:
         """A plain answer, once the group has its own."""
@@ -60,7 +73,7 @@ class InferenceReply(Reply):
 
     def end(self) -> dict[str, Any]:
         return {
-            "usage": usage_of(self.group),
+            "usage": self._usage(),
             "timings": self._one_or_all([self._timings(member) for member in self.group]),
             "seed": self._one_or_all([member.sampling.seed for member in self.group]),
         }
@@ -98,24 +111,25 @@ class CompletionReply(Reply):
         self._begun: set[int] = set()
 
     def whole(self, texts: Sequence[str]) -> dict[str, Any]:
+        most = self.request.num_tokens
         choices = [
-            self._choice(i, self._message(text), self.group[i].finish_reason)
-            for i, text in enumerate(texts)
+            self._choice(i, self._message(text), min(len(it.tokens), most), it.finish_reason)
+            for i, (text, it) in enumerate(zip(texts, self.group))
         ]
-        return self._told(self.answer, choices, usage=usage_of(self.group))
+        return self._told(self.answer, choices, usage=self._usage())
 
     def piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
         first = i not in self._begun
         self._begun.add(i)
         reason = self.group[i].finish_reason if last else None
-        choice = self._choice(i, self._delta(text, first), reason)
+        choice = self._choice(i, self._delta(text, first), n, reason)
         no_usage = {"usage": None} if self.request.include_usage else {}
         return self._told(self.chunk, [choice], **no_usage)
 
     def end(self) -> dict[str, Any] | None:
         if not self.request.include_usage:
             return None
-        return self._told(self.chunk, [], usage=usage_of(self.group))
+        return self._told(self.chunk, [], usage=self._usage())
 
     def _message(self, text: str) -> dict[str, Any]:
         return {"text": text}
@@ -132,9 +146,15 @@ class CompletionReply(Reply):
         }
         return head | {"choices": choices} | more
 
-    @staticmethod
-    def _choice(i: int, part: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        return {"index": i} | part | {"logprobs": None, "finish_reason": finish_reason}
+    def _choice(
+        self, i: int, part: dict[str, Any], n: int, finish_reason: str | None
+    ) -> dict[str, Any]:
+        """A choice that tells the next n tokens."""
+        logprobs = self._of(self._logprobs[i], n) if self._logprobs else None
+        return {"index": i} | part | {"logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _of(self, logprobs: Logprobs, n: int) -> dict[str, Any]:
+        return logprobs.completion(n)
 
 
 class ChatReply(CompletionReply):
@@ -146,6 +166,9 @@ class ChatReply(CompletionReply):
 
     def _message(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}}
+
+    def _of(self, logprobs: Logprobs, n: int) -> dict[str, Any]:
+        return logprobs.chat(n)
 
     def _delta(self, text: str, first: bool) -> dict[str, Any]:
         role = {"role": "assistant"} if first else {}

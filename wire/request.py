@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -30,7 +30,7 @@ class Request:
     """One completion or a group of them. Plain data, which may travel between processes."""
 
     prompts: Sequence[list[int]]  # the ids of each
-    num_tokens: int
+    num_tokens: int  # 0: one is computed, and not shown
     sampling: Sampling = GREEDY  # but for its seed
     seed: int | None = None
     timeout_s: float | None = None
@@ -39,8 +39,11 @@ class Request:
     priority: int = 0
     n: int = 1  # completions of each prompt
     cache_salt: str = ""  # who brings another shares no KV blocks
-    stop: Sequence[str] | None = None  # None: an answer ends with its last token alone
-    ignore_eos: bool = True
+    # what ends an answer before its last token, beside sampling.stop_ids; None: nothing does
+    stop: Sequence[str] | None = None
+    logprobs: int | None = (
+        None  # so many likeliest tokens beside each, with echo of the prompt's too
+    )
     # how its answer reads
     form: Literal["inference", "completion", "chat"] = "inference"
     alone: bool = False  # one prompt, and not a group of one
@@ -59,7 +62,8 @@ class Request:
         """What ends an answer before its last token."""
         if self.stop is None:
             return None
-        return StopRule(tokenizer, [*self.stop], not self.ignore_eos)
+        how = self.sampling
+        return StopRule(tokenizer, [*self.stop], how.stop_ids, how.min_tokens)
 
 
 def is_alone(prompt: Prompt) -> bool:
@@ -118,7 +122,7 @@ class RequestReader:
         prompts = self._encode(
             body.prompt, body.max_tokens, field="prompt", length_field="max_tokens"
         )
-        return self._openai("completion", body, prompts, body.max_tokens, body.echo)
+        return self._openai("completion", body, prompts, body.max_tokens, body.logprobs, body.echo)
 
     def chat(self, raw: bytes) -> Request:
         body = parse(ChatRequest, raw)
@@ -127,7 +131,8 @@ class RequestReader:
         length_field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
         prompts = self._encode(body.prompt, most or 1, field="messages", length_field=length_field)
         most = most or self.config.max_model_len - len(prompts[0])
-        return self._openai("chat", body, prompts, most)
+        top = body.top_logprobs if body.logprobs else None
+        return self._openai("chat", body, prompts, most, top)
 
     def tokenize(self, raw: bytes) -> dict[str, Any]:
         """What POST /tokenize answers."""
@@ -147,14 +152,30 @@ class RequestReader:
                 param="model",
             )
 
-    @staticmethod
     def _openai(
+        self,
         form: Literal["completion", "chat"],
         body: CompletionRequest | ChatRequest,
         prompts: list[list[int]],
         num_tokens: int,
+        logprobs: int | None,
         echo: bool = False,
     ) -> Request:
+        if logprobs is not None and self.config.model == "fake":
+            raise InvalidRequest(
+                "logprobs: the model fake has none; start the server with another --model.",
+                param="logprobs",
+            )
+        if body.min_tokens > num_tokens:
+            raise InvalidRequest(
+                f"min_tokens: {body.min_tokens} are more than the {num_tokens} tokens at most; "
+                "lower it.",
+                param="min_tokens",
+            )
+        stop_ids = {*body.stop_token_ids}
+        self._check_ids(stop_ids, "stop_token_ids", "Every stop token id")
+        if not body.ignore_eos:
+            stop_ids.add(self.tokenizer.eot_token)
         return Request(
             prompts,
             num_tokens,
@@ -162,13 +183,17 @@ class RequestReader:
                 body.temperature if body.top_p else 0.0,
                 body.top_k if body.top_k > 0 else None,
                 body.top_p if 0 < body.top_p < 1 else None,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                min_tokens=body.min_tokens,
+                stop_ids=tuple(sorted(stop_ids)),
             ),
             None if body.seed == -1 else body.seed,
             stop=[body.stop] if isinstance(body.stop, str) else body.stop,
-            ignore_eos=body.ignore_eos,
+            logprobs=logprobs,
             form=form,
             echo=echo,
-            include_usage=body.stream_options.include_usage,
+            include_usage=body.stream_options is not None and body.stream_options.include_usage,
             **_shared(body),
         )
 
@@ -179,6 +204,7 @@ class RequestReader:
         `length_field`: what the route calls the two.
         """
         config, alone = self.config, is_alone(prompt)
+        num_tokens = max(num_tokens, 1)  # one is computed in any case
         if not alone and len(prompt) > config.max_in_flight:
             raise InvalidRequest(
                 f"This server holds {config.max_in_flight} prompts at most; send fewer at once.",
@@ -195,14 +221,11 @@ class RequestReader:
             if len(ids) + num_tokens > config.max_model_len:
                 raise ContextTooLong(
                     f"{len(ids)} prompt tokens + {num_tokens} completion tokens is beyond the "
-                    f"context of "
-                    f"{config.max_model_len}; shorten the prompt or lower {length_field}.",
+                    f"context of {config.max_model_len}; shorten the prompt or lower "
+                    f"{length_field}.",
                     param=length_field if len(ids) < config.max_model_len else field,
                 )
-            if not 0 <= min(ids) <= max(ids) < self.tokenizer.n_vocab:
-                raise InvalidRequest(
-                    f"Every prompt id must be in 0 … {self.tokenizer.n_vocab - 1}.", param=field
-                )
+            self._check_ids(ids, field, "Every prompt id")
         return prompts
 
     def _ids(self, text: str, field: str, longest: int) -> list[int]:
@@ -216,6 +239,12 @@ class RequestReader:
                 param=field,
             )
         return self.tokenizer.encode_ordinary(text)
+
+    def _check_ids(self, ids: Collection[int], field: str, which: str) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.n_vocab:
+            raise InvalidRequest(
+                f"{which} must be in 0 … {self.tokenizer.n_vocab - 1}.", param=field
+            )
 
 
 SHARED = ("timeout_s", "queue_timeout_s", "user", "priority", "n", "cache_salt", "stream")

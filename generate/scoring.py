@@ -1,0 +1,95 @@
+"""Log-probabilities of tokens, for the requests that want them.
+
+They are of the logits as the model gives them (vLLM's raw_logprobs): before penalties, temperature,
+top-k and top-p, over the ids that the tokenizer can decode.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from generate.buffers import to_device
+from generate.sampling import Sample, penalized
+from scheduling.inference import Row, Score, Scores
+
+PASS = 128  # prompt tokens that are scored at once: of GPT-2 their logits are 26 MB
+LEAST = -9999.0  # what JSON can hold of minus infinity, as OpenAI's and vLLM's answers do
+
+
+def choose(logits: Tensor, rows: Sequence[Row], n_vocab: int, sample: Sample) -> list[int]:
+    """Return an id for each row, and give its score to who wants it. logits: [N, V]."""
+    inferences = [row.inference for row in rows]
+    scored = [
+        (i, scores)
+        for i, row in enumerate(rows)
+        if (scores := row.inference.scores) is not None and not row.idle
+    ]
+    raw = logits[[i for i, _ in scored]] if scored else logits  # a copy, before penalties
+    draws = [(inference.sampling, len(inference.tokens)) for inference in inferences]
+    ids = sample(penalized(logits, inferences), draws, n_vocab)
+    if scored:
+        record(raw, [(scores, ids[i]) for i, scores in scored], n_vocab)
+    return ids
+
+
+@torch.inference_mode()
+def record(logits: Tensor, wanted: Sequence[tuple[Scores, int]], n_vocab: int) -> None:
+    """Append the score of an id to each Scores. logits: [N, V], those from which it came."""
+    logprobs = logits[:, :n_vocab].float().log_softmax(-1)  # [N, n_vocab]
+    logprobs.nan_to_num_(nan=LEAST, neginf=LEAST)
+    ids = to_device(array("q", [id_ for _, id_ in wanted]), logits.device)
+    own = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
+    values, likeliest = logprobs.topk(min(max(scores.top for scores, _ in wanted), n_vocab))
+    tops = zip(likeliest.tolist(), values.tolist())
+    for (scores, _), logprob, top in zip(wanted, own, tops):
+        scores.of.append(Score(logprob, [*zip(*top)][: scores.top]))
+
+
+def split(rows: Sequence[Row]) -> tuple[list[Row], list[list[Row]]]:
+    """Take the prompt tokens that are to be scored out of an iteration's rows.
+
+    Return what is left of the rows, and passes to compute before, in order: each of PASS tokens at
+    most, after all of which the logits are wanted. So memory does not grow with the prompts.
+    """
+    left: list[Row] = []
+    passes: list[list[Row]] = [[]]
+    room = PASS
+    for row in rows:
+        scores, start = row.inference.scores, row.start
+        end = start + row.n_tokens - row.samples  # the token after the last one is sampled
+        if scores is None or row.idle or scores.next > end:
+            left.append(row)
+            continue
+        while start < end:
+            if not room:
+                passes.append([])
+                room = PASS
+            n = min(end - start, room)
+            passes[-1].append(row._replace(start=start, n_tokens=n, samples=False))
+            start, room = start + n, room - n
+        if row.samples:
+            left.append(row._replace(start=end, n_tokens=1))
+    return left, [some for some in passes if some]
+
+
+def record_prompts(logits: Tensor, rows: Sequence[Row], n_vocab: int) -> None:
+    """Append the scores of the tokens after all of the rows' tokens. logits: [T, V].
+
+    Those that are there already, of what is computed again after preemption, are left alone.
+    """
+    at: list[int] = []
+    wanted: list[tuple[Scores, int]] = []
+    before = 0  # tokens of the rows before this one
+    for row in rows:
+        inference, scores = row.inference, row.inference.scores
+        assert scores is not None
+        for position in range(max(row.start + 1, scores.next), row.start + row.n_tokens + 1):
+            at.append(before + position - row.start - 1)
+            wanted.append((scores, inference.token(position)))
+        before += row.n_tokens
+    if wanted:
+        record(logits[at], wanted, n_vocab)
