@@ -1,17 +1,23 @@
 """The offline burst: n requests at once through scheduler, manager and engine, without HTTP.
 
-    python -m benchmarks.burst --model FOLDER [--n 64] [--modes dynamic,static] [any server setting]
+    python -m benchmarks.burst --model FOLDER [--n 64] [--modes dynamic,static]
+        [--neighbours 1] [any server setting]
 
 The requests are those of the peers' scripts: lengths of the original experiment, 6,904 completion
 tokens for 64. Each mode serves the burst twice: once measured, then, on a CPU, once more with a
-timer around each part. The last line is JSON.
+timer around each part. --neighbours: it serves the burst alone and beside so many busy loops
+instead, three times in turn. The last line is JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import statistics
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +33,13 @@ from config import MODES, Config, ConfigError, Parser
 from scheduling.inference import Sampling
 
 UNUSED = NO_HTTP | {"mode"}  # the results are by mode
+TURNS, MOST_LOOPS = 3, 64  # alone and beside neighbours
+LOOP = """
+import os, sys
+while os.getppid() == int(sys.argv[1]):  # it ends with the benchmark, however that ends
+    for _ in range(1_000_000):
+        pass
+"""
 
 
 def refuse_few_ids(config: Config) -> None:
@@ -38,10 +51,43 @@ def refuse_few_ids(config: Config) -> None:
         )
 
 
-def measure(
-    config: Config, requests: Sequence[tuple[list[int], int]], sampling: Sampling
+@contextlib.contextmanager
+def busy_loops(n: int) -> Iterator[None]:
+    """Keep n cores busy, as a program in another terminal does.
+
+    Each loop has a session of its own, since Linux may share out the cores by session first.
+    """
+    with contextlib.ExitStack() as running:
+        for _ in range(n):
+            loop = [sys.executable, "-c", LOOP, str(os.getpid())]
+            process = running.enter_context(subprocess.Popen(loop, start_new_session=True))
+            running.callback(process.kill)
+        yield
+
+
+def beside(
+    engine: Engine, requests: Sequence[tuple[list[int], int]], sampling: Sampling, loops: int
 ) -> dict[str, Any]:
-    """Serve the burst in one mode: throughput, latency, memory, and the seconds of each part."""
+    """Throughputs alone and beside busy loops, in turn, and the median of what is left."""
+    alone, busy = [], []
+    tokens = sum(tokens for _, tokens in requests)
+    for _ in range(TURNS):
+        alone.append(tokens / engine.serve(requests, sampling)[0])
+        with busy_loops(loops):
+            busy.append(tokens / engine.serve(requests, sampling)[0])
+    left = statistics.median(b / a for a, b in zip(alone, busy))
+    return {"loops": loops, "alone": alone, "beside": busy, "median_left": left}
+
+
+def measure(
+    config: Config,
+    requests: Sequence[tuple[list[int], int]],
+    sampling: Sampling,
+    neighbours: int = 0,
+) -> dict[str, Any]:
+    """Serve the burst in one mode: throughput, latency, memory, and the seconds of each part, or
+    how much of the throughput is left beside neighbours.
+    """
     engine = Engine(config)
     seconds, inferences = engine.serve(requests, sampling)
     tokens = sum(len(inference.tokens) for inference in inferences)
@@ -59,8 +105,10 @@ def measure(
         "weights_gb": config.shape.weight_bytes(config.dtype, config.multiplied_as) / 1e9,
         "kv_used_gb": most_blocks * config.block_bytes / 1e9,
     }
+    if neighbours:
+        result["neighbours"] = beside(engine, requests, sampling, neighbours)
     # a GPU computes while this thread goes on: what a timer sees are launches
-    if config.device == "cpu":
+    elif config.device == "cpu":
         phases = Phases()
         phases.watch(engine.scheduler, engine.generator)
         result["timed_wall_clock_s"], _ = engine.serve(requests, sampling)
@@ -83,6 +131,13 @@ def main() -> None:
         default="dynamic",
         help=f"of {', '.join(MODES)}, separated by commas (default: dynamic)",
     )
+    parser.add_argument(
+        "--neighbours",
+        type=int,
+        default=0,
+        metavar="N",
+        help="measure alone and beside N busy loops, in turn (default: 0, alone)",
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
     parser.add_argument("--top-p", type=float, help="default: none")
     parser.add_argument(
@@ -100,6 +155,8 @@ def main() -> None:
     )
     if not 1 <= options.n <= LARGEST:
         raise ConfigError(f"--n must be from 1 to {LARGEST}")
+    if not 0 <= options.neighbours <= MOST_LOOPS:
+        raise ConfigError(f"--neighbours must be from 0 to {MOST_LOOPS}")
     if options.temperature < 0 or not 0 < (options.top_p or 1) <= 1:
         raise ConfigError("--temperature must be 0 or more, and --top-p above 0 and at most 1")
     requests = draw(options.n)
@@ -116,7 +173,10 @@ def main() -> None:
     for config in built:
         refuse_few_ids(config)
         results[config.mode] = found = measure(
-            config, requests, Sampling(options.temperature, top_p=options.top_p)
+            config,
+            requests,
+            Sampling(options.temperature, top_p=options.top_p),
+            options.neighbours,
         )
         print(
             f"{config.mode}: {len(requests)} requests, "
@@ -126,6 +186,12 @@ def main() -> None:
             f"{found['resident_gb']:.2f} GB resident "
             f"({found['weights_gb']:.2f} weights, {found['kv_used_gb']:.2f} KV blocks)"
         )
+        if turns := found.get("neighbours"):
+            alone, busy = (statistics.median(turns[how]) for how in ("alone", "beside"))
+            print(
+                f"  beside busy loops ({turns['loops']}): {busy:.1f} tok/s of {alone:.1f} alone, "
+                f"{100 * turns['median_left']:.0f}% left (median of {TURNS} pairs)"
+            )
         phases = found.get("phases_s", {})
         whole = sum(phases.values())
         for name, seconds in phases.items():

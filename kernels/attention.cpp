@@ -11,6 +11,7 @@
 // neighbours in the batch, the number of threads and where the blocks lie change no bit of it.
 
 #include "multiply.h"
+#include "team.h"
 
 #include <cmath>
 #include <cstring>
@@ -290,21 +291,18 @@ static void paged_attention(const T* qkv, T* y, E* layer, float* scales, const i
     // heads of a task: as many as leave each thread some of every row
     const int64_t group = (n_head + n_threads - 1) / n_threads,
                   groups = (n_head + group - 1) / group, tasks = groups * chunks.size();
-    #pragma omp parallel num_threads(n_threads)
-    {
-        #pragma omp for
-        for (int64_t t = 0; t < n_tokens; t++) {
-            if (tables[t] < 0) continue;
+    as_team(n_threads, 0, [&](Member& me) {
+        me.share_rows(n_tokens, 2 * width, [&](int64_t t) {
+            if (tables[t] < 0) return;
             const int64_t block = blocks[tables[t] + positions[t] / block_size],
                           slot = positions[t] % block_size;
             const T* key = qkv + (t * 3 + 1) * width;
             for (int64_t h = 0; h < 2 * n_head; h++)  // the values follow the keys, here and there
                 keep(key + h * head_size, cache, cache.keys(block, h) + slot * head_size);
-        }
-        // The threads meet here: a chunk's tokens see each other's keys.
+        });
+        // only now: a chunk's tokens see each other's keys
         std::vector<float> scratch;
-        #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < tasks; task++) {
+        me.share(tasks, [&](int64_t task, auto) {
             const int64_t t = chunks[task / groups].first, n = chunks[task / groups].second;
             const int64_t head = task % groups * group, n_heads = std::min(group, n_head - head),
                           first = positions[t];
@@ -321,8 +319,8 @@ static void paged_attention(const T* qkv, T* y, E* layer, float* scales, const i
                 attend<64>(query, cache, table, first + 1, head, n_heads, scratch, answer);
             else
                 attend<0>(query, cache, table, first + 1, head, n_heads, scratch, answer);
-        }
-    }
+        });
+    });
 }
 
 // qkv: [n_tokens, 3, n_head, head_size]; y: [n_tokens, n_head, head_size]; layer, scales: a Cache.

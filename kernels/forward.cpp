@@ -4,6 +4,8 @@
 // One call, since between two of them Python would find that the weights have driven its code and
 // data out of the caches, 86 times a step of gpt2 (benchmarks/README.md).
 
+#include "team.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -62,32 +64,38 @@ extern "C" int forward(const Model* model, const int64_t* ids, const int64_t* po
         return false;
     const int64_t row = m.width * m.element, size = n_tokens * row;
     const std::unique_ptr<char[]> memory(new char[8 * size]);
-    char *x = memory.get(), *y = x + size, *total = y + size, *normed = total + size,
-         *wide = normed + size;
-    const auto add_norm = [&](const Norm& norm) {  // and x is the sum
-        m.add_norm(x, y, norm.weight, norm.bias, total, normed, n_tokens, m.width, m.epsilon,
-                   n_threads);
-        std::swap(x, total);
-    };
-    const auto linear = [&](const Linear* layer, const void* from, void* to) {
-        m.linear(layer, from, to, n_tokens, n_threads);
-    };
-    gather(m.wte, ids, n_tokens, row, x);
-    gather(m.wpe, positions, n_tokens, row, y);
-    for (const Block* block = m.h; block < m.h + m.n_layer; block++) {
-        add_norm(block->ln_1);
-        linear(block->c_attn, normed, wide);
-        m.attention(wide, normed, block->cache, block->scales, positions, tables, blocks, n_tokens,
-                    m.n_head, m.block_size, m.width / m.n_head, n_threads);
-        linear(block->attn_c_proj, normed, y);
-        add_norm(block->ln_2);
-        linear(block->c_fc, normed, wide);
-        linear(block->mlp_c_proj, wide, y);
-    }
-    gather(x, samples, n_samples, row, total);
-    gather(y, samples, n_samples, row, wide);
-    m.add_norm(total, wide, m.ln_f.weight, m.ln_f.bias, x, normed, n_samples, m.width, m.epsilon,
-               n_threads);
-    m.linear(m.lm_head, normed, logits, n_samples, n_threads);
+    as_team(n_threads, linear_bytes(n_tokens, 4 * m.width), [&](Member& me) {
+        char *x = memory.get(), *y = x + size, *total = y + size, *normed = total + size,
+             *wide = normed + size;
+        const auto add_norm = [&](const Norm& norm) {  // and x is the sum
+            m.add_norm(x, y, norm.weight, norm.bias, total, normed, n_tokens, m.width, m.epsilon,
+                       n_threads);
+            std::swap(x, total);
+        };
+        const auto linear = [&](const Linear* layer, const void* from, void* to) {
+            m.linear(layer, from, to, n_tokens, n_threads);
+        };
+        me.share(1, [&](int64_t, auto) {
+            gather(m.wte, ids, n_tokens, row, x);
+            gather(m.wpe, positions, n_tokens, row, y);
+        });
+        for (const Block* block = m.h; block < m.h + m.n_layer; block++) {
+            add_norm(block->ln_1);
+            linear(block->c_attn, normed, wide);
+            m.attention(wide, normed, block->cache, block->scales, positions, tables, blocks,
+                        n_tokens, m.n_head, m.block_size, m.width / m.n_head, n_threads);
+            linear(block->attn_c_proj, normed, y);
+            add_norm(block->ln_2);
+            linear(block->c_fc, normed, wide);
+            linear(block->mlp_c_proj, wide, y);
+        }
+        me.share(1, [&](int64_t, auto) {
+            gather(x, samples, n_samples, row, total);
+            gather(y, samples, n_samples, row, wide);
+        });
+        m.add_norm(total, wide, m.ln_f.weight, m.ln_f.bias, x, normed, n_samples, m.width,
+                   m.epsilon, n_threads);
+        m.linear(m.lm_head, normed, logits, n_samples, n_threads);
+    });
     return true;
 }

@@ -11,8 +11,8 @@
 // of int8 as int32, so that a token's result does not depend on the other tokens.
 
 #include "amx.h"
+#include "team.h"
 
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -59,15 +59,12 @@ const int EACH = std::is_same_v<T, float> ? 1 : std::is_same_v<T, Pair> ? 2 : 4;
 // k … k + n − 1 give; value(token, output, sum): the sum as a float.
 template <typename T, typename Sum, typename Y, typename Multiply, typename Value>
 static void compute_panels(const Linear& layer, const Sum* start, Y* y, int64_t n_tokens,
-                           int64_t rows, std::atomic<int64_t>& taken, Multiply multiply_block,
-                           Value value) {
+                           int64_t rows, Member& me, Multiply multiply_block, Value value) {
     const FlushSubnormals flush;
     const T* packed = (const T*)layer.packed;
     const int64_t n_in = layer.n_in / EACH<T>, n_panels = (layer.n_out + PANEL - 1) / PANEL;
     std::vector<Sum> sums(rows * PANEL);
-    int64_t following = n_panels;
-    // threads of a shared machine are not equally fast: each takes a panel when it needs one
-    for (int64_t panel = taken++; panel < n_panels; panel = following) {
+    me.share(n_panels, [&](int64_t panel, auto following) {
         const int64_t o = panel * PANEL, width = std::min<int64_t>(PANEL, layer.n_out - o);
         for (int64_t t = 0; t < rows; t++) std::copy_n(start + o, PANEL, &sums[t * PANEL]);
         for (int64_t k = 0; k < n_in; k += BLOCK) {
@@ -75,8 +72,8 @@ static void compute_panels(const Linear& layer, const Sum* start, Y* y, int64_t 
             const int64_t n = std::min<int64_t>(BLOCK, n_in - k);
             const T* next = w + n * PANEL;
             if (k + n == n_in) {
-                following = taken++;
-                next = packed + std::min(following, n_panels - 1) * n_in * PANEL;
+                const int64_t after = following();
+                next = packed + (after < 0 ? panel : after) * n_in * PANEL;
             }
             multiply_block(k, w, n, sums.data(), (const char*)next);
         }
@@ -87,21 +84,21 @@ static void compute_panels(const Linear& layer, const Sum* start, Y* y, int64_t 
                 for (int i = 0; i < PANEL; i++) values[i] = gelu(values[i]);
             for (int64_t i = 0; i < width; i++) y[t * layer.n_out + o + i] = Y(values[i]);
         }
-    }
+    });
 }
 
 static inline float as_it_is(int64_t, int64_t, float sum) { return sum; }
 const int LINES = PANEL * 4 / CACHE_LINE;  // of an element
 
 static void linear(const Linear& layer, const float* x, float* y, int64_t n_tokens, int n_threads) {
-    std::atomic<int64_t> taken{0};
-    #pragma omp parallel num_threads(n_threads)
-    compute_panels<float>(
-        layer, layer.bias, y, n_tokens, n_tokens, taken,
-        [&](int64_t k, const float* w, int64_t n, float* sums, const char* next) {
-            multiply_all(x + k, n_tokens, layer.n_in, w, n, sums, next, LINES);
-        },
-        as_it_is);
+    as_team(n_threads, 0, [&](Member& me) {
+        compute_panels<float>(
+            layer, layer.bias, y, n_tokens, n_tokens, me,
+            [&](int64_t k, const float* w, int64_t n, float* sums, const char* next) {
+                multiply_all(x + k, n_tokens, layer.n_in, w, n, sums, next, LINES);
+            },
+            as_it_is);
+    });
 }
 
 static void linear(const Linear& layer, const Pair* x, BFloat16* y, int64_t n_tokens,
@@ -110,36 +107,35 @@ static void linear(const Linear& layer, const Pair* x, BFloat16* y, int64_t n_to
     const bool tiled = TILED && may_use_tiles(),
                widened = !PAIRED && !tiled && (n_tokens > ROWS || !FUSED);
     const int64_t rows = tiled ? (n_tokens + TILE - 1) / TILE * TILE : n_tokens;
-    std::vector<Pair> whole_x(tiled ? rows * n_in : 0);
-    if (tiled) std::copy_n(x, n_tokens * n_in, whole_x.begin());
-    std::vector<float> wide_x(widened ? n_tokens * n_in * 2 : 0);
-    std::atomic<int64_t> taken{0};
-    #pragma omp parallel num_threads(n_threads)
-    {
-        if (widened) {
-            #pragma omp for
-            for (int64_t i = 0; i < n_tokens * n_in; i++) widen(x[i], &wide_x[2 * i], 1);
-        }
+    as_team(n_threads, linear_bytes(n_tokens, layer.n_in), [&](Member& me) {
+        Pair* const whole_x = (Pair*)me.team->memory;
+        float* const wide_x = (float*)me.team->memory;
+        if (tiled || widened)
+            me.share_rows(rows, layer.n_in, [&](int64_t t) {
+                for (int64_t i = t * n_in; i < (t + 1) * n_in; i++)
+                    if (widened) widen(x[i], wide_x + 2 * i, 1);
+                    else whole_x[i] = t < n_tokens ? x[i] : 0;
+            });
         std::optional<Tiles> tiles;
         if (tiled) tiles.emplace();
         compute_panels<Pair>(
-            layer, layer.bias, y, n_tokens, rows, taken,
+            layer, layer.bias, y, n_tokens, rows, me,
             [&](int64_t k, const Pair* w, int64_t n, float* sums, const char* next) {
                 if (tiled) {
-                    multiply_tiles(whole_x.data() + k, rows, n_in, w, n, sums, next, LINES);
+                    multiply_tiles(whole_x + k, rows, n_in, w, n, sums, next, LINES);
                 } else if (widened) {
                     float wide_w[2 * BLOCK * PANEL];
                     for (int64_t i = 0; i < n; i++)
                         for (int o = 0; o < PANEL; o++)
                             widen(w[i * PANEL + o], &wide_w[2 * i * PANEL + o], PANEL);
-                    multiply_all(wide_x.data() + 2 * k, n_tokens, 2 * n_in, wide_w, 2 * n, sums,
+                    multiply_all(wide_x + 2 * k, n_tokens, 2 * n_in, wide_w, 2 * n, sums,
                                  next, (LINES + 1) / 2);
                 } else {
                     multiply_all(x + k, n_tokens, n_in, w, n, sums, next, LINES);
                 }
             },
             as_it_is);
-    }
+    });
 }
 
 // A token's elements as bytes around 128: x ≈ scale (byte − 128). Returns the scale; NaN, which
@@ -159,23 +155,21 @@ static float quantize(const X* x, int64_t n, uint8_t* bytes) {
 template <typename X>
 static void linear_int8(const Linear& layer, const X* x, X* y, int64_t n_tokens, int n_threads) {
     const int64_t n_in = layer.n_in / 4;
-    std::vector<Quad> quads(n_tokens * n_in);
-    std::vector<float> x_scales(n_tokens);
-    std::atomic<int64_t> taken{0};
-    #pragma omp parallel num_threads(n_threads)
-    {
-        #pragma omp for
-        for (int64_t t = 0; t < n_tokens; t++)
+    as_team(n_threads, linear_bytes(n_tokens, layer.n_in), [&](Member& me) {
+        Quad* const quads = (Quad*)me.team->memory;
+        float* const x_scales = (float*)(quads + n_tokens * n_in);
+        me.share_rows(n_tokens, layer.n_in, [&](int64_t t) {
             x_scales[t] = quantize(x + t * 4 * n_in, 4 * n_in, (uint8_t*)&quads[t * n_in]);
+        });
         compute_panels<Quad>(
-            layer, layer.start, y, n_tokens, n_tokens, taken,
+            layer, layer.start, y, n_tokens, n_tokens, me,
             [&](int64_t k, const Quad* w, int64_t n, int32_t* sums, const char* next) {
-                multiply_all(quads.data() + k, n_tokens, n_in, w, n, sums, next, LINES);
+                multiply_all(quads + k, n_tokens, n_in, w, n, sums, next, LINES);
             },
             [&](int64_t t, int64_t o, int32_t sum) {
                 return float(sum) * (x_scales[t] * layer.scales[o]) + layer.bias[o];
             });
-    }
+    });
 }
 
 extern "C" int panel_size() { return PANEL; }

@@ -5,12 +5,10 @@
 // the other rows, nor on the threads.
 
 #include "bfloat16.h"
+#include "team.h"
 
 #include <cmath>
 #include <cstdint>
-
-// elements: fewer take less time than other threads need to begin and to be waited for
-const int64_t WORTH_THREADS = 16384;
 
 template <typename T>
 static void add_norm_row(const T* __restrict x, const T* __restrict y, const T* __restrict weight,
@@ -34,10 +32,12 @@ static void add_norm_row(const T* __restrict x, const T* __restrict y, const T* 
 template <typename T>
 static void add_norm(const T* x, const T* y, const T* weight, const T* bias, T* total, T* out,
                      int64_t n_rows, int64_t width, float epsilon, int n_threads) {
-    #pragma omp parallel for num_threads(n_threads) if (n_rows * width >= WORTH_THREADS)
-    for (int64_t r = 0; r < n_rows; r++)
-        add_norm_row(x + r * width, y + r * width, weight, bias, total + r * width, out + r * width,
-                     width, epsilon);
+    as_team(n_rows * width > WORTH_HANDING_OUT ? n_threads : 1, 0, [&](Member& me) {
+        me.share_rows(n_rows, width, [&](int64_t r) {
+            add_norm_row(x + r * width, y + r * width, weight, bias, total + r * width,
+                         out + r * width, width, epsilon);
+        });
+    });
 }
 
 // x, y, total, out: [n_rows, width]; weight, bias: [width].

@@ -6,6 +6,7 @@
 // bucket that holds the edge is sorted. A draw depends on its own row alone. Sums are double.
 
 #include "bfloat16.h"
+#include "team.h"
 
 #include <algorithm>
 #include <cmath>
@@ -94,23 +95,21 @@ template <typename T>
 static void sample(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vocab,
                    const float* temperatures, const int64_t* top_ks, const double* top_ps,
                    const double* us, int64_t* ids, int n_threads) {
-    #pragma omp parallel num_threads(n_threads)
-    {
+    as_team(n_rows > 1 ? n_threads : 1, 0, [&](Member& me) {
         Scratch scratch;
-        #pragma omp for schedule(dynamic)
-        for (int64_t r = 0; r < n_rows; r++) {
+        me.share(n_rows, [&](int64_t r, auto) {
             const T* row = logits + r * stride;
             if (temperatures[r] > 0) {
                 ids[r] = draw(row, n_vocab, temperatures[r], top_ks[r], top_ps[r], us[r], scratch);
-                continue;
+                return;
             }
             float largest = float(row[0]);
             for (int64_t i = 1; i < n_vocab; i++) largest = std::max(largest, float(row[i]));
             ids[r] = 0;
             // the lowest id of equals
             while (ids[r] < n_vocab - 1 && float(row[ids[r]]) != largest) ids[r]++;
-        }
-    }
+        });
+    });
 }
 
 // logits: [n_rows, stride], of which n_vocab ≤ stride ids may be drawn. Per row: temperature (0:

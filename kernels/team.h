@@ -1,0 +1,136 @@
+// Threads that share work by pieces, and wait for work to be done, never for each other to come.
+//
+// The cores are rarely ours alone. At a barrier all threads wait for one that the system has put
+// aside for a neighbour: a time slice, many times an iteration. So here every thread runs through
+// all phases of the work, takes pieces of a phase while there are any, and goes on when all are
+// done, by whichever thread; one that comes late finds them done. What can hold the others up is a
+// thread put aside in the middle of a piece. So each offers its core to others between two pieces,
+// before its slice ends, and a thread that waits long sleeps, and so gives its core to that one.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <linux/futex.h>
+#include <memory>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// Pieces take 0.1 ms at most, mostly, and Linux's slices some milliseconds.
+const int64_t SPIN_NS = 50'000, OFFER_NS = 1'000'000;
+const int64_t WORTH_HANDING_OUT = 8192;  // elements that are rounded or added
+
+extern "C" int omp_get_thread_num(), omp_get_num_threads();
+
+static inline int64_t now_ns() {
+    using std::chrono::nanoseconds;
+    return nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// What the threads of a team share.
+struct Team {
+    char* const memory;
+    alignas(64) std::atomic<uint64_t> next{0};      // phase << 32 | pieces of it that were taken
+    alignas(64) std::atomic<int64_t> done{0};       // pieces of that phase
+    alignas(64) std::atomic<uint32_t> finished{0};  // phases
+    std::atomic<int> asleep{0};
+
+    // Of the phase's n pieces one that is not taken; −1: there is none any more.
+    int64_t take(uint32_t phase, int64_t n) {
+        uint64_t at = next.load(std::memory_order_acquire);
+        do {
+            if (at >> 32 != phase || int64_t(at & UINT32_MAX) >= n) return -1;
+        } while (!next.compare_exchange_weak(at, at + 1, std::memory_order_acq_rel));
+        return int64_t(at & UINT32_MAX);
+    }
+
+    void complete(uint32_t phase, int64_t n) {
+        if (done.fetch_add(1, std::memory_order_acq_rel) < n - 1) return;
+        done.store(0, std::memory_order_relaxed);
+        next.store(uint64_t(phase + 1) << 32, std::memory_order_release);
+        finished.store(phase + 1);
+        if (asleep.load()) syscall(SYS_futex, &finished, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+    }
+
+    // Until all pieces of the phase are done.
+    void wait(uint32_t phase) {
+        const auto waits = [&] { return finished.load(std::memory_order_acquire) == phase; };
+        if (!waits()) return;
+        for (const int64_t begin = now_ns(); now_ns() - begin < SPIN_NS;)
+            for (int i = 0; i < 32; i++) {
+                if (!waits()) return;
+#ifdef __x86_64__
+                __builtin_ia32_pause();
+#endif
+            }
+        asleep++;
+        while (finished.load() == phase)
+            syscall(SYS_futex, &finished, FUTEX_WAIT_PRIVATE, phase, 0, 0, 0);
+        asleep--;
+    }
+};
+
+// One thread of a team.
+struct Member {
+    Team* team = nullptr;
+    uint32_t phase = 0;       // that it is in
+    int64_t offered_ns = 0;  // when it last offered its core
+
+    // The next phase: do(piece, following) is called once for each piece below n, on some thread;
+    // following() takes the piece that this thread does next and returns it, or −1.
+    template <typename Do>
+    void share(int64_t n, Do work) {
+        if (n <= 0) return;
+        for (int64_t following, piece = team->take(phase, n); piece >= 0; piece = following) {
+            const bool offers = now_ns() - offered_ns > OFFER_NS;
+            following = -1;
+            work(piece, [&] { return offers ? -1 : following = team->take(phase, n); });
+            team->complete(phase, n);
+            if (offers) {
+                sched_yield();
+                offered_ns = now_ns();
+            }
+            if (following < 0) following = team->take(phase, n);
+        }
+        team->wait(phase++);
+    }
+
+    // The next phase: work(row) for each of n_rows, of so many elements.
+    template <typename Do>
+    void share_rows(int64_t n_rows, int64_t width, Do work) {
+        const int64_t some = std::max<int64_t>(1, WORTH_HANDING_OUT / width);
+        share((n_rows + some - 1) / some, [&](int64_t piece, auto) {
+            const int64_t end = std::min(n_rows, (piece + 1) * some);
+            for (int64_t row = piece * some; row < end; row++) work(row);
+        });
+    }
+};
+inline thread_local Member member;
+
+// Bytes of memory that a linear layer needs at most: all tokens as floats, filled up to whole tiles.
+static inline int64_t linear_bytes(int64_t n_tokens, int64_t n_in) {
+    return (n_tokens + 16) * n_in * int64_t(sizeof(float));
+}
+
+// Call work(member) on each thread of a team of n_threads that share so many bytes of memory. On a
+// team's thread call it there alone, for the others of the team call it too.
+template <typename Do>
+static void as_team(int n_threads, int64_t bytes, Do work) {
+    if (member.team) return work(member);
+    const std::unique_ptr<char[]> memory(new char[bytes]);
+    Team team{memory.get()};
+    #pragma omp parallel num_threads(n_threads)
+    {
+        const int n = omp_get_num_threads();
+        // there is nobody whom a thread by itself could hold up
+        member = {&team, 0, n > 1 ? now_ns() : INT64_MAX};
+        work(member);
+        // OpenMP's own barrier, which follows, waits by spinning: all are there before the caller is
+        team.complete(member.phase, n);
+        if (omp_get_thread_num() == 0) team.wait(member.phase);
+        member = {};
+    }
+}
