@@ -1,8 +1,8 @@
 """What each user was served: the counters of fair queueing (VTC; Sheng et al., OSDI 2024).
 
-A counter grows by what a user was served, divided by its weight. Who comes back is lifted to the
-least counter of those that wait, or to that of the last who left if nobody does: being away saves
-nothing up.
+A counter grows by what a user was served, divided by its weight. Who begins to wait, with a new
+request or a preempted one, is lifted to the least counter of those that wait, or to that of the
+last who left if nobody does: being away saves nothing up.
 """
 
 from __future__ import annotations
@@ -44,21 +44,17 @@ class Ledger:
         """By how much service moves a user's counter."""
         return service / self._weights.get(user or "", 1.0)
 
-    def arrives(self, inference: Inference) -> None:
-        """It begins to wait, for the first time."""
+    def waits(self, inference: Inference) -> None:
+        """It begins to wait, or does again: while all that its user asked for ran, that saved
+        nothing up either.
+        """
         user = inference.user
         if not self._waiting[user]:
             self._counters[user] = max(self.counter(user), self._floor)
             if len(self._counters) > self._most_counters:
                 self._forget()
-        self.waits(inference)
-
-    def waits(self, inference: Inference) -> None:
-        """It begins to wait, or does again."""
-        user = inference.user
-        self._waiting[user] += 1
-        if self._waiting[user] == 1:
             self._put(user, next(self._numbers))
+        self._waiting[user] += 1
 
     def leaves(self, inference: Inference) -> None:
         """It waits no longer."""

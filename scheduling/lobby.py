@@ -69,7 +69,7 @@ class Lobby:
         for member in group:
             member.predicted_tokens, member.bin = predicted, bin_
             if self.ledger is not None:
-                self.ledger.arrives(member)
+                self.ledger.waits(member)
             self._add(member)
         timeout_s = self._policy_of(group[0]).timeout_s(group[0].queue_timeout_s)
         if timeout_s is not None:

@@ -240,7 +240,7 @@ def test_orders_never_read_how_long_an_answer_may_be(order: type[Order]) -> None
         own.check([inference])
         own.arrive([inference])
         inference.key = own.turn(inference)
-        ledger.arrives(inference)
+        ledger.waits(inference)
         queue.add(inference, own.by_user)
     view = View(9.0, [queue], [], 9, 9, Limits(2, 9, 4), own, ledger=ledger)
     assert len(list(view.waiting)) == 6

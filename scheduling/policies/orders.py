@@ -220,8 +220,12 @@ class Fair(Order):
 
     A counter grows by PROMPT for each prompt token when a request is first admitted, cached ones
     included, and by COMPLETION for each completion token as it comes; recomputed ones are free.
-    Among users that always wait the difference of service stays within 2 · max(w_p · longest
-    prompt, w_q · tokens in the pool), whoever asks for more.
+    Over any time in which two users wait their service differs by 2 · max(w_p · longest prompt, w_q
+    · tokens in the pool) at most, whoever asks for more, if the KV blocks of whole lives are
+    reserved, and shared with nobody. In any case, as with blocks on demand, by 2 · (w_p · longest
+    prompt + w_q · rows · longest completion): a user's counter is the least when one of its
+    requests is admitted, and until the next one is, its rows add no more than that. Of users with
+    weights, divided by the smaller one.
     """
 
     in_order: ClassVar[bool] = False
