@@ -54,7 +54,9 @@ def loaded(model: str, **settings: str) -> tuple[Config, CachedGenerator]:
 
 
 def computed(
-    generator: CachedGenerator, one_call: Callable[[list[Row]], Tensor] | None, rows: list[Row]
+    generator: CachedGenerator,
+    one_call: Callable[[list[Row], bool], Tensor] | None,
+    rows: list[Row],
 ) -> tuple[Tensor, list[Tensor]]:
     """Logits, and what the cache then holds."""
     cache, rng = generator.attention.cache, torch.Generator().manual_seed(0)

@@ -29,8 +29,8 @@ from wire.request import RequestReader
 
 DEMAND = Dynamic(kv_reservation="demand")
 SAMPLED = Sampling(temperature=0.8, presence_penalty=0.5, frequency_penalty=0.2)
-ASK = {"prompt": "If é is", "max_tokens": 8, "temperature": 0.8, "seed": 3}
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "seed": 3}
+ASK: dict[str, Any] = {"prompt": "If é is", "max_tokens": 8, "temperature": 0.8, "seed": 3}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "seed": 3}
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_a_prompt_is_scored_without_a_completion_in_every_mode(
 def test_stop_ids_end_a_text_before_them_and_min_tokens_puts_all_ends_off(
     client: FlaskClient,
 ) -> None:
-    greedy = {"prompt": "If the file", "max_tokens": 24, "temperature": 0}
+    greedy: dict[str, Any] = {"prompt": "If the file", "max_tokens": 24, "temperature": 0}
     text = ask(client, **greedy)["choices"][0]["text"]
     at = text.index("a")
     [ended] = ask(client, **greedy, stop_token_ids=[ord("a")])["choices"]

@@ -184,6 +184,9 @@ ANSWERS = [  # in the order of the pages: what each curl command's answer holds
     ['"text_completion"', '"cached_tokens":16'],
     ['"text_completion"', '"cached_tokens":0'],
     ["{}"],
+    ['"token_logprobs":[', '"top_logprobs":[{', '"text_offset":['],
+    ['"text":"If the file"', '"token_logprobs":[null,', '"completion_tokens":0'],
+    ['"chat.completion"', '"top_logprobs":[{'],
     ['"completion"', '"paused_s":0.0'],
     ['"ann":{"completed":1,', '"prompt_tokens":11,"completion_tokens":20,', '"priorities":{"0":'],
 ]

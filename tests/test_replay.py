@@ -81,7 +81,6 @@ def asked(server: Server, draw: random.Random) -> list[Inference]:
         seed=draw.choice([None, 7]),
         timeout_s=draw.choice([None, None, None, 0.002, 0.01]),
         stop=draw.choice([None, ["t", "e", "na"]]),
-        ignore_eos=False,
         user=draw.choice([None, "ann", "bob"]),
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
         queue_timeout_s=draw.choice([None, None, None, None, 0.002]),
