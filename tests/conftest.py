@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from hypothesis import HealthCheck, settings
 
 import kernels
 from app import create_app
@@ -30,6 +31,9 @@ from serving import Server
 from tests.browser import PATIENCE_S
 from tests.servers import Serve, server, wait_until_free
 
+# on a busy machine drawing an example may take long, which says nothing of what is tested
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 REAPED = pytest.StashKey[subprocess.Popen[bytes]]()
 for name in [name for name in os.environ if name.startswith("EB_")]:
     del os.environ[name]  # a developer's own settings have no business in the tests

@@ -23,7 +23,7 @@ def examples(n: int) -> Callable[[Any], Any]:
     """Marks a test of hypothesis as a property, which is tried on `tenth(n)` examples."""
 
     def decorate(test: Any) -> Any:
-        return pytest.mark.property(settings(max_examples=tenth(n), deadline=None)(test))
+        return pytest.mark.property(settings(max_examples=tenth(n))(test))
 
     return decorate
 
