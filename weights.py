@@ -7,10 +7,10 @@ without the `transformer.` prefix.
 from __future__ import annotations
 
 import json
+import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from shapes import GPT2_REPOSITORIES, Shape
@@ -125,7 +125,7 @@ def check(path: Path, shape: Shape) -> dict[str, str]:
                     )
                 names[ours] = theirs
         head, embedding = "lm_head.weight", names["wte.weight"]
-        if head in in_file and not np.array_equal(_bytes(path, head), _bytes(path, embedding)):
+        if head in in_file and _bytes(path, head) != _bytes(path, embedding):
             raise WeightsUnavailable(
                 f"{path}: {head} differs from {embedding}, and only a head that is tied to the "
                 "token embedding can be served; choose another --model"
@@ -144,10 +144,12 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         return json.loads(file.read(length)), 8 + length
 
 
-def _bytes(path: Path, tensor: str) -> np.ndarray:
+def _bytes(path: Path, tensor: str) -> memoryview:
     header, data = _header(path)
     first, end = header[tensor]["data_offsets"]
-    return np.memmap(path, np.uint8, "r", data + first, end - first)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return memoryview(mapped)[data + first : data + end]
 
 
 def _truncated(path: Path, error: Exception) -> str:

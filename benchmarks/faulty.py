@@ -19,6 +19,7 @@ from pathlib import Path
 from flask import Flask
 
 import app
+import launch
 from config import Config, ConfigError, Parser
 from generate import load_generator
 from generate.fake import FAULTS, FaultyGenerator
@@ -53,7 +54,7 @@ def main() -> None:
         )
     os.environ[HANDOFF] = options.fault
     os.environ.setdefault("EB_MODEL", "fake")
-    app.main(rest, "benchmarks.faulty:serve()")
+    launch.main(rest, "benchmarks.faulty:serve()")
 
 
 if __name__ == "__main__":

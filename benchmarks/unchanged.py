@@ -95,7 +95,7 @@ READ = (
 def serving(tree: Path, mode: str, model: str) -> Iterator[str]:
     """The URL of a server of the code in `tree`."""
     port = free_port()
-    command = [sys.executable, "app.py", mode, "--model", model, "--port", str(port)]
+    command = [sys.executable, "launch.py", mode, "--model", model, "--port", str(port)]
     process = subprocess.Popen(command, cwd=tree, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_until_ready(process, url := f"http://127.0.0.1:{port}")

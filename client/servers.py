@@ -23,7 +23,7 @@ from config import flag, meaningful
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600
-ALONE: Sequence[str] = (str(ROOT / "app.py"),)  # what Python is given to start a single server
+ALONE: Sequence[str] = (str(ROOT / "launch.py"),)  # what Python is given to start a single server
 
 
 def free_port() -> int:

@@ -263,7 +263,7 @@ def command(config: Config, settings: Sequence[str], number: int, port: int) -> 
         if file := getattr(config, name):
             path = Path(file)
             own += [flag(name), str(path.with_stem(f"{path.stem}-{number}"))]
-    return [sys.executable, str(ROOT / "app.py"), *settings, *own]
+    return [sys.executable, str(ROOT / "launch.py"), *settings, *own]
 
 
 def shared_out(config: Config, replicas: int, environ: Mapping[str, str]) -> Mapping[str, str]:

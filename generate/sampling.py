@@ -96,13 +96,14 @@ def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
     return ids.tolist()
 
 
-@torch.inference_mode()
 def penalized(logits: Tensor, inferences: Sequence[Inference]) -> Tensor:
     """The logits from which ids are chosen: [N, V], the same tensor if no row's change.
 
     OpenAI's formula: a completion token that is there n times loses presence_penalty + n ×
     frequency_penalty; ids that may not come yet lose all. float32 logits are changed in place.
     """
+    if not any(inference.sampling.penalizes for inference in inferences):
+        return logits
     rows, ids, lost = array("q"), array("q"), array("f")
     for row, inference in enumerate(inferences):
         how, tokens = inference.sampling, inference.tokens
@@ -115,8 +116,10 @@ def penalized(logits: Tensor, inferences: Sequence[Inference]) -> Tensor:
             lost.extend([math.inf] * len(how.stop_ids))
         rows.extend([row] * (len(ids) - len(rows)))
     if rows:
-        device, logits = logits.device, logits.float()
-        logits[to_device(rows, device), to_device(ids, device)] -= to_device(lost, device)
+        device = logits.device
+        with torch.inference_mode():
+            logits = logits.float()
+            logits[to_device(rows, device), to_device(ids, device)] -= to_device(lost, device)
     return logits
 
 

@@ -43,6 +43,13 @@ class Sampling:
     frequency_penalty: float = 0.0
     min_tokens: int = 0  # so many come before any of `stop_ids` may
     stop_ids: tuple[int, ...] = ()  # each once
+    # whether any of these four may change a logit: looked up for each row of each iteration
+    penalizes: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = bool(self.min_tokens and self.stop_ids)
+        penalizes = bool(self.presence_penalty or self.frequency_penalty) or ends
+        object.__setattr__(self, "penalizes", penalizes)
 
 
 class Score(NamedTuple):

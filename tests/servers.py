@@ -16,6 +16,7 @@ from client.calls import get_text
 from client.data import Request
 from client.load import Outcome
 from client.servers import free_port, server
+from generate.fake import token
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,6 +27,7 @@ __all__ = [
     "asks",
     "assert_all_answered",
     "client_command",
+    "fake_text",
     "free_port",
     "launched",
     "metric",
@@ -44,6 +46,12 @@ def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request
     return [
         Request(id=i, at=0, prompt=f"{prompt} {i}", num_tokens=num_tokens, seed=i) for i in range(n)
     ]
+
+
+def fake_text(request: Request) -> str:
+    """What the fake model completes it with."""
+    ids, seed = request.prompt_ids or list(str(request.prompt).encode()), request.seed or 0
+    return bytes(token(ids, seed, i) for i in range(request.num_tokens)).decode()
 
 
 def assert_all_answered(outcomes: list[Outcome]) -> None:

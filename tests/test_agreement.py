@@ -109,9 +109,7 @@ def witnesses(
 
 @pytest.mark.parametrize(
     ("mode", "stream"),
-    nightly_but(
-        [("static", False), ("dynamic", True)], [*product(MODES, (False,)), ("dynamic", True)]
-    ),
+    nightly_but([("dynamic", True)], [*product(MODES, (False,)), ("dynamic", True)]),
 )
 def test_client_stats_metrics_and_log_agree_and_littles_law_holds(
     mode: str, stream: bool, tmp_path: Path
@@ -134,6 +132,7 @@ def test_client_stats_metrics_and_log_agree_and_littles_law_holds(
     assert law["in_flight"] == pytest.approx(law["rate_x_latency"], rel=allowed)
 
 
+@pytest.mark.nightly
 def test_a_saturated_static_server_uses_the_fraction_of_its_rows_that_theory_expects() -> None:
     requests = PromptData("uniform:1:60", seed=5).requests(480, "burst")
     with server("static", {"model": "fake", "max_batch_size": 16}) as url:

@@ -18,6 +18,7 @@ from client.data import PromptData
 from client.draws import arrivals
 from scheduling.policies import NoBatching
 from stats import Answer
+from tests.counts import nightly_but
 from tests.virtual import Ask, run
 
 
@@ -84,7 +85,7 @@ def static_batches(at: np.ndarray, tokens: np.ndarray, step_s: float) -> np.ndar
     return waits
 
 
-@pytest.mark.parametrize("kind", ["one at a time", "batches of 32"])
+@pytest.mark.parametrize("kind", nightly_but(["batches of 32"], ["one at a time", "batches of 32"]))
 @pytest.mark.parametrize(
     ("load", "least", "most"),
     [(0.3, 0, 0), (0.8, 0, 0.05), (0.9, 0, 0.15), (1.2, 0.8, 1), (1.5, 0.99, 1)],
@@ -162,6 +163,7 @@ def test_batches_are_the_requests_admitted_together() -> None:
     assert batch_sizes([]) == []
 
 
+@pytest.mark.nightly
 def test_nobatch_under_poisson_arrivals_waits_as_pollaczek_and_khinchine_say() -> None:
     """The real scheduler and policy in virtual time: an iteration takes a second, a request as many
     as it has tokens.

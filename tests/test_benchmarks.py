@@ -297,6 +297,7 @@ def test_a_part_that_fails_is_told_from_one_that_ran(
         gpu.main()
 
 
+@pytest.mark.nightly
 def test_a_comparison_that_runs_out_of_time_leaves_no_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

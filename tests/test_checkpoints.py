@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from config import Config, ConfigError, build
 from generate import load_generator
@@ -32,14 +31,15 @@ SIZES: dict[str, Any] = {
 }
 
 
-def saved(folder: Path, **fields: Any) -> GPT2LMHeadModel:
-    """A model with weights large enough that every field matters, saved to `folder`."""
+def saved(folder: Path, **fields: Any) -> None:
+    """A model with weights large enough that every field matters."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(**SIZES, initializer_range=0.3, **fields)).eval()
     for parameter in model.parameters():  # biases start at zero, which would hide a mistake
         parameter.data += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    return model
 
 
 def config_of(folder: Path, **settings: Any) -> Config:
@@ -69,6 +69,8 @@ def test_a_field_that_changes_the_function_is_computed_as_hugging_face_does(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
     """They were read by nobody: such a checkpoint was served with other logits than its own."""
+    from transformers import GPT2LMHeadModel
+
     saved(tmp_path, **fields)
     reference = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
     config = config_of(tmp_path, dtype="float32")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import app
 import kernels
+import launch
 from config import (
     HANDOFF,
     Config,
@@ -374,7 +374,11 @@ def test_http_threads_cover_every_request_in_flight() -> None:
 
 def test_help_lists_every_setting_with_its_default() -> None:
     shown = subprocess.run(
-        [sys.executable, "app.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "launch.py", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     for name in Config.model_fields:
         if name != "mode":
@@ -400,7 +404,7 @@ def test_what_gunicorn_reads_from_the_environment_is_cleared_and_said(
         monkeypatch.setenv(name, value)
     started = []
     monkeypatch.setattr(os, "execv", lambda program, command: started.append(dict(os.environ)))
-    app.main(["dynamic", "--model", "fake", "--port", str(free_port())])
+    launch.main(["dynamic", "--model", "fake", "--port", str(free_port())])
     [environment] = started
     assert HANDOFF in environment and not gunicorns.keys() & environment.keys()
     said = capsys.readouterr().err
@@ -410,7 +414,7 @@ def test_what_gunicorn_reads_from_the_environment_is_cleared_and_said(
 def test_the_launcher_exits_with_2_and_no_traceback() -> None:
     for argv in (["contnuous"], ["static", "--batch-size-target", "4"], ["dynamic", "--nope"]):
         ended = subprocess.run(
-            [sys.executable, "app.py", *argv], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "launch.py", *argv], cwd=ROOT, capture_output=True, text=True
         )
         assert ended.returncode == 2
         assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1

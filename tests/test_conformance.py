@@ -94,6 +94,8 @@ ANSWERED: list[tuple[str, Any]] = [
     (COMPLETIONS, OPENAI),
     (COMPLETIONS, OPENAI | {"model": "fake", "echo": True}),
     (COMPLETIONS, OPENAI | {"max_tokens": 100, "stop": ["s", "h"]}),
+    (COMPLETIONS, OPENAI | {"max_tokens": 0, "echo": True}),
+    (COMPLETIONS, OPENAI | {"max_tokens": 50, "stop_token_ids": [101], "min_tokens": 2}),
     (COMPLETIONS, OPENAI | {"prompt": ["hi", "there"], "n": 2}),
     (COMPLETIONS, OPENAI | {"prompt": [104, 105], "user": "ann", "priority": 1}),
     (CHATS, CHAT),
@@ -160,6 +162,8 @@ REFUSED: list[tuple[int, str, str, Any]] = [
     (400, "POST", COMPLETIONS, OPENAI | {"max_tokens": "8"}),
     (400, "POST", COMPLETIONS, OPENAI | {"prompt": "x" * 5000}),
     (400, "POST", COMPLETIONS, OPENAI | {"best_of": 2}),
+    (400, "POST", COMPLETIONS, OPENAI | {"stream_options": {}}),
+    (400, "POST", COMPLETIONS, OPENAI | {"logprobs": 1}),  # the fake model has none
     (400, "POST", CHATS, CHAT | {"messages": []}),
     (400, "POST", CHATS, CHAT | {"tools": [{}]}),
     (400, "POST", INFERENCE, b"{"),

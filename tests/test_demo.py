@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import GPT2LMHeadModel
 
 import weights
 from config import build
@@ -72,6 +71,8 @@ def test_the_files_are_small_and_say_what_the_code_says() -> None:
 
 
 def test_both_loaders_give_the_same_logits(model: GPT2) -> None:
+    from transformers import GPT2LMHeadModel
+
     reference = GPT2LMHeadModel.from_pretrained(DEMO, dtype=torch.float32).eval()
     ids = torch.tensor(list((DEMO / "held_out.txt").read_bytes()[:1024]))
     with torch.inference_mode():
@@ -107,6 +108,7 @@ def test_bits_per_byte_are_as_stated_and_every_position_is_trained(model: GPT2) 
     assert max(by_position[1:]) < by_position[0]
 
 
+@pytest.mark.nightly
 def test_at_temperature_0_8_most_words_are_words(model: GPT2) -> None:
     known, n_words = share_of_words(complete(model, PROMPTS, 200, temperature=0.8))
     assert n_words > 150 and known > 0.6

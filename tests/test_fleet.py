@@ -109,6 +109,7 @@ def test_at_random_each_replica_is_a_queue_of_its_own_and_a_look_at_them_helps()
     assert waits["least_requests"] > 0.95 * shared
 
 
+@pytest.mark.nightly
 def test_old_knowledge_sends_all_to_one() -> None:
     def wait(**knowledge: Any) -> float:
         trace = poisson(6.0, geometric(50.0, 3_000, 6), 7)

@@ -285,7 +285,7 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_loc
     url, limit = f"http://127.0.0.1:{port}", SPARE_FILES + 32
     command = (
         sys.executable,
-        "app.py",
+        "launch.py",
         "dynamic",
         "--model",
         "fake",
@@ -369,7 +369,7 @@ def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_c
 def ending(*flags: str) -> Iterator[tuple[str, Popen[str]]]:
     port = free_port()
     with launched(
-        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port), *flags
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port), *flags
     ) as process:
         wait_until_ready(process, url := f"http://127.0.0.1:{port}")
         yield url, process

@@ -101,6 +101,7 @@ def test_few_files_lie_at_the_root() -> None:
         ("wire.exchange, wire.own, wire.refusals", {"flask", "werkzeug", "torch"}),
         ("deploy.proxy", {"torch", "flask", "ray"}),
         ("app", {"torch", "aiohttp", "matplotlib"}),
+        ("launch", {"torch", "aiohttp", "matplotlib", "flask", "app", "serving", "numpy"}),
         ("model", {"pydantic"}),
     ],
 )

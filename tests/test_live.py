@@ -238,7 +238,7 @@ def test_a_load_ends_by_itself_by_a_rate_of_0_and_by_another_one(
 
 def test_a_drain_does_not_wait_for_a_load() -> None:
     port = free_port()
-    command = (sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port),
+    command = (sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port),
                "--max-batch-size", "1", "--loop-interval-ms", "50")  # fmt: skip
     with launched(*command) as process:
         url = f"http://127.0.0.1:{port}"

@@ -25,6 +25,7 @@ from scheduling.inference import Inference, Sampling, Scores
 from scheduling.policies import Dynamic, NoBatching, Policy
 from tests.sse import events
 from tests.test_engine import N_VOCAB, POLICIES, SHAPE, engine, enliven, serve, workload
+from wire.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from wire.request import RequestReader
 
 DEMAND = Dynamic(kv_reservation="demand")
@@ -162,9 +163,16 @@ def client(client_of: Callable[..., FlaskClient]) -> FlaskClient:
 
 
 def ask(client: FlaskClient, path: str = "/v1/completions", **body: Any) -> Any:
+    """What it answers, as the document describes it."""
     response = client.post(path, json=body)
     assert response.status_code == 200, response.data
-    return events(response.data) if body.get("stream") else response.get_json()
+    told = events(response.data) if body.get("stream") else response.get_json()
+    kinds = (
+        (ChatCompletion, ChatCompletionChunk) if "chat" in path else (Completion, CompletionChunk)
+    )
+    for each in told if body.get("stream") else [told]:
+        kinds[bool(body.get("stream"))].model_validate(each)
+    return told
 
 
 def joined(chunks: list[Any]) -> dict[str, list[Any]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 import weights
 from config import ConfigError, build
@@ -20,21 +20,30 @@ from scheduling.inference import Inference, Row
 from shapes import SHAPES, shape_of
 from weights import WeightsUnavailable, check, expected_tensors, locate
 
-SIZES = GPT2Config(
-    n_layer=3, n_head=4, n_embd=48, n_positions=64, vocab_size=260, initializer_range=0.2
-)
+SIZES: dict[str, Any] = {
+    "n_layer": 3,
+    "n_head": 4,
+    "n_embd": 48,
+    "n_positions": 64,
+    "vocab_size": 260,
+    "initializer_range": 0.2,
+}
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same weights with names as GPT2LMHeadModel saves them, and as GPT2Model does."""
+    # not above: all workers would load it, which takes 4 s
+    from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
+
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(SIZES).eval()
+    sizes = GPT2Config(**SIZES)
+    model = GPT2LMHeadModel(sizes).eval()
     for parameter in model.parameters():  # biases start at zero, which would hide a mistake
         parameter.data += 0.02 * torch.randn_like(parameter)
     folders = {name: tmp_path_factory.mktemp(name) for name in ("with_prefix", "without_prefix")}
     model.save_pretrained(folders["with_prefix"])
-    base = GPT2Model(SIZES)
+    base = GPT2Model(sizes)
     base.load_state_dict(model.transformer.state_dict())
     base.save_pretrained(folders["without_prefix"])
     return folders
@@ -42,6 +51,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", ["with_prefix", "without_prefix"])
 def test_logits_equal_hugging_faces(checkpoints: dict[str, Path], name: str) -> None:
+    from transformers import GPT2LMHeadModel
+
     folder = checkpoints[name]
     reference = GPT2LMHeadModel.from_pretrained(folder).eval()
     config = build("dynamic", {"model": str(folder), "tokenizer": "bytes"}, {})
@@ -63,6 +74,8 @@ def test_logits_equal_hugging_faces(checkpoints: dict[str, Path], name: str) -> 
 
 
 def test_the_shape_of_a_folder_is_read_from_its_config(checkpoints: dict[str, Path]) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     shape = shape_of(str(checkpoints["with_prefix"]))
     assert (shape.n_layer, shape.n_head, shape.n_embd, shape.n_ctx, shape.vocab_size) == (
         3,
@@ -71,7 +84,7 @@ def test_the_shape_of_a_folder_is_read_from_its_config(checkpoints: dict[str, Pa
         64,
         260,
     )
-    model = GPT2LMHeadModel(SIZES)
+    model = GPT2LMHeadModel(GPT2Config(**SIZES))
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 

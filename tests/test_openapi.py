@@ -84,6 +84,9 @@ def fitting(case: Case[Any]) -> Case[Any]:
                 [int(i) % 257 for i in one] or [0] if isinstance(one, list) else int(one) % 257
                 for one in ids
             ]
+        # those need another field beside them, or a model that has probabilities
+        for name in ("min_tokens", "stop_token_ids", "logprobs", "top_logprobs", "stream_options"):
+            body.pop(name, None)
         body["stream"] = len(str(body)) % 2 == 0
     return case
 

@@ -22,6 +22,7 @@ def served(part: Part, n: int, **case: Any) -> dict[str, Any]:
     return part.serve(mine, n, 0)
 
 
+@pytest.mark.nightly
 def test_short_ones_gain_and_long_ones_pay_where_rows_bind() -> None:
     place = {"table": "grid", "rows": 4, "load": 1.2}
     of = {name: served(orders.PART, 300, **place, variant=name) for name in orders.DRAWN}
@@ -32,6 +33,7 @@ def test_short_ones_gain_and_long_ones_pay_where_rows_bind() -> None:
     assert of["srpt"]["mean_s"] < of["sjf"]["mean_s"] < of["mlfq"]["mean_s"]
 
 
+@pytest.mark.nightly
 def test_wrong_predictions_cost_part_of_the_gain() -> None:
     place = {"table": "grid", "rows": 4, "load": 1.2}
     names = ("sjf", "sjf, σ 0.7", "sjf, σ 1.5", "fcfs")
@@ -72,6 +74,7 @@ def test_fair_serves_the_modest_one_at_once_and_a_limit_leaves_rows_idle(
     assert limited["refused"] > 30 and limited["both"] < 80
 
 
+@pytest.mark.nightly
 def test_while_both_wait_the_difference_of_service_is_within_the_bound() -> None:
     fcfs = served(fair.PART, 800, trace="returns", variant="fcfs")
     first = served(fair.PART, 800, trace="returns", variant="fair")
@@ -97,6 +100,7 @@ def test_urgent_ones_are_served_sooner_and_late_ones_starve_or_are_refused() -> 
     assert rejected["refused"] > 0 and rejected["wait_s"] < first["wait_s"]
 
 
+@pytest.mark.nightly
 def test_who_is_urgent_is_never_preempted_for_others() -> None:
     plain = served(urgent.PART, 300, load=1.2, variant="fcfs, demand")
     first = served(urgent.PART, 300, load=1.2, variant="priority, demand")

@@ -62,11 +62,11 @@ def run(*arguments: str) -> str:
 
 def test_it_serves_and_is_offered(environment: dict[str, str]) -> None:
     assert (
-        "--bunch-size X" in (shown := run("app.py", "--help"))
+        "--bunch-size X" in (shown := run("launch.py", "--help"))
         and "bunches: rows in a batch at most" in shown
     )
     assert "static, windowed, multibin, bunches: drop rows" in " ".join(shown.split())
-    elsewhere = [sys.executable, "app.py", "dynamic", "--bunch-size", "2"]
+    elsewhere = [sys.executable, "launch.py", "dynamic", "--bunch-size", "2"]
     refused = subprocess.run(elsewhere, cwd=ROOT, capture_output=True, text=True)
     assert (
         refused.returncode == 2
@@ -74,7 +74,8 @@ def test_it_serves_and_is_offered(environment: dict[str, str]) -> None:
     )
     port = str(free_port())
     with launched(
-        sys.executable, "app.py", "bunches", "--bunch-size", "3", "--model", "fake", "--port", port
+        sys.executable, "launch.py", "bunches", "--bunch-size", "3",
+        "--model", "fake", "--port", port
     ) as process:  # fmt: skip
         wait_until_ready(process, url := f"http://127.0.0.1:{port}")
         assert get(url)["config"]["bunch_size"] == 3

@@ -170,8 +170,8 @@ def test_an_answer_streams_into_the_page(opened: Callable[..., Any]) -> None:
 def logged(*flags: str) -> Iterator[tuple[str, Callable[[], str]]]:
     """A server, and what it logged until it is stopped by asking."""
     port = free_port()
-    command = (sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port), *flags)
-    with launched(*command) as process:
+    settings = ("--model", "fake", "--port", str(port), *flags)
+    with launched(sys.executable, "launch.py", "dynamic", *settings) as process:
 
         def log() -> str:
             process.terminate()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import app
+import launch
 from config import build
 from observers.request_log import RequestLog
 from scheduling.inference import Inference, State
@@ -112,7 +112,7 @@ def test_the_next_reader_gets_the_rest_of_a_line_that_the_last_one_left(pipe: Pa
 def test_the_launcher_does_not_end_what_a_pipes_reader_reads(pipe: Path, reader: int) -> None:
     """It opened and closed the pipe: `cat pipe` ended before the server had begun."""
     os.set_blocking(reader, False)
-    app._check_files(build("dynamic", {"model": "fake", "request_log": str(pipe)}, {}))
+    launch._check_files(build("dynamic", {"model": "fake", "request_log": str(pipe)}, {}))
     links = {int(file.name): os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
     kept = [
         number for number, path in links.items() if path == str(pipe.resolve()) and number != reader

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from client.calls import post
 from client.data import Request
-from client.load import Watch, replay
+from client.load import Watch
 from client.measure import Target, measure
 from client.wire import wire
 from config import ConfigError, build, parse
@@ -37,7 +37,7 @@ from scheduling.policies import (
 )
 from simulate import drive
 from tests.counts import examples, nightly_but
-from tests.servers import metric, server
+from tests.servers import fake_text, metric, server
 from tests.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.test_engine import POLICIES as ENGINE_POLICIES
 from tests.virtual import Ask, make_scheduler, run, step
@@ -287,8 +287,7 @@ def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream
     """The client's usage, /stats, /metrics and the request log tell the same story."""
     requests = prompts(24)
     common = {"model": "fake", "max_batch_size": 8, "max_model_len": 400}
-    with server("dynamic", common) as url:
-        expected = [outcome.text for outcome in replay(url, requests)]
+    expected = [fake_text(request) for request in requests]
     log = tmp_path / "log.jsonl"
     with server("dynamic", common | {"prefix_caching": True, "request_log": str(log)}) as url:
         target = Target("cached", url, wire("inference", stream=stream))

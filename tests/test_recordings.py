@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import app
+import launch
 from config import ConfigError, build
 from observers.line_writer import LineWriter
 from scheduling.policies import Dynamic, Plan, View
@@ -345,7 +345,7 @@ writer.close()
 
 def test_a_file_that_cannot_be_written_and_one_for_two_purposes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the recording .* cannot be written .*another --record"):
-        app._check_files(build("dynamic", {"model": "fake", "record": str(tmp_path)}, {}))
+        launch._check_files(build("dynamic", {"model": "fake", "record": str(tmp_path)}, {}))
     both = dict.fromkeys(("record", "request_log"), str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"record and request_log are both .*another --record"):
         build("dynamic", {"model": "fake"} | both, {})

@@ -26,7 +26,7 @@ from scheduling.policies import ORDERS
 from scheduling.policies.demand import Victim
 from scheduling.replay import replay_file
 from serving import Server
-from tests.counts import SOME_MODES
+from tests.counts import SOME_MODES, nightly_but
 from tests.servers import PATIENCE_S, server, wait_until_free
 from wire.exchange import Exchange
 from wire.request import Request
@@ -303,7 +303,7 @@ async def ask_all(url: str) -> Counter[tuple[bool, int]]:
         return Counter((i % 4 == 0, status) for i, status in enumerate(statuses))
 
 
-@pytest.mark.parametrize("name", HTTP)
+@pytest.mark.parametrize("name", nightly_but(["dynamic"], HTTP))
 def test_so_they_do_over_http(name: str, tmp_path: Path) -> None:
     mode, settings = HTTP[name]
     path = tmp_path / "recording.jsonl"

@@ -23,9 +23,10 @@ from client.calls import get
 from client.data import PromptData
 from client.load import replay
 from client.servers import wait_until_ready
+from config import MODES
 from observers.request_log import RequestLog
 from scheduling.inference import Generator, Inference, Iteration, State
-from tests.counts import SOME_MODES
+from tests.counts import nightly_but
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
 
 FIELDS = {
@@ -61,7 +62,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("mode", SOME_MODES)
+@pytest.mark.parametrize("mode", nightly_but(["dynamic"], MODES))
 def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
     mode: str, tmp_path: Path
 ) -> None:
@@ -221,7 +222,7 @@ def test_a_full_disk_loses_lines_and_disturbs_nobody() -> None:
     port = free_port()
     command = [
         sys.executable,
-        "app.py",
+        "launch.py",
         "dynamic",
         "--model",
         "fake",
@@ -283,7 +284,7 @@ def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
     port, path = free_port(), tmp_path / "log.jsonl"
     command = [
         sys.executable,
-        "app.py",
+        "launch.py",
         "dynamic",
         "--model",
         "fake",
@@ -340,7 +341,7 @@ def test_a_log_that_cannot_be_written_ends_the_launcher_with_a_sentence(
         os.mkfifo(path := str(tmp_path / "pipe"))
     command = [
         sys.executable,
-        "app.py",
+        "launch.py",
         "dynamic",
         "--model",
         "fake",

@@ -23,7 +23,8 @@ from client.calls import ServerError, get, post
 from client.data import PromptData, Request
 from client.load import Outcome, replay
 from client.servers import wait_until_ready
-from tests.counts import SOME_MODES
+from config import MODES
+from tests.counts import ALL, nightly_but
 from tests.servers import (
     PATIENCE_S,
     ROOT,
@@ -40,7 +41,7 @@ from tests.servers import (
 from tests.sse import events, text_of
 
 
-@pytest.mark.parametrize("mode", SOME_MODES)
+@pytest.mark.parametrize("mode", nightly_but(["static"], MODES))
 def test_300_requests_at_once_are_all_answered(mode: str, shared_server: Serve) -> None:
     with shared_server(mode, {"model": "fake"}) as url:
         n = 3 if mode == "nobatch" else 10  # so many that the others wait for the first batch
@@ -54,7 +55,7 @@ def test_300_requests_at_once_are_all_answered(mode: str, shared_server: Serve) 
 
 def test_256_rows_are_filled_and_1200_requests_at_once_are_all_answered() -> None:
     with server("dynamic", {"model": "fake", "max_batch_size": 256}) as url:
-        assert_all_answered(replay(url, asks(256, 200)))
+        assert_all_answered(replay(url, asks(256, 60)))
         assert get(f"{url}/stats")["largest_batch"] == 256
         assert_all_answered(replay(url, asks(1200, 5)))
         assert get(f"{url}/stats")["refused"] == 0
@@ -94,7 +95,7 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with launched(
-        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
     ) as process:
         wait_until_ready(process, url)
         thread, outcomes = in_background(url, asks(20, 500))
@@ -112,7 +113,7 @@ def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with launched(
-        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
     ) as process:
         wait_until_ready(process, url)
         thread, outcomes = in_background(url, asks(3, 1000))
@@ -153,7 +154,7 @@ def received(connection: socket.socket) -> bytes:
     return raw
 
 
-@pytest.mark.parametrize("mode", SOME_MODES)
+@pytest.mark.parametrize("mode", nightly_but(["dynamic"], MODES))
 def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_rows_and_blocks_free(
     mode: str,
 ) -> None:
@@ -277,7 +278,7 @@ def unchunked(raw: bytes) -> bytes:
 def test_half_a_request_does_not_keep_a_server_from_ending_and_a_wrong_one_is_a_400() -> None:
     port = free_port()
     with launched(
-        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
     ) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         with (
@@ -375,7 +376,7 @@ def test_a_port_in_use_is_a_sentence_that_names_another() -> None:
         taken.listen()
         with launched(
             sys.executable,
-            "app.py",
+            "launch.py",
             "dynamic",
             "--model",
             "fake",
@@ -389,7 +390,7 @@ def test_a_port_in_use_is_a_sentence_that_names_another() -> None:
 def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
     port = free_port()
     with launched(
-        sys.executable, "app.py", "dynamic", "--model", "fake", "--port", str(port)
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
     ) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         process.send_signal(signal.SIGTERM)
@@ -403,22 +404,16 @@ def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
 
 def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server: Serve) -> None:
     requests = PromptData("uniform:1:40", seed=1).requests(8, "burst")
-    texts: dict[str, list[str]] = {}
-    for mode, settings in (
-        ("nobatch", {}),
-        ("static", {}),
-        ("windowed", {}),
-        ("dynamic", {}),
-        ("naive", {"generator": "naive"}),
-    ):
-        with shared_server(
-            "dynamic" if mode == "naive" else mode, {"model": "demo", **settings}
-        ) as url:
+    served: list[tuple[str, dict[str, Any]]] = [(mode, {}) for mode in MODES]
+    served += [("dynamic", {"generator": "naive"})]
+    texts: list[list[str]] = []
+    for mode, settings in served if ALL else [("static", {}), ("dynamic", {})]:
+        with shared_server(mode, {"model": "demo", **settings}) as url:
             outcomes = replay(url, requests)
             assert_all_answered(outcomes)
-            texts[mode] = [outcome.text for outcome in outcomes]
-    assert len(set(texts["nobatch"])) > 5
-    assert all(found == texts["nobatch"] for found in texts.values())
+            texts.append([outcome.text for outcome in outcomes])
+    assert len(set(texts[0])) > 5
+    assert all(found == texts[0] for found in texts)
 
 
 def test_a_checkpoint_without_weights_stops_the_server_with_a_sentence(tmp_path: Path) -> None:
@@ -435,7 +430,7 @@ def test_a_checkpoint_without_weights_stops_the_server_with_a_sentence(tmp_path:
     ended = subprocess.run(
         [
             sys.executable,
-            "app.py",
+            "launch.py",
             "dynamic",
             "--model",
             str(tmp_path),

@@ -52,6 +52,7 @@ def test_costs_that_are_not_there_are_said() -> None:
     assert "there are no costs 'nowhere'" in ran("benchmarks.plans", "--costs", "nowhere").stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("undrawn")
 def test_what_a_run_takes_is_measured_jumping_and_stepping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.data import PromptData
-from client.load import Watch, replay
+from client.load import Watch
 from client.measure import Target, measure
 from client.wire import wire
 from model import GPT2
@@ -23,7 +23,7 @@ from scheduling.policies import Dynamic, Mlfq, Order, Srpt
 from scheduling.policies.demand import VICTIMS
 from scheduling.scheduler import Scheduler
 from tests.counts import examples, nightly_but
-from tests.servers import metric, server
+from tests.servers import fake_text, metric, server
 from tests.test_demand import asks as texts_asked
 from tests.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.virtual import Ask, make_scheduler, run, step
@@ -215,8 +215,7 @@ def test_live_the_texts_are_the_same_and_pauses_are_told_alike(tmp_path: Path, o
     """With four rows the client, /stats and the request log tell the same story."""
     requests = PromptData("uniform:5:60", seed=3).requests(30, "burst")
     common = {"model": "fake", "max_batch_size": 4, "max_model_len": 300}
-    with server("dynamic", common) as url:
-        expected = [outcome.text for outcome in replay(url, requests)]
+    expected = [fake_text(request) for request in requests]
     log = tmp_path / "log.jsonl"
     with server("dynamic", common | {"order": order, "request_log": str(log)}) as url:
         result, outcomes = measure(

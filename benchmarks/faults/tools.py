@@ -96,7 +96,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    settings: Mapping[str, Any], program: tuple[str, ...] = ("app.py", "dynamic")
+    settings: Mapping[str, Any], program: tuple[str, ...] = ("launch.py", "dynamic")
 ) -> Iterator[Served]:
     """A real server in a session of its own, on the fake model by default; killed at the end."""
     port = free_port()

@@ -1,0 +1,123 @@
+"""The launcher: checks the settings, fetches what is missing, says what will be served and becomes
+gunicorn, whose worker serves `app.py`.
+
+    python launch.py MODE [settings]
+
+It resolves the Config once and hands it on; a bad setting ends with exit 2 before any worker boots.
+It imports nothing of the server, which gunicorn's worker imports anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from config import DOOMED_FILES, HANDOFF, SPARE_FILES, Config, ConfigError, parse
+from config.ports import check_port
+from observers.line_writer import open_log
+from tokenizer import TokenizerUnavailable, load_tokenizer
+from weights import WeightsUnavailable, locate
+
+
+def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
+    """`entry`: what gunicorn's worker calls."""
+    try:
+        config = parse(argv)
+        load_tokenizer(config.tokenizer)
+        locate(config)
+        check_port(config)
+        _check_files(config)
+    except (ConfigError, TokenizerUnavailable, WeightsUnavailable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    for warning in config.warnings():
+        print(f"warning: {warning}", file=sys.stderr)
+    blocks = (
+        f"{config.n_blocks} KV blocks"
+        if config.pool_is_known
+        else "what memory is left in KV blocks"
+    )
+    kv = (
+        f"{blocks} of {config.block_size} tokens" if config.generator == "cached" else "no KV cache"
+    )
+    print(
+        f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, "
+        f"{config.device}, "
+        f"{config.threads} threads, attention {config.attention}, linear {config.linear}, sampler "
+        f"{config.sampler}) in mode {config.mode}: "
+        f"at most {config.max_batch_size} rows, {kv}",
+        file=sys.stderr,
+    )
+    if config.host == "127.0.0.1":
+        print(
+            "listening to this machine alone; --host 0.0.0.0 listens to others too", file=sys.stderr
+        )
+    _allow_files(config)
+    _clear_gunicorns_own()
+    root = Path(__file__).resolve().parent
+    os.environ[HANDOFF] = config.handoff()
+    command = [sys.executable, "-m", "gunicorn", "--config", str(root / "gunicorn_conf.py"), entry]
+    os.chdir(root)
+    os.execv(sys.executable, command)
+
+
+def _clear_gunicorns_own() -> None:
+    """gunicorn_conf.py follows from the Config, and gunicorn lets its variables go before it: a
+    second worker would be a second engine.
+    """
+    for name in sorted(os.environ):
+        if name.startswith("GUNICORN_") or name in ("WEB_CONCURRENCY", "FORWARDED_ALLOW_IPS"):
+            print(
+                f"warning: {name} is gunicorn's own and is ignored here; the settings are flags or "
+                "EB_… (--help)",
+                file=sys.stderr,
+            )
+            del os.environ[name]
+
+
+def _allow_files(config: Config) -> None:
+    """Every connection is an open file; many systems allow 1,024 unless asked, and some no more
+    even then.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.http_connections + SPARE_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if allowed < wanted:
+        print(
+            f"warning: this system allows {hard:,} open files, so "
+            f"{config.connections_within(hard):,} connections are open at "
+            f"once at most instead of {config.http_connections:,}; raise `ulimit -n` to {wanted:,}",
+            file=sys.stderr,
+        )
+    more = wanted + DOOMED_FILES
+    allowed = more if hard == resource.RLIM_INFINITY else min(hard, more)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+
+
+def _check_files(config: Config) -> None:
+    """Raises ConfigError if what the server appends to cannot be written."""
+    for path, what, setting in (
+        (config.request_log, "request log", "--request-log"),
+        (config.record, "recording", "--record"),
+    ):
+        if path is None:
+            continue
+        try:
+            file = open_log(path)
+        except OSError as error:
+            raise ConfigError(
+                f"the {what} {path} cannot be written ({error.strerror}); choose another {setting}"
+            ) from None
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            # gunicorn's master holds it: a close would be the end to the pipe's reader
+            os.set_inheritable(file, True)
+        else:
+            os.close(file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
