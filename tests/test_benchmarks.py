@@ -228,6 +228,7 @@ def spoilt(load: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+@pytest.mark.nightly
 def test_all_that_is_claimed_of_a_gpu_is_reported_or_said_to_be_missing(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
@@ -283,6 +284,7 @@ def test_all_that_is_claimed_of_a_gpu_is_reported_or_said_to_be_missing(
     assert json.loads((out / "gpu.json").read_text())["commit"] and (out / "step_time.png").exists()
 
 
+@pytest.mark.nightly
 def test_a_part_that_fails_is_told_from_one_that_ran(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

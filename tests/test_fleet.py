@@ -81,6 +81,7 @@ def test_one_row_is_pollaczeks_and_khinchines(load: float) -> None:
     assert mean_wait(trace) == pytest.approx(expected, rel=0.06)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("rows", "load"), nightly_but([(8, 0.85)], [(2, 0.7), (8, 0.85)]))
 def test_rows_that_cost_nothing_are_servers_of_one_queue(rows: int, load: float) -> None:
     """M/M/k: Erlang's C. Who comes waits for the end of an iteration besides."""

@@ -184,6 +184,7 @@ def test_a_number_that_is_none_is_not_rounded_away(build: str) -> None:
     assert layer(x).isfinite().all(1).tolist() == [True, False, False, True]
 
 
+@pytest.mark.nightly
 def test_the_kernels_can_be_built_for_amx() -> None:
     """Nothing more can be seen here: that tiles are configured, and multiply."""
     compiler = shutil.which("g++")

@@ -12,7 +12,6 @@ import pytest
 from benchmarks.orders import batches, fair, live, orders, urgent
 from benchmarks.orders.tools import Part
 from scheduling.inference import Inference, IterationRecord
-from tests.counts import nightly_but
 from tests.programs import ran
 
 
@@ -108,11 +107,11 @@ def test_who_is_urgent_is_never_preempted_for_others() -> None:
     assert first["preempted_others"] > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("part", "n"),
-    nightly_but([(urgent.PART, 60)],
-                [(orders.PART, 40), (batches.PART, 256), (fair.PART, 400), (urgent.PART, 60)]),
-)  # fmt: skip
+    [(orders.PART, 40), (batches.PART, 256), (fair.PART, 400), (urgent.PART, 60)],
+)
 def test_it_is_told_and_drawn(
     part: Part, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from scheduling.policies import ORDERS
 from scheduling.policies.demand import Victim
 from scheduling.replay import replay_file
 from serving import Server
-from tests.counts import SOME_MODES, nightly_but
+from tests.counts import ALL, SOME_MODES, nightly_but
 from tests.servers import PATIENCE_S, server, wait_until_free
 from wire.exchange import Exchange
 from wire.request import Request
@@ -175,7 +175,8 @@ def test_every_iteration_of_a_recorded_server_comes_again_whatever_the_order_and
 ) -> None:
     seen: Counter[str] = Counter()
     orders = [name for name, kind in ORDERS.items() if mode == "dynamic" or not kind.preemptive]
-    for order, memory in itertools.product(orders, MEMORY if mode == "dynamic" else MEMORY[:1]):
+    memories = (MEMORY if ALL else MEMORY[:2]) if mode == "dynamic" else MEMORY[:1]
+    for order, memory in itertools.product(orders, memories):
         for caching in (True,) if order == "prefix" else (False, True):
             settings = {"order": order, "prefix_caching": caching} | memory
             path = tmp_path / f"{settings}.jsonl"
