@@ -64,6 +64,7 @@ extern "C" int forward(const Model* model, const int64_t* ids, const int64_t* po
         return false;
     const int64_t row = m.width * m.element, size = n_tokens * row;
     const std::unique_ptr<char[]> memory(new char[8 * size]);
+    std::atomic<int64_t> delayed_ns{0};
     as_team(n_threads, linear_bytes(n_tokens, 4 * m.width), [&](Member& me) {
         char *x = memory.get(), *y = x + size, *total = y + size, *normed = total + size,
              *wide = normed + size;
@@ -96,6 +97,8 @@ extern "C" int forward(const Model* model, const int64_t* ids, const int64_t* po
         m.add_norm(total, wide, m.ln_f.weight, m.ln_f.bias, x, normed, n_samples, m.width,
                    m.epsilon, n_threads);
         m.linear(m.lm_head, normed, logits, n_samples, n_threads);
+        delayed_ns += delay.since_last_ns();
     });
+    crew.learn(n_threads, delayed_ns, now_ns());
     return true;
 }

@@ -4,8 +4,8 @@
 // aside for a neighbour: a time slice, many times an iteration. So here every thread runs through
 // all phases of the work, takes pieces of a phase while there are any, and goes on when all are
 // done, by whichever thread; one that comes late finds them done. What can hold the others up is a
-// thread put aside in the middle of a piece. So each offers its core to others between two pieces,
-// before its slice ends, and a thread that waits long sleeps, and so gives its core to that one.
+// thread put aside in the middle of a piece: who waits long sleeps, and so gives its core to that
+// one, and where threads wait for cores too much, there is one fewer for a while.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,17 @@
 #include <chrono>
 #include <climits>
 #include <cstdint>
+#include <cstdlib>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <memory>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <utility>
 
-// Pieces take 0.1 ms at most, mostly, and Linux's slices some milliseconds.
-const int64_t SPIN_NS = 50'000, OFFER_NS = 1'000'000;
+const int64_t SPIN_NS = 50'000;         // most pieces take less
+const int64_t WINDOW_NS = 200'000'000;  // of an average
+const int64_t SHORTEST_NS = 200'000'000, LONGEST_NS = 1'600'000'000;  // pauses of a thread
 const int64_t WORTH_HANDING_OUT = 8192;  // elements that are rounded or added
 
 extern "C" int omp_get_thread_num(), omp_get_num_threads();
@@ -76,24 +79,19 @@ struct Team {
 // One thread of a team.
 struct Member {
     Team* team = nullptr;
-    uint32_t phase = 0;       // that it is in
-    int64_t offered_ns = 0;  // when it last offered its core
+    uint32_t phase = 0;  // that it is in
+    static const int64_t UNKNOWN = -2;
 
-    // The next phase: do(piece, following) is called once for each piece below n, on some thread;
-    // following() takes the piece that this thread does next and returns it, or −1.
+    // The next phase: work(piece, following) is called once for each piece below n, on some thread.
+    // following() takes what this thread does next, and returns it, or −1.
     template <typename Do>
     void share(int64_t n, Do work) {
         if (n <= 0) return;
         for (int64_t following, piece = team->take(phase, n); piece >= 0; piece = following) {
-            const bool offers = now_ns() - offered_ns > OFFER_NS;
-            following = -1;
-            work(piece, [&] { return offers ? -1 : following = team->take(phase, n); });
+            following = UNKNOWN;
+            work(piece, [&] { return following = team->take(phase, n); });
             team->complete(phase, n);
-            if (offers) {
-                sched_yield();
-                offered_ns = now_ns();
-            }
-            if (following < 0) following = team->take(phase, n);
+            if (following == UNKNOWN) following = team->take(phase, n);
         }
         team->wait(phase++);
     }
@@ -110,26 +108,71 @@ struct Member {
 };
 inline thread_local Member member;
 
-// Bytes of memory that a linear layer needs at most: all tokens as floats, filled up to whole tiles.
+// How long a thread has waited for a core, as Linux counts it; always 0 where it does not.
+struct Delay {
+    const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    int64_t before_ns = 0;
+    ~Delay() { close(file); }
+    int64_t since_last_ns() {
+        char text[64] = {};  // of which the second number is it
+        char* end = text;
+        if (pread(file, text, sizeof(text) - 1, 0) > 0) std::strtoll(text, &end, 10);
+        const int64_t now = std::strtoll(end, nullptr, 10), before = before_ns;
+        before_ns = now;
+        return now - before;
+    }
+};
+inline thread_local Delay delay;
+
+// How many threads are worth having: one fewer for a while, where more than half a thread waits for
+// a core on average. Beside a neighbour that computes all the time, one thread by itself does more
+// than two that take turns. Every pause that was in vain is twice as long as the one before.
+struct Crew {
+    int away = 0;
+    double waiting = 0;  // threads, lately
+    int64_t before_ns = 0, changed_ns = 0, pause_ns = SHORTEST_NS;
+    bool changed = true;
+
+    int of(int n_threads) const { return std::max(1, n_threads - away); }
+
+    // delayed_ns: how long the threads together have waited since this was called last.
+    void learn(int n_threads, int64_t delayed_ns, int64_t now) {
+        const int64_t passed = std::max<int64_t>(1, now - before_ns);
+        before_ns = now;
+        // a thread that was not of the team may have waited for a core with other work
+        if (std::exchange(changed, false)) return;
+        waiting += std::min(1.0, double(passed) / WINDOW_NS) *
+                   (double(delayed_ns) / passed - waiting);
+        const bool fewer = waiting > 0.5 && away < n_threads - 1;
+        const bool soon = now - changed_ns < pause_ns;
+        if (!fewer && (away == 0 || soon)) return;
+        if (fewer) pause_ns = soon ? std::min(2 * pause_ns, LONGEST_NS) : SHORTEST_NS;
+        away += fewer ? 1 : -1;
+        waiting = 0;
+        changed_ns = now;
+        changed = true;
+    }
+};
+inline thread_local Crew crew;  // of the teams that this thread calls together
+
+// Bytes that a linear layer needs at most: all tokens as floats, filled up to whole tiles.
 static inline int64_t linear_bytes(int64_t n_tokens, int64_t n_in) {
     return (n_tokens + 16) * n_in * int64_t(sizeof(float));
 }
 
-// Call work(member) on each thread of a team of n_threads that share so many bytes of memory. On a
-// team's thread call it there alone, for the others of the team call it too.
+// Call work(member) on each of n_threads, or fewer, that share so many bytes of memory. On a team's
+// thread call it there alone: the team's others call it, too.
 template <typename Do>
 static void as_team(int n_threads, int64_t bytes, Do work) {
     if (member.team) return work(member);
     const std::unique_ptr<char[]> memory(new char[bytes]);
     Team team{memory.get()};
-    #pragma omp parallel num_threads(n_threads)
+    #pragma omp parallel num_threads(crew.of(n_threads))
     {
-        const int n = omp_get_num_threads();
-        // there is nobody whom a thread by itself could hold up
-        member = {&team, 0, n > 1 ? now_ns() : INT64_MAX};
+        member = {&team, 0};
         work(member);
-        // OpenMP's own barrier, which follows, waits by spinning: all are there before the caller is
-        team.complete(member.phase, n);
+        // OpenMP's own barrier, which follows, waits by spinning: the caller comes there last
+        team.complete(member.phase, omp_get_num_threads());
         if (omp_get_thread_num() == 0) team.wait(member.phase);
         member = {};
     }

@@ -82,6 +82,32 @@ def test_the_burst_reports_every_mode_and_where_the_time_went(
         assert sum(mode["phases_s"].values()) <= mode["timed_wall_clock_s"]
 
 
+def test_the_burst_is_measured_beside_busy_neighbours_which_end(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    left: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*args: Any, **how: Any) -> subprocess.Popen[bytes]:
+        left.append(popen(*args, **how))
+        return left[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    arguments = [*small, "--n", "2", "--neighbours", "2"]
+    found = last_line(burst.main, arguments, monkeypatch, capsys)["modes"]["dynamic"]
+    turns = found["neighbours"]
+    assert turns["loops"] == 2 and len(turns["alone"]) == len(turns["beside"]) == burst.TURNS
+    assert 0 < turns["median_left"] and "phases_s" not in found
+    assert sum(process.args[-1] == str(os.getpid()) for process in left) == 2 * burst.TURNS
+    assert all(process.returncode == -signal.SIGKILL for process in left if LOOP in process.args)
+
+
+def test_a_neighbour_ends_with_its_benchmark_however_that_ends() -> None:
+    nobody = subprocess.run(["true"]).returncode  # its parent would be process 0
+    loop = subprocess.run([sys.executable, "-c", burst.LOOP, str(nobody)], timeout=10)
+    assert loop.returncode == 0
+
+
 def test_the_bursts_requests_can_be_saved_for_a_comparison(
     small: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -355,6 +381,7 @@ def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, ca
         (burst.main, ["--model", "demo"], "name another --model"),
         (burst.main, ["--model", "demo", "--n", "65"], "--n must be from 1 to 64"),
         (burst.main, ["--model", "demo", "--modes", "orca"], "unknown mode 'orca'"),
+        (burst.main, ["--model", "demo", "--neighbours", "-1"], "--neighbours must be from 0 to"),
         (burst.main, ["--model", "fake"], "leave out --model fake"),
         (engine.main, ["--model", "demo", "--rows", "1,x"], "no list of positive numbers"),
         (engine.main, ["--model", "demo", "--contexts", "2000"], "at most 1024 tokens"),
