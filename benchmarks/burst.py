@@ -17,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from scheduling.inference import Sampling
 
 UNUSED = NO_HTTP | {"mode"}  # the results are by mode
 TURNS, MOST_LOOPS = 3, 64  # alone and beside neighbours
+SETTLE_S = 2.0  # without a neighbour; the kernels then use all threads again (kernels/team.h)
 LOOP = """
 import os, sys
 while os.getppid() == int(sys.argv[1]):  # it ends with the benchmark, however that ends
@@ -72,6 +74,7 @@ def beside(
     alone, busy = [], []
     tokens = sum(tokens for _, tokens in requests)
     for _ in range(TURNS):
+        time.sleep(SETTLE_S)
         alone.append(tokens / engine.serve(requests, sampling)[0])
         with busy_loops(loops):
             busy.append(tokens / engine.serve(requests, sampling)[0])

@@ -54,6 +54,7 @@ from front_door.connections import AT_ONCE, AWAITED, Connection, Connections, Wa
 from front_door.http_reader import Reader, Refusal
 from front_door.pool import Pool
 from scheduling.errors import Unauthorized
+from wire.messages import REQUEST_ID, request_id
 from wire.openapi import OPEN
 from wire.refusals import user_of
 
@@ -251,11 +252,13 @@ class Worker(base.Worker):
         """The body of a client without a key is not read. Raises Refusal."""
         if f"{request.method} {request.path}" in OPEN:
             return
-        given = [value for name, value in request.headers if name == "AUTHORIZATION"]
+        given = dict(reversed(request.headers))  # the first of each name
         try:
-            user_of(self._keys, given[0] if given else "")
+            user_of(self._keys, given.get("AUTHORIZATION", ""))
         except Unauthorized as error:
-            raise Refusal(error.status, error.code, str(error), error.headers) from None
+            id_ = request_id(given.get(REQUEST_ID.upper(), ""))
+            headers = {**error.headers, REQUEST_ID: id_}
+            raise Refusal(error.status, error.code, str(error), headers) from None
 
     def _read(self, connection: Connection) -> None:
         # it was closed for another whose turn came in the same round, or has enough for its own

@@ -140,11 +140,13 @@ def test_a_request_s_id_comes_back_once_and_one_without_gets_one(fast: str, stre
         with closing(connected(fast)) as connection:
             send(connection, "POST", INFERENCE, ASK | {"stream": stream}, headers)
             response = connection.getresponse()
-            assert response.status == 200 and response.read()
+            assert response.status == (200 if "Authorization" in headers else 401)
+            assert response.read()
             [id_] = response.headers.get_all("X-Request-Id") or []
             return str(id_)
 
     assert told(WITH_KEY | {"X-Request-Id": "trace-7"}) == "trace-7"
+    assert told(JSON | {"X-Request-Id": "trace-8"}) == "trace-8"
     assert told(WITH_KEY) != told(WITH_KEY)
 
 
