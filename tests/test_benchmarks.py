@@ -143,18 +143,17 @@ def test_a_step_is_compared_with_what_the_machine_allows(
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
 
 
-def test_no_step_beats_its_bound(
-    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+@pytest.mark.parametrize("step_bytes", [80_000, 8_000])
+def test_as_many_bytes_are_read_as_a_step_reads(
+    monkeypatch: pytest.MonkeyPatch, step_bytes: int
 ) -> None:
-    """Reading is measured over as many bytes as a step reads: of a large array it is slower than of
-    one that caches hold.
-    """
+    """Of a large array reading is slower than of one that caches hold."""
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
-    arguments = ["--rows", "1,8", "--contexts", "64", "--out", str(tmp_path), *small]
-    found = last_line(engine.main, arguments, monkeypatch, capsys)
-    for step in found["steps"]:
-        assert max(step["memory_s"], step["arithmetic_s"]) <= 1.05 * step["seconds"]
-    assert found["steps"][1]["bytes"] > found["steps"][0]["bytes"] > 6_000_000
+    read: list[int] = []
+    monkeypatch.setattr(engine.Machine, "_read", lambda _, words: read.append(words.nbytes))
+    machine = engine.Machine(build("dynamic", {"model": "fake"}, {}), 80_000, rows=1)
+    machine.bound(step_bytes, flops=1)
+    assert {*read} == {step_bytes}
 
 
 def test_a_step_is_held_against_the_faster_probe_beside_it(
