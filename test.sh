@@ -14,6 +14,6 @@ said="$(mktemp)"
 "$PYTHON" -m mypy >"$said" 2>&1 &
 mypy=$!
 trap 'kill $mypy 2>/dev/null || true; rm -f "$said"' EXIT
-"$PYTHON" -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" && tests=0 || tests=$?
+"$PYTHON" -m pytest -n 4 --no-loadscope-reorder "$@" && tests=0 || tests=$?
 wait $mypy || { cat "$said" >&2; tests=1; }
 exit $tests

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 import kernels
 from app import create_app
@@ -34,6 +36,7 @@ from tests.servers import Serve, server, wait_until_free
 # on a busy machine drawing an example may take long, which says nothing of what is tested
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+RAY = re.compile(r"test_ray\.py|\[ray\b")  # tests that start Ray's processes
 REAPED = pytest.StashKey[subprocess.Popen[bytes]]()
 for name in [name for name in os.environ if name.startswith("EB_")]:
     del os.environ[name]  # a developer's own settings have no business in the tests
@@ -89,13 +92,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         reaper.communicate()
 
 
+class Files(LoadFileScheduling):  # type: ignore[misc]
+    """A file is one worker's, for its servers' sake, and so are all tests of Ray: they wait for it
+    most of the time, and two of its clusters at once would wait for each other.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "Ray" if RAY.search(nodeid) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files:
+    return Files(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests that are `alone` come last: a worker that waits with one has nothing else to
-    do.
+    """Those of Ray come first, since they take longest. Files with tests that are `alone` come
+    last: a worker that waits with one has nothing else to do.
     """
     alone = [item for item in items if item.get_closest_marker("alone")]
     files = {item.path for item in alone}
-    items.sort(key=lambda item: (item.path in files, item in alone))
+    items.sort(key=lambda item: (not RAY.search(item.nodeid), item.path in files, item in alone))
 
 
 @pytest.hookimpl(

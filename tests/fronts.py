@@ -87,8 +87,7 @@ FRONTS: dict[str, Front] = {"plain": plain, "proxy": proxy, "ray": ray}
 EVERY_FRONT = [
     "plain",
     pytest.param("proxy", marks=pytest.mark.extra),
-    # Ray's processes would keep those of other tests waiting
-    pytest.param("ray", marks=[pytest.mark.alone, pytest.mark.extra]),
+    pytest.param("ray", marks=pytest.mark.extra),
 ]
 
 

@@ -40,7 +40,7 @@ def needs(front: str) -> None:
 @pytest.mark.parametrize(
     ("front", "router"),
     [
-        pytest.param("ray", "least_tokens", marks=[pytest.mark.alone, pytest.mark.extra]),
+        pytest.param("ray", "least_tokens", marks=pytest.mark.extra),
         ("proxy", "leastconn"),
     ],
 )

@@ -21,14 +21,13 @@ USUAL = (  # what happens to every server in time, and what no other test does t
 )
 
 
-def marks(fault: Fault) -> list[pytest.MarkDecorator]:
-    if fault.run.__module__ == replicas.__name__:  # Ray's processes would keep others waiting
-        return [pytest.mark.alone, pytest.mark.extra]
-    return [] if fault.name in USUAL else [pytest.mark.nightly]
-
-
 @pytest.mark.parametrize(
-    "fault", [pytest.param(fault, id=fault.name, marks=marks(fault)) for fault in FAULTS]
+    "fault",
+    [
+        pytest.param(fault, id=fault.name, marks=() if fault.name in USUAL else pytest.mark.nightly)
+        for fault in FAULTS
+        if fault.run.__module__ != replicas.__name__  # those are in test_ray.py
+    ],
 )
 def test_a_promise_is_kept(fault: Fault) -> None:
     seen = fault.run(True)

@@ -24,6 +24,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.faults import replicas
+from benchmarks.faults.tools import FAULTS, Fault
 from client.calls import ServerError, get, post
 from client.servers import as_flag, wait_until_ready
 from scheduling.routers import PrefixAffinity
@@ -31,8 +33,7 @@ from tests.servers import PATIENCE_S, ROOT, free_port, wait_until
 from wire.request import Request
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -r requirements-ray.txt")
-# Ray's processes would keep those of other tests waiting
-pytestmark = [pytest.mark.alone, pytest.mark.extra]
+pytestmark = pytest.mark.extra
 SLOW: dict[str, Any] = {"model": "fake", "max_batch_size": 64, "loop_interval_ms": 20}
 
 
@@ -303,3 +304,13 @@ def test_prompts_still_go_where_their_blocks_are_after_that_replica_was_full_for
     first = [fleet.sent(Request([begin], 8)) for begin in begins]
     assert fleet.sent(Request([[7] * 64], 8), tried=[first[0]]) != first[0]
     assert fleet.sent(Request([begins[0]], 8)) == first[0]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [fault for fault in FAULTS if fault.run.__module__ == replicas.__name__],
+    ids=lambda fault: fault.name,
+)
+def test_a_promise_is_kept(fault: Fault) -> None:
+    seen = fault.run(True)
+    assert seen.kept, seen.text
