@@ -3,6 +3,9 @@
 #   . "$ROOT/setup.sh" requirements.txt
 # Afterwards $PYTHON is the environment's interpreter.
 
+# Modules are compiled as they are first imported: compiling all that is installed takes longer than
+# installing it. A hundred servers would each compile theirs if that were not kept.
+unset PYTHONDONTWRITEBYTECODE
 VENV="$ROOT/.venv"
 PYTHON="$VENV/bin/python"
 
@@ -32,9 +35,9 @@ _set_up() {
     export PIP_DISABLE_PIP_VERSION_CHECK=1
     case "$wanted" in
         client/*) ;; # without torch
-        *) "$PYTHON" -m pip install --quiet "$(grep '^torch==' "$ROOT/requirements.txt")" ;;
+        *) "$PYTHON" -m pip install --quiet --no-compile "$(grep '^torch==' "$ROOT/requirements.txt")" ;;
     esac &&
-        "$PYTHON" -m pip install --quiet -r "$ROOT/$wanted" ||
+        "$PYTHON" -m pip install --quiet --no-compile -r "$ROOT/$wanted" ||
         { echo "error: pip could not install $wanted; see its message above" >&2; return 2; }
     printf '%s\n' "$contents" >"$stamp"
 }

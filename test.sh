@@ -7,7 +7,6 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$ROOT/setup.sh" requirements-dev.txt
 cd "$ROOT"
-unset PYTHONDONTWRITEBYTECODE # a hundred servers are started, and would each compile all modules
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 said="$(mktemp)"

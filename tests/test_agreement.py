@@ -130,14 +130,3 @@ def test_client_stats_metrics_and_log_agree_and_littles_law_holds(
     law = result["littles_law"]
     allowed = max(0.05, allowed_ms / client["e2el"])
     assert law["in_flight"] == pytest.approx(law["rate_x_latency"], rel=allowed)
-
-
-@pytest.mark.nightly
-def test_a_saturated_static_server_uses_the_fraction_of_its_rows_that_theory_expects() -> None:
-    requests = PromptData("uniform:1:60", seed=5).requests(480, "burst")
-    with server("static", {"model": "fake", "max_batch_size": 16}) as url:
-        result, _ = measure(Target("static", url, wire("inference")), requests, {}, 60, Watch())
-    tokens = [request.num_tokens for request in requests]
-    uniform = sum(1 - (k / 60) ** 16 for k in range(60))  # E[max of 16 draws of 1 … 60]
-    assert result["useful_fraction"] == pytest.approx(sum(tokens) / len(tokens) / uniform, rel=0.05)
-    assert result["useful_fraction"] == pytest.approx(result["expected_useful_fraction"], rel=0.05)

@@ -62,6 +62,7 @@ def test_only_settings_with_an_effect_are_recorded(
         "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches",
         "preferred_batch_sizes",
     }  # fmt: skip
+    monkeypatch.setattr(attention, "BYTES", 100_000)
     rows = ["--rows", "1,2", "--contexts", "20", "--repeats", "1"]
     found = last_line(attention.main, [*small[:2], *small[4:], *rows], monkeypatch, capsys)
     assert set(found["config"]) == {"model", "device", "dtype", "threads", "block_size", "kv_dtype"}

@@ -35,7 +35,7 @@ from benchmarks import (
 from benchmarks.common import run
 from benchmarks.workload import draw
 from client.traces import load_trace
-from config import MODES, ConfigError, build
+from config import ConfigError, build
 from generate import load_generator
 
 
@@ -355,6 +355,7 @@ def test_planning_is_measured_with_and_without_a_queue(
 
 @pytest.mark.nightly
 def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(theory, "MODES", ("dynamic",))  # test_agreement.py has the others
     # a machine that is three times slower than a moment ago still has a steady state
     small = ["--seeds", "2", "--requests", "20", "--rows", "2", "--load", "0.3"]
     found = last_line(theory.main, small, monkeypatch, capsys)
@@ -364,7 +365,7 @@ def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, ca
     assert found["useful_rows"]["useful_fraction"] == pytest.approx(
         found["useful_rows"]["expected"], rel=0.15
     )  # 30 batches
-    assert set(found["littles_law"]) == set(MODES)
+    assert found["littles_law"]["dynamic"]["in_flight"] > 0
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_bits_per_byte_are_as_stated_and_every_position_is_trained(model: GPT2) 
     text = (DEMO / "held_out.txt").read_bytes()
     assert stated_bits_per_byte() <= 2.1
     assert abs(bits_per_byte(model, text, 1024) - stated_bits_per_byte()) <= 0.05
-    bits, before = bits_of_bytes(model, text, 1024, stride=1024)
+    bits, before = bits_of_bytes(model, text[:40_000], 1024, stride=1024)
     by_position = [
         bits[(before > low) & (before <= low + 128)].mean() for low in range(0, 1024, 128)
     ]

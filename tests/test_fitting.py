@@ -194,7 +194,7 @@ def test_the_command_measures_a_server(tmp_path: Path, monkeypatch: pytest.Monke
     costs = load(tmp_path / "fake-server.json")
     assert 1 in costs.decode and (tmp_path / "fake-server.png").stat().st_size > 10_000
     # a sleep is never shorter than it was asked for
-    assert 1060 * US <= costs.decode[1].iteration < 3000 * US
+    assert costs.decode[1].iteration >= 1060 * US
     assert costs.gap + costs.gap_row > 0 and costs.request > 0 and costs.answer > 0
     assert costs.request_turn > 0
     told = json.loads((tmp_path / "fake-server.json").read_text())

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.orders import batches, fair, live, orders, urgent
+from benchmarks.orders import batches, fair, live, orders, tools, urgent
 from benchmarks.orders.tools import Part
 from scheduling.inference import Inference, IterationRecord
 from tests.programs import ran
+
+
+@pytest.fixture(scope="module", autouse=True)
+def capacities_of_a_small_burst() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tools, "BURST", 300)
+        yield
 
 
 def served(part: Part, n: int, **case: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from stats import times_of
 GREY, ORANGE, PURPLE, GREEN, BLUE, PINK = PALETTE
 FCFS = Look(GREY, "--", "s")
 Settings = dict[str, Any]
+BURST = 2000  # requests by which a capacity is measured
 OF_ALL: Settings = {"model": "fake", "max_waiting": 10**6}
 Observer = Callable[[IterationRecord], None]
 
@@ -110,10 +111,10 @@ class Capacity(NamedTuple):
 
 
 @functools.cache
-def capacity(rows: int, lengths: str, kv_blocks: int | None = None, n: int = 2000) -> Capacity:
-    burst = data_of(lengths, 2**31).requests(n, "burst", scaled=True)
+def capacity(rows: int, lengths: str, kv_blocks: int | None = None) -> Capacity:
+    burst = data_of(lengths, 2**31).requests(BURST, "burst", scaled=True)
     settings = {"max_batch_size": rows, "kv_blocks": kv_blocks}
-    rate = n / serve("dynamic", settings, burst, asked(burst))
+    rate = BURST / serve("dynamic", settings, burst, asked(burst))
     tokens = statistics.mean(request.num_tokens for request in burst)
     return Capacity(rate, rate * tokens, rate * statistics.mean(len(r.ids) for r in burst))
 
