@@ -22,7 +22,6 @@ from simulate import PS, Arrival, Loop, Replica
 from simulate.costs import Costs, Line
 from simulate.fleet import Failure, Fleet, Layout
 from simulate.loop import COME, LOOK
-from tests.counts import nightly_but
 from tests.virtual import make_scheduler
 
 TOKEN_S = 0.01
@@ -70,9 +69,9 @@ def erlang_c(k: int, offered: float) -> float:
     return last / (sum(terms) + last)
 
 
-@pytest.mark.parametrize("load", nightly_but([0.8], [0.5, 0.8]))
-def test_one_row_is_pollaczeks_and_khinchines(load: float) -> None:
+def test_one_row_is_pollaczeks_and_khinchines() -> None:
     """M/G/1, lengths of two kinds."""
+    load = 0.8
     tokens = [int(n) for n in np.random.default_rng(0).choice([5, 60], 20_000)]
     rate = load / (statistics.mean(tokens) * TOKEN_S)
     trace = poisson(rate, tokens, 3)
@@ -82,10 +81,9 @@ def test_one_row_is_pollaczeks_and_khinchines(load: float) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("rows", "load"), nightly_but([(8, 0.85)], [(2, 0.7), (8, 0.85)]))
-def test_rows_that_cost_nothing_are_servers_of_one_queue(rows: int, load: float) -> None:
+def test_rows_that_cost_nothing_are_servers_of_one_queue() -> None:
     """M/M/k: Erlang's C. Who comes waits for the end of an iteration besides."""
-    mean = 25.0
+    rows, load, mean = 8, 0.85, 25.0
     rate = load * rows / (mean * TOKEN_S)
     trace = poisson(rate, geometric(mean, 20_000, 1), 2)
     serve(trace, Layout(), Dynamic(), max_batch_size=rows)
