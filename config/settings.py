@@ -384,9 +384,9 @@ class Config(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are kn
     @property
     def http_connections(self) -> int:
         """Open at most, if the system allows as many files: kept-alive ones, and slow senders, need
-        no thread.
+        no thread. However few may wait, all who come at once are to be told that they may not.
         """
-        return 2 * self.http_threads
+        return 2 * max(self.http_threads, 1024)
 
     def connections_within(self, files: int) -> int:
         """How many of them, in a process that may open so many files."""

@@ -44,6 +44,18 @@ class Connection:
         self.held_bytes = 0
         self.lingered_bytes = 0
 
+    @property
+    def can_give_way(self) -> bool:
+        """Not one of which something has come that the loop has not read yet: on a busy machine
+        that may be a whole request.
+        """
+        if self.waits is Wait.LINGERING:
+            return True
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:  # nothing has come, or it is gone
+            return True
+
 
 def in_turn(ready: list[Connection]) -> list[Connection]:
     """Whom to read now: of many some of the newest and some of the oldest.
@@ -86,7 +98,7 @@ class Connections:
     @property
     def has_room(self) -> bool:
         """Whether one more may come, if need be in the place of another."""
-        return self.open < self._most or any(self._waiting.values())
+        return self.open < self._most or self._least() is not None
 
     def add(self, connection: Connection) -> None:
         """A new one; beyond the most it takes the place of another."""
@@ -96,12 +108,18 @@ class Connections:
         self.wait(connection, Wait.HEAD)
 
     def make_room(self) -> bool:
-        """Close the one that matters least; False if every one is being answered."""
+        """Close the one that matters least; False if none can give way."""
+        least = self._least()
+        if least is not None:
+            self.close(least)
+        return least is not None
+
+    def _least(self) -> Connection | None:
         for connections in self._waiting.values():
-            if connections:
-                self.close(next(iter(connections)))
-                return True
-        return False
+            for connection in islice(connections, AT_ONCE):
+                if connection.can_give_way:
+                    return connection
+        return None
 
     def wait(self, connection: Connection, wait: Wait) -> None:
         """Have it wait for something, from now on."""

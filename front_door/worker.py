@@ -14,9 +14,10 @@ until it is answered:
     LINGERING  answered and closed by us, for the client to read that and close too: LINGER_S
 
 At most `worker_connections` are open. A further one takes the place of the one that has waited
-longest in the first of LINGERING, HEAD, IDLE and BODY that has any; one that is being answered is
-never closed for another. Bodies that are not whole hold at most MAX_UNFINISHED_BYTES in all; beyond
-it the one that has waited longest is refused.
+longest in the first of LINGERING, HEAD, IDLE and BODY that has any; one that is being answered, or
+of which something has come that was not read yet, is never closed for another. Bodies that are not
+whole hold at most MAX_UNFINISHED_BYTES in all; beyond it the one that has waited longest is
+refused.
 
 SIGTERM: no new connections; requests in flight are finished, new ones on connections that are still
 open get 503. After drain_timeout_s those still in flight get an error. A second SIGTERM changes

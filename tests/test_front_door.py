@@ -299,6 +299,11 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_loc
         pids = get(url)["pids"]
         with many(url, 300):
             assert longest_health_s(url) < SOON_S
+        # more came, with whole requests, while it had no processor
+        os.kill(pids[0], signal.SIGSTOP)
+        with many(url, 100, said=GET) as connections:
+            os.kill(pids[0], signal.SIGCONT)
+            assert [answers(each)[0][0] for each in connections] == [200] * 100
         # files that others took: even then it only closes connections that wait
         _, hard = resource.prlimit(pids[0], resource.RLIMIT_NOFILE)
         resource.prlimit(
