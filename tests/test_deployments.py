@@ -67,7 +67,7 @@ def test_a_comparison_of_two_replicas_tells_what_both_did(
     assert summary["deployment"] == {"front": front, "replicas": 2, "router": router}
     result = json.loads((tmp_path / "dynamic.json").read_text())
     tokens = sum(request["completion_tokens"] for request in result["requests"])
-    assert result["completed"] == 20 and result["live_rows"] == tokens
+    assert result["completed"] == 20 and result["live_rows"] == tokens, result["server"]
     assert result["config"]["fake_slowdown"] == 3
     each = result["server"]["by_replica"].values()
     assert len(each) == 2 and sum(mine["completed"] for mine in each) == 20
