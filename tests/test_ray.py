@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults import replicas
-from benchmarks.faults.tools import FAULTS, Fault
+from benchmarks.faults import replicas, tools
+from benchmarks.faults.tools import FAULTS, Fault, Served
 from client.calls import ServerError, get, post
 from client.servers import as_flag, wait_until_ready
 from scheduling.routers import PrefixAffinity
@@ -306,6 +306,13 @@ def test_prompts_still_go_where_their_blocks_are_after_that_replica_was_full_for
     assert fleet.sent(Request([begins[0]], 8)) == first[0]
 
 
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Served]:
+    """One for all faults: each leaves it whole."""
+    with tools.serving(replicas.SLOW, replicas.FLEET) as served:
+        yield served
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -316,6 +323,7 @@ def test_prompts_still_go_where_their_blocks_are_after_that_replica_was_full_for
     ],
     ids=lambda fault: fault.name,
 )
-def test_a_promise_is_kept(fault: Fault) -> None:
+def test_a_promise_is_kept(fault: Fault, fleet: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "serving", lambda *_: contextlib.nullcontext(fleet))
     seen = fault.run(True)
     assert seen.kept, seen.text
