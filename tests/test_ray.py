@@ -27,59 +27,42 @@ import pytest
 from benchmarks.faults import replicas, tools
 from benchmarks.faults.tools import FAULTS, Fault, Served
 from client.calls import ServerError, get, post
-from client.servers import as_flag, wait_until_ready
 from scheduling.routers import PrefixAffinity
 from tests.servers import PATIENCE_S, ROOT, free_port, wait_until
 from wire.request import Request
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -r requirements-ray.txt")
 pytestmark = pytest.mark.extra
-SLOW: dict[str, Any] = {"model": "fake", "max_batch_size": 64, "loop_interval_ms": 20}
 
 
-class Started:
+def started(*flags: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """deploy/serve.py in a process of its own."""
-
-    def __init__(self, *flags: str, environment: Mapping[str, str] | None = None):
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "deploy.serve", "dynamic", "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*command, *flags], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-            env=os.environ | (environment or {}),
-        )  # fmt: skip
-
-    def ends(self) -> tuple[int, str]:
-        """Its exit status and what it said."""
-        said, _ = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, said
-
-    def left(self) -> list[str]:
-        """Processes of its session that still run."""
-        found = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--sid", str(self.process.pid)],
-            capture_output=True, text=True,
-        )  # fmt: skip
-        return [line for line in found.stdout.splitlines() if "<defunct>" not in line]
+    return subprocess.Popen(
+        [sys.executable, "-m", "deploy.serve", "dynamic", "--port", str(free_port()), *flags],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, env=os.environ | (environment or {}),
+    )  # fmt: skip
 
 
-@contextlib.contextmanager
-def serving(*flags: str, **settings: Any) -> Iterator[Started]:
-    words = [word for name, value in settings.items() for word in as_flag(name, value)]
-    started = Started(*flags, *words)
-    try:
-        wait_until_ready(started.process, started.url, PATIENCE_S)
-        yield started
-    finally:
-        started.process.send_signal(signal.SIGTERM)
-        started.ends()
+def left_of(session: int) -> list[str]:
+    """Its processes that still run."""
+    command = ["ps", "-o", "pid=,args=", "--sid", str(session)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    return [line for line in found.stdout.splitlines() if "<defunct>" not in line]
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[str]:
-    with serving("--replicas", "2", **SLOW) as started:
-        yield started.url
+def fleet() -> Iterator[Served]:
+    """Two replicas for all tests, since they take long to start: each test leaves them whole, but
+    the last, which ends them.
+    """
+    with tools.serving(replicas.SLOW, replicas.FLEET) as served:
+        yield served
+
+
+@pytest.fixture
+def two(fleet: Served) -> str:
+    return fleet.url
 
 
 def names(url: str) -> list[str]:
@@ -96,11 +79,11 @@ def test_as_many_in_flight_as_a_batch_has_rows_are_one_batch_on_each_replica(two
     """Ray's own caps are 5 requests at a replica, and an adapter's 10 threads."""
     post(f"{two}/stats/reset")
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda name: burst(f"{two}/replicas/{name}", 64, 150), names(two)))
+        list(pool.map(lambda name: burst(f"{two}/replicas/{name}", 32, 150), names(two)))
     stats = get(f"{two}/stats")
-    assert [each["largest_batch"] for each in stats["replicas"].values()] == [64, 64]
-    assert [each["completed"] for each in stats["replicas"].values()] == [64, 64]
-    assert stats["completed"] == 128 and stats["kv_blocks"] == 2 * 64 * 64
+    assert [each["largest_batch"] for each in stats["replicas"].values()] == [32, 32]
+    assert [each["completed"] for each in stats["replicas"].values()] == [32, 32]
+    assert stats["completed"] == 64 and stats["kv_blocks"] == 2 * 32 * 64
     parts = [each["live_rows"] for each in stats["replicas"].values()]
     assert stats["live_rows"] == sum(parts)
 
@@ -168,20 +151,6 @@ def test_a_replica_that_is_killed_harms_those_alone_that_it_had(two: str) -> Non
     assert post(f"{two}/inference", {"prompt": "hi", "num_tokens": 3})["completion"]
 
 
-def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_running() -> None:
-    with serving("--replicas", "2", **SLOW) as started:
-        connection = http.client.HTTPConnection("127.0.0.1", started.port)
-        body = json.dumps({"prompt": "hi", "num_tokens": 100, "stream": True})
-        connection.request("POST", "/inference", body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        assert response.readline().startswith(b"data: ")
-        started.process.send_signal(signal.SIGTERM)
-        assert response.read().endswith(b"data: [DONE]\n\n")
-        connection.close()
-    assert started.process.returncode == 0
-    wait_until(lambda: not started.left())
-
-
 def test_what_cannot_be_started_is_said_and_leaves_nothing_running(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('there is none')")
     with socket.socket() as taken:
@@ -189,18 +158,18 @@ def test_what_cannot_be_started_is_said_and_leaves_nothing_running(tmp_path: Pat
         taken.listen()
         port = str(taken.getsockname()[1])
         wrong = {
-            "Ray is missing; install it": Started(
+            "Ray is missing; install it": started(
                 "--model", "fake", environment={"PYTHONPATH": str(tmp_path)}
             ),
-            "choose another --port": Started("--model", "fake", "--port", port),
-            "64 replicas of 1 CPUs need 64": Started("--model", "demo", "--replicas", "64"),
-            "give 1 or more": Started("--model", "fake", "--replicas", "0"),
-            "file of one server": Started("--model", "fake", "--record", str(tmp_path / "x")),
+            "choose another --port": started("--model", "fake", "--port", port),
+            "64 replicas of 1 CPUs need 64": started("--model", "demo", "--replicas", "64"),
+            "give 1 or more": started("--model", "fake", "--replicas", "0"),
+            "file of one server": started("--model", "fake", "--record", str(tmp_path / "x")),
         }
-        for sentence, started in wrong.items():
-            code, said = started.ends()
-            assert code == 2 and sentence in said and "Traceback" not in said, said
-            assert not started.left()
+        for sentence, process in wrong.items():
+            said, _ = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 2 and sentence in said and "Traceback" not in said, said
+            assert not left_of(process.pid)
 
 
 # ---- routers, without a cluster
@@ -306,13 +275,6 @@ def test_prompts_still_go_where_their_blocks_are_after_that_replica_was_full_for
     assert fleet.sent(Request([begins[0]], 8)) == first[0]
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[Served]:
-    """One for all faults: each leaves it whole."""
-    with tools.serving(replicas.SLOW, replicas.FLEET) as served:
-        yield served
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -327,3 +289,16 @@ def test_a_promise_is_kept(fault: Fault, fleet: Served, monkeypatch: pytest.Monk
     monkeypatch.setattr(replicas, "serving", lambda *_: contextlib.nullcontext(fleet))
     seen = fault.run(True)
     assert seen.kept, seen.text
+
+
+def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_running(fleet: Served) -> None:
+    connection = http.client.HTTPConnection(*fleet.address())
+    body = json.dumps({"prompt": "hi", "num_tokens": 100, "stream": True})
+    connection.request("POST", "/inference", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: ")
+    fleet.process.send_signal(signal.SIGTERM)
+    assert response.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+    assert fleet.process.wait(PATIENCE_S) == 0
+    wait_until(lambda: not left_of(fleet.process.pid))
