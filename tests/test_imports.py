@@ -127,12 +127,13 @@ EXTRAS = {
 # imports each of the modules where others, installed by hand or for the tests, cannot be found
 IMPORTING = """
 import importlib, json, sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 blocked, modules = json.load(sys.stdin)
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name in blocked:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Blocked())
+class Unblocked(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in blocked else super().find_spec(name, path, target)
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, Unblocked]
 missing = {}
 for name in modules:
     try:
