@@ -44,7 +44,7 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
     "static": ("static", {}),
     **{f"multibin, {k} bins": ("multibin", {"bins": k}) for k in BINS},
     NOISY: ("multibin", {"bins": BINS[-1], "length_predictor": f"noisy:{SIGMA:g}"}),
-    "static, sjf": ("static", {"order": "sjf"}),
+    "static, sjf": ("static", {"order": "sjf", "prefill_weight": 0}),  # by length, as bins
     "dynamic": ("dynamic", {}),
 }
 
