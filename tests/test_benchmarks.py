@@ -37,6 +37,7 @@ from benchmarks.workload import draw
 from client.traces import load_trace
 from config import ConfigError, build
 from generate import load_generator
+from tests.servers import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -332,14 +333,27 @@ def test_a_comparison_that_runs_out_of_time_leaves_no_server(
         "--skip-calibration",
     ]
     monkeypatch.setenv("STARTED_BY", str(tmp_path))  # whoever else serves on this machine
-    problem, said = gpu.call([*command, "--out", str(tmp_path / "out")], tmp_path / "log", 8.0)
+
+    def running() -> list[str]:
+        return [
+            " ".join(process.info["cmdline"] or [])
+            for process in psutil.process_iter(["environ", "cmdline"])
+            if (process.info["environ"] or {}).get("STARTED_BY") == str(tmp_path)
+        ]
+
+    class OutOfTime(subprocess.Popen):  # type: ignore[type-arg]
+        """Its time is over once it has a server, however slow the machine is."""
+
+        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+            if timeout == 0.5:
+                wait_until(lambda: any("gunicorn" in each for each in running()))
+            return super().communicate(input, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", OutOfTime)
+    problem, said = gpu.call([*command, "--out", str(tmp_path / "out")], tmp_path / "log", 0.5)
     assert problem == "no time was left to finish it"
     assert "interrupted; the servers are stopped" in " ".join(said), "it had to be killed"
-    assert [
-        p
-        for p in psutil.process_iter(["environ"])
-        if (p.info["environ"] or {}).get("STARTED_BY") == str(tmp_path)
-    ] == []
+    assert running() == []
 
 
 def test_planning_is_measured_with_and_without_a_queue(
