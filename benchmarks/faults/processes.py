@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -221,13 +222,14 @@ def _is_json(line: bytes) -> bool:
 @fault("the wall clock jumps by an hour and back", "no latency, order or deadline changes")
 def jumping_clock(short: bool) -> Seen:
     with serving({"fault": "clock:3600", "request_timeout_s": 30}, FAULTY) as served:
-        # so far apart that their threads do not overtake each other on a busy machine
         requests = asks(40 if short else 200, 100, a_second=8)
         outcomes = replay(served.url, requests)
         slowest_s = get(f"{served.url}/stats")["max_e2el_ms"] / 1e3
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     arrived = [answer.timings["arrived_at"] for answer in answers if answer.timings]
-    in_order = arrived == sorted(arrived) and arrived[-1] - arrived[0] < requests[-1].at + 5
+    # on a busy machine a thread may overtake another one by less than a second
+    in_order = all(later > earlier - 1 for earlier, later in itertools.pairwise(arrived))
+    in_order &= arrived[-1] - arrived[0] < requests[-1].at + 5
     here_s = max(answer.e2e_s for answer in answers)
     text = f"{told(outcomes)}; slowest {here_s:.2f} s here, {slowest_s:.2f} s there; "
     text += f"arrivals {'in' if in_order else 'out of'} order"
