@@ -36,18 +36,18 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     """
     server = server or Server(config)
     app = Flask(__name__, static_folder=None)
-    guard(app, config.users_of_keys, server.live is not None)
+    has_page = config.live == "on"
+    guard(app, config.users_of_keys, has_page)
     guard_hosts(app, config.hosts)
     app.config["MAX_CONTENT_LENGTH"] = (
         MAX_BODY_BYTES + 1
     )  # where Flask stops reading a body without a Content-Length
     app.extensions["server"] = server
     manager, stats = server.manager, server.stats
-    has_page = server.live is not None
     app.register_blueprint(completions.blueprint(server))
     app.register_blueprint(metrics.blueprint(server.metrics.registry))
-    if server.live is not None:
-        app.register_blueprint(live.blueprint(server, server.live))
+    if has_page:
+        app.register_blueprint(live.blueprint(server))
 
     @app.get("/stats")
     def get_stats() -> Response:

@@ -6,4 +6,4 @@ case " $* " in
     *" --deploy ray "* | *" --deploy=ray "*) . "$ROOT/setup.sh" requirements-ray.txt ;;
     *) . "$ROOT/setup.sh" requirements.txt ;;
 esac
-PYTHONPATH="$ROOT" exec "$PYTHON" -m client.compare "$@"
+PYTHONPATH="$ROOT" exec "$PYTHON" -m compare "$@"

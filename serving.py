@@ -14,31 +14,30 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batching import BatchingManager
 from config import Config
 from generate import load_generator
-from live.observer import Live, about
 from observers.line_writer import LineWriter
 from observers.metrics import Metrics
+from observers.recording import END, Entry, gap, line_of, record
 from observers.request_log import RequestLog
 from observers.server_stats import ServerStats
 from scheduling.blocks import block_keys
 from scheduling.errors import InvalidRequest
 from scheduling.inference import Generator, Inference, Scores
-from scheduling.recording import END, Entry, gap, line_of, record
 from scheduling.scheduler import build
-from tokenizer import StopRule, load_tokenizer
+from tokenizer import Detokenizer, StopRule, load_tokenizer
 from weights import locate
-
-if TYPE_CHECKING:
-    from wire.request import Request
+from wire.events import Events, Part
+from wire.logprobs import Logprobs
+from wire.replies import REPLIES
+from wire.request import Request
 
 Load = Callable[
     [Config, Path | None, int], Generator
 ]  # of a Config, its checkpoint, and how many ids can be decoded
-SHOWN = 80  # characters of a prompt
 BACKLOG = 10_000  # entries of a recording that wait to be written: seconds of a fast engine
 
 
@@ -80,20 +79,11 @@ class Server:
             self.request_log = RequestLog(
                 config.request_log, config.mode, self.manager.epoch_offset
             )
-        self.live: Live | None = None
-        if config.live == "on":
-            self.live = Live(self.manager, about(config, config.model_name), self._beginning)
-        for observer in (self.stats, self.metrics, self.request_log, self.live):
+        for observer in (self.stats, self.metrics, self.request_log):
             if observer is not None:
                 self.manager.observe(observer)
         self._next_seed = config.sampling_seed
         self._lock = threading.Lock()
-
-    def _beginning(self, inference: Inference) -> str | None:
-        """Of its prompt, where it may be shown."""
-        if not self.config.live_prompts:
-            return None
-        return self.tokenizer.decode(inference.prompt_ids[: 4 * SHOWN])[:SHOWN]
 
     def close(self) -> None:
         """End everything in flight, and write what is left to write."""
@@ -177,3 +167,44 @@ class Server:
         """Count a request that was turned away: by a full queue, by its user's limit."""
         self.stats.refused(group[0])
         self.metrics.refused(group[0])
+
+
+class Exchange:
+    """A request and its answer. `group`: the inferences to queue. Raises what Server.group does."""
+
+    def __init__(self, server: Server, request: Request):
+        self.request, self._tokenizer = request, server.tokenizer
+        self._rule = request.rule(server.tokenizer)
+        self.group = server.group(request, self._rule)
+        hidden = self._rule.hidden if self._rule else ()
+        logprobs = [
+            Logprobs(server.tokenizer, member, request.echo, hidden)
+            for member in self.group
+            if member.scores is not None
+        ]
+        self._reply = REPLIES[request.form](
+            request, self.group, server.config.model_name, server.manager.epoch_offset, logprobs
+        )
+
+    def whole(self) -> dict[str, Any]:
+        """The plain answer, once all of the group have theirs."""
+        texts = []
+        for member in self.group:
+            detokenizer = Detokenizer(self._tokenizer, self._rule)
+            prompt = detokenizer.prompt(member.prompt_ids) if self.request.echo else ""
+            tokens = member.tokens[: self.request.num_tokens]
+            texts.append(prompt + detokenizer.completion(tokens, last=True))
+        return self._reply.whole(texts)
+
+    def events(self) -> Events:
+        """The streamed answer, from its beginning."""
+        parts = {
+            id(member): Part(
+                i,
+                Detokenizer(self._tokenizer, self._rule),
+                member.prompt_ids if self.request.echo else [],
+                self.request.num_tokens,
+            )
+            for i, member in enumerate(self.group)
+        }
+        return Events(parts, self._reply)

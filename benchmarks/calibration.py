@@ -19,8 +19,8 @@ from client.calls import ServerError, get, post
 from client.data import Request
 from client.load import Outcome, Watch, replay
 from client.machine import ROOT
-from client.measure import Target, stats_of, warm_up
 from client.wire import Plain, wire
+from compare.measure import Target, stats_of, warm_up
 from config import Config, ConfigError
 
 # tokens that requests ask for at most: as many as take LONG_S alone. A server that was idle is cold

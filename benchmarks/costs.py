@@ -27,8 +27,8 @@ from benchmarks.calibration import Driven, Round, Segment, at_once, keep, kept, 
 from benchmarks.common import PREFIXES, any_configs, record, run
 from benchmarks.fitting import Observed, fit, ratios, residuals, whole
 from client.machine import processor
-from client.report import drawing
-from client.servers import server
+from compare.report import drawing
+from compare.servers import server
 from config import ONLY_IN, ONLY_OVER_HTTP, Config, ConfigError, Parser
 from simulate import PS
 from simulate.costs import FAKE, FOLDER, Costs, Line, save

@@ -30,7 +30,7 @@ import kernels
 from benchmarks import figures
 from benchmarks.common import NO_HTTP, PREFIXES, configs, record, run
 from client.machine import processor
-from client.report import drawing
+from compare.report import drawing
 from config import ONLY_IN, Config, ConfigError, Parser
 from config.resolve import native_bfloat16
 from generate import load_generator

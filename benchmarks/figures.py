@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from client.report.drawing import STYLE, caption_of, looks, plain_log
+from compare.report.drawing import STYLE, caption_of, looks, plain_log
 
 DRAWN = 2000  # points of a kind, at random
 LEAST = 10  # of which quantiles are drawn

@@ -21,7 +21,6 @@ import statistics
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,18 +29,14 @@ import numpy as np
 import psutil
 
 from benchmarks.common import run
-from benchmarks.studies import Case, Study, shown, times, write
-from client.analysis import estimate
 from client.calls import get
-from client.deployments import Deployment
-from client.report.tables import markdown, told
-from client.servers import ALONE, ROOT, server
+from compare.deployments import Deployment
+from compare.report.tables import markdown, told
+from compare.servers import ALONE, server
 from deploy.kinds import KINDS
-from simulate.costs import Costs
-from simulate.time import instant
+from studies.runner import Case, Study, shown, times, write
 
 STUDY = Study("benchmarks.fronts", "fronts", "What a front end costs", "")
-RECORD = ROOT / "results" / "replicas" / "fronts.json"
 ROWS = 8
 PROMPT, PROMPT_TOKENS = "hi", 2
 NO_TIME = 0.001  # slowdown of an engine that takes next to no time
@@ -269,22 +264,6 @@ def loads_table(cases: Sequence[Case]) -> str:
             told(shown(case, "streamed_per_s"), "{:.0f}"),
         ])  # fmt: skip
     return markdown(rows)
-
-
-# ---- for simulations
-
-
-def through(name: str, costs: Costs) -> Costs:
-    """What a client sees through a front end, as RECORD has it: a request takes longer by what one
-    token takes longer than at a plain server, half of it before the server and half behind.
-    """
-    record = json.loads(RECORD.read_text())["costs"]
-    took = {
-        case["front"]: estimate([each["request_ms"] for each in case["seeds"]]).mean
-        for case in record
-    }
-    half = instant((took[name] - took["plain"]) / 2e3)
-    return replace(costs, request=costs.request + half, answer=costs.answer + half)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from benchmarks.common import configs, run
 from benchmarks.engine import BESIDE
 from client.calls import ServerError
 from client.machine import command_line, processor, stamp
-from client.servers import as_flag, server
+from compare.servers import as_flag, server
 from config import ONLY_OVER_HTTP, Config, ConfigError, Parser
 from config.resolve import VOCABULARIES
 
@@ -65,7 +65,7 @@ def commands(
         "burst": ["benchmarks.burst", "--n", n],
         "burst_huggingface": ["benchmarks.huggingface", "--n", n],
         "comparison": [
-            "client.compare",
+            "compare",
             "--numsamples",
             str(options.numsamples),
             "--skip-calibration",

@@ -26,7 +26,7 @@ import psutil
 
 from client.calls import get, get_text
 from client.machine import stamp
-from client.servers import server
+from compare.servers import server
 
 REPEATS = 3
 GONE = 20

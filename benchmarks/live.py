@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from client.analysis import estimate
 from client.data import PromptData, save_json
 from client.load import Watch
 from client.machine import command_line, processor, stamp
-from client.measure import Target, measure, warm_up
-from client.report.tables import markdown
-from client.servers import server
 from client.wire import Plain
+from compare.analysis import estimate
+from compare.measure import Target, measure, warm_up
+from compare.report.tables import markdown
+from compare.servers import server
 
 POLLS_S = 1 / 7  # between two of the page
 REQUESTS = 96

@@ -24,7 +24,7 @@ from benchmarks import figures
 from benchmarks.common import NO_HTTP, PREFIXES, Engine, configs, record, run, wait_for
 from benchmarks.engine import numbers
 from client.machine import processor
-from client.report import drawing
+from compare.report import drawing
 from config import ConfigError, Parser
 from scheduling.inference import Inference
 

@@ -19,11 +19,11 @@ import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 from client.data import PromptData
-from client.histories import serve_again
 from client.machine import ROOT, stamp
 from config import build
 from live.history import DECODE, IDLE, PREFILL
 from live.reading import iterations
+from live.saved import serve_again
 from simulate.costs import FAKE
 
 FOLDER = ROOT / "results" / "live"

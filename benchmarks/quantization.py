@@ -29,14 +29,14 @@ from benchmarks import figures
 from benchmarks.burst import refuse_few_ids
 from benchmarks.common import NO_HTTP, PREFIXES, Engine, configs, record, run
 from benchmarks.engine import decode_rows, fill, numbers, step_seconds
-from benchmarks.studies import Study, write
 from benchmarks.workload import LARGEST, draw
 from client.machine import processor
-from client.report.tables import markdown
+from compare.report.tables import markdown
 from config import ONLY_IN, Config, ConfigError, Parser
 from generate import load_generator
 from generate.cached import CachedGenerator
 from scheduling.inference import Sampling
+from studies.runner import Study, write
 from weights import locate
 
 PLAIN, CONTROL = "plain", "plain again"

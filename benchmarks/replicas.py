@@ -17,11 +17,11 @@ from pathlib import Path
 
 from benchmarks.common import run
 from benchmarks.fronts import PROMPT_TOKENS, ROWS, Body, Round, asking, body_of, front
-from benchmarks.studies import Case, Study, shown, times, write
 from client.calls import get
-from client.report.tables import markdown, told
+from compare.report.tables import markdown, told
 from deploy.kinds import KINDS
 from generate.fake import ITERATION_S, PREFILL_TOKEN_S, ROW_S
+from studies.runner import Case, Study, shown, times, write
 
 STUDY = Study("benchmarks.replicas", "replicas", "What replicas give", "")
 SIZES = (1, 2, 4)

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from client import simulate
 from client.data import PromptData
-from client.histories import serve_again
 from client.machine import ROOT, commit
 from client.traces import load_trace
 from live import page
+from live.saved import serve_again
+from simulate import simulation as simulate
 
 EXAMPLES = "--costs second --trace docs/examples"
 LOAD = "--numsamples 120 --arrival poisson:45 --max-batch-size 16"

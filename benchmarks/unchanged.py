@@ -25,7 +25,7 @@ from typing import Any
 
 import requests
 
-from client.servers import ROOT, free_port, wait_until_ready
+from compare.servers import ROOT, free_port, wait_until_ready
 from config import MODES
 
 TIMES = re.compile(

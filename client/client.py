@@ -31,21 +31,21 @@ except ImportError as missing:
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from client import runs  # noqa: E402
-from client.addresses import api_key, server_url, target_of  # noqa: E402
 from client.calls import ServerError, stream  # noqa: E402
 from client.data import Request, describe, described  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
 from client.flags import add_workload, contradiction, seconds_say_how_many, workload  # noqa: E402
 from client.load import Outcome  # noqa: E402
 from client.machine import command_line  # noqa: E402
-from client.measure import measure, whole  # noqa: E402
-from client.options import parse_goodput  # noqa: E402
 from client.progress import Progress  # noqa: E402
-from client.report import drawing, figures, report  # noqa: E402
-from client.report.sentences import too_long  # noqa: E402
 from client.traces import replayed, save_trace  # noqa: E402
 from client.wire import APIS  # noqa: E402
+from compare import runs  # noqa: E402
+from compare.addresses import api_key, server_url, target_of  # noqa: E402
+from compare.measure import measure, whole  # noqa: E402
+from compare.options import parse_goodput  # noqa: E402
+from compare.report import drawing, figures, report  # noqa: E402
+from compare.report.sentences import too_long  # noqa: E402
 from config import ConfigError  # noqa: E402
 from stats import latency_line  # noqa: E402
 

@@ -23,10 +23,10 @@ from ray.serve.handle import DeploymentHandle
 
 from config import END_S, Config
 from deploy import ages, replica
+from deploy.autoscaling import Autoscaling
 from deploy.ingress import Replicas, create_app
+from deploy.ray_routers import Ours, PowerOfTwo
 from deploy.replica import Full, Query, Told, needs
-from deploy.routers import Ours, PowerOfTwo
-from scheduling.autoscaling import Autoscaling
 from scheduling.errors import EngineFailed
 from wire.events import DONE, event
 from wire.messages import Answer, failure
@@ -62,7 +62,7 @@ class Replica(replica.Replica):
             raise RuntimeError(reason)
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """For `deploy.routers.Ours`."""
+        """For `deploy.ray_routers.Ours`."""
         return {"at": time.time(), "tokens": self.manager.tokens_left()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:

@@ -16,9 +16,8 @@ from live.panel import Panel
 from observers.run import Run
 from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.inference import Inference, IterationRecord, News
-from serving import Server
+from serving import Exchange, Server
 from wire import own
-from wire.exchange import Exchange
 from wire.messages import Answer, answer, failure
 from wire.refusals import Refused
 from wire.request import Request
@@ -109,7 +108,7 @@ class Replica:
         self._post = Post(asyncio.get_running_loop())
         self._answered = Answered(self._post)
         self.manager.observe(self._answered)
-        self._panel = Panel(self.server, self.server.live) if self.server.live else None
+        self._panel = Panel(self.server) if config.live == "on" else None
 
     async def answer(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1

@@ -1,151 +1,285 @@
-"""How Ray Serve chooses a replica for a request: by its own power of two, or by our routers, the
-same code that the simulator runs (scheduling/routers.py).
+"""Which replica gets a request: routers, pure but for what each remembers of its own choices.
+
+A router knows of replicas what `Replica` says, and of time nothing. Whatever asks it (a simulator,
+a load balancer) says who is up. Same seed and same calls, same choices. Of equals none is
+preferred: they take turns, or are drawn.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
-import time
-from collections import defaultdict
-from collections.abc import Sequence
-
-from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
-from ray.serve.request_router import (
-    PendingRequest,
-    ReplicaID,
-    ReplicaResult,
-    RequestRouter,
-    RunningReplica,
-)
-
-from deploy import ages
-from scheduling.blocks import block_keys
-from scheduling.routers import Asked, Replica, Reported, router
-from wire.request import Request
-
-Ranks = list[list[RunningReplica]]  # the replicas that are preferred first
+from bisect import bisect_left
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 
-def meant(replicas: list[RunningReplica], pending: PendingRequest | None) -> Ranks:
-    """The replica that a request names, if it does and that one is up. Any may take one whose
-    replica is not: it answers that there is none.
-    """
-    to = pending.kwargs.get("to") if pending else None
-    named = [replica for replica in replicas if replica.replica_id.unique_id == to]
-    return [named] if named else []
+@dataclass(slots=True)
+class Replica:
+    """What a router may know of one that is up; its caller may change it between calls.
 
-
-def offered(replicas: list[RunningReplica], pending: PendingRequest) -> Ranks:
-    """Those that the request was not offered to yet, and those that it was: neither if empty."""
-    tried = pending.kwargs.get("tried", ())
-    was = [each for each in replicas if each.replica_id.unique_id in tried]
-    return [rank for rank in ([each for each in replicas if each not in was], was) if rank]
-
-
-class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
-    """Ray Serve's default, and who names a replica gets it."""
-
-    # Ray's gives a replica that was found for one request to the one that has waited longest
-    _fulfill_next_pending_request = RequestRouter._fulfill_next_pending_request
-
-    async def choose_replicas(
-        self,
-        candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,
-    ) -> Ranks:
-        if named := meant(candidate_replicas, pending_request):
-            return named
-        if pending_request and pending_request.kwargs.get("tried"):  # of which Ray's knows nothing
-            pending_request.routing_context.should_backoff = True
-            first, *rest = offered(candidate_replicas, pending_request)
-            return [random.sample(first, min(2, len(first))), *rest]
-        return await super().choose_replicas(candidate_replicas, pending_request)
-
-
-class Ours(RequestRouter):
-    """One of scheduling.routers.
-
-    Of requests it knows what passed this handle: those sent and not answered. Of tokens it knows
-    what each replica said last (`Replica.record_routing_stats`, which Ray fetches and hands on from
-    time to time) and what was sent there since it said so, by the clocks of both machines.
+    Routers that are to agree (`session`) need the same ids.
     """
 
-    def initialize_state(self, name: str, block_size: int) -> None:
-        self._router = router(name)
-        self._block_size = block_size
-        self._sent: defaultdict[ReplicaID, set[str]] = defaultdict(set)  # ids of requests
-        self._reported: dict[ReplicaID, Reported] = {}
+    id: int
+    requests: int = 0  # sent there and not answered: those that wait and those that run
+    tokens: int = 0  # of those, prompt tokens not computed and completion tokens not generated
 
-    async def choose_replicas(
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a router may know of a request."""
+
+    prompt_tokens: int
+    num_tokens: int  # that it asks for, which may be more than it gets
+    keys: Sequence[bytes] = ()  # `blocks.block_keys` of its prompt, the key of no block included
+    session: str | None = None  # a user, or a conversation, whose requests share something
+
+
+class Router:
+    """One way to choose."""
+
+    uses_keys: ClassVar[bool] = False  # whether `Asked.keys` make a difference
+    uses_tokens: ClassVar[bool] = False  # whether `Replica.tokens` do
+
+    def __init__(self, seed: int = 0):
+        self.rng = random.Random(seed)
+        self._last: int | None = None
+
+    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+        """The id of one of the replicas, of which there must be one at least."""
+        raise NotImplementedError
+
+    def forget(self, id: int) -> None:
+        """A replica is gone."""
+
+    def in_turn(self, equals: Iterable[Replica]) -> int:
+        """The one whose id follows the id returned last, the first by chance."""
+        ids = [replica.id for replica in equals]
+        if self._last is None:
+            self._last = self.rng.choice(ids)
+        else:
+            self._last = min((id for id in ids if id > self._last), default=min(ids))
+        return self._last
+
+    def least(self, load: Callable[[Replica], int], replicas: Sequence[Replica]) -> int:
+        """One of those with the least load."""
+        lowest = min(map(load, replicas))
+        return self.in_turn(replica for replica in replicas if load(replica) == lowest)
+
+
+class Random(Router):
+    """Any, each as likely as the others."""
+
+    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+        return self.rng.choice(replicas).id
+
+
+class RoundRobin(Router):
+    """Each in its turn, by id."""
+
+    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+        return self.in_turn(replicas)
+
+
+class LeastRequests(Router):
+    """The one with the fewest requests (join the shortest queue; nginx's least_conn)."""
+
+    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+        return self.least(_requests, replicas)
+
+
+class LeastTokens(Router):
+    """The one with the fewest tokens left to compute."""
+
+    uses_tokens = True
+
+    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+        return self.least(lambda replica: replica.tokens, replicas)
+
+
+class PowerOfTwo(Router):
+    """Of two drawn at random the one with fewer requests (Mitzenmacher, IEEE TPDS 2001; Ray Serve's
+    default). The longest queue is far shorter than with one drawn, and the two are not always the
+    same ones, so that many routers with old knowledge do not all go to one replica.
+    """
+
+    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+        drawn = self.rng.sample(replicas, min(2, len(replicas)))
+        return min(drawn, key=_requests).id  # the first drawn of equals
+
+
+class PrefixAffinity(Router):
+    """Of the replicas that have at most `margin` requests more than the least loaded one, that
+    which was sent the longest part of this prompt, in full KV blocks, and the less loaded of
+    several; the least loaded of all if that is less than `least_match` of the prompt's full blocks.
+
+    So do SGLang's cache-aware router (cache_threshold, balance_abs_threshold) and Ray Serve's
+    PrefixCacheAffinityRouter (match_rate_threshold, imbalanced_threshold) on trees of characters,
+    but that they give affinity up as a whole while the longest and the shortest queue are too far
+    apart. Block keys agree with what a server's prefix cache can find. What was sent to a replica
+    is remembered up to `remembered` blocks, the latest, until it is to be forgotten.
+    """
+
+    uses_keys = True
+
+    def __init__(
         self,
-        candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,
-    ) -> Ranks:
-        for each in candidate_replicas:
-            if report := each.routing_stats:
-                self._load(each.replica_id).told(report["at"], 0, report["tokens"])
-        if pending_request is None or (named := meant(candidate_replicas, pending_request)):
-            return named if pending_request else [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # else a full fleet is asked at once
-        left, *tried = offered(candidate_replicas, pending_request)
-        known = {number(each.replica_id): each for each in left}
-        chosen = self._router.choose(
-            self._asked(pending_request), [self._known(n, each) for n, each in known.items()]
-        )
-        first = known.pop(chosen)
-        return [[first], [*known.values()], *tried]
+        seed: int = 0,
+        margin: int = 10,
+        least_match: float = 0.1,
+        remembered: int = 10_000,
+    ):
+        super().__init__(seed)
+        self.margin, self.least_match, self.remembered = margin, least_match, remembered
+        # by replica, the oldest first
+        self._sent: defaultdict[int, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
 
-    def on_request_routed(
-        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
-    ) -> None:
-        self._sent[replica_id].add(pending_request.metadata.internal_request_id)
-        if (request := request_of(pending_request)) is not None:
-            self._load(replica_id).sent(time.time(), tokens_of(request))
+    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+        keys = asked.keys[1:]
+        chosen = self._choose(keys, replicas)
+        if keys:
+            self._remember(chosen, keys)
+        return chosen
 
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._sent[replica_id].discard(internal_request_id)
+    def forget(self, id: int) -> None:
+        self._sent.pop(id, None)
 
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        before = set(self._replica_id_set)
-        super().update_replicas(replicas)
-        for id_ in before - self._replica_id_set:
-            self._router.forget(number(id_))
-        for kept in (self._sent, self._reported):
-            for gone in kept.keys() - self._replica_id_set:
-                del kept[gone]
+    def matched(self, id: int, keys: Sequence[bytes]) -> int:
+        """How many of the first blocks were sent to a replica, as far as is remembered."""
+        sent = self._sent.get(id, ())
+        return bisect_left(keys, True, key=lambda key: key not in sent)  # from one on, all are
 
-    def _asked(self, pending: PendingRequest) -> Asked:
-        request = request_of(pending)
-        if request is None:
-            return Asked(0, 0)
-        keys: Sequence[bytes] = ()
-        if self._router.uses_keys:
-            keys = block_keys(request.prompts[0], self._block_size, request.cache_salt)
-        prompt = sum(map(len, request.prompts))
-        return Asked(prompt, tokens_of(request) - prompt, keys, request.user)
+    def _choose(self, keys: Sequence[bytes], replicas: Sequence[Replica]) -> int:
+        most = min(map(_requests, replicas)) + self.margin
+        near = [replica for replica in replicas if replica.requests <= most]
+        matched = [self.matched(replica.id, keys) for replica in near]
+        longest = max(matched)
+        if longest and longest >= self.least_match * len(keys):
+            near = [replica for replica, n in zip(near, matched) if n == longest]
+        return self.least(_requests, near)
 
-    def _known(self, number: int, replica: RunningReplica) -> Replica:
-        id_ = replica.replica_id
-        if report := replica.routing_stats:
-            ages.note(time.time() - report["at"])
-        return Replica(number, len(self._sent[id_]), self._load(id_).known.tokens)
-
-    def _load(self, id_: ReplicaID) -> Reported:
-        return self._reported.setdefault(id_, Reported(number(id_)))
+    def _remember(self, id: int, keys: Sequence[bytes]) -> None:
+        """The last block as the oldest, so that a prompt's end is forgotten before its beginning
+        and what is remembered is the beginning of each.
+        """
+        sent = self._sent[id]
+        for key in reversed(keys):
+            sent[key] = None
+            sent.move_to_end(key)
+        while len(sent) > self.remembered:
+            sent.popitem(last=False)
 
 
-def number(id_: ReplicaID) -> int:
-    """Of a replica, the same in each process."""
-    return int.from_bytes(id_.unique_id.encode())
+class SessionAffinity(Router):
+    """The same replica for all requests of a session as long as it is up, whatever its load;
+    without one, that with the fewest requests.
+
+    By rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998): the replica of the largest
+    hash of both names. If one of n goes, its own sessions move; if one comes, 1/n of all to it.
+    Nothing is remembered, and all routers agree.
+    """
+
+    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+        if asked.session is None:
+            return self.least(_requests, replicas)
+        session = asked.session.encode()
+
+        def weight(replica: Replica) -> bytes:
+            return hashlib.blake2b(b"%d:%b" % (replica.id, session), digest_size=8).digest()
+
+        return max(replicas, key=weight).id
 
 
-def request_of(pending: PendingRequest) -> Request | None:
-    """What is asked, if it is a completion."""
-    first = pending.args[0] if pending.args else None
-    return first if isinstance(first, Request) else None
+def _requests(replica: Replica) -> int:
+    return replica.requests
 
 
-def tokens_of(request: Request) -> int:
-    """Prompt tokens, and completion tokens at most."""
-    prompt = sum(map(len, request.prompts))
-    return prompt + len(request.prompts) * request.n * request.num_tokens
+ROUTERS: dict[str, type[Router]] = {
+    "random": Random,
+    "round_robin": RoundRobin,
+    "least_requests": LeastRequests,
+    "power_of_two": PowerOfTwo,
+    "least_tokens": LeastTokens,
+    "prefix": PrefixAffinity,
+    "session": SessionAffinity,
+}
+
+
+def router(name: str, seed: int = 0) -> Router:
+    """A router by its name. Raises ValueError for one that is none."""
+    if name not in ROUTERS:
+        raise ValueError(f"unknown router {name!r}; valid ones are {', '.join(ROUTERS)}")
+    return ROUTERS[name](seed)
+
+
+class Reported:
+    """A replica's load by its last report, and what was sent there since that was made.
+
+    A report takes time to arrive: what was sent meanwhile is not in it, and is added to it. Times
+    are in any unit, of one clock, or of clocks that agree.
+    """
+
+    def __init__(self, id: int):
+        self.known = Replica(id)
+        self._made_at: float | None = None
+        self._since: deque[tuple[float, int]] = deque()  # when a request was sent, and its tokens
+
+    def sent(self, at: float, tokens: int) -> None:
+        """A request."""
+        self._since.append((at, tokens))
+        self.known.requests += 1
+        self.known.tokens += tokens
+
+    def told(self, made_at: float, requests: int, tokens: int) -> None:
+        """A report; one that is not newer than the last one is known, or outdated."""
+        if self._made_at is not None and made_at <= self._made_at:
+            return
+        self._made_at = made_at
+        while self._since and self._since[0][0] <= made_at:
+            self._since.popleft()
+        self.known.requests = requests + len(self._since)
+        self.known.tokens = tokens + sum(tokens for _, tokens in self._since)
+
+
+class Gateway:
+    """A router with the knowledge that it has in practice.
+
+    `max_age` 0: it sees what is, as a gateway does that all requests and answers pass (SGLang's
+    router, a single handle of Ray Serve). Else it asks the replicas, all at once, when a request
+    comes and their last report is that old or older, in the unit of `now`; in between a load is
+    what is `Reported`, with `counts_own` by this gateway, too. That is vLLM's rule for
+    data parallelism, which learns of answers with the next report too (a report each 100 ms).
+    Without `counts_own` all requests between two reports go where the last one was least (the
+    bulletin board of Mitzenmacher, "How useful is old information?", IEEE TPDS 2000), as those of
+    many gateways do which do not know of each other. Who is up is known at once; one that was not
+    at the last report is taken for idle.
+    """
+
+    def __init__(self, router: Router, max_age: float = 0, counts_own: bool = True):
+        self.router, self.max_age, self.counts_own = router, max_age, counts_own
+        self._reported_at: float | None = None
+        self._reported: dict[int, Reported] = {}
+
+    def looks(self, now: float) -> bool:
+        """Whether it goes by what is true now, and not by an earlier report."""
+        return self._reported_at is None or now - self._reported_at >= self.max_age
+
+    def choose(self, asked: Asked, replicas: Sequence[Replica], now: float) -> int:
+        """The id of the replica that gets the request. `replicas`: those that are up, with what is
+        true of them now.
+        """
+        if not self.max_age:
+            return self.router.choose(asked, replicas)
+        if self.looks(now):
+            self._reported_at = now
+            self._reported = {replica.id: Reported(replica.id) for replica in replicas}
+            for each in replicas:
+                self._reported[each.id].told(now, each.requests, each.tokens)
+        known = [self._reported.setdefault(each.id, Reported(each.id)).known for each in replicas]
+        chosen = self.router.choose(asked, known)
+        if self.counts_own:
+            self._reported[chosen].sent(now, asked.prompt_tokens + asked.num_tokens)
+        return chosen

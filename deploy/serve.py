@@ -18,9 +18,9 @@ from typing import NamedTuple
 from config import Config, ConfigError, parse
 from config.flags import Parser, from_environment
 from config.ports import check_port
+from deploy.autoscaling import Autoscaling, read_autoscaling
 from deploy.kinds import KINDS
 from deploy.replica import needs
-from scheduling.autoscaling import Autoscaling, read_autoscaling
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
 

@@ -8,16 +8,14 @@ import logging
 import random
 import secrets
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from live.observer import LEASE_S
 from scheduling.errors import ContextTooLong, Overloaded, ServingError
 from scheduling.inference import Inference
+from serving import Server
+from wire.bodies import LoadRequest
 from wire.request import Request
-
-if TYPE_CHECKING:
-    from serving import Server
-    from wire.bodies import LoadRequest
 
 log = logging.getLogger("effective_batching")
 LOOKS_S = 0.1  # how often a load sees whether it is to end

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from live import page, timeline
 from live.made_load import MadeLoad
-from live.observer import Live
+from live.observer import Live, about
 from scheduling.errors import InvalidRequest
+from scheduling.inference import Inference
+from serving import Server
 from wire import own
 from wire.bodies import LoadRequest
 from wire.messages import Answer, answer
 from wire.request import parse
 
-if TYPE_CHECKING:
-    from serving import Server
-
+SHOWN = 80  # characters of a prompt
 HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 
 
@@ -28,10 +27,21 @@ def view() -> Answer:
 
 
 class Panel:
-    """All raise InvalidRequest for what cannot be asked."""
+    """The page's routes of a server, whose iterations it observes from now on. All raise
+    InvalidRequest for what cannot be asked.
+    """
 
-    def __init__(self, server: Server, live: Live):
-        self._live = live
+    def __init__(self, server: Server):
+        config, decode = server.config, server.tokenizer.decode
+
+        def beginning(inference: Inference) -> str | None:
+            """The first characters of a prompt, if the server may show them."""
+            if not config.live_prompts:
+                return None
+            return decode(inference.prompt_ids[: 4 * SHOWN])[:SHOWN]
+
+        self._live = Live(server.manager, about(config, config.model_name), beginning)
+        server.manager.observe(self._live)
         self._loads = MadeLoad(server)
 
     def events(self, query: Mapping[str, str]) -> Answer:

@@ -19,9 +19,8 @@ from routes.streams import Stream, Streamer
 from routes.watcher import Watcher
 from scheduling.errors import Overloaded
 from scheduling.inference import Inference
-from serving import Server
+from serving import Exchange, Server
 from wire import own
-from wire.exchange import Exchange
 from wire.messages import STREAM, STREAM_HEADERS
 from wire.request import Request, RequestReader
 

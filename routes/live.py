@@ -5,14 +5,13 @@ from __future__ import annotations
 from flask import Blueprint, Response, request
 
 from live import panel
-from live.observer import Live
 from routes.responses import body, respond
 from serving import Server
 
 
-def blueprint(server: Server, live: Live) -> Blueprint:
+def blueprint(server: Server) -> Blueprint:
     routes = Blueprint("live", __name__)
-    asked = panel.Panel(server, live)
+    asked = panel.Panel(server)
 
     @routes.get("/live")
     def view() -> Response:

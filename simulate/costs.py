@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import pairwise
@@ -18,9 +19,11 @@ from typing import Any, NamedTuple
 
 from generate import fake
 from scheduling.inference import Iteration
-from simulate.time import PS
+from simulate.time import PS, instant
 
-FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+FOLDER = RESULTS / "costs"
+FRONTS = RESULTS / "replicas" / "fronts.json"  # what `benchmarks.fronts` measured
 
 
 class CostsError(Exception):
@@ -235,3 +238,15 @@ def _picoseconds(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no number of picoseconds")
     return value
+
+
+def through(name: str, costs: Costs) -> Costs:
+    """The costs of a server that is asked through a front end: a request takes longer by what one
+    token takes longer than at a plain server, half of it before the server and half behind.
+    """
+    took = {
+        case["front"]: statistics.fmean(each["request_ms"] for each in case["seeds"])
+        for case in json.loads(FRONTS.read_text())["costs"]
+    }
+    half = instant((took[name] - took["plain"]) / 2e3)
+    return replace(costs, request=costs.request + half, answer=costs.answer + half)

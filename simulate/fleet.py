@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduling import routers
-from scheduling.autoscaling import CONTROL_INTERVAL_S, Autoscaler, Autoscaling
+from deploy import routers
+from deploy.autoscaling import CONTROL_INTERVAL_S, Autoscaler, Autoscaling
+from deploy.routers import Asked, Gateway
 from scheduling.errors import EngineFailed
 from scheduling.inference import Inference, Iteration
-from scheduling.routers import Asked, Gateway
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.loop import COME, LOOK, Arrival, Ended, Group, Loop, nobody
@@ -34,7 +34,7 @@ class Layout:
     """How many replicas there are, and what they are like.
 
     stale_s: a router's reports of the replicas may be so old; counts_own: it adds what it sent
-    since they were made (`scheduling.routers.Gateway`). start_s: from the decision to start a
+    since they were made (`deploy.routers.Gateway`). start_s: from the decision to start a
     replica until it takes requests. slow: of replicas by number how many times as long their
     iterations take.
     autoscaling: how many there are follows the load; it begins with `replicas`. Raises ValueError.

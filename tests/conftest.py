@@ -26,7 +26,7 @@ import kernels
 from app import create_app
 from batching import BatchingManager
 from client.calls import post
-from client.report import drawing
+from compare.report import drawing
 from config import build
 from generate import load_generator
 from serving import Server

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from client.calls import ServerError, get
-from client.servers import as_flag, wait_until_ready
+from compare.servers import as_flag, wait_until_ready
 from config import ConfigError
 from deploy import haproxy
 from tests.servers import PATIENCE_S, ROOT, free_port, server

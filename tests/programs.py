@@ -30,7 +30,10 @@ def ran(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         mock.patch.object(signal, "signal"),  # a program's handlers are not for the tests
     ):
         try:
-            importlib.import_module(module).main()
+            found = importlib.import_module(module)
+            if hasattr(found, "__path__"):
+                found = importlib.import_module(f"{module}.__main__")
+            found.main()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
             if isinstance(ended.code, str):

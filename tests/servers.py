@@ -15,7 +15,7 @@ from typing import Any
 from client.calls import get_text
 from client.data import Request
 from client.load import Outcome
-from client.servers import free_port, server
+from compare.servers import free_port, server
 from generate.fake import token
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from client.histories import histories
 from live.history import Cell
 from live.reading import iterations
+from live.saved import histories
 from tests.counts import nightly_but
 from tests.programs import ran
 from tests.test_readme import BLOCKS, PAGES, TEXT
@@ -29,7 +29,7 @@ def examples() -> list[tuple[list[str], list[list[str]]]]:
     for program, *arguments in (shlex.split(line, comments=True) for line in lines):
         if program == "./simulate.sh" and "second" in arguments:
             found.append((arguments, []))
-        elif found and arguments[:2] == ["-m", "client.live"] and found[-1][0][-1] in arguments:
+        elif found and arguments[:2] == ["-m", "live"] and found[-1][0][-1] in arguments:
             found[-1][1].append(arguments[2:])
     return found
 
@@ -43,7 +43,7 @@ def test_a_worked_example_is_shown_as_it_is_told(
     arguments: list[str], shows: list[list[str]], tmp_path: Path
 ) -> None:
     out, run = arguments[-1], tmp_path / "run"
-    done = ran("client.simulate", *arguments[:-1], str(run))
+    done = ran("simulate", *arguments[:-1], str(run))
     assert done.returncode == 0, done.stderr
     found = {name: json.loads(text) for name, text in histories(run)[0].items()}
     for name, history in found.items():
@@ -51,7 +51,7 @@ def test_a_worked_example_is_shown_as_it_is_told(
         assert any(stands(name, rows) for rows in ways), (name, ways)
     assert shows, f"nothing shows {out}"
     for show in shows:
-        done = ran("client.live", *[str(run) if each == out else each for each in show])
+        done = ran("live", *[str(run) if each == out else each for each in show])
         assert done.returncode == 0, done.stderr
         [data] = re.findall(r'id="runs">(.*?)</script>', (run / "live.html").read_text())
         for told in json.loads(data):

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from client.client import parse as parse_client
-from client.options import parse as parse_comparison
-from client.servers import wait_until_ready
-from client.simulate import parse as parse_simulation
+from compare.options import parse as parse_comparison
+from compare.servers import wait_until_ready
 from config import ConfigError
 from config import parse as parse_server
 from config.flags import table
 from deploy import proxy, serve
+from simulate.simulation import parse as parse_simulation
 from tests.programs import ran
 from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
@@ -107,7 +107,7 @@ def test_simulate_commands(arguments: list[str]) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_report_commands(tmp_path: Path) -> None:
     reports = [
-        command[3:] for command in COMMANDS if command[:3] == ["python", "-m", "client.report"]
+        command[3:] for command in COMMANDS if command[:3] == ["python", "-m", "compare.report"]
     ]
     assert len(reports) == 2
     with stub() as other:
@@ -137,7 +137,7 @@ def test_report_commands(tmp_path: Path) -> None:
             str(tmp_path / places[argument]) if argument in places else argument
             for argument in arguments
         ]
-        run("client.report.__main__", *given)
+        run("compare.report", *given)
     assert (tmp_path / "compared" / "report.html").exists()
 
 
@@ -145,11 +145,11 @@ def test_benchmark_commands() -> None:
     commands = [
         command[2:]
         for command in COMMANDS
-        if command[0] == "python" and command[2].startswith("benchmarks.")
+        if command[0] == "python" and command[2].startswith(("benchmarks.", "studies."))
     ]
     assert len(commands) == 10
     for module, *arguments in commands:
-        if module in ("benchmarks.faults", "benchmarks.orders"):  # packages
+        if module in ("benchmarks.faults", "studies.orders"):  # packages
             module += ".__main__"
         # it knows all of its arguments if it complains of one more alone
         try:

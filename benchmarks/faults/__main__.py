@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.faults import connections, processes, replicas, soak
 from benchmarks.faults.tools import FAULTS, Fault, Seen
 from client.machine import stamp
-from client.report import drawing
+from compare.report import drawing
 
 __all__ = ["connections", "processes", "replicas"]  # they fill FAULTS
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.faults.tools import PATIENCE_S, Seen, Served, asks, fault, serving, told, until
 from client.calls import ServerError, get, post
 from client.load import Outcome, replay
-from client.servers import wait_until_ready
+from compare.servers import wait_until_ready
 
 FAULTY = ("-m", "benchmarks.faulty", "dynamic")
 TERM, INT = signal.SIGTERM, signal.SIGINT

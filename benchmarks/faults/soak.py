@@ -18,9 +18,9 @@ from benchmarks.faults.tools import Fault, Seen, Served, serving, until
 from client.calls import get, post
 from client.data import PromptData, Request
 from client.load import Watch, replay
-from client.measure import Target, burst_size, measure_capacity
-from client.report.drawing import STYLE
 from client.wire import wire
+from compare.measure import Target, burst_size, measure_capacity
+from compare.report.drawing import STYLE
 from config import build
 
 LOAD = 0.8  # of the capacity

@@ -24,7 +24,7 @@ import psutil
 from client.calls import get, get_text
 from client.data import Request
 from client.load import Outcome
-from client.servers import ROOT, as_flag, free_port, wait_until_ready
+from compare.servers import ROOT, as_flag, free_port, wait_until_ready
 
 PATIENCE_S = 60.0
 REFUSED_S = 1.0  # what a refusal may take

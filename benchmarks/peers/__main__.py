@@ -26,7 +26,7 @@ from benchmarks.pairs import throughput
 from benchmarks.peers.tools import THREADS, fail
 from benchmarks.workload import LARGEST
 from client.machine import command_line, processor, stamp
-from client.report.tables import markdown
+from compare.report.tables import markdown
 from config.resolve import native_bfloat16
 
 ROWS = (LARGEST, 1)

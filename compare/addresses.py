@@ -1,0 +1,80 @@
+"""Which servers client.py asks: their addresses, the key to them, and what they serve."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dotenv import dotenv_values
+
+from client.calls import ServerError, get
+from client.machine import ROOT
+from client.quoting import named
+from client.wire import wire
+from compare.measure import Target, openai_model
+from compare.variants import base_url
+from config import MODES, ConfigError, read_key
+
+
+def server_url(given: str | None) -> str:
+    """--url, else IP from the environment, client/.env or .env, else this machine.
+
+    The port is 8500 unless one is named.
+    """
+    address = base_url(given or _setting("IP") or "127.0.0.1")
+    if "//" not in address:
+        address = f"http://{address}"
+    parts = urlsplit(address)
+    if parts.port is None and parts.scheme == "http" and not parts.path:
+        address += ":8500"
+    return address
+
+
+def _setting(name: str) -> str | None:
+    value = os.environ.get(name)
+    for path in (ROOT / "client" / ".env", ROOT / ".env"):
+        value = value or (dotenv_values(path).get(name) if path.is_file() else None)
+    return value
+
+
+def api_key(given: str | None) -> str | None:
+    """--api-key, else EB_API_KEY from the environment, client/.env or .env. Raises ConfigError."""
+    try:
+        return read_key((_setting("EB_API_KEY") or "none") if given is None else given)
+    except ValueError as error:
+        raise ConfigError(f"--api-key: {error}") from None
+
+
+def target_of(urls: Sequence[str], arguments: argparse.Namespace) -> Target:
+    """The servers to ask. Raises ServerError, also for several of different modes or models, and
+    ConfigError for a key that is none.
+    """
+    first, *others = [_server(url, arguments) for url in urls]
+    for other in others:
+        if other.name != first.name:
+            raise ServerError(
+                f"{first.url} serves {first.name}, and {other.url} {other.name}; name servers of "
+                f"one mode or model, which share a load"
+            )
+    return replace(first, others=tuple(other.url for other in others))
+
+
+def _server(url: str, arguments: argparse.Namespace) -> Target:
+    key = api_key(arguments.api_key)
+    if arguments.api == "openai":
+        model = arguments.model or openai_model(url, key)
+        return Target(named(Path(model).name), url, wire("openai", model), ours=False, key=key)
+    try:
+        if (mode := get(url, key=key)["mode"]) not in MODES:
+            raise KeyError
+        return Target(mode, url, wire("inference", stream=arguments.stream), key=key)
+    except (KeyError, TypeError):
+        raise ServerError(
+            f"{url} is no effective-batching server; ask others with --api openai"
+        ) from None
+    except ServerError as error:
+        raise ServerError(f"{error} (others than ours are asked with --api openai)") from None

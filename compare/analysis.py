@@ -1,0 +1,285 @@
+"""What several measurements say together. Pure.
+
+Intervals over seeds, a queue that grows, and what theory expects of a run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from client.columns import Answers
+from stats import Answer
+
+CONFIDENCE = 0.95
+BLOCKS = 10
+GROWTH = (
+    0.05  # beyond it a queue only grows: each second of sending adds so many seconds of waiting
+)
+TOGETHER_S = 1e-4  # requests admitted within so little are admitted together
+ATTAINMENT = 0.9  # of a rate's requests must meet the limits, as in DistServe (OSDI 2024)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds and half the width of its 95% t interval, and a lattice's step besides.
+
+    There is no interval from one value.
+    """
+
+    mean: float
+    half: float | None
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval leaves out zero, so that a difference is more than chance."""
+        return self.half is not None and abs(self.mean) > self.half
+
+
+def estimate(values: Sequence[float], step: float = 0.0) -> Estimate:
+    """Student's interval of the mean of independent values, one a seed.
+
+    step: of the lattice on which values lie, by which part each may be too low; equal values claim
+    no more than it.
+    """
+    return _interval(values, step * float(np.mean(values)))
+
+
+def difference(first: Sequence[float], second: Sequence[float], step: float = 0.0) -> Estimate:
+    """second - first, paired: both ran each seed's trace, so what a trace does to both cancels.
+
+    step: as of `estimate`.
+    """
+    pairs = list(zip(first, second, strict=True))
+    return _interval([b - a for a, b in pairs], step * float(np.max(np.mean(pairs, axis=0))))
+
+
+def _interval(values: Sequence[float], width: float) -> Estimate:
+    n = len(values)
+    if n < 2:
+        return Estimate(float(np.mean(values)), None)
+    quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    return Estimate(
+        float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / n**0.5 + width
+    )
+
+
+def growth(answers: Answers | Iterable[Answer]) -> float:
+    """Seconds of waiting that each second of sending adds.
+
+    That is the slope of TTFT on the instant of sending, less its error.
+
+    It tends to rate / capacity - 1 where the rate is beyond the capacity, else to 0. Waits of
+    neighbours are alike, so slope and error are of the means of ten blocks of requests.
+    """
+    answers = Answers.of(answers)
+    ordered = np.argsort(answers["sent_at"], kind="stable")
+    blocks = [block for block in np.array_split(ordered, BLOCKS) if len(block)]
+    at, ttft_s = (
+        np.array([values[block].mean() for block in blocks])
+        for values in (answers["sent_at"], answers.ttft_s)
+    )
+    return _slope(at, ttft_s)
+
+
+def growth_in_flight(
+    sent: Sequence[float] | np.ndarray, ended: Sequence[float] | np.ndarray, fill_s: float
+) -> float:
+    """Which part of what is sent stays.
+
+    That is the slope of the number in flight, less twice its error, over the rate of sending. It
+    tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended:
+    instants of every request, in seconds. fill_s: so long from the first send on a server that
+    began empty fills, which is no growth; half of the sending at most.
+    """
+    sends, ends = np.sort(sent), np.sort(ended)
+    if len(sends) < 2 or sends[-1] == sends[0]:
+        return 0.0
+    start = min(sends[0] + fill_s, (sends[0] + sends[-1]) / 2)
+    edges = np.linspace(start, sends[-1], BLOCKS + 1)
+    width = edges[1] - edges[0]
+
+    def mean_count(instants: np.ndarray) -> np.ndarray:
+        """How many of the instants lie before a moment of each block, averaged over its moments."""
+        sums = np.concatenate([[0.0], np.cumsum(instants)])
+        n = np.searchsorted(instants, edges)
+        return np.diff(n * edges - sums[n]) / width
+
+    in_flight = mean_count(sends) - mean_count(ends)
+    return (
+        _slope((edges[1:] + edges[:-1]) / 2, in_flight, 2)
+        * float(sends[-1] - sends[0])
+        / (len(sends) - 1)
+    )
+
+
+def queue_grows(result: Mapping[str, float]) -> bool:
+    """Whether a queue only grew, by both growths of a measurement (`compare.measure.judged`)."""
+    return max(result["growth"], result["growth_in_flight"]) > GROWTH
+
+
+def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
+    """Of the least-squares line, less its standard error; at least 0, and 0 without a line."""
+    if len(x) < 3 or x.std() < 1e-3:
+        return 0.0
+    slope, intercept = np.polyfit(x, y, 1)
+    residuals = y - slope * x - intercept
+    error = float(np.sqrt(residuals.var() / (len(x) - 2))) / float(x.std())
+    return max(0.0, float(slope) - errors * error)
+
+
+class Stretch(NamedTuple):
+    """A stretch of a run in which requests were always waiting: its tokens and its seconds."""
+
+    tokens: int
+    seconds: float
+
+
+def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
+    """The longest stretch from admission to admission that never left the queue empty.
+
+    It has no seconds where there is none. From its first admission on, all rows are full, and
+    request-level batches are whole, so tokens / seconds is what the server can do. Instants are the
+    server's own, if it gave them; else a request waits until its first token, as this client saw
+    it. Tokens whose gaps are not known come at equal intervals.
+    """
+    answers = Answers.of(answers)
+    told = ~np.isnan(answers.told("arrived_at"))
+    arrived_at = np.where(told, answers.told("arrived_at"), answers["sent_at"])
+    since = answers.told("arrived_at")
+    first = np.where(told, since + answers.told("ttft_s"), answers["first_token_at"])
+    admitted_at = np.where(told, since + answers.told("queue_s"), first)
+    arrived, admitted = np.sort(arrived_at), np.sort(admitted_at)
+    # of those admitted together
+    last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)
+    # waiting after each admission
+    left = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)
+    best = (0.0, 0.0)
+    start = None
+    for instant, waiting in zip(admitted[last].tolist(), left.tolist()):
+        if start is not None and instant - start > best[1] - best[0]:
+            best = (start, instant)
+        start = None if not waiting else instant if start is None else start
+    if best[0] == best[1]:
+        return Stretch(0, 0.0)
+    inside = _tokens_between(answers, first, best[0] + TOGETHER_S, best[1] + TOGETHER_S)
+    return Stretch(inside, best[1] - best[0])
+
+
+def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: float) -> int:
+    """Tokens that were made after `begin`, until `end`; first: when each answer's first one was."""
+    decode_s = answers.told("decode_s")
+    client_s = answers["last_token_at"] - answers["first_token_at"]
+    last = first + np.where(np.isnan(decode_s), client_s, decode_s)
+    whole = (first > begin) & (last <= end)
+    tokens = int(answers["completion_tokens"][whole].sum())
+    for i in np.flatnonzero((last > begin) & (first <= end) & ~whole):
+        answer = answers.kept.get(int(i))
+        if answer and answer.timings:
+            made = first[i] + np.cumsum([0.0, *answer.timings["itl_s"]])
+        else:
+            made = np.linspace(first[i], last[i], answers["completion_tokens"][i])
+        tokens += int(((made > begin) & (made <= end)).sum())
+    return tokens
+
+
+def slowest_row_s(answers: Answers | Iterable[Answer]) -> float:
+    """The longest time from admission to answer: in it a server that begins empty has filled."""
+    answers = Answers.of(answers)
+    queue_s = answers.told("queue_s")
+    served_s = answers.e2e_s - np.where(np.isnan(queue_s), answers.ttft_s, queue_s)
+    return float(served_s.max(initial=0.0))
+
+
+def batch_sizes(answers: Answers | Iterable[Answer]) -> list[int]:
+    """Rows of each request-level batch: requests that the server admitted at the same instant."""
+    answers = Answers.of(answers)
+    admitted = answers.told("arrived_at") + answers.told("queue_s")
+    admitted = np.sort(admitted[~np.isnan(admitted)])
+    starts = np.flatnonzero(np.diff(admitted, prepend=-np.inf) > TOGETHER_S)
+    return [int(n) for n in np.diff(starts, append=len(admitted))]
+
+
+def expected_useful_fraction(
+    lengths: Sequence[int] | np.ndarray, sizes: Sequence[int]
+) -> float | None:
+    """Which part of their rows request-level batches of these sizes use.
+
+        Σ B · mean(g) / Σ B · E[max of B draws of g]
+
+    lengths: the completion tokens g of the trace, in order of arrival, whose own distribution the
+    draws are from. None where they are no draws: sorted lengths have batches of equals.
+    """
+    falls = np.diff(lengths)
+    if not sizes or (np.all(falls <= 0) and np.any(falls)):
+        return None
+    values, counts = np.unique(lengths, return_counts=True)
+    below = np.concatenate([[0.0], np.cumsum(counts) / len(lengths)])
+    computed = sum(
+        n * b * float(np.dot(values, np.diff(below**b))) for b, n in Counter(sizes).items()
+    )
+    return sum(sizes) * float(np.mean(lengths)) / computed
+
+
+def pollaczek_khinchine(rate: float, service_s: Sequence[float]) -> float:
+    """Mean queue time in seconds of one server under Poisson arrivals: λ E[S²] / 2(1 - ρ).
+
+    Raises ValueError for ρ >= 1.
+    """
+    service = np.array(service_s, float)
+    if (load := rate * service.mean()) >= 1:
+        raise ValueError(f"a load of {load:.2f} has no steady state; lower the rate")
+    return float(rate * np.mean(service**2) / (2 * (1 - load)))
+
+
+def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
+    """L, the mean of counts that this client took at random instants, and λ · W.
+
+    W is the server's own mean latency.
+    """
+    server = result.get("server")
+    if (
+        not server
+        or not server["completed"]
+        or not result["mean_in_flight"]
+        or result["failed"]
+        or result["partial"]
+    ):
+        return None
+    # of all answers: its other latencies are of the last ones
+    lengths = server["latency-by-requested-tokens"].values()
+    total_s = sum(mine["requests"] * mine["mean_latency_s"] for mine in lengths)
+    rate_x_latency = result["request_throughput"] * total_s / server["completed"]
+    return {"in_flight": result["mean_in_flight"], "rate_x_latency": rate_x_latency}
+
+
+def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How many of the requests that all variants answered got one text, and where others part.
+
+    `parted_after`: per request whose texts differ, the fraction of the longest that all share.
+    """
+    texts = [
+        {r["id"]: r["text"] for r in result["requests"] if "text" in r}
+        for result in results.values()
+    ]
+    common = set.intersection(*(set(t) for t in texts)) if texts else set()
+    answers = [[t[i] for t in texts] for i in sorted(common)]
+    different = [answer for answer in answers if len(set(answer)) > 1]
+    parted = [round(_shared(answer) / max(map(len, answer)), 4) for answer in different]
+    return {
+        "requests": len(answers),
+        "identical": len(answers) - len(different),
+        "parted_after": parted,
+    }
+
+
+def _shared(texts: Sequence[str]) -> int:
+    """Characters from the start that all texts share."""
+    return next(
+        (i for i, letters in enumerate(zip(*texts)) if len(set(letters)) > 1), min(map(len, texts))
+    )

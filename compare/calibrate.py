@@ -1,0 +1,145 @@
+"""How fast this client can send: up to which rate of streaming requests it keeps its schedule.
+
+    python -m compare.calibrate
+
+Against `--model fake` on the same machine, so the server takes its share of the processor. What
+comes out is a limit of client and machine together, and every report names it: latencies measured
+near it are partly the client's own.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+
+from client.calls import ServerError
+from client.data import PromptData, save_json
+from client.load import replay
+from client.machine import cache, commit, cpu
+from client.progress import Progress
+from client.wire import wire
+from compare.measure import Target, warm_up
+from compare.servers import server
+from compare.summary import summarise
+from stats import CLIENT_LIMITED_MS
+
+TOKENS = 16
+SECONDS = 4.0  # of sending at each rate
+RATES = [100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000]
+SERVER = {"model": "fake", "max_batch_size": 256}
+FILE = "client.json"
+
+
+def key() -> str:
+    """What the limit depends on, as far as it is known before a run."""
+    return f"{platform.node()} {cpu()} {platform.python_version()}"
+
+
+def known() -> dict[str, Any] | None:
+    """What was measured here before, if it was."""
+    try:
+        found = json.loads((cache() / FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("key") == key() else None
+
+
+def calibrate(progress: Progress) -> dict[str, Any]:
+    """Raise the rate until the p99 schedule lag passes its limit; remember and return the result.
+
+    Raises ServerError.
+    """
+    best, points = 0, []
+    with server("dynamic", SERVER) as url:
+        target = Target("the fake engine", url, wire("inference", stream=True))
+        warm_up(target)
+        for rate in RATES:
+            points.append(point := measure(target, rate, progress))
+            if not kept(point):  # once: the machine may have stood still just then
+                points.extend(again := [measure(target, rate, progress) for _ in range(2)])
+                if not all(map(kept, again)):
+                    break
+            best = rate
+    if not best:
+        raise ServerError(
+            f"this machine is too busy to send {RATES[0]} requests a second in time; try again "
+            f"when it is idle"
+        )
+    result = {
+        "rate": best,
+        "tokens": TOKENS,
+        "answered": max(p["request_throughput"] for p in points),
+        "points": points,
+        "key": key(),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    cache().mkdir(parents=True, exist_ok=True)
+    save_json(cache() / FILE, result)
+    return result
+
+
+def measure(target: Target, rate: float, progress: Progress) -> dict[str, float]:
+    requests = PromptData(f"fixed:{TOKENS}").requests(
+        max(30, round(rate * SECONDS)), f"poisson:{rate:g}"
+    )
+    with progress.replay(f"calibrating the client, {rate:g} a second", requests) as watch:
+        outcomes = replay(target.url, requests, target.wire, watch=watch)
+    answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {})
+    keys = (
+        "failed",
+        "achieved_rate",
+        "request_throughput",
+        "p50_schedule_lag_ms",
+        "p99_schedule_lag_ms",
+    )
+    return {"rate": rate, **{key: result[key] for key in keys}}
+
+
+def kept(point: dict[str, float]) -> bool:
+    return not point["failed"] and point["p99_schedule_lag_ms"] <= CLIENT_LIMITED_MS
+
+
+def sentence(result: dict[str, Any] | None) -> str:
+    """What a report says of the client's own limit."""
+    if result is None:
+        return (
+            "How fast this client can send was not measured on this machine; `python -m "
+            "compare.calibrate` does."
+        )
+    return (
+        f"This client kept its schedule (p99 lag within {CLIENT_LIMITED_MS:g} ms) up to "
+        f"{result['rate']:g} streaming requests of {result['tokens']} tokens a second on this "
+        f"machine, beside a fake engine that answered at most {result['answered']:.0f} (commit "
+        f"{result['commit']}, {result['date'][:10]})."
+    )
+
+
+def main() -> None:
+    try:
+        with Progress(Console()) as progress:
+            result = calibrate(progress)
+            for p in result["points"]:
+                lags = (
+                    f"lag p50 {p['p50_schedule_lag_ms']:.2f} ms, p99 "
+                    f"{p['p99_schedule_lag_ms']:.2f} ms"
+                )
+                progress.say(
+                    f"{p['rate']:>5g} requests/s: {lags}; answered "
+                    f"{p['request_throughput']:.0f}/s, {p['failed']} failed"
+                )
+            progress.say(sentence(result))
+    except ServerError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""Every variant, the same trace: start a server a variant, replay, measure, stop; then tables and
+figures.
+
+./compare.sh [--modes a,b | --variant NAME='MODE --setting …'] [--also NAME=URL] [--sweep]
+[--repeats R] [workload]
+             [--out DIR] [any server setting]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from client import columns
+from client.calls import ServerError
+from client.data import PromptData, Request, describe, described
+from client.draws import WorkloadError
+from client.flags import workload
+from client.machine import command_line
+from client.progress import Progress
+from client.quoting import unescape
+from client.traces import replayed, save_trace
+from client.wire import wire
+from compare import calibrate, runs, sweep
+from compare.deployments import deployed
+from compare.measure import (
+    Measurable,
+    Target,
+    burst_size,
+    measure,
+    measure_capacity,
+    openai_model,
+    warm_up,
+    whole,
+)  # fmt: skip
+from compare.options import LOAD, Options, parse
+from compare.report import report, sentences, tables
+from compare.servers import server
+from config import ConfigError
+
+
+class Comparison:
+    """One comparison, its settings and facts; `run` measures a seed into a folder of its own."""
+
+    program = "./compare.sh"
+
+    def __init__(self, options: Options, progress: Progress):
+        self.options = options
+        self.progress = progress
+        self.arrival = options.arrival
+        told = None if self.arrival == "auto" else self.arrival
+        self.trace: Sequence[Request] | None = None
+        # one that cannot be drawn, of any seed, is found before any server starts
+        if options.trace:
+            self.trace, self.told = replayed(options.trace, options.scale, told, options.seed)
+            first = self.trace[0]
+        else:
+            for seed in reversed(self.seeds):
+                data = workload(options, seed)
+                first = data.requests(options.numsamples, told or "burst")[0]
+            self.told = data.told
+        self.by_ids = first.prompt_ids is not None
+        self.capacity: dict[str, Any] | None = None
+        self.stopped: KeyboardInterrupt | ServerError | None = None
+        self.machine = runs.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """What every seed's summary says alike."""
+        options = self.options
+        told: dict[str, Any] = {
+            "goodput": options.goodput,
+            "stream": options.stream,
+            "also": options.also,
+            "deployment": options.deployment.told() if options.deployment else None,
+            "capacity": self.capacity,
+        }
+        told |= {
+            "baseline": options.baseline,
+        }
+        told |= {"asked": {"seeds": self.seeds, "servers": options.names}, "started_here": True}
+        return self.machine | told | {"command": command_line(self.program, sys.argv[1:])}
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(range(self.options.seed, self.options.seed + self.options.repeats))
+
+    @contextlib.contextmanager
+    def target(self, name: str) -> Iterator[Measurable]:
+        """A server of the comparison, started if it is one of ours, and warm."""
+        with self._other(name) if name in self.options.also else self._ours(name) as target:
+            warm_up(target, self.by_ids)
+            yield target
+
+    @property
+    def replicas(self) -> int:
+        """Servers of a variant that share the load."""
+        return self.options.deployment.replicas if self.options.deployment else 1
+
+    def alone(self, name: str) -> contextlib.AbstractContextManager[Measurable]:
+        """What tells a variant's capacity: all of its servers, or one of so many `alike`."""
+        return self.target(name)
+
+    @property
+    def alike(self) -> int:
+        """Real servers share a machine, so that two need not do twice what one does."""
+        return 1
+
+    @contextlib.contextmanager
+    def _ours(self, name: str) -> Iterator[Target]:
+        options, key = self.options, self.options.key
+        mode, settings = options.variants[name].mode, options.settings(name)
+        by = wire("inference", stream=options.stream)
+        if options.deployment:
+            with deployed(name, options.deployment, mode, settings, by, key) as target:
+                yield target
+            return
+        with server(mode, settings, key=key, name=name) as url:
+            yield Target(name, url, by, key=key)
+
+    @contextlib.contextmanager
+    def _other(self, name: str) -> Iterator[Target]:
+        url = self.options.also[name]
+        yield Target(name, url, wire("openai", openai_model(url)), ours=False)
+
+    def calibrate(self) -> None:
+        """Measure this client's own limit; a machine too busy for that can still compare."""
+        self.progress.say("measuring first, once on this machine, how fast this client can send")
+        with contextlib.suppress(ServerError):
+            self.machine["calibration"] = calibrate.calibrate(self.progress)
+        self.progress.say(calibrate.sentence(self.machine["calibration"]))
+
+    def prepare(self) -> None:
+        """Measure what the workload depends on: for `auto` the capacity of the reference."""
+        if self.arrival != "auto" or self.trace or self.options.users:
+            return
+        data = workload(self.options, self.options.seed)
+        reference = self.options.reference
+        n = self.replicas // self.alike * burst_size(self.options.config(reference))
+        burst = data.requests(n, "burst", scaled=True)
+        with (
+            self.alone(reference) as target,
+            self.progress.replay(f"capacity of {reference}", burst) as watch,
+        ):
+            self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {
+                "load": LOAD,
+                "of": reference,
+            }
+        mean = float(np.mean(data.requests(self.options.numsamples).num_tokens))
+        all_can = self.alike * self.capacity["output_throughput"]
+        self.arrival = f"poisson:{LOAD * all_can / mean:.4g}"
+        reached = f"{self.capacity['output_throughput']:,.0f} tok/s"
+        if self.alike > 1:
+            reached += f" each of {self.alike} replicas"
+        self.progress.say(
+            f"capacity of {reference}: {reached}; {LOAD:g} of it: --arrival {self.arrival}"
+        )
+
+    def run(self, seed: int, folder: Path) -> bool:
+        """Measure every server with one seed's trace and write the folder; False if nothing was
+        measured.
+
+        Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is
+        kept, marked as partial.
+        """
+        data = workload(self.options, seed)
+        requests = self.trace or data.requests(self.options.numsamples, self.arrival)
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = (
+            bool(self.trace) or len(requests) <= columns.MOST
+        )  # what is drawn can be drawn again
+        if saved:
+            save_trace(folder / "trace.jsonl", requests)
+        self.progress.say(f"seed {seed}: {described(describe(requests))}")
+        results: dict[str, dict[str, Any]] = {}
+        points: dict[str, list[dict[str, Any]]] = {}
+        swept: list[str] = []
+        names = self.options.names
+        if (
+            seed - self.options.seed
+        ) % 2:  # there and back, so that a machine that slows down is not held against the last
+            names = names[::-1]
+        try:
+            for name in names:
+                with self.target(name) as target:
+                    with self.progress.replay(name, requests) as watch:
+                        result, outcomes = measure(
+                            target, requests, self.options.goodput, self.options.timeout, watch
+                        )
+                    results[name] = whole(result, outcomes)
+                    self.progress.say(tables.result_line(name, result))
+                    if result["partial"]:
+                        raise KeyboardInterrupt
+                    if self.options.sweep:
+                        self._sweep(target, data, points.setdefault(name, []), points)
+                        swept.append(name)
+        except (KeyboardInterrupt, ServerError) as stopped:
+            self.stopped = stopped
+        reason = (
+            "interrupted before its end"
+            if isinstance(self.stopped, KeyboardInterrupt)
+            else self.stopped and str(self.stopped)
+        )
+        facts = self.facts() | {"seed": seed, "stopped": reason}
+        results = {name: results[name] for name in self.options.names if name in results}
+        points = {name: points[name] for name in results if name in points}
+        if results:
+            runs.save(
+                folder,
+                requests,
+                results,
+                {"arrival": self.arrival, "saved": saved} | self.told,
+                facts,
+                points if self.options.sweep else None,
+                swept,
+            )
+        return bool(results)
+
+    def _sweep(
+        self,
+        target: Measurable,
+        data: PromptData,
+        mine: list[sweep.Point],
+        all_: dict[str, list[sweep.Point]],
+    ) -> None:
+        """Run one server at the rates of a sweep; each point goes to `mine`. Raises
+        KeyboardInterrupt.
+        """
+
+        def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
+            with self.progress.replay(f"{target.name} {what}", requests) as watch:
+                result, _ = measure(
+                    target, requests, self.options.goodput, self.options.timeout, watch
+                )
+            if result["partial"]:
+                raise KeyboardInterrupt
+            return result
+
+        def tell(point: sweep.Point) -> None:
+            mine.append(point)
+            mine.sort(key=lambda p: p["rate"])
+            self.progress.say(tables.point_line(target.name, point))
+            self.progress.table(tables.sweep_table(all_))
+
+        burst = self.replicas * burst_size(
+            self.options.config(target.name if target.ours else self.options.reference)
+        )
+        sweep.sweep(replay, data, self.arrival, burst, self.options.seconds, tell)
+
+
+def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | None]:
+    """Run the comparison and write its folder; return the run, if anything was measured, and what
+    stopped it, if anything did.
+
+    Raises WorkloadError.
+    """
+    options, progress = comparison.options, comparison.progress
+    if busy := sentences.busy(comparison.facts()):
+        progress.say(busy)
+    runs.clear(options.out)
+    progress.say(
+        f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to "
+        f"{options.out}"
+    )
+    try:
+        for url in options.also.values():  # what is not there is found now, not after the others
+            openai_model(url)
+        if options.calibration and not comparison.machine["calibration"]:
+            comparison.calibrate()
+        comparison.prepare()
+    except (KeyboardInterrupt, ServerError) as stopped:
+        return None, stopped
+    measured = False
+    for seed in comparison.seeds:
+        folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
+        measured |= comparison.run(seed, folder)
+        if comparison.stopped:
+            break
+    if not measured:
+        return None, comparison.stopped
+    run = runs.load(options.out)
+    report.write(run)
+    return run, comparison.stopped
+
+
+def sigterm_is_ctrl_c() -> None:
+    """Stop servers on SIGTERM, too.
+
+    By a SIGINT of our own, with which asyncio ends what is in flight, and not by an exception: one
+    that is raised while an object is being deleted is lost. A script's background job is started
+    with SIGINT ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
+def main() -> None:
+    run_and_exit(lambda progress: Comparison(parse(sys.argv[1:]), progress))
+
+
+def run_and_exit(
+    comparison_of: Callable[[Progress], Comparison],
+    kept: str = "the servers are stopped and what was measured is kept",
+    lost: str = "the servers are stopped",
+) -> None:
+    """Run a comparison as a program does, with its exit status.
+
+    kept, lost: what is said of one that was interrupted, if it left anything, and if not.
+    """
+    console = Console()
+    sigterm_is_ctrl_c()
+    try:
+        with Progress(console) as progress:
+            run, stopped = compare(comparison_of(progress))
+        if run:
+            report.show(run, console)
+    except (ConfigError, WorkloadError, runs.RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt as interrupt:
+        run, stopped = None, interrupt
+    for sentence in sentences.failures(run) if run else []:
+        print(f"error: {unescape(sentence)}", file=sys.stderr)
+    if isinstance(stopped, ServerError):
+        print(f"error: {stopped}", file=sys.stderr)
+        sys.exit(1)
+    if stopped:
+        print(f"interrupted; {kept if run else lost}", file=sys.stderr)
+        sys.exit(130)
+    if run and any(result["failed"] for results in run.variants.values() for result in results):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Several servers of ours behind one front end: the flags that ask for them, how they are measured,
+and what they say of themselves together.
+
+All run on this machine, so that their clocks are one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from client.calls import ServerError, get
+from client.wire import Wire
+from compare.measure import BINS, Target, stats_of
+from compare.servers import server
+from config import ConfigError
+from deploy.kinds import KINDS, Kind
+from stats import DEFINITIONS, ROW_KINDS, occupancy_over_time
+
+REPLICAS = 2
+# of reports of single servers, what adds up
+SUMS = (
+    "kv_blocks", "total-tokens-handled", "completed", "failed", "cancelled", "expired", "refused",
+    "invalid", "total_input_tokens", "total_output_tokens",
+    *(f"{kind}_rows" for kind in ROW_KINDS), "preemptions", "preempted_s", "paused_s",
+    "recomputed_tokens", "cached_tokens", "busy_s",
+)  # fmt: skip
+# what a report says of each replica
+OF_EACH = (
+    "completed", "failed", "total_output_tokens", "occupancy", "useful_fraction", "largest_batch",
+    "kv_blocks", "busy_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A front end of KINDS, and what is behind it."""
+
+    name: str
+    replicas: int
+    router: str
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.name]
+
+    @property
+    def start(self) -> list[str]:
+        """What Python is given to start it, before the mode and its settings."""
+        words = ["-m", self.kind.module, "--replicas", str(self.replicas)]
+        return words + (["--router", self.router] if len(self.kind.routers) > 1 else [])
+
+    def told(self) -> dict[str, Any]:
+        """What a summary says of it."""
+        return {"front": self.name, "replicas": self.replicas, "router": self.router}
+
+    def names(self, url: str, key: str | None = None) -> list[str]:
+        """Of the servers, by which each is at /replicas/NAME. Raises ServerError."""
+        if self.kind.merges:
+            return sorted(get(f"{url}/stats", key=key)["replicas"])
+        return [str(k + 1) for k in range(self.replicas)]
+
+
+def add_deployment(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("several servers of each variant").add_argument
+    add(
+        "--deploy", choices=list(KINDS), help="start each variant as replicas behind this front end"
+    )
+    add("--replicas", type=int, metavar="N", help=f"with --deploy: servers (default: {REPLICAS})")
+    add("--router", metavar="NAME", help="with --deploy ray: what chooses a replica for a request, "
+        f"{', '.join(KINDS['ray'].routers)} (default: {KINDS['ray'].routers[0]})")  # fmt: skip
+
+
+def deployment_of(known: argparse.Namespace) -> Deployment | None:
+    """What the flags say. Raises ConfigError."""
+    if known.deploy is None:
+        if given := [name for name in ("replicas", "router") if getattr(known, name) is not None]:
+            raise ConfigError(
+                f"--{given[0]} is of servers behind a front end; add --deploy "
+                f"{' or '.join(KINDS)}, or simulate them with ./simulate.sh"
+            )
+        return None
+    kind = KINDS[known.deploy]
+    if known.replicas is not None and known.replicas < 1:
+        raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
+    if known.router not in (None, *kind.routers):
+        raise ConfigError(
+            f"--router {known.router!r}: --deploy {known.deploy} has {', '.join(kind.routers)}"
+        )
+    if kind.package and importlib.util.find_spec(kind.package) is None:
+        raise ConfigError(f"--deploy {known.deploy} needs what is not installed: {kind.install}")
+    replicas = REPLICAS if known.replicas is None else known.replicas
+    return Deployment(known.deploy, replicas, known.router or kind.routers[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed(Target):
+    """Servers behind a front end, to measure: requests go to the front end, and each server is
+    asked what it did.
+    """
+
+    deployment: Deployment
+    replicas: Sequence[str]  # their names
+
+    @property
+    def servers(self) -> list[str]:
+        return [f"{self.url}/replicas/{name}" for name in self.replicas]
+
+    @property
+    def are_several(self) -> bool:
+        return self.deployment.replicas > 1
+
+    @property
+    def tells(self) -> bool:
+        return True
+
+    def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Counts are of all, and an occupancy is of the rows of those that compute. Raises
+        ServerError, also if a replica took another one's place: what that one counted is gone.
+        """
+        if self.deployment.names(self.url, self.key) != [*self.replicas]:
+            raise ServerError("a replica was replaced, and what it had counted went with it")
+        each, iterations = {}, []
+        for name, url in zip(self.replicas, self.servers):
+            each[name], mine = stats_of(url, self.key)
+            iterations.append(mine)
+        if self.deployment.kind.merges:
+            engine = get(f"{self.url}/stats", key=self.key)
+            del engine["replicas"]
+        else:
+            engine = together(list(each.values()))
+        by_replica = {name: {key: mine[key] for key in OF_EACH} for name, mine in each.items()}
+        over_time = added_over_time(iterations)
+        config = get(self.url, key=self.key)["config"]
+        return engine | {"by_replica": by_replica}, over_time, config
+
+
+@contextlib.contextmanager
+def deployed(
+    name: str,
+    deployment: Deployment,
+    mode: str,
+    settings: Mapping[str, Any],
+    wire: Wire,
+    key: str | None = None,
+) -> Iterator[Deployed]:
+    """Start servers behind a front end, for as long as they are measured. Raises ServerError."""
+    with server(mode, settings, key=key, name=name, start=deployment.start) as url:
+        names = deployment.names(url, key)
+        yield Deployed(name, url, wire, key=key, deployment=deployment, replicas=names)
+
+
+def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What reports of single servers say of all: what adds up, the largest batch of any, and means
+    by what they are means of. Percentiles and rates are left out: they do not add up.
+    """
+    total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in SUMS}
+    rows = sum(total[f"{kind}_rows"] for kind in ROW_KINDS)
+    occupied_s = sum(report["occupancy"] * report["busy_s"] for report in reports)
+    counts: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    formed: Counter[str] = Counter()
+    for report in reports:
+        formed.update(report["batches_formed"])
+        for tokens, mine in report["latency-by-requested-tokens"].items():
+            counts[tokens] += mine["requests"]
+            seconds[tokens] += mine["requests"] * mine["mean_latency_s"]
+    return total | {
+        "mode": reports[0]["mode"],
+        "model": reports[0]["model"],
+        "largest_batch": max(report["largest_batch"] for report in reports),
+        "occupancy": occupied_s / total["busy_s"] if total["busy_s"] else 0.0,
+        "useful_fraction": total["live_rows"] / rows if total["live_rows"] else 0.0,
+        "batches_formed": dict(formed),
+        "latency-by-requested-tokens": {
+            tokens: {"requests": n, "mean_latency_s": seconds[tokens] / n}
+            for tokens, n in sorted(counts.items(), key=lambda item: int(item[0]))
+        },
+        "definitions": DEFINITIONS,
+    }
+
+
+def added_over_time(iterations: Iterable[Sequence[Sequence[float]]]) -> dict[str, Any]:
+    """Rows over time of all servers, by each one's iterations."""
+    busy = [mine for mine in iterations if mine]
+    begun = min((mine[0][0] for mine in busy), default=0.0)
+    ended = max((mine[-1][0] + mine[-1][1] for mine in busy), default=0.0)
+    parts = [occupancy_over_time(mine, BINS, (begun, ended)) for mine in busy]
+    if not parts:
+        return occupancy_over_time([])
+    sums = {kind: np.sum([part[kind] for part in parts], axis=0).tolist() for kind in ROW_KINDS}
+    return parts[0] | sums

@@ -1,0 +1,328 @@
+"""Measuring one server: warm it up, replay a trace, and put together what its client and its own
+statistics say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from client import groups
+from client.calls import ServerError, get, post
+from client.columns import Answers, Outcomes, Trace
+from client.data import Request, describe
+from client.load import Interrupted, Outcome, Watch, replay
+from client.wire import Wire
+from compare.analysis import (
+    always_waiting,
+    batch_sizes,
+    expected_useful_fraction,
+    growth,
+    growth_in_flight,
+    littles_law,
+    slowest_row_s,
+)  # fmt: skip
+from compare.results import OURS
+from compare.summary import summarise
+from config import Config
+from scheduling.policies import MODES, chosen
+from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time
+
+LEAST_BURST = 16
+BINS = 400  # of rows over time
+ANSWERED = [name for name in Answer._fields if name not in ("itl_s", "timings")]
+ENGINE = (
+    "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
+    "cached_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),
+)  # fmt: skip
+
+
+class Measurable(Protocol):
+    """What serves a trace, and may tell how: a server, or one that is simulated."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ours(self) -> bool: ...
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are several servers that share the load."""
+        ...
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says what it did, besides what a client sees."""
+        ...
+
+    def begin(self) -> None:
+        """Nothing is counted yet, and the prefix cache is empty. Raises ServerError."""
+        ...
+
+    def replay(
+        self, requests: Sequence[Request], timeout_s: float, watch: Watch
+    ) -> Outcomes | list[Outcome]:
+        """Serve a trace. Raises Interrupted on Ctrl-C."""
+        ...
+
+    def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """/stats since it began, the rows over time, and the config. Raises ServerError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server to measure: one of ours in a mode, or any other (`ours` false), of which only the
+    client's side is known; so it is where `others` share the load, each in its turn.
+    """
+
+    name: str
+    url: str
+    wire: Wire
+    ours: bool = True
+    key: str | None = field(default=None, repr=False)
+    others: tuple[str, ...] = ()  # more servers of the same kind
+
+    @property
+    def are_several(self) -> bool:
+        return bool(self.others)
+
+    @property
+    def tells(self) -> bool:
+        return self.ours and not self.others
+
+    @property
+    def servers(self) -> Sequence[str]:
+        """URLs, one of each."""
+        return (self.url, *self.others)
+
+    def begin(self) -> None:
+        for url in self.servers:
+            post(f"{url}/reset_prefix_cache", key=self.key)
+            post(f"{url}/stats/reset", key=self.key)
+
+    def replay(self, requests: Sequence[Request], timeout_s: float, watch: Watch) -> list[Outcome]:
+        return replay(self.url, requests, self.wire, timeout_s, watch, self.key, others=self.others)
+
+    def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        engine, iterations = stats_of(self.url, self.key)
+        over_time = occupancy_over_time(iterations, BINS)
+        return engine, over_time, get(self.url, key=self.key)["config"]
+
+
+def openai_model(url: str, key: str | None = None) -> str:
+    """The first model that a server lists. Raises ServerError."""
+    models = get(f"{url}/v1/models", key=key)
+    try:
+        return str(models["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise ServerError(f"{url}/v1/models lists no model to ask for") from None
+
+
+def warm_up(target: Target, by_ids: bool = False) -> None:
+    """Two short requests to each server, as text or as ids: one without a tokenizer takes ids
+    alone. Raises ServerError if one fails.
+    """
+    text = "warm up"
+    prompt: dict[str, Any] = {"prompt_ids": list(text.encode())} if by_ids else {"prompt": text}
+    for url in target.servers:
+        for seed in range(2):
+            request = Request(id=seed, at=0, num_tokens=8, seed=seed, **prompt)
+            [outcome] = replay(url, [request], target.wire, key=target.key)
+            if outcome.error:
+                raise ServerError(
+                    f"{target.name} at {url} failed its first request: {outcome.error}"
+                )
+
+
+class _Counting(Watch):
+    """Counts what is in flight at every tick, and hands on what it is told."""
+
+    def __init__(self, then: Watch):
+        self._then = then
+        self._now = 0
+        self.counts: list[int] = []
+
+    def sent(self) -> None:
+        self._now += 1
+        self._then.sent()
+
+    def ended(self, outcome: Outcome) -> None:
+        self._now -= 1
+        self._then.ended(outcome)
+
+    def tick(self) -> None:
+        self.counts.append(self._now)
+        self._then.tick()
+
+
+def measure(
+    target: Measurable,
+    requests: Sequence[Request],
+    goodput: dict[str, float],
+    timeout_s: float,
+    watch: Watch,
+) -> tuple[dict[str, Any], list[Outcome]]:
+    """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is
+    `partial`, and has what ended.
+
+    A server of ours begins it with nothing counted and an empty prefix cache, so that it finds what
+    this trace computed and not what an earlier one did. What several say of themselves is left out:
+    each has counted a part of the load, on a clock of its own.
+    """
+    if target.ours:
+        target.begin()
+    partial, counting = False, _Counting(watch)
+    try:
+        outcomes = target.replay(requests, timeout_s, counting)
+    except Interrupted as interrupted:
+        partial, outcomes = True, interrupted.outcomes
+    trace = Trace.of(requests)
+    ended = Outcomes.of(trace, outcomes)
+    result: dict[str, Any] = {"variant": target.name} | judged(trace, ended, goodput)
+    result["partial"] = partial
+    if counting.counts:
+        result["mean_in_flight"] = float(np.mean(counting.counts))
+    if target.are_several:
+        result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
+    if target.tells:
+        try:
+            result |= _engine(target, trace, ended.answers)
+        except ServerError as error:  # what this client measured is told all the same
+            result["errors"][f"the server's /stats are missing: {error}"] = 1
+        except KeyboardInterrupt:
+            result["partial"] = True
+        result["littles_law"] = littles_law(result)
+    return result, list(ended)
+
+
+def judged(
+    requests: Sequence[Request],
+    outcomes: Outcomes | Iterable[Outcome],
+    goodput: Mapping[str, float],
+) -> dict[str, Any]:
+    """What the outcomes of a trace say by themselves, whoever served it; the rest is None."""
+    trace = Trace.of(requests)
+    outcomes = Outcomes.of(trace, outcomes)
+    answers, rows = outcomes.answers, outcomes.ended
+    sent = rows[rows["sent"]]
+    sends = np.stack([sent[name] for name in ("scheduled_at", "sent_at", "ended_at")], axis=1)
+    result = summarise(answers, sends, goodput, unsent=len(rows) - len(sent))
+    result |= {"partial": False, "sample": outcomes.sample}
+    result |= {"mean_in_flight": None, **dict.fromkeys(OURS)}
+    asked = describe(trace)
+    rate, mean = asked["requested_rate"], asked["mean_num_tokens"]
+    result |= {
+        "requested_rate": rate,
+        "mean_num_tokens": mean,
+        "offered_throughput": rate and rate * mean,
+    }
+    # once no more conversations begin, the load only falls, and a queue with it
+    until = outcomes.rows["sent_at"][trace.firsts].max()
+    result["growth"] = growth(Answers(answers.rows[answers["sent_at"] <= until], {}))
+    result["slowest_row_s"] = fill_s = slowest_row_s(answers)
+    sent = sent[sent["sent_at"] <= until]
+    result["growth_in_flight"] = growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s)
+    busy = always_waiting(answers)
+    result |= {
+        "busy_s": busy.seconds,
+        "busy_throughput": busy.tokens / busy.seconds if busy.seconds else None,
+    }
+    result |= groups.measured(trace, outcomes, result["wall_clock_s"])
+    other = outcomes.rows["completion_tokens"] != trace.num_tokens
+    result["other_length"] = int((other & outcomes.rows["answered"]).sum())
+    result["errors"] = dict(outcomes.errors.most_common())
+    return result
+
+
+def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[list[float]]]:
+    """What a server of ours says of its run, and of each iteration. Raises ServerError."""
+    engine = get(f"{url}/stats?iterations=1", 120, key)
+    iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
+    while following is not None:
+        page = get(f"{url}/stats?iterations=1&since={following}", 120, key)
+        iterations, following = iterations + page["iterations"], page["next_iteration"]
+    return engine, iterations
+
+
+def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any]:
+    """What a server of ours says of the run itself. Raises ServerError."""
+    engine, over_time, config = target.told()
+    engine.pop("definitions")
+    found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": config}
+    prompt_tokens = engine["total_input_tokens"]
+    found["cached_fraction"] = engine["cached_tokens"] / prompt_tokens if prompt_tokens else None
+    found["occupancy_over_time"] = over_time
+    policy = MODES[config["mode"]]
+    by_chance = policy.in_order and config["order"] == "fcfs"  # who comes together in a batch
+    # of several servers two batches that begin at one instant would seem to be one
+    by_chance = by_chance and not target.are_several
+    if policy.request_level and by_chance and not config["compact_batches"]:
+        sizes = batch_sizes(answers)
+        found["expected_useful_fraction"] = expected_useful_fraction(trace.num_tokens, sizes)
+    return found
+
+
+def whole(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """NAME.json: a measurement with every request."""
+    return result | {
+        "definitions": DEFINITIONS,
+        "requests": [_record(outcome) for outcome in outcomes],
+    }
+
+
+def _record(outcome: Outcome) -> dict[str, Any]:
+    """One request of NAME.json; the gaps between tokens stay out, they are summarised above."""
+    record: dict[str, Any] = outcome.request.model_dump(
+        include={"id", "num_tokens", "user", "priority"}, exclude_none=True
+    )
+    if not outcome.sent:
+        return record | {"error": outcome.error}
+    record |= {
+        "scheduled_at": outcome.scheduled_at,
+        "sent_at": outcome.sent_at,
+        "ended_at": outcome.ended_at,
+    }
+    if outcome.answer is None:
+        return record | {"error": outcome.error}
+    answer = {name: getattr(outcome.answer, name) for name in ANSWERED}
+    timings = outcome.answer.timings
+    known = {name: timings[name] for name in timings if name != "itl_s"} if timings else timings
+    return record | answer | {"timings": known, "text": outcome.text}
+
+
+def burst_size(config: Config) -> int:
+    """Requests of the burst that measures capacity: three a row and a few at least, if the server
+    holds as many.
+    """
+    rows = chosen(MODES, config.mode, config).most_rows(config.max_batch_size)
+    return min(max(3 * rows, LEAST_BURST), config.max_in_flight)
+
+
+def measure_capacity(
+    target: Measurable, burst: Sequence[Request], timeout_s: float, watch: Watch
+) -> dict[str, Any]:
+    """Tokens per second of a server of ours while every row is busy; of several, while requests
+    wait at any of them, which share a burst about evenly. Raises ServerError, and
+    KeyboardInterrupt.
+    """
+    result, outcomes = measure(target, burst, {}, timeout_s, watch)
+    if result["partial"]:
+        raise KeyboardInterrupt
+    if result["failed"]:
+        error = next(iter(result["errors"]))
+        raise ServerError(
+            f"the burst that measures capacity failed ({error}); name a rate with --arrival "
+            f"poisson:RATE"
+        )
+    busy = always_waiting([outcome.answer for outcome in outcomes if outcome.answer])
+    if not busy.seconds:
+        raise ServerError(
+            "the burst that measures capacity fits into one batch; name a rate with --arrival "
+            "poisson:RATE"
+        )
+    return {"output_throughput": busy.tokens / busy.seconds, "requests": len(burst)}

@@ -1,0 +1,268 @@
+"""Runs on disk: a folder with the trace, NAME.json of each server, and summary.json; of several
+seeds, a folder each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from client.data import Request, describe, save_json
+from client.machine import commit, hardware
+from client.quoting import NAME
+from compare import calibrate
+from compare.analysis import identical_outputs
+from compare.results import of_summary
+from compare.sweep import outcome
+from config import has_effect
+from stats import DEFINITIONS
+
+FIGURES = {  # file name without its ending: what stands beside it
+    "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each variant",
+    "who_waits": "Who waits: mean and p99 of latency by length, and by user and priority where a "
+    "trace has them, of each variant",
+    "latency_vs_throughput": "Median latency per token against throughput, as the rate rises",
+    "goodput": "Goodput against the rate of requests",
+    "occupancy": "Rows over time: live, idle, padding, recomputed, empty",
+    "rows": "Where computed rows went",
+    "replicas": "Replicas over time",
+    "distributions": "Distributions of time to first token, time per output token and end-to-end "
+    "latency",
+}
+NOT_TOLD = (
+    "mode",
+    "port",
+    "host",
+    "log_level",
+)  # settings that differ between the servers of any comparison, or mean nothing
+LIVE = "live.html"  # the page of its rows, which `python -m live` makes
+REPORT = ("report.md", "report.html", LIVE, *(f"{name}.png" for name in FIGURES))
+
+
+class RunError(Exception):
+    """A folder that holds no run, or one that cannot be read; the message names the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A saved comparison: of each seed its summary, and each server's NAME.json."""
+
+    folder: Path
+    summaries: list[dict[str, Any]]
+    results: list[dict[str, dict[str, Any]]]
+    folders: list[Path]  # of the seeds
+
+    @property
+    def first(self) -> dict[str, Any]:
+        return self.summaries[0]
+
+    @property
+    def partial(self) -> bool:
+        return bool(self.missing_seeds) or any(summary["partial"] for summary in self.summaries)
+
+    @property
+    def missing_seeds(self) -> list[int]:
+        """Seeds that were asked for and are not here: interrupted before they were whole."""
+        here = [summary["seed"] for summary in self.summaries]
+        return [seed for seed in self.first["asked"]["seeds"] if seed not in here]
+
+    @property
+    def names(self) -> list[str]:
+        return list(
+            dict.fromkeys(name for summary in self.summaries for name in summary["variants"])
+        )
+
+    @property
+    def baseline(self) -> str:
+        """With which the others are compared in pairs."""
+        named = self.first.get("baseline")
+        return named if named in self.names else self.names[0]
+
+    @property
+    def variants(self) -> dict[str, list[dict[str, Any]]]:
+        """Each server's headlines, one a seed."""
+        return {
+            name: [s["variants"][name] for s in self.summaries if name in s["variants"]]
+            for name in self.names
+        }
+
+    @property
+    def points(self) -> dict[str, list[list[dict[str, Any]]]]:
+        """Each server's points of a sweep, a list a seed; empty without a sweep."""
+        sweeps = [summary["sweep"] for summary in self.summaries if summary.get("sweep")]
+        return {
+            name: [s[name] for s in sweeps if name in s]
+            for name in self.names
+            if any(name in s for s in sweeps)
+        }
+
+    def answered(self, name: str) -> list[dict[str, Any]]:
+        """The answered requests of a server, of all seeds."""
+        return [
+            r
+            for result in self.results
+            if name in result
+            for r in result[name]["requests"]
+            if "text" in r
+        ]
+
+
+def load(folder: Path) -> Run:
+    """Read a run from its folder, or from the folders of its seeds. Raises RunError.
+
+    Of several seeds one that was interrupted is left out: what it has would weigh as much as a
+    whole one.
+    """
+    try:
+        summaries = {
+            path.parent: json.loads(path.read_text()) for path in folder.glob("seed-*/summary.json")
+        }
+        if (own := folder / "summary.json").exists() and "workload" in (
+            summary := json.loads(own.read_text())
+        ):
+            summaries = {folder: summary}  # a run of one seed, whatever lies beside it
+        if not summaries:
+            raise RunError(
+                f"{folder} holds no run (no summary.json of one); give the folder that compare.sh "
+                f"wrote"
+            )
+        summaries = dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
+        for summary in summaries.values():
+            _read_as_today(summary)
+        whole = {
+            path: summary for path, summary in summaries.items() if not summary["partial"]
+        } or summaries
+        if odd := [
+            name
+            for summary in whole.values()
+            for name in summary["variants"]
+            if not NAME.fullmatch(name)
+        ]:
+            raise RunError(
+                f"{folder} has a server named {odd[0][:100]!r}; rename it to letters, digits and "
+                f"-_. alone"
+            )
+        results = [
+            {name: json.loads((path / f"{name}.json").read_text()) for name in summary["variants"]}
+            for path, summary in whole.items()
+        ]
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read the run in {folder}: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        missing = f" and has no {error}" if isinstance(error, KeyError) else ""
+        raise RunError(
+            f"{folder} was written by another version of compare.sh{missing}; measure it again"
+        ) from None
+    return Run(folder, list(whole.values()), results, list(whole))
+
+
+def _read_as_today(summary: dict[str, Any]) -> None:
+    """What earlier versions named otherwise, or meant otherwise.
+
+    They took for a mode's capacity the highest rate that seemed sustained, which is no number to
+    set beside ours.
+    """
+    if "modes" in summary:
+        summary["variants"] = summary.pop("modes")
+    for result in summary["variants"].values():
+        if "fairness" in result:
+            result["latency_line"] = result.pop("fairness")
+    for name, points in (summary.get("sweep") or {}).items():
+        if any("busy_s" not in point for point in points):
+            summary["variants"][name]["capacity"] = None
+
+
+def facts() -> dict[str, Any]:
+    """What is known of a run before it: its machine and its code."""
+    return {"hardware": hardware(), "calibration": calibrate.known(), "commit": commit()}
+
+
+def save(
+    folder: Path,
+    requests: Sequence[Request],
+    results: Mapping[str, Mapping[str, Any]],
+    workload: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    points: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    swept: Sequence[str] = (),
+) -> None:
+    """Write what one seed measured, summary.json and each NAME.json, beside its trace.
+
+    facts: seed, asked, stopped, and what else every seed's summary says alike. points: of a sweep,
+    by rate; swept: the servers whose sweep came to its end.
+    """
+    for name, result in results.items():
+        save_json(folder / f"{name}.json", result)
+    variants = {name: of_summary(result) for name, result in results.items()}
+    for name in swept:
+        found = outcome((points or {})[name])
+        variants[name] |= {"capacity": found["capacity"], "goodput_rate": found["goodput_rate"]}
+    summary = {
+        "variants": variants,
+        "identical_outputs": identical_outputs(
+            {name: result for name, result in results.items() if name not in facts["also"]}
+            if not facts.get("simulated")  # it has no texts
+            else {}
+        ),
+        "config": _config(results),
+        "workload": describe(requests) | dict(workload),
+        "partial": facts["stopped"] is not None,
+        "sweep": points,
+        "swept": list(swept),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "definitions": DEFINITIONS,
+        **facts,
+    }
+    save_json(folder / "summary.json", summary)
+
+
+def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of the variants; of one that some of them alone use, or that differs, the
+    first's that uses it.
+    """
+    configs = [result["config"] for result in results.values() if result.get("config")]
+    config = {}
+    for name in configs[0] if configs else ():
+        owners = [each for each in configs if has_effect(name, each)]
+        if owners and name not in NOT_TOLD:
+            config[name] = owners[0][name]
+    return config
+
+
+def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each variant its mode, and the settings in which variants differ, as far as they mean
+    something in its mode.
+    """
+    configs = {name: result["config"] for name, result in results.items() if result.get("config")}
+    keys = [
+        key
+        for key in dict.fromkeys(key for config in configs.values() for key in config)
+        if key not in NOT_TOLD
+        and len({str(c.get(key)) for c in configs.values() if has_effect(key, c)}) > 1
+    ]
+    return {
+        name: {"mode": config["mode"]}
+        | {key: config[key] for key in keys if has_effect(key, config)}
+        for name, config in configs.items()
+    }
+
+
+def clear(out: Path) -> None:
+    """Make the folder of a run, and take away what an earlier run left in it, and nothing else."""
+    out.mkdir(parents=True, exist_ok=True)
+    for folder in (*out.glob("seed-*"), out):
+        try:
+            summary = json.loads((folder / "summary.json").read_text())
+            names = summary["variants" if "variants" in summary else "modes"]
+        except (OSError, ValueError, KeyError, TypeError):
+            names = []
+        for name in (*(f"{name}.json" for name in names), "trace.jsonl", "summary.json", *REPORT):
+            (folder / name).unlink(missing_ok=True)
+        if folder != out:
+            with contextlib.suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()

@@ -1,0 +1,189 @@
+"""A sweep: one server at rates from light to beyond its capacity.
+
+A burst tells roughly where the capacity is, rates around it tell where the queue begins to grow,
+and what the server did while requests were always waiting, at all rates beyond, is its capacity.
+All rates lie on one lattice, 2^(k/8) requests a second, so that modes meet at the same rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from client.data import PromptData, Request
+from client.draws import at_rate
+from compare.analysis import ATTAINMENT, queue_grows
+from compare.results import of_point
+from stats import CLIENT_LIMITED_MS
+
+OCTAVE = 8  # steps of the lattice in which the rate doubles; neighbours are 9% apart
+STEP = 2 ** (1 / OCTAVE) - 1  # by which a rate of the lattice is below the next
+AMPLE = 1.3  # times the burst's throughput: there the queue grows from the start
+LEAST_REQUESTS = 200  # at a rate
+FEWEST_REQUESTS = 30  # where so many would take too long, or --seconds says for how long
+LEAST_SECONDS, MOST_SECONDS = 10.0, 300.0  # of sending at a rate
+FILLS = 2  # times that a server which begins empty can fill, at each rate
+MOST_OCTAVES = 16  # above the first rate
+FEWEST_OCTAVES = 4  # below it
+LOST = 0.01  # a rate at which more requests fail is beyond the capacity
+Point = dict[str, Any]
+Replay = Callable[[str, Sequence[Request]], Mapping[str, Any]]
+
+
+def requests_at(rate: float, seconds: float) -> int:
+    """So many that are sent in `seconds`, but a few at least."""
+    return max(FEWEST_REQUESTS, math.ceil(rate * seconds))
+
+
+def enough_requests(rate: float, slowest_row_s: float) -> int:
+    """Requests that tell what a server does at a rate, if sending them does not take too long."""
+    enough = max(LEAST_REQUESTS, requests_at(rate, max(LEAST_SECONDS, FILLS * slowest_row_s)))
+    return min(enough, requests_at(rate, MOST_SECONDS))
+
+
+def sweep(
+    replay: Replay,
+    data: PromptData,
+    arrival: str,
+    burst: int,
+    seconds: float | None,
+    tell: Callable[[Point], None],
+) -> None:
+    """Measure one server at the rates of a sweep, and `tell` each point.
+
+    replay: measures a trace; it gets a word for it, and gives what `compare.measure.judged` does.
+    burst: requests that come at once, and more than the server has rows for. seconds: of sending at
+    a rate, if not as long as its numbers need.
+    """
+    first = replay("all at once", data.requests(burst, "burst", scaled=True))
+    if not first["completed"]:
+        return
+
+    def at(rate: float) -> Point:
+        n = requests_at(rate, seconds) if seconds else enough_requests(rate, first["slowest_row_s"])
+        process = at_rate(arrival, rate)
+        result = replay(f"at {rate:g} a second", data.requests(n, process, scaled=True))
+        point = {"rate": rate, "arrival": process, "nominal_num_tokens": data.mean_num_tokens}
+        point |= of_point(result) | verdict(result)
+        tell(point)
+        return point
+
+    rough = first["busy_throughput"] and first["busy_throughput"] / data.mean_num_tokens
+    search(at, rough or first["request_throughput"])
+
+
+def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether a rate was beyond the server's capacity, or beyond this client's.
+
+    Beyond the server's its queue only grew, or requests failed. A client that is behind at most
+    sends, and not at one in a hundred, says nothing of the server.
+    """
+    behind = (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
+    failed = result["failed"] > LOST * (result["failed"] + result["completed"])
+    grows = queue_grows(result) and not behind
+    return {"saturated": bool(failed or grows), "client_behind": behind}
+
+
+def search(measure: Callable[[float], Point], about: float) -> None:
+    """Call `measure` at the rates that a sweep needs.
+
+    measure: rate → point with "saturated", "client_behind", "attainment". about: the
+    capacity, roughly. Above it the rate doubles until the queue only grows, or this client is
+    the limit; then bisection finds where that begins, and the highest rate that meets the
+    goodput, each within a step of the lattice. A rate an octave or two below shows the server
+    at ease. No rate is measured twice.
+    """
+    points: dict[int, Point] = {}
+
+    def at(k: int) -> Point:
+        if k not in points:
+            points[k] = measure(float(f"{2 ** (k / OCTAVE):.4g}"))
+        return points[k]
+
+    def bisect(low: int, high: int, good: Callable[[Point], bool]) -> None:
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if good(at(middle)) else (low, middle)
+
+    first = k = math.ceil(OCTAVE * math.log2(AMPLE * about))
+    while sustained(at(k)) and k < first + MOST_OCTAVES * OCTAVE:
+        k += OCTAVE
+    high = k
+    while not sustained(at(k)) and k > first - FEWEST_OCTAVES * OCTAVE:
+        k -= OCTAVE
+    if not sustained(at(k)):
+        return
+    if k < high:
+        bisect(k, k + OCTAVE, sustained)
+    while k > first - FEWEST_OCTAVES * OCTAVE and (k > high - 2 * OCTAVE or misses(at(k))):
+        k -= OCTAVE
+        at(k)
+    meeting = [k for k, point in points.items() if meets(point)]
+    missing = [
+        k for k, point in points.items() if not meets(point) and meeting and k > max(meeting)
+    ]
+    if missing:
+        bisect(max(meeting), min(missing), meets)
+
+
+def sustained(point: Mapping[str, Any]) -> bool:
+    return not point["saturated"] and not point["client_behind"]
+
+
+def meets(point: Mapping[str, Any]) -> bool:
+    """Whether a rate's goodput meets the limits, and would go on to.
+
+    Nine in ten of its requests do, and no queue grows.
+    """
+    return (
+        not point["saturated"]
+        and point["attainment"] is not None
+        and point["attainment"] >= ATTAINMENT
+    )
+
+
+def misses(point: Mapping[str, Any]) -> bool:
+    return point["attainment"] is not None and not meets(point)
+
+
+def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
+    """Requests a second that a server completes while requests are always waiting.
+
+    That is over all stretches of these points. A request counts by its tokens: so many of them are
+    the distribution's mean request. None where nothing waited.
+    """
+    busy_s = sum(point["busy_s"] for point in points)
+    if not busy_s:
+        return None
+    return (
+        sum(
+            point["busy_throughput"] * point["busy_s"] / point["nominal_num_tokens"]
+            for point in points
+        )
+        / busy_s
+    )
+
+
+def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a sweep found.
+
+    It holds what the server completes at most (`capacity`), between which rates its queue begins to
+    grow (`sustained_rate`, with its point, and `saturated_rate`), and the same of the limits
+    (`goodput_rate`, `missed_rate`). `capacity` is None where no rate was beyond it: interrupted, or
+    this client was the limit.
+    """
+    beyond = [p for p in points if p["saturated"]]
+    lowest = min((p["rate"] for p in beyond), default=math.inf)
+    below = [p for p in points if p["rate"] < lowest and not p["client_behind"]]
+    best = max(below, key=lambda p: p["rate"], default=None)
+    good = max((p["rate"] for p in points if meets(p)), default=0.0)
+    bad = min((p["rate"] for p in points if misses(p) and p["rate"] > good), default=None)
+    return {
+        "capacity": capacity_of([p for p in beyond if p.get("busy_throughput")]),
+        "sustained_rate": best and best["rate"],
+        "saturated_rate": lowest if beyond else None,
+        "point": best,
+        "goodput_rate": good or None,
+        "missed_rate": bad,
+    }

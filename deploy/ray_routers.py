@@ -1,0 +1,151 @@
+"""How Ray Serve chooses a replica for a request: by its own power of two, or by our routers, the
+same code that the simulator runs (deploy/ray_routers.py).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+from ray.serve.request_router import (
+    PendingRequest,
+    ReplicaID,
+    ReplicaResult,
+    RequestRouter,
+    RunningReplica,
+)
+
+from deploy import ages
+from deploy.routers import Asked, Replica, Reported, router
+from scheduling.blocks import block_keys
+from wire.request import Request
+
+Ranks = list[list[RunningReplica]]  # the replicas that are preferred first
+
+
+def meant(replicas: list[RunningReplica], pending: PendingRequest | None) -> Ranks:
+    """The replica that a request names, if it does and that one is up. Any may take one whose
+    replica is not: it answers that there is none.
+    """
+    to = pending.kwargs.get("to") if pending else None
+    named = [replica for replica in replicas if replica.replica_id.unique_id == to]
+    return [named] if named else []
+
+
+def offered(replicas: list[RunningReplica], pending: PendingRequest) -> Ranks:
+    """Those that the request was not offered to yet, and those that it was: neither if empty."""
+    tried = pending.kwargs.get("tried", ())
+    was = [each for each in replicas if each.replica_id.unique_id in tried]
+    return [rank for rank in ([each for each in replicas if each not in was], was) if rank]
+
+
+class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
+    """Ray Serve's default, and who names a replica gets it."""
+
+    # Ray's gives a replica that was found for one request to the one that has waited longest
+    _fulfill_next_pending_request = RequestRouter._fulfill_next_pending_request
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> Ranks:
+        if named := meant(candidate_replicas, pending_request):
+            return named
+        if pending_request and pending_request.kwargs.get("tried"):  # of which Ray's knows nothing
+            pending_request.routing_context.should_backoff = True
+            first, *rest = offered(candidate_replicas, pending_request)
+            return [random.sample(first, min(2, len(first))), *rest]
+        return await super().choose_replicas(candidate_replicas, pending_request)
+
+
+class Ours(RequestRouter):
+    """One of deploy.routers.
+
+    Of requests it knows what passed this handle: those sent and not answered. Of tokens it knows
+    what each replica said last (`Replica.record_routing_stats`, which Ray fetches and hands on from
+    time to time) and what was sent there since it said so, by the clocks of both machines.
+    """
+
+    def initialize_state(self, name: str, block_size: int) -> None:
+        self._router = router(name)
+        self._block_size = block_size
+        self._sent: defaultdict[ReplicaID, set[str]] = defaultdict(set)  # ids of requests
+        self._reported: dict[ReplicaID, Reported] = {}
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> Ranks:
+        for each in candidate_replicas:
+            if report := each.routing_stats:
+                self._load(each.replica_id).told(report["at"], 0, report["tokens"])
+        if pending_request is None or (named := meant(candidate_replicas, pending_request)):
+            return named if pending_request else [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # else a full fleet is asked at once
+        left, *tried = offered(candidate_replicas, pending_request)
+        known = {number(each.replica_id): each for each in left}
+        chosen = self._router.choose(
+            self._asked(pending_request), [self._known(n, each) for n, each in known.items()]
+        )
+        first = known.pop(chosen)
+        return [[first], [*known.values()], *tried]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
+    ) -> None:
+        self._sent[replica_id].add(pending_request.metadata.internal_request_id)
+        if (request := request_of(pending_request)) is not None:
+            self._load(replica_id).sent(time.time(), tokens_of(request))
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._sent[replica_id].discard(internal_request_id)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        before = set(self._replica_id_set)
+        super().update_replicas(replicas)
+        for id_ in before - self._replica_id_set:
+            self._router.forget(number(id_))
+        for kept in (self._sent, self._reported):
+            for gone in kept.keys() - self._replica_id_set:
+                del kept[gone]
+
+    def _asked(self, pending: PendingRequest) -> Asked:
+        request = request_of(pending)
+        if request is None:
+            return Asked(0, 0)
+        keys: Sequence[bytes] = ()
+        if self._router.uses_keys:
+            keys = block_keys(request.prompts[0], self._block_size, request.cache_salt)
+        prompt = sum(map(len, request.prompts))
+        return Asked(prompt, tokens_of(request) - prompt, keys, request.user)
+
+    def _known(self, number: int, replica: RunningReplica) -> Replica:
+        id_ = replica.replica_id
+        if report := replica.routing_stats:
+            ages.note(time.time() - report["at"])
+        return Replica(number, len(self._sent[id_]), self._load(id_).known.tokens)
+
+    def _load(self, id_: ReplicaID) -> Reported:
+        return self._reported.setdefault(id_, Reported(number(id_)))
+
+
+def number(id_: ReplicaID) -> int:
+    """Of a replica, the same in each process."""
+    return int.from_bytes(id_.unique_id.encode())
+
+
+def request_of(pending: PendingRequest) -> Request | None:
+    """What is asked, if it is a completion."""
+    first = pending.args[0] if pending.args else None
+    return first if isinstance(first, Request) else None
+
+
+def tokens_of(request: Request) -> int:
+    """Prompt tokens, and completion tokens at most."""
+    prompt = sum(map(len, request.prompts))
+    return prompt + len(request.prompts) * request.n * request.num_tokens

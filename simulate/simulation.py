@@ -1,0 +1,299 @@
+"""Every variant, the same trace, in virtual time: no server is started, and nothing is measured.
+
+./simulate.sh [--costs NAME] [--modes a,b | --variant NAME='MODE --setting …'] [--sweep]
+              [--repeats R] [workload] [--out DIR] [any setting of the scheduler]
+./simulate.sh --replay FILE
+./simulate.sh --plan --slo NAME:MS… --arrival poisson:RATE | --users … | --trace FILE
+              [--attainment SHARE] [--autoscale max_replicas=N …] [as above]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from client import draws
+from client.draws import Sessions, WorkloadError
+from client.machine import command_line, commit, stamp
+from client.users import Users
+from compare import comparison as compare
+from compare.measure import Measurable
+from compare.options import Options, check, chosen, parse_goodput, parser_of, read
+from compare.report import drawing
+from config import ONLY_OVER_HTTP, Config, ConfigError, add_settings, build, flag, from_environment
+from config.resolve import resolve
+from simulate import plan
+from simulate import plan_page as report
+from simulate.costs import FAKE, Costs, CostsError, load
+from simulate.fleet import Layout
+from simulate.layouts import add_replicas, layout_of, told
+from simulate.replay import ReplayError, replay_file
+from simulate.simulated import Simulated
+from simulate.trial import Case, Question, Traffic
+from tokenizer import TokenizerUnavailable
+
+# what the costs were measured with
+ENGINE = (
+    "model", "weights", "tokenizer", "device", "dtype", "threads", "generator", "attention",
+    "linear", "sampler", "norms", "enforce_eager", "gpu_memory_utilization", "kv_dtype",
+    "fake_slowdown",
+)  # fmt: skip
+WITHOUT_EFFECT = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}
+OF_SERVERS = ("also", "deploy", "timeout", "skip_calibration", "host", "port")  # of those that run
+FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # wherever this runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation(Options):
+    costs: Costs
+    layout: Layout
+    jump: bool
+    question: Question | None = None  # of --plan
+    recording: str | None = None  # of --replay
+
+    def config(self, name: str) -> Config:
+        """All settings of a variant; those of the engine are what its costs were measured with.
+        Raises ConfigError.
+        """
+        variant = self.variants[name]
+        flags, costs = self.settings(name), self.costs
+        measured: Mapping[str, Any] = costs.source.get("config", FAKE_ENGINE)
+        # stated costs follow the slowdown
+        engine = [each for each in ENGINE if costs.source or each != "fake_slowdown"]
+        for setting in flags:
+            if setting in WITHOUT_EFFECT:
+                raise ConfigError(f"{flag(setting)} has no effect in virtual time; leave it out")
+            if setting in engine and str(flags[setting]) != str(measured.get(setting)):
+                theirs = (
+                    f"are of {flag(setting)} {measured[setting]}"
+                    if setting in measured
+                    else f"know no {flag(setting)}"
+                )
+                raise ConfigError(
+                    f"{flag(setting)} {flags[setting]}: the costs {costs.name} {theirs}; leave it "
+                    f"out, or name other --costs"
+                )
+
+        def fill_in(given: Mapping[str, Any]) -> dict[str, Any]:
+            own = {name: value for name, value in given.items() if name not in engine}
+            whole = {name: value for name, value in measured.items() if name != "mode"}
+            return whole | own if costs.source else resolve(whole | own)
+
+        return build(variant.mode, flags, from_environment(os.environ), fill_in)
+
+
+class Simulating(compare.Comparison):
+    """A comparison in virtual time."""
+
+    program = "./simulate.sh"
+    options: Simulation
+
+    @contextlib.contextmanager
+    def target(self, name: str) -> Iterator[Measurable]:
+        yield self._simulated(name, self.options.layout)
+
+    @contextlib.contextmanager
+    def alone(self, name: str) -> Iterator[Measurable]:
+        yield self._simulated(name, Layout())
+
+    @property
+    def replicas(self) -> int:
+        return self.options.layout.replicas
+
+    @property
+    def alike(self) -> int:
+        return self.replicas
+
+    def _simulated(self, name: str, layout: Layout) -> Simulated:
+        options = self.options
+        config, costs = options.config(name), options.costs
+        return Simulated(name, config, costs, layout, stream=options.stream, jump=options.jump)
+
+    def facts(self) -> dict[str, Any]:
+        source = self.options.costs.source
+        by: dict[str, Any] = {"costs": self.options.costs.name, "layout": told(self.options.layout)}
+        by |= {key: source.get(key) for key in ("hardware", "commit", "date")}
+        return super().facts() | {"simulated": by | {"engine": source.get("config")}}
+
+
+def parse(argv: Sequence[str]) -> Simulation:
+    """Parse simulate.sh's command line. Raises ConfigError; exits 0 after --help."""
+    parser = parser_of(
+        "./simulate.sh", "Replay one trace against every batching mode, in virtual time."
+    )
+    add = parser.add_argument
+    add(
+        "--costs",
+        default=FAKE.name,
+        metavar="NAME",
+        help="how long iterations take: a file of results/costs, a path that ends in .json, "
+        "second, which is what each takes, or fake, the fake engine's own line (default: fake)",
+    )
+    add(
+        "--step",
+        action="store_true",
+        help="compute each iteration, instead of jumping over those between which nothing changes; "
+        "slower, and the same",
+    )
+    add(
+        "--replay",
+        metavar="FILE",
+        help="make the calls of a server's --record FILE again, and say how many iterations "
+        "are equal",
+    )
+    add(
+        "--plan",
+        action="store_true",
+        help="say instead how many replicas are the fewest for --slo, by --repeats traces of "
+        f"--arrival or --users, or that often by --trace (default: {plan.SEEDS}); with "
+        "--autoscale: which max_replicas is the lowest, up to its own",
+    )
+    add("--slo", nargs="+", metavar="NAME:MS", help="of --plan: limits on ttft, tpot, e2el")
+    add(
+        "--attainment",
+        type=float,
+        metavar="SHARE",
+        help=f"of --plan: the share of requests that must meet them (default: {plan.ATTAINMENT})",
+    )
+    add_replicas(parser)
+    add_settings(parser)
+    given = {word.split("=")[0] for word in argv}
+    if foreign := [flag(name) for name in OF_SERVERS if flag(name) in given]:
+        raise ConfigError(
+            f"{foreign[0]} is of servers that run, and here none does; leave it out, or measure "
+            f"with ./compare.sh, and see both with python -m compare.report"
+        )
+    known = read(parser, argv)
+    try:
+        costs = load(known.costs)
+    except CostsError as error:
+        raise ConfigError(f"--costs: {error}") from None
+    layout = layout_of(known, known.seed)
+    options = Simulation(
+        **chosen(known),
+        costs=costs,
+        layout=layout,
+        jump=not known.step,
+        question=_question(known, costs, layout, "--repeats" in given) if known.plan else None,
+        recording=known.replay,
+    )
+    if known.replay and len(argv) > 1 + ("--replay" in argv):
+        raise ConfigError("--replay makes the calls that were recorded; leave out all else")
+    if not known.plan and (known.slo or known.attainment is not None):
+        raise ConfigError("--slo and --attainment are of --plan; add it, or use --goodput")
+    check(options)
+    for name in options.variants:
+        if layout.router == "prefix" and not options.config(name).prefix_caching:
+            raise ConfigError(
+                f"--router prefix goes by what prefix caches hold, and {name} has none; add "
+                "--prefix-caching"
+            )
+    return options
+
+
+def _question(known: argparse.Namespace, costs: Costs, layout: Layout, repeats: bool) -> Question:
+    """What --plan is to answer. repeats: they are given. Raises ConfigError."""
+    if not known.slo:
+        raise ConfigError("--plan needs limits: --slo ttft:200 tpot:50")
+    for name in ("sweep", "fail", "step", "goodput", *(() if known.autoscale else ("replicas",))):
+        if getattr(known, name):
+            raise ConfigError(
+                f"--plan draws traces and tries replicas itself; leave out {flag(name)}"
+            )
+    if (rule := layout.autoscaling) and rule.max_replicas <= max(
+        rule.min_replicas, layout.replicas
+    ):
+        raise ConfigError(
+            "--plan tries up to --autoscale's max_replicas; make it more than min_replicas and "
+            "--replicas, such as max_replicas=8"
+        )
+    share = plan.ATTAINMENT if known.attainment is None else known.attainment
+    if not 0 < share <= 1:
+        raise ConfigError("--attainment must be above 0, and 1 at most")
+    seeds = known.repeats if repeats else plan.SEEDS
+    traffic = str(known.trace) if known.trace else " ".join(known.users or ())
+    return Question(
+        parse_goodput(known.slo, "--slo"),
+        share,
+        " at ".join(filter(None, (traffic, known.arrival))),
+        known.numsamples,
+        tuple(range(known.seed, known.seed + seeds)),
+        costs.uncertainty,
+        _rate(known),
+        drawn=not known.trace or bool(known.arrival),
+    )
+
+
+def _rate(known: argparse.Namespace) -> float | None:
+    """Requests a second, by which their number goes; None where users or a trace have a number of
+    their own. Raises ConfigError, and WorkloadError for an unknown arrival.
+    """
+    if known.users:
+        users = Users(known.users)
+        return None if users.until else users.rate
+    if known.trace and not known.arrival:
+        return None
+    kind, _, rest = (known.arrival or "").partition(":")
+    if kind not in ("poisson", "gamma", "constant"):
+        raise ConfigError(
+            "--plan needs the rate of requests: --arrival poisson:200, or --users, or a --trace "
+            "that has it"
+        )
+    draws.arrivals(known.arrival, 1, known.seed)
+    turns = Sessions.parse(known.sessions).turns if known.sessions else 1
+    return None if known.trace else turns * draws.number(rest.split(":")[0])
+
+
+def answer(options: Simulation, question: Question) -> None:
+    """Say how many replicas, and write the folder."""
+    said = ("lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities")
+    data = {name: value for name in said if (value := getattr(options, name)) is not None}
+    arrival = "" if options.arrival == "auto" else options.arrival
+    traffic = Traffic(data, arrival, options.trace, options.scale)
+    cases = [
+        Case(name, options.config(name), options.costs, options.layout, options.stream,
+             traffic, question, question.seeds[0])
+        for name in options.variants
+    ]  # fmt: skip
+    console = Console()
+    answers = plan.plan(cases, lambda text: console.print(text, markup=False, highlight=False))
+    command = command_line(Simulating.program, sys.argv[1:])
+    caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"
+    facts = stamp() | {"command": command, "costs": options.costs.name}
+    report.write(options.out, answers, question, facts, drawing.save, caption)
+    for sentence in report.sentences(answers, question):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"plan.md, plan.json and plan.png: {options.out}", markup=False, highlight=False)
+
+
+def main() -> None:
+    try:
+        options = parse(sys.argv[1:])
+        if options.recording:
+            replayed = replay_file(options.recording)
+            print(replayed)
+            sys.exit(replayed.first_difference is not None)
+        if options.question:
+            answer(options, options.question)
+            return
+        compare.run_and_exit(
+            lambda progress: Simulating(options, progress),
+            "what was simulated is kept",
+            "nothing was simulated",
+        )
+    except (ConfigError, ReplayError, WorkloadError, TokenizerUnavailable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""An engine that is broken for good: everybody is answered, nobody new is taken, and the server
+ends.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from batching import FAILURES, BatchingManager
+from benchmarks import faulty
+from compare.servers import wait_until_ready
+from config import ConfigError
+from generate.fake import FakeGenerator
+from scheduling.errors import EngineFailed, GenerationFailed
+from scheduling.inference import Generator, Inference, Iteration, News
+from scheduling.policies import Dynamic
+from tests.servers import PATIENCE_S, free_port, launched
+from tests.sse import events
+from tests.virtual import make_scheduler
+
+
+class Scripted(Generator):
+    """An engine whose iterations each do what comes next: None is an ordinary one, and the last
+    goes on for ever.
+    """
+
+    def __init__(self, *script: BaseException | None) -> None:
+        self.script = list(script)
+        self.go = threading.Semaphore(0)
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        assert self.go.acquire(timeout=PATIENCE_S)
+        error = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if error is not None:
+            raise error
+        return [1] * sum(row.samples for row in iteration.rows)
+
+
+def started(generator: Generator) -> tuple[BatchingManager, list[BaseException]]:
+    told: list[BaseException] = []
+    manager = BatchingManager(make_scheduler(Dynamic(), max_batch_size=2), lambda: generator)
+    manager.on_failure(told.append)
+    return manager, told
+
+
+def wait(*inferences: Inference) -> None:
+    for inference in inferences:
+        assert inference.done.wait(PATIENCE_S), "nobody answered"
+
+
+def ask(manager: BatchingManager, engine: Scripted) -> Inference:
+    inference = Inference([0], 1)
+    manager.enqueue([inference])
+    engine.go.release()
+    wait(inference)
+    return inference
+
+
+def ended(manager: BatchingManager) -> None:
+    """Wait for the handler thread's end, and see that nobody and nothing is left."""
+    manager._thread.join(PATIENCE_S)
+    left = manager.snapshot()
+    assert not manager._thread.is_alive() and (left.waiting, left.running, left.blocks_used) == (
+        0,
+        0,
+        0,
+    )
+
+
+def test_failures_with_a_success_between_them_end_nothing() -> None:
+    broken = RuntimeError("no luck")
+    engine = Scripted(*[broken] * (FAILURES - 1), None, *[broken] * (FAILURES - 1), None)
+    manager, told = started(engine)
+    errors = [ask(manager, engine).error for _ in range(2 * FAILURES)]
+    assert [error is None for error in errors] == 2 * [*[False] * (FAILURES - 1), True]
+    assert manager.not_ready_because() is None and told == []
+    manager.close()
+
+
+def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_taken() -> None:
+    """A GPU after an illegal memory access fails in every iteration from then on, and /ready stayed
+    200.
+    """
+    engine = Scripted(RuntimeError("illegal memory access"))
+    manager, told = started(engine)
+    inferences = [Inference([0], 5) for _ in range(9)]  # of which two run at a time
+    manager.enqueue(inferences)
+    engine.go.release(FAILURES)
+    wait(*inferences)
+    ended(manager)
+    kinds = [type(inference.error) for inference in inferences]
+    assert kinds == [GenerationFailed] * 6 + [EngineFailed] * 3
+    why = "3 iterations in a row failed, the last with RuntimeError: illegal memory access"
+    assert manager.not_ready_because() == why and why in str(inferences[-1].error)
+    with pytest.raises(EngineFailed, match="send the request to another one"):
+        manager.enqueue([Inference([0], 1)])
+    assert [str(error) for error in told] == [why]
+    manager.on_failure(told.append)
+    assert len(told) == 2, "who asks later is told at once"
+    manager.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
+def test_an_engine_that_ends_its_thread_leaves_nobody_waiting(error: BaseException) -> None:
+    engine = Scripted(error)
+    manager, told = started(engine)
+    inferences = [Inference([0], 5) for _ in range(4)]
+    manager.enqueue(inferences)
+    engine.go.release(FAILURES)
+    wait(*inferences)
+    ended(manager)
+    assert type(error).__name__ in str(manager.not_ready_because()) and len(told) == 1
+    with pytest.raises(EngineFailed):
+        manager.enqueue([Inference([0], 1)])
+    manager.close()
+
+
+def test_a_defect_of_the_loop_itself_is_no_silence() -> None:
+    manager, told = started(Scripted(None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager._scheduler, "next_deadline", lambda: 1 / 0)
+        patch.setattr(manager._scheduler, "schedule", lambda now: (Iteration([], 0, 1, 0), None))
+        inference = Inference([0], 1)
+        manager.enqueue([inference])
+        wait(inference)
+        ended(manager)
+    assert isinstance(inference.error, EngineFailed) and isinstance(told[0], ZeroDivisionError)
+    assert (
+        manager.not_ready_because()
+        == "the handler thread ended with ZeroDivisionError: division by zero"
+    )
+    manager.close()
+
+
+def test_who_waits_for_a_model_that_cannot_be_loaded_is_answered() -> None:
+    loading = threading.Event()
+
+    def load() -> Generator:
+        assert loading.wait(PATIENCE_S)
+        raise OSError("no such file")
+
+    manager = BatchingManager(make_scheduler(Dynamic()), load)
+    inference = Inference([0], 1)
+    manager.enqueue([inference])
+    loading.set()
+    wait(inference)
+    assert isinstance(inference.error, EngineFailed) and "loading failed: no such file" in str(
+        inference.error
+    )
+    ended(manager)
+    manager.close()
+
+
+def test_a_listener_that_raises_disturbs_nobody() -> None:
+    def listener(news: News) -> None:
+        raise ValueError("a defect")
+
+    manager, told = started(FakeGenerator(lambda seconds: None))
+    heard, other = Inference([0], 3, listener=listener), Inference([0], 3)
+    manager.enqueue([heard, other])
+    wait(heard, other)
+    assert (
+        heard.error is None
+        and len(heard.tokens) == 3
+        and not told
+        and manager.not_ready_because() is None
+    )
+    manager.close()
+
+
+def test_over_http_a_broken_engine_is_503_and_ready_says_why(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    engine = Scripted(RuntimeError("no luck"))
+    engine.go.release(100)
+    client = client_of(engine=lambda: engine)
+    body: dict[str, Any] = {"prompt": "hi", "num_tokens": 3}
+    assert [client.post("/inference", json=body).status_code for _ in range(FAILURES)] == [
+        500
+    ] * FAILURES
+    ended(client.application.extensions["server"].manager)
+    ready, refused = client.get("/ready"), client.post("/inference", json=body)
+    assert (
+        ready.status_code == refused.status_code == 503 and "no luck" in ready.get_json()["reason"]
+    )
+    assert refused.get_json()["error"]["code"] == "engine_failed"
+    assert client.get("/health").status_code == 200
+
+
+def test_a_server_whose_handler_thread_ends_answers_those_in_flight_and_says_why() -> None:
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.faulty",
+        "dynamic",
+        "--fault",
+        "exit:400",
+        "--port",
+        str(port),
+    ]
+    with launched(*command) as process:
+        wait_until_ready(process, f"http://127.0.0.1:{port}")
+        connections = [
+            http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S) for _ in range(6)
+        ]
+        for i, connection in enumerate(connections):
+            body = json.dumps({"prompt": "hi", "num_tokens": 900, "stream": i % 2 == 1})
+            connection.request("POST", "/inference", body, {"Content-Type": "application/json"})
+        answers = [connection.getresponse() for connection in connections]
+        for answer in answers[::2]:
+            assert answer.status == 503 and json.load(answer)["error"]["code"] == "engine_failed"
+        for answer in answers[1::2]:
+            assert events(answer.read())[-1]["error"]["code"] == "engine_failed"
+        for answer in answers:
+            answer.close()
+        for connection in connections:
+            connection.close()
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 3
+    assert "the server ends: the handler thread ended with SystemExit" in output
+
+
+@pytest.mark.parametrize("fault", ["", "raise", "raise:0", "burn:3", "raise:2:3"])
+def test_a_fault_that_is_none_is_refused_with_those_that_are(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["faulty", "dynamic", "--fault", fault])
+    with pytest.raises(ConfigError, match="name one such as raise:20, of raise, oom, hang, exit"):
+        faulty.main()

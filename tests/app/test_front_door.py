@@ -1,0 +1,473 @@
+"""A real server and clients as they should not be: slow, silent, many, half; and the same server's
+way to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from subprocess import Popen
+from typing import Any
+
+import pytest
+
+from client.calls import get, post
+from client.load import replay
+from compare.servers import wait_until_ready
+from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, build
+from front_door.connections import Connection, in_turn
+from tests.servers import (
+    PATIENCE_S,
+    asks,
+    assert_all_answered,
+    free_port,
+    launched,
+    server,
+    wait_until,
+)
+
+# for /health beside any fault: what the system takes to repeat a packet that it dropped, and some;
+# the faults took 6 s and more
+SOON_S = 1.5
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = json.dumps({"prompt": "hi", "num_tokens": 3, "seed": 1}).encode()
+POST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with server("dynamic", {"model": "fake"}) as url:
+        yield url
+
+
+def connect(url: str, receive_buffer: int | None = None) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    if receive_buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(PATIENCE_S)
+    connection.connect((host, int(port)))
+    return connection
+
+
+def answers(connection: socket.socket, n: int = 1) -> list[tuple[int, dict[str, str], Any]]:
+    """Status, headers and body of the next `n` answers."""
+    found = []
+    with connection.makefile("rb") as file:
+        for _ in range(n):
+            status = int(file.readline().split()[1])
+            headers = {}
+            while line := file.readline().decode().strip():
+                name, _, value = line.partition(": ")
+                headers[name.lower()] = value
+            found.append((status, headers, json.loads(file.read(int(headers["content-length"])))))
+    return found
+
+
+def answer(url: str, *pieces: bytes, pause_s: float = 0.0) -> tuple[int, dict[str, str], Any]:
+    """What a server answers to a request that is sent in pieces."""
+    with connect(url) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(pause_s)
+        return answers(connection)[0]
+
+
+def ended(connection: socket.socket) -> bytes:
+    """All that comes until the other side ends the connection, in whatever way."""
+    raw = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(1_000_000):
+            raw += data
+    return raw
+
+
+def longest_health_s(url: str, seconds: float = 1.0) -> float:
+    """Of /health, asked again and again for so long."""
+    longest, end = 0.0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        start = time.monotonic()
+        get(f"{url}/health", timeout_s=PATIENCE_S)
+        longest = max(longest, time.monotonic() - start)
+        time.sleep(0.01)
+    return longest
+
+
+@contextlib.contextmanager
+def many(url: str, n: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
+    """`n` connections opened at once, or as many as this process may; each says so much and no
+    more.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    n = n if hard == resource.RLIM_INFINITY else min(n, hard - 200)
+    host, port = url.removeprefix("http://").split(":")
+    connections = []
+    try:
+        for _ in range(n):
+            connections.append(connection := socket.socket())
+            if said:
+                connection.connect((host, int(port)))
+                connection.sendall(said)
+            else:
+                connection.setblocking(False)
+                connection.connect_ex((host, int(port)))
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ---- clients that delay nobody
+
+
+def test_clients_that_do_not_close_delay_nobody(url: str) -> None:
+    with many(url, 5, b"GET /health HTTP/1.0\r\n\r\n") as open_ones:
+        assert longest_health_s(url) < SOON_S, "each took 2 s"
+        for connection in open_ones:
+            connection.settimeout(PATIENCE_S)
+            assert b'"status":"ok"' in ended(connection)
+
+
+def test_1100_half_sent_requests_hold_no_thread(url: str) -> None:
+    with many(url, 1100, HEAD + b"Content-Length: 100\r\n\r\n{"):
+        assert longest_health_s(url) < SOON_S, "there are 1,072 threads"
+        assert post(f"{url}/inference", json.loads(BODY))["usage"]["completion_tokens"] == 3
+
+
+def test_5000_silent_connections_at_once_harm_nobody_in_flight_and_the_process_lives(
+    url: str,
+) -> None:
+    pids = get(url)["pids"]
+    replayed: list[Any] = []
+    asking = threading.Thread(target=lambda: replayed.extend(replay(url, asks(20, 500))))
+    asking.start()
+    wait_until(lambda: get(f"{url}/stats")["largest_batch"] >= 20)
+    with many(url, 5000):
+        assert longest_health_s(url) < SOON_S
+        asking.join(PATIENCE_S)
+        assert_all_answered(replayed)
+        assert len(replayed) == 20
+    assert get(url)["pids"] == pids
+
+
+# ---- HTTP/1.1 as it should be
+
+
+def test_a_connection_serves_many_requests_and_several_in_one_packet_in_their_order(
+    url: str,
+) -> None:
+    with connect(url) as connection:
+        for _ in range(3):
+            connection.sendall(GET)
+            assert answers(connection)[0][0] == 200
+        connection.sendall(POST + GET + POST + b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        found = answers(connection, 4)
+        assert [status for status, _, _ in found] == [200, 200, 200, 404]
+        assert found[0][2]["completion"] == found[2][2]["completion"] and found[1][2] == {
+            "status": "ok"
+        }
+
+
+def test_a_request_may_come_in_single_bytes_or_in_chunks_and_be_old(url: str) -> None:
+    [whole], status = [answer(url, POST)[2]["completion"]], 200
+    chunked = (
+        HEAD
+        + b"Transfer-Encoding: chunked\r\n\r\n"
+        + b"".join(b"1\r\n%c\r\n" % byte for byte in BODY)
+        + b"0\r\n\r\n"
+    )
+    for pieces in (
+        [bytes((byte,)) for byte in POST],
+        [chunked],
+        [chunked[:150], chunked[150:201], chunked[201:]],
+    ):
+        found = answer(url, *pieces, pause_s=0.001)
+        assert found[0] == status and found[2]["completion"] == whole
+    old = answer(url, POST.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert old[1]["connection"] == "close" and old[2]["completion"] == whole
+
+
+def test_a_client_that_expects_continue_is_told_once_and_one_whose_body_is_too_large_is_not(
+    url: str,
+) -> None:
+    head = HEAD + b"Expect: 100-continue\r\nContent-Length: "
+    with connect(url) as connection:
+        connection.sendall(head + b"%d\r\n\r\n" % len(BODY))
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(BODY)
+        status, _, found = answers(connection)[0]
+        assert status == 200 and found["usage"]["completion_tokens"] == 3
+    assert answer(url, head + b"%d\r\n\r\n" % (MAX_BODY_BYTES + 1))[0] == 413
+
+
+def test_what_no_thread_needs_to_see_is_refused_in_our_form(url: str) -> None:
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    million = b"%X\r\n" % 999_999 + b" " * 999_999 + b"\r\n"
+    for pieces, status, said in (
+        ([HEAD + b"Content-Length: 1000001\r\n\r\n"], 413, "1,000,000 bytes"),
+        ([chunked, million, b"2\r\n"], 413, "1,000,000 bytes"),
+        ([chunked + b"ZZ\r\n"], 400, "Content-Length"),
+        ([HEAD + b"X: " + b"x" * 40_000], 431, "32,768 bytes"),
+        ([b"nonsense\r\n\r\n"], 400, "HTTP/1.1"),
+    ):
+        found, headers, body = answer(url, *pieces)
+        assert (found, headers["connection"]) == (status, "close")
+        assert said in body["error"]["message"] and body["error"]["type"] == "invalid_request_error"
+    with connect(url) as cut:
+        cut.sendall(POST[:-1])
+        cut.shutdown(socket.SHUT_WR)
+        assert answers(cut)[0][0] == 400
+    largest = json.dumps({"prompt": "hi", "num_tokens": 3, "nothing": ""}).encode()
+    largest = largest.replace(b'""', b'"%b"' % (b"x" * (MAX_BODY_BYTES - len(largest))))
+    status, _, body = answer(url, HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES, largest)
+    assert (status, body["error"]["param"]) == (400, "nothing"), (
+        "it was read, and refused by the route"
+    )
+
+
+# ---- deadlines
+
+
+def test_senders_that_trickle_are_dropped_after_a_total_time_and_hold_nothing_meanwhile() -> None:
+    settings = {
+        "model": "fake",
+        "max_batch_size": 2,
+        "max_waiting": 24,
+        "header_timeout_s": 0.5,
+        "body_timeout_s": 1,
+    }
+    with server("dynamic", settings) as url:  # 42 threads
+        assert get(url)["config"]["body_timeout_s"] == 1
+        with connect(url) as kept, connect(url) as silent, many(url, 30, b"GET /") as heads, many(
+            url, 30, HEAD + b"Content-Length: 1000\r\n\r\n"
+        ) as bodies:  # fmt: skip
+            kept.sendall(GET)
+            assert answers(kept)[0][0] == 200
+            start, taken = time.monotonic(), {}
+            while left := [connection for connection in heads + bodies if connection not in taken]:
+                assert time.monotonic() < start + PATIENCE_S
+                assert longest_health_s(url, 0.05) < SOON_S
+                for connection in left:
+                    connection.setblocking(False)
+                    with contextlib.suppress(BlockingIOError, OSError):
+                        if raw := connection.recv(1000):
+                            taken[connection] = raw
+                            continue
+                    with contextlib.suppress(OSError):
+                        connection.send(b"x")
+            assert all(
+                b" 408 " in raw and b'"code":"request_timeout"' in raw for raw in taken.values()
+            )
+            assert all(b"--header-timeout-s" in taken[one] for one in heads)
+            assert all(b"--body-timeout-s" in taken[one] for one in bodies)
+            assert ended(silent) == b""
+            kept.sendall(GET)  # between two requests there is more time
+            assert answers(kept)[0][0] == 200
+
+
+# ---- what the system allows
+
+
+def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_locked_out() -> None:
+    port = free_port()
+    url, limit = f"http://127.0.0.1:{port}", SPARE_FILES + 32
+    command = (
+        sys.executable,
+        "launch.py",
+        "dynamic",
+        "--model",
+        "fake",
+        "--port",
+        str(port),
+        "--max-waiting",
+        "0",
+    )
+    with launched("bash", "-c", f'ulimit -n {limit} && exec "$@"', "bash", *command) as process:
+        wait_until_ready(process, url)
+        pids = get(url)["pids"]
+        with many(url, 300):
+            assert longest_health_s(url) < SOON_S
+        # more came, with whole requests, while it had no processor
+        os.kill(pids[0], signal.SIGSTOP)
+        with many(url, 100, said=GET) as connections:
+            os.kill(pids[0], signal.SIGCONT)
+            assert [answers(each)[0][0] for each in connections] == [200] * 100
+        # files that others took: even then it only closes connections that wait
+        _, hard = resource.prlimit(pids[0], resource.RLIMIT_NOFILE)
+        resource.prlimit(
+            pids[0], resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pids[0]}/fd")) + 5, hard)
+        )
+        with many(url, 300):
+            assert longest_health_s(url) < SOON_S
+        assert get(url)["pids"] == pids
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert (
+        "warning: this system allows 160 open files, so 32 connections" in output
+        and "`ulimit -n`" in output
+    )
+    assert "Traceback" not in output
+
+
+@contextlib.contextmanager
+def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
+    """A server whose front door has other constants, which are no settings."""
+    port = free_port()
+    change = "; ".join(f"worker.{name} = {value}" for name, value in constants.items())
+    program = (
+        f"from front_door import worker; {change}; from gunicorn.app.wsgiapp import run; run()"
+    )
+    config = build("dynamic", {"model": "fake", "port": port}, {})
+    with launched(
+        "env", f"{HANDOFF}={config.model_dump_json()}",
+        sys.executable, "-c", program, "--config", "gunicorn_conf.py", "app:serve()",
+    ) as process:  # fmt: skip
+        wait_until_ready(process, url := f"http://127.0.0.1:{port}")
+        yield url, process
+
+
+def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_connections() -> (
+    None
+):
+    with changed(STILL_S=1, MAX_UNFINISHED_BYTES=5_000_000) as (url, process):
+        with connect(url, receive_buffer=65_536) as still:
+            one = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            still.sendall(one)
+            n = 8_000_000 // len(str(answers(still)))  # more than the sockets between us hold
+            still.sendall(one * n)
+            with many(url, 20) as bodies:
+                for connection in bodies:
+                    connection.settimeout(PATIENCE_S)
+                    connection.sendall(HEAD + b"Content-Length: 900000\r\n\r\n" + b"x" * 800_000)
+                refused = sum(b" 503 " in ended(connection) for connection in bodies[:14])
+                assert refused == 14, "six of 0.8 MB fit, and those that came last have a place"
+                assert longest_health_s(url, 0.2) < SOON_S
+            listening = threading.Thread(
+                target=lambda: any("took nothing for 1 s" in line for line in process.stdout or ())
+            )
+            listening.daemon = True
+            listening.start()
+            listening.join(PATIENCE_S)
+            assert not listening.is_alive(), "nobody noticed"
+            assert ended(still).count(b"HTTP/1.1 200 OK") < n
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in output
+
+
+# ---- the end
+
+
+@contextlib.contextmanager
+def ending(*flags: str) -> Iterator[tuple[str, Popen[str]]]:
+    port = free_port()
+    with launched(
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port), *flags
+    ) as process:
+        wait_until_ready(process, url := f"http://127.0.0.1:{port}")
+        yield url, process
+
+
+def asked(url: str, **body: Any) -> socket.socket:
+    """A request that is sent, and runs."""
+    raw = json.dumps({"prompt": "hi", "num_tokens": 1000} | body).encode()
+    before = get(f"{url}/stats")["largest_batch"]
+    connection = connect(url)
+    connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(raw) + raw)
+    wait_until(lambda: get(f"{url}/stats")["largest_batch"] > before)
+    return connection
+
+
+def refuses_connections(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0
+
+
+def test_sigterm_waits_for_a_request_with_more_time_and_not_for_clients_that_wait() -> None:
+    with ending("--loop-interval-ms", "20", "--request-timeout-s", "0.5") as (url, process):
+        with connect(url) as kept, connect(url) as half, connect(url) as silent:
+            kept.sendall(GET)
+            assert answers(kept)[0][0] == 200
+            half.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+            with asked(url, num_tokens=150, timeout_s=PATIENCE_S) as long:  # more than 3 s
+                process.send_signal(signal.SIGTERM)
+                wait_until(lambda: refuses_connections(url))
+                kept.sendall(POST)
+                [(status, headers, body)] = answers(kept)
+                assert (status, headers["connection"], body["error"]["code"]) == (
+                    503,
+                    "close",
+                    "draining",
+                )
+                assert b" 503 " in ended(half) and ended(silent) == b""
+                assert process.poll() is None
+                status, _, body = answers(long)[0]
+                assert status == 200 and body["usage"]["completion_tokens"] == 150
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_gunicorn_leaves_the_worker_time_for_the_longest_drain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import importlib
+
+    for flags, least in (
+        ({"request_timeout_s": "1"}, 3600),
+        ({"drain_timeout_s": "7200.5"}, 7200.5),
+    ):
+        monkeypatch.setenv(
+            HANDOFF, build("dynamic", {"model": "fake", **flags}, {}).model_dump_json()
+        )
+        settings = importlib.reload(importlib.import_module("gunicorn_conf"))
+        assert least < settings.graceful_timeout < least + 10
+
+
+def test_at_the_end_of_draining_those_in_flight_get_an_error_and_the_server_exits_0() -> None:
+    slow = ("--loop-interval-ms", "20", "--drain-timeout-s", "1")
+    with ending(*slow) as (url, process), asked(url) as plain, asked(url, stream=True) as stream:
+        process.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        status, _, body = answers(plain)[0]
+        assert (status, body["error"]["code"]) == (503, "draining")
+        assert time.monotonic() - start > 0.8
+        *_, last, done = ended(stream).split(b"data: ")
+        assert b'"code":"draining"' in last and done.startswith(b"[DONE]")
+        assert process.wait(PATIENCE_S / 4) == 0, "left alone it would take 20 s"
+
+
+def test_a_second_sigterm_changes_nothing_and_ctrl_c_ends_a_drain_at_once() -> None:
+    with ending("--loop-interval-ms", "20") as (url, process), asked(url) as plain:
+        for _ in range(2):
+            os.killpg(process.pid, signal.SIGTERM)
+            time.sleep(0.3)
+        plain.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            plain.recv(1)
+        plain.settimeout(PATIENCE_S)
+        process.send_signal(signal.SIGINT)
+        status, _, body = answers(plain)[0]
+        assert (status, body["error"]["code"]) == (503, "draining")
+        assert process.wait(PATIENCE_S / 4) == 0
+        assert "Traceback" not in (process.stdout.read() if process.stdout else "")
+
+
+def test_of_a_thousand_that_can_be_read_the_newest_and_the_oldest_have_their_turn() -> None:
+    """A neighbour that came behind 1,100 clients was read behind them all, 120 ms late."""
+    connections = [Connection(number, *[None] * 4) for number in range(1000)]  # type: ignore[arg-type]
+    random.Random(0).shuffle(connections)
+    found = [connection.number for connection in in_turn(connections)]
+    assert found == [*range(999, 979, -1), *range(20)]
+    assert in_turn(connections[:40]) == connections[:40]

@@ -1,0 +1,331 @@
+"""What a GPU runs, on a CPU: its attention kernel in Triton's interpreter, and captured passes
+without the capture.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import model as model_module
+from config import Config, build, resolve
+from generate import OutOfMemory, graphs, load_generator, memory_for
+from generate.attention import PlainAttention, TritonAttention
+from generate.cached import CachedGenerator
+from generate.memory import fitting_blocks
+from generate.sampling import sample
+from model import GPT2, AddNorm, KVCache, load_model
+from scheduling.inference import Inference, Iteration, Row, Sampling
+from scheduling.policies import Dynamic, NoBatching, Static
+from shapes import Shape
+from tests.app.test_engine import N_VOCAB, Oracle, enliven, serve
+from tests.servers import ROOT
+
+pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+from generate.gpu import TritonAddNorm, pad_head
+from generate.norms import fuse_norms
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_size", [16, 24])
+def test_the_kernel_agrees_with_pytorchs_attention_and_stores_the_same(
+    dtype: torch.dtype, head_size: int
+) -> None:
+    shape = Shape(n_layer=1, n_head=2, n_embd=2 * head_size, vocab_size=300)
+    rng = torch.Generator().manual_seed(0)
+    caches = [KVCache(shape, 40, 4, dtype, "cpu") for _ in range(2)]
+    caches[0].layers[0].copy_(torch.randn(caches[0].layers[0].shape, generator=rng))
+    caches[1].layers[0].copy_(caches[0].layers[0])
+    inference = Inference([0] * 200, 1)
+    rows = [
+        Row(
+            inference, 70, 1, list(range(19, 37)), samples=True, idle=False
+        ),  # decodes; its cache takes two rounds of keys
+        Row(inference, 0, 1, [], samples=True, idle=True),  # gave its blocks back
+        Row(
+            inference, 0, 37, [1, 3, 5, 7, 9, 11, 13, 15, 17, 0], samples=True, idle=False
+        ),  # a prompt of three tiles
+        Row(
+            inference, 6, 21, [2, 4, 6, 8, 10, 12, 14], samples=False, idle=False
+        ),  # a chunk that starts inside a block
+        Row(inference, 3, 1, [38], samples=True, idle=True),  # computes its last position again
+    ]
+    qkv = torch.randn(61, 3, 2, head_size, generator=rng).to(dtype)
+    expected, found = (
+        attention.prepare(rows)(0, qkv)
+        for attention in (PlainAttention(caches[0]), TritonAttention(caches[1], 61))
+    )
+    assert (found.float() - expected.float()).abs().max() < (
+        1e-5 if dtype == torch.float32 else 0.02
+    )
+    assert torch.equal(caches[0].layers[0], caches[1].layers[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_addition_and_its_norm_in_one_launch_give_the_same(dtype: torch.dtype) -> None:
+    plain = AddNorm(48).to(dtype).requires_grad_(False)
+    plain.weight.normal_()
+    plain.bias.normal_()
+    x, y = (torch.randn(5, 48) * 3).to(dtype), torch.randn(5, 48).to(dtype)
+    for expected, found in zip(plain(x, y), TritonAddNorm(plain)(x, y)):
+        assert torch.allclose(
+            found.float(),
+            expected.float(),
+            *((1e-5, 1e-5) if dtype == torch.float32 else (0.02, 0.02)),
+        )
+
+
+COMPILE = """
+import sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+import triton.language as tl
+from kernels.add_norm import add_norm_kernel
+from kernels.paged_attention import KEYS, QUERIES, TILE, attention_kernel
+
+for name, dtype in (("bf16", tl.bfloat16), ("fp32", tl.float32)):
+    sizes = {"N_HEAD": 16, "HEAD": 64, "WIDTH": 64, "BLOCK_SIZE": 16}
+    sizes |= {"QUERIES": QUERIES, "KEYS": KEYS, "TILE": TILE}
+    for kernel, pointers, constants in (
+        (attention_kernel, {"tiles": "*i32", "tables": "*i32"},
+         {"SCALE": 0.125, "DTYPE": dtype, "PRECISION": "ieee", **sizes}),
+        (add_norm_kernel, {}, {"WIDTH": 1600, "POWER": 2048, "EPSILON": 1e-5}),
+    ):
+        types = {n: pointers.get(n, f"*{name}") for n in kernel.arg_names}
+        types |= dict.fromkeys(constants, "constexpr")
+        values = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
+        for architecture in map(int, sys.argv[1:]):
+            target = GPUTarget("cuda", architecture, 32)
+            made = compile(ASTSource(kernel, types, values), target=target)
+            print(name, kernel.__name__, architecture, len(made.asm["cubin"]), made.metadata.shared)
+"""
+
+
+@pytest.mark.nightly
+def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
+    """The interpreter takes what the compiler refuses, such as a name whose shape changes in a
+    loop. It needs no GPU.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE, "80", "90"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    made = [line.split() for line in done.stdout.splitlines()]
+    assert len(made) == 8 and all(int(size) > 1000 for *_, size, _ in made)
+    assert max(int(shared) for *_, shared in made) <= 99 * 1024, "what a program may use on an L4"
+
+
+TINY = Shape(n_layer=1, n_head=1, n_embd=16, n_ctx=64, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> GPT2:
+    return enliven(load_model(TINY, None, seed=3, dtype=torch.float32, device="cpu"))
+
+
+def asks() -> list[Inference]:
+    rng = random.Random(1)
+    sizes = [(3, 4), (21, 2), (1, 6)]
+    return [
+        Inference(
+            [rng.randrange(N_VOCAB) for _ in range(prompt)],
+            tokens,
+            Sampling(temperature=i / 2, seed=i),
+        )
+        for i, (prompt, tokens) in enumerate(sizes)
+    ]
+
+
+def test_the_largest_iteration_fits_the_buffers_of_a_pool_for_one_request(tiny: GPT2) -> None:
+    """On a GPU the first pool is that small, and a token budget may hold several of the longest
+    prompts.
+    """
+    cache = KVCache(TINY, 16, 1, torch.float32, "cpu")
+    generator = CachedGenerator(tiny, N_VOCAB, TritonAttention(cache, 43), sample, max_tokens=43)
+    generator.warm_up(max_batch_size=3, token_budget=40, prompt_tokens=15, block_size=1)
+
+
+class Replaying:
+    """In the place of graphs.Capture: the recorded pass is the Python of the capture, which knows
+    nothing of later iterations; as those of graphs its logits have one place, which the next replay
+    overwrites.
+    """
+
+    def __init__(self) -> None:
+        self.replayed: list[int] = []
+        self._logits: torch.Tensor | None = None
+
+    def __call__(self, forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        first = forward()
+        if self._logits is None:  # the largest comes first
+            self._logits = first.clone()
+
+        def replay() -> torch.Tensor:
+            assert self._logits is not None
+            self.replayed.append(len(first))
+            return self._logits[: len(first)].copy_(forward())
+
+        return replay
+
+
+@pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda policy: type(policy).__name__)
+def test_what_was_captured_once_computes_any_iteration(tiny: GPT2, policy: Any) -> None:
+    """A graph repeats what was recorded, so nothing but the content of the buffers may matter."""
+    expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), asks())
+    fused = copy.deepcopy(tiny)
+    fuse_norms(fused, TritonAddNorm)
+    pad_head(fused)
+    cache = KVCache(TINY, 30, 4, torch.float32, "cpu")
+    generator = CachedGenerator(fused, N_VOCAB, TritonAttention(cache, 40), sample, max_tokens=40)
+    capture = Replaying()
+    generator.capture([1, 3, 7], capture)
+    limits = {"n_blocks": 30, "max_batch_size": 3, "token_budget": 6, "decoder_batch_sizes": [3, 1]}
+    assert serve(policy, generator, asks(), **limits) == expected
+    assert set(capture.replayed) == {1, 3, 7}, (
+        "decode iterations of two sizes, and some with a prompt in them"
+    )
+
+
+def test_a_batch_of_sampled_ids_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a tensor is where a host waits for its GPU. (Operations that wait inside PyTorch are
+    not seen here.)
+    """
+    reads: list[str] = []
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            reads.append(name)
+            return real(*args, **kwargs)
+
+        return read
+
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__", "numpy", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, counted(name, getattr(torch.Tensor, name)))
+    samplings = [
+        Sampling(),
+        Sampling(1.0),
+        Sampling(0.5, top_k=3),
+        Sampling(2.0, top_p=0.5),
+        Sampling(1.0, 9, 0.9),
+    ]
+    ids = sample(torch.randn(5, 300), [(sampling, 1) for sampling in samplings], 257)
+    assert len(ids) == 5 and reads == ["tolist"]
+
+
+def gpu_config(**settings: Any) -> Config:
+    """As the launcher builds it where there is a GPU."""
+    return build(
+        "dynamic", {"model": "gpt2-medium", "weights": "random", "device": "cuda", **settings}, {}
+    )
+
+
+def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    config = gpu_config(gpu_memory_utilization="0.5")
+    block = 16 * 2 * 24 * 1024 * 2  # tokens × keys and values × layers × width × bytes
+    tried: list[int] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (15_000_000_000, 20_000_000_000))
+    n_blocks = fitting_blocks(config, tried.append)
+    assert tried == [64], "one request of 1,024 tokens"
+    assert n_blocks == 64 + (15_000_000_000 - 10_000_000_000) // block < config.n_blocks == 256 * 64
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75_000_000_000, 80_000_000_000))
+    assert fitting_blocks(config, tried.append) == config.n_blocks, (
+        "never more than the rows can use"
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (9_000_000_000, 20_000_000_000))
+    with pytest.raises(
+        OutOfMemory, match=r"1\.00 GB more than 0\.5 of this GPU's 20\.0 GB; lower --max-batch-size"
+    ):
+        fitting_blocks(config, tried.append)
+
+
+def test_memory_that_runs_out_in_an_iteration_names_the_settings_to_lower(
+    tiny: GPT2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = CachedGenerator(
+        tiny, N_VOCAB, PlainAttention(KVCache(TINY, 4, 4, torch.float32, "cpu")), sample, 40
+    )
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(generator, "sample", full)
+    row = Row(Inference([1], 1), 0, 1, [0], samples=True, idle=False)
+    said = "memory does not hold an iteration of 1 rows; lower --token-budget, --max-batch-size, "
+    with pytest.raises(OutOfMemory, match=said):
+        generator.generate(Iteration([row], 1, 0, 1))
+    with pytest.raises(torch.AcceleratorError, match="illegal"), memory_for("anything"):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def test_memory_that_does_not_hold_the_model_names_the_settings_to_lower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(model_module, "load_model", full)
+    with pytest.raises(
+        OutOfMemory,
+        match="does not hold gpt2-medium and an iteration of 256 rows; lower --token-budget",
+    ):
+        load_generator(gpu_config(), None, 257)
+
+
+def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: GPT2
+) -> None:
+    """All that load_generator does there, but for CUDA's own calls."""
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 64, '
+        '"vocab_size": 300}'
+    )
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    limits = {
+        "max_batch_size": "3",
+        "token_budget": "150",
+        "decoder_batch_sizes": "3,1",
+        "block_size": "4",
+    }
+    config = gpu_config(
+        model=str(tmp_path), tokenizer="bytes", dtype="float32", **limits
+    ).model_copy(update={"device": "cpu"})
+    captures: list[Replaying] = []
+
+    def capture() -> Replaying:
+        captures.append(Replaying())
+        return captures[-1]
+
+    monkeypatch.setattr(graphs, "Capture", capture)
+    room = 0.1 * 10**9 + 7 * config.block_bytes
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (room, 10**9))
+    monkeypatch.setattr(model_module, "load_model", lambda *_: copy.deepcopy(tiny))
+    generator = load_generator(config, None, N_VOCAB)
+    assert isinstance(generator, CachedGenerator) and isinstance(
+        generator.model.ln_f, TritonAddNorm
+    )
+    assert generator.n_blocks == 16 + 7, "one request of 64 tokens, and what was left"
+    gc.collect()
+    assert sum(type(thing) is CachedGenerator for thing in gc.get_objects()) == 1, (
+        "the trial is gone"
+    )
+    expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), asks())
+    settings = {
+        "n_blocks": 23,
+        "max_batch_size": 3,
+        "token_budget": 150,
+        "decoder_batch_sizes": [3, 1],
+    }
+    assert serve(Dynamic(), generator, asks(), **settings) == expected
+    assert len(captures) == 2 and set(captures[1].replayed) == {1, 3}

@@ -1,0 +1,351 @@
+"""A recording's file: what it holds, what is found when it is not whole or was changed, and that
+serving goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launch
+from config import ConfigError, build
+from observers.line_writer import LineWriter
+from observers.recording import END, Entry, gap, line_of, record
+from scheduling.policies import Dynamic, Plan, View
+from scheduling.scheduler import Scheduler
+from serving import Server
+from simulate import drive
+from simulate.replay import ReplayError, replay, replay_file
+from tests.servers import PATIENCE_S, ROOT
+from tests.virtual import Ask
+
+SETTINGS = {
+    "model": "fake",
+    "max_batch_size": 4,
+    "max_waiting": 2,
+    "max_model_len": 20,
+    "block_size": 4,
+    "kv_blocks": 6,
+    "kv_reservation": "demand",
+    "prefix_caching": True,
+    "token_budget": 8,
+}
+# one waits too long, the last one finds no room
+ASKS = [
+    Ask(0, prompt=9, tokens=6, content=1, n=2),
+    Ask(1, prompt=9, tokens=4, content=1),
+    Ask(2, prompt=3, tokens=12, content=2, user="ann", streamed=True),
+    Ask(2, prompt=3, tokens=12, content=3, deadline=4.5),
+    Ask(3, prompt=3, tokens=9, content=4),
+    Ask(4, prompt=3, tokens=9, content=5),
+    Ask(4, prompt=3, tokens=9, rows=3),
+]
+
+
+def recorded(**settings: Any) -> list[str]:
+    """The lines of a server that serves ASKS, an iteration a second."""
+    entries: list[Entry] = []
+    scheduler = record(build("dynamic", SETTINGS | settings, {}), entries.append)
+    drive(scheduler, [(ask.at, ask.group(4)) for ask in ASKS], lambda iteration: 1.0)
+    scheduler.forget_prefixes()
+    return [line_of(entry) for entry in [*entries, END]]
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    return recorded()
+
+
+def found(lines: list[str], **having: Any) -> int:
+    """The first line that has these names and values; ... has any value."""
+    return next(
+        i
+        for i, entry in enumerate(map(json.loads, lines))
+        if all(entry.get(k) == v or (v is ... and k in entry) for k, v in having.items())
+    )
+
+
+def test_what_a_whole_recording_comes_to_is_said_in_a_sentence(lines: list[str]) -> None:
+    rows = sum('"rows"' in line for line in lines)
+    assert str(replay(lines)) == f"{rows} of {rows} iterations are equal, row by row."
+    for call in ("enqueue", "schedule", "apply", "expire", "forget_prefixes"):
+        assert found(lines, call=call)
+    assert found(lines, error="overloaded") and found(lines, preempted=1)
+
+
+CHANGES: dict[str, tuple[dict[str, Any], Callable[[Entry], Any], str]] = {
+    "where a row starts": (
+        {"now": 1.0, "rows": ...},
+        lambda entry: entry["rows"][1].__setitem__(1, 77),
+        "row 1 of request 1: start is 77 in the recording, and 8 in the replay",
+    ),
+    "which blocks it fills": (
+        {"rows": ...},
+        lambda entry: entry["rows"][0][6].__setitem__(0, 7),
+        "row 0 of request 0: blocks is [7, 1] in the recording, and [0, 1] in the replay",
+    ),
+    "how many rows there are": (
+        {"running": 4},
+        lambda entry: entry["rows"].pop(),
+        "rows: 3 in the recording, 4 in the replay",
+    ),
+    "who waits": (
+        {"waiting": 3},
+        lambda entry: entry.update(waiting=2),
+        "waiting is 2 in the recording, and 3 in the replay",
+    ),
+    "why somebody was turned away": (
+        {"error": ...},
+        lambda entry: entry.update(error="rate_limit_exceeded"),
+        'error is "rate_limit_exceeded" in the recording, and "overloaded" in the replay',
+    ),
+    "that somebody was not": (
+        {"ids": [3]},
+        lambda entry: entry.update(error="overloaded"),
+        'error is "overloaded" in the recording, and nothing in the replay',
+    ),
+    "who was answered": (
+        {"answered": ..., "call": "apply"},
+        lambda entry: entry["answered"].append(5),
+        "answered is ",
+    ),
+    "when it was": (
+        {"call": "expire"},
+        lambda entry: entry.update(now=4.25),
+        "it changed something in the recording, and changes nothing in the replay",
+    ),
+    "whom it named": (
+        {"call": "expire"},
+        lambda entry: entry.update(call="fail", ids=[99], why="cancelled"),
+        "request 99 is in flight in the recording, and not in the replay",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_was_changed_is_found_and_named(name: str, lines: list[str]) -> None:
+    having, change, said = CHANGES[name]
+    changed, i = [*lines], found(lines, **having)
+    change(entry := json.loads(lines[i]))
+    changed[i] = json.dumps(entry)
+    result = replay(changed)
+    before, rows = (sum('"rows"' in line for line in part) for part in (lines[:i], lines))
+    assert f"line {i + 1} ({entry['call']}): {said}" in str(result.first_difference)
+    assert (result.equal, result.iterations) == (before, rows)
+    assert str(result).startswith(f"{before} of {rows} iterations are equal")
+    assert "The first difference is in " in str(result)
+
+
+def test_an_engine_that_plans_otherwise_differs(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dynamic, "plan", lambda policy, view: Plan())
+    assert "rows: 1 in the recording, 0 in the replay" in str(replay(lines))
+
+
+def test_a_policy_that_fails_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Dynamic.plan
+
+    def fails(policy: Dynamic, view: View) -> Plan:
+        if not 3 <= view.now < 4:
+            return plan(policy, view)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Dynamic, "plan", fails)
+    entries: list[Entry] = []
+    scheduler = record(build("dynamic", SETTINGS, {}), entries.append)
+    scheduler.enqueue(Ask(0).group(4), 0.0)
+    for now in (2.0, 3.0, 4.0):
+        try:
+            iteration, _ = scheduler.schedule(now)
+            scheduler.apply(iteration, [1], now)
+        except ZeroDivisionError:
+            pass
+    lines = [line_of(entry) for entry in entries]
+    assert found(lines, error="ZeroDivisionError") == 4
+    assert replay(lines).first_difference is None
+    monkeypatch.setattr(Dynamic, "plan", plan)
+    assert 'error is "ZeroDivisionError" in the recording, and nothing' in str(replay(lines))
+
+
+def test_a_line_that_is_missing_is_named(lines: list[str]) -> None:
+    for i in range(1, len(lines) - 2):
+        with pytest.raises(ReplayError, match=rf"line {i + 1}: .* call {i} is missing"):
+            replay(lines[:i] + lines[i + 1 :])
+
+
+def test_a_recording_that_ends_early_is_replayed_up_to_there_and_says_so(lines: list[str]) -> None:
+    early = "A recording ends before the server did, and was replayed up to there."
+    killed = [*lines[:30], lines[30][:-5]]
+    for those in (killed, killed[:-1]):
+        result = replay(those)
+        assert result.calls == 29 and result.equal == result.iterations > 5
+        assert result.first_difference is None and str(result).endswith(early)
+    assert early not in str(replay(lines))
+
+
+def test_a_file_may_hold_several_recordings(lines: list[str]) -> None:
+    alone = replay(lines)
+    several = [*lines, *lines[:30], *recorded(order="sjf")]
+    result = replay(several)
+    assert result.first_difference is None and result.iterations > 2 * alone.iterations
+    assert "in 3 recordings. A recording ends before" in str(result)
+    i = found(lines, waiting=3)
+    several[i] = several[i].replace('"waiting":3', '"waiting":1')
+    assert replay(several).equal > result.equal - alone.iterations, "the others are compared"
+
+
+BROKEN = {
+    "a gap": (5, '{"gap":"the disk is too slow"}', "line 6: calls are missing .* disk is too slow"),
+    "half a line": (5, '{"n":5,"call":"sch', "line 6: this is no line of a recording"),
+    "no call": (5, '{"n":5,"call":"sing"}', "line 6: .* no call is named sing"),
+    "no object": (5, "[]", "line 6: this is no line of a recording"),
+    "another version": (
+        0,
+        '{"recording":2,"settings":{}}',
+        "line 1: .* of version 2, .* version 1",
+    ),
+    "no settings": (
+        0,
+        '{"recording":1,"settings":{"mode":"dynamic"}}',
+        "line 1: .* want of kv_reservation",
+    ),
+    "an unknown mode": (
+        0,
+        '{"recording":1,"settings":{"mode":"best"}}',
+        "line 1: .*for want of .best",
+    ),
+    "no beginning": (
+        0,
+        '{"id":7,"state":"finished"}',
+        "line 1: a recording begins with its settings",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_replayed_says_why(name: str, lines: list[str], tmp_path: Path) -> None:
+    i, line, said = BROKEN[name]
+    path = tmp_path / "recording.jsonl"
+    path.write_text("\n".join([*lines[:i], line, *lines[i + 1 :]]))
+    with pytest.raises(ReplayError, match=f"{path}, {said}"):
+        replay_file(str(path))
+
+
+def test_neither_can_what_is_no_recording(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for path, said in (("empty", "no recording"), ("binary", "not text"), ("none", "No such file")):
+        with pytest.raises(ReplayError, match=said):
+            replay_file(str(tmp_path / path))
+
+
+def test_no_token_is_in_a_recording_and_of_a_request_what_scheduling_goes_by(
+    lines: list[str],
+) -> None:
+    of_calls: dict[str, set[str]] = {}
+    for entry in map(json.loads, lines):
+        of_calls.setdefault(entry.get("call", "others"), set()).update(entry)
+    common = {"n", "call", "now"}
+    told = {
+        "running",
+        "waiting",
+        "blocks_used",
+        "reason",
+        "padding",
+        "preempted",
+        "wake_at",
+        "rows",
+    }
+    assert of_calls == {
+        "others": {"recording", "settings", "end"},
+        "enqueue": common | {"group", "ids", "error"},
+        "schedule": (common | told) - {"padding", "wake_at"},
+        "apply": common | {"keys", "answered"},
+        "expire": common | {"answered"},
+        "forget_prefixes": {"n", "call"},
+    }
+    members = [
+        {*member} for line in lines if '"enqueue"' in line for member in json.loads(line)["group"]
+    ]
+    assert set().union(*members) == {
+        *("prompt_tokens", "num_tokens", "seed", "keys", "leader", "user", "streamed", "deadline")
+    }
+    for line in lines:
+        for keys in json.loads(line).get("keys", {}).values():
+            assert all(len(bytes.fromhex(key)) == 32 for key in keys)
+
+
+# ---- the file
+
+
+def test_a_server_that_is_not_recorded_has_a_plain_scheduler() -> None:
+    server = Server(build("dynamic", SETTINGS, {}))
+    assert type(server.scheduler) is Scheduler and server.recording is None
+    server.close()
+
+
+def test_where_the_disk_is_too_slow_nothing_waits_and_the_recording_has_a_gap(
+    lines: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path, works = tmp_path / "recording.jsonl", threading.Event()
+
+    def slowly(line: str) -> str:
+        assert works.wait(PATIENCE_S)
+        return line
+
+    writer = LineWriter(
+        str(path), "recording", slowly, backlog=10, gap=lambda why: line_of(gap(why))
+    )
+    for line in lines:
+        writer.put(line)
+    works.set()
+    writer.close()
+    assert path.read_text().endswith('{"gap":"the disk is too slow"}\n')
+    with pytest.raises(ReplayError, match="the disk is too slow"):
+        replay_file(str(path))
+    assert "recording: the disk is too slow; lines are lost from here on" in caplog.text
+
+
+def test_no_line_is_half_there_when_the_file_can_grow_no_further(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    program = f"""
+import resource, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from observers.line_writer import LineWriter
+from observers.recording import END, gap, line_of
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 2000))
+writer = LineWriter({str(path)!r}, "recording", line_of, 100, gap)
+for n in range(4):
+    for i in range(1, 11):
+        writer.put({{"n": 10 * n + i, "call": "forget_prefixes"}})
+    time.sleep(0.2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+writer.put(END)
+writer.close()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    *whole, last = map(json.loads, path.read_text().splitlines())
+    assert last == {"gap": "File too large"}
+    assert [line["n"] for line in whole] == list(range(1, 1 + len(whole))) != []
+    assert "File too large; lines are lost" in ended.stderr and "lines were lost" in ended.stderr
+
+
+def test_a_file_that_cannot_be_written_and_one_for_two_purposes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the recording .* cannot be written .*another --record"):
+        launch._check_files(build("dynamic", {"model": "fake", "record": str(tmp_path)}, {}))
+    both = dict.fromkeys(("record", "request_log"), str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"record and request_log are both .*another --record"):
+        build("dynamic", {"model": "fake"} | both, {})

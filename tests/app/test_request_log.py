@@ -1,0 +1,358 @@
+"""The request log: a whole JSON line for each request that ended, in order, and serving goes on
+without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from client.calls import get
+from client.data import PromptData
+from client.load import replay
+from compare.servers import wait_until_ready
+from config import MODES
+from observers.request_log import RequestLog
+from scheduling.inference import Generator, Inference, Iteration, State
+from tests.counts import nightly_but
+from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
+
+FIELDS = {
+    "id",
+    "group",
+    "leader",
+    "request_id",
+    "user",
+    "priority",
+    "predicted_tokens",
+    "mode",
+    "state",
+    "finish_reason",
+    "error",
+    "batch_id",
+    "position",
+    "prompt_tokens",
+    "cached_tokens",
+    "num_tokens",
+    "completion_tokens",
+    "preemptions",
+    "preempted_s",
+    "paused_s",
+    "recomputed_tokens",
+    "arrived_at",
+    "admitted_at",
+    "token_times",
+    "answered_at",
+}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("mode", nightly_but(["dynamic"], MODES))
+def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
+    mode: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    requests = PromptData("uniform:1:30", seed=4).requests(40, "burst")
+    with server(mode, {"model": "fake", "request_log": str(path), "max_batch_size": 8}) as url:
+        outcomes = replay(url, requests)
+        assert_all_answered(outcomes)
+        stats = get(f"{url}/stats")
+    found = lines(path)
+    assert len(found) == 40 and {frozenset(line) for line in found} == {frozenset(FIELDS)}
+    assert all(
+        line["state"] == "finished" and line["finish_reason"] == "length" and line["error"] is None
+        for line in found
+    )
+    for line in found:
+        assert (
+            line["arrived_at"]
+            <= line["admitted_at"]
+            <= line["token_times"][0]
+            <= line["answered_at"]
+        )
+        assert line["token_times"] == sorted(line["token_times"])
+        assert len(line["token_times"]) == line["completion_tokens"] == line["num_tokens"]
+        assert abs(line["arrived_at"] - time.time()) < 600
+    answered = [line["answered_at"] for line in found]
+    assert answered == sorted(answered)
+    assert sum(line["completion_tokens"] for line in found) == stats["total_output_tokens"]
+    queue_ms = 1e3 * sum(line["admitted_at"] - line["arrived_at"] for line in found) / 40
+    assert queue_ms == pytest.approx(stats["mean_queue_time_ms"], abs=0.01)
+    batches: dict[int, list[int]] = {}
+    for line in found:
+        batches.setdefault(line["batch_id"], []).append(line["position"])
+    if mode in ("static", "windowed"):
+        assert list(batches) == sorted(batches), "whole batches, one after another"
+        assert all(positions == list(range(len(positions))) for positions in batches.values()), (
+            "in the order of their rows"
+        )
+        assert max(map(len, batches.values())) == 8
+    elif mode == "nobatch":
+        assert all(positions == [0] for positions in batches.values()) and len(batches) == 40
+    else:
+        assert max(max(positions) for positions in batches.values()) == 7
+
+
+def test_a_line_says_on_whose_behalf_a_request_came(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
+    client = client_of("dynamic", request_log=str(tmp_path / "log.jsonl"))
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 2, "user": "ann"})
+    client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2, "user": "bob"})
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 2})
+    client.application.extensions["server"].close()
+    assert [line["user"] for line in lines(tmp_path / "log.jsonl")] == ["ann", "bob", None]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_line_has_the_request_s_id_which_its_answer_tells(
+    client_of: Callable[..., FlaskClient], tmp_path: Path, stream: bool
+) -> None:
+    """What no header can hold, or is too long for one, gets another id."""
+    client, found = client_of(request_log=str(tmp_path / "log.jsonl")), []
+    body = {"prompt": ["hi", "there"], "num_tokens": 2, "stream": stream}
+    for given in ("trace-7;a=b", "x" * 128, "x" * 129, "a b", "é", "", None):
+        headers = {} if given is None else {"X-Request-Id": given}
+        response = client.post("/inference", json=body, headers=headers)
+        assert response.status_code == 200 and response.data
+        [told] = response.headers.getlist("X-Request-Id")
+        found += [told, told]
+    client.application.extensions["server"].close()
+    assert [line["request_id"] for line in lines(tmp_path / "log.jsonl")] == found
+    assert found[:3] == ["trace-7;a=b", "trace-7;a=b", "x" * 128]
+    assert len(set(found)) == 7 and all(re.fullmatch("[0-9a-f]{32}", id_) for id_ in found[4:])
+
+
+def test_a_refusal_tells_the_request_s_id_too(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(api_key="sesame")
+    for path in ("/stats", "/nope", "/inference", "/health"):
+        told = client.get(path, headers={"X-Request-Id": "mine"})
+        assert told.headers["X-Request-Id"] == "mine"
+
+
+def test_a_line_says_the_level_of_a_request_and_what_was_predicted_of_its_length(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    client = client_of("dynamic", request_log=str(path))
+    for priority in (2, 0, -1):
+        client.post("/inference", json={"prompt": "hi", "num_tokens": 2, "priority": priority})
+    server = client.application.extensions["server"]
+    server.request_log.answered(Inference([0], 9, predicted_tokens=7, answered_at=1.0))
+    server.close()
+    *served, told = lines(path)
+    assert [line["priority"] for line in served] == [2, 0, -1]
+    assert (told["predicted_tokens"], told["num_tokens"]) == (7, 9)
+
+
+def test_paused_time_is_the_same_in_the_answer_the_log_and_the_stats(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
+    class Pausing(Generator):
+        """It says of each request what a scheduler says that left it out for a while."""
+
+        def generate(self, iteration: Iteration) -> list[int]:
+            for row in iteration.rows:
+                row.inference.paused_s = 0.25 * len(row.inference.prompt_ids)
+            return [65 for row in iteration.rows if row.samples]
+
+    path = tmp_path / "log.jsonl"
+    client = client_of(engine=Pausing, request_log=str(path))
+    told = [
+        client.post("/inference", json={"prompt": prompt, "num_tokens": 2}).get_json()["timings"]
+        for prompt in ("a", "bc")
+    ]
+    stats = client.get("/stats").get_json()
+    client.application.extensions["server"].close()
+    assert [timings["paused_s"] for timings in told] == [0.25, 0.5]
+    assert [line["paused_s"] for line in lines(path)] == [0.25, 0.5]
+    assert (stats["paused_s"], stats["preempted_s"]) == (0.75, 0.0)
+    assert "paused_s" in stats["definitions"]
+    client.post("/stats/reset", json={})
+    assert client.get("/stats").get_json()["paused_s"] == 0.0
+
+
+def test_what_ended_otherwise_is_a_line_too(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"from": "an earlier run"}\n')
+    client = client_of("nobatch", request_log=str(path))
+    manager = client.application.extensions["server"].manager
+    manager.enqueue([Inference([0], 1000)])
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 5, "timeout_s": 0.02})
+    manager.close()
+    client.application.extensions["server"].request_log.close()
+    earlier, expired, stopped = lines(path)
+    assert earlier == {"from": "an earlier run"}
+    assert (expired["state"], expired["error"], expired["batch_id"]) == (
+        "expired",
+        "deadline_passed",
+        None,
+    )
+    assert (
+        expired["admitted_at"] is None
+        and expired["token_times"] == []
+        and expired["finish_reason"] is None
+    )
+    assert (stopped["state"], stopped["error"], stopped["batch_id"], stopped["position"]) == (
+        "failed",
+        "draining",
+        0,
+        0,
+    )
+
+
+def test_a_full_disk_loses_lines_and_disturbs_nobody() -> None:
+    port = free_port()
+    command = [
+        sys.executable,
+        "launch.py",
+        "dynamic",
+        "--model",
+        "fake",
+        "--port",
+        str(port),
+        "--request-log",
+        "/dev/full",
+    ]
+    with launched(*command) as process:
+        wait_until_ready(process, f"http://127.0.0.1:{port}")
+        assert_all_answered(replay(f"http://127.0.0.1:{port}", asks(30, 3)))
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "No space left on device; lines are lost" in output and "30 lines were lost" in output
+    assert "Traceback" not in output and output.count("No space left") == 1
+
+
+def test_no_line_is_half_there_when_the_file_can_grow_no_further(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    program = f"""
+import resource, sys
+sys.path.insert(0, {str(ROOT)!r})
+from scheduling.inference import Generator, Inference, Iteration, State
+from observers.request_log import RequestLog
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+log = RequestLog({str(path)!r}, "dynamic", 0.0)
+for n in range(9):
+    log.answered(Inference([0] * n, 5, id=n, state=State.FINISHED, answered_at=1.0))
+log.close()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    found = lines(path)
+    assert 1 <= len(found) < 9 and [line["id"] for line in found] == list(range(len(found)))
+    assert path.read_text().endswith("\n") and f"{9 - len(found)} lines were lost" in ended.stderr
+
+
+def test_a_disk_that_hangs_holds_up_nobody_and_what_waits_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "log.jsonl"
+    log = RequestLog(str(path), "dynamic", 0.0, backlog=5)
+    works = threading.Event()
+    monkeypatch.setattr(
+        log._lines, "_write", lambda entries: None if works.wait(PATIENCE_S) else ""
+    )
+    start = time.monotonic()
+    for n in range(20):
+        log.answered(Inference([0], 5, id=n, state=State.FINISHED, answered_at=1.0))
+    assert time.monotonic() - start < PATIENCE_S / 2, "a guard against waiting for the disk"
+    works.set()
+    log.close()
+    assert "too slow" in caplog.text and "lines were lost" in caplog.text
+
+
+def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
+    port, path = free_port(), tmp_path / "log.jsonl"
+    command = [
+        sys.executable,
+        "launch.py",
+        "dynamic",
+        "--model",
+        "fake",
+        "--port",
+        str(port),
+        "--request-log",
+        str(path),
+    ]
+    with launched(*command) as process:
+        wait_until_ready(process, f"http://127.0.0.1:{port}")
+        assert_all_answered(replay(f"http://127.0.0.1:{port}", asks(50, 2)))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    assert len(lines(path)) == 50
+
+
+@pytest.mark.nightly
+def test_a_comparison_started_elsewhere_writes_its_modes_into_one_log_there(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "compare",
+        "--model",
+        "fake",
+        "--modes",
+        "nobatch,static",
+        "--numsamples",
+        "3",
+    ]
+    command += [
+        "--arrival",
+        "burst",
+        "--request-log",
+        "log.jsonl",
+        "--out",
+        "out",
+        "--skip-calibration",
+    ]
+    subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+    )
+    assert {line["mode"] for line in lines(tmp_path / "log.jsonl")} == {"nobatch", "static"}
+
+
+@pytest.mark.parametrize("path", ["/nowhere/log.jsonl", ".", "pipe without a reader"])
+def test_a_log_that_cannot_be_written_ends_the_launcher_with_a_sentence(
+    path: str, tmp_path: Path
+) -> None:
+    if path.startswith("pipe"):
+        os.mkfifo(path := str(tmp_path / "pipe"))
+    command = [
+        sys.executable,
+        "launch.py",
+        "dynamic",
+        "--model",
+        "fake",
+        "--port",
+        str(free_port()),
+        "--request-log",
+        path,
+    ]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (
+        ended.returncode == 2
+        and "choose another --request-log" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )

@@ -1,0 +1,451 @@
+"""A real gunicorn and real HTTP: many at once, shutdown in the middle, clients that die, bodies
+that are too large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from client.calls import ServerError, get, post
+from client.data import PromptData, Request
+from client.load import Outcome, replay
+from compare.servers import wait_until_ready
+from config import MODES
+from tests.counts import ALL, nightly_but
+from tests.servers import (
+    PATIENCE_S,
+    ROOT,
+    Serve,
+    asks,
+    assert_all_answered,
+    free_port,
+    launched,
+    metric,
+    server,
+    wait_until,
+    wait_until_free,
+)
+from tests.sse import events, text_of
+
+
+@pytest.mark.parametrize("mode", nightly_but(["static"], MODES))
+def test_300_requests_at_once_are_all_answered(mode: str, shared_server: Serve) -> None:
+    with shared_server(mode, {"model": "fake"}) as url:
+        n = 3 if mode == "nobatch" else 10  # so many that the others wait for the first batch
+        outcomes = replay(url, asks(300, n))
+        assert_all_answered(outcomes)
+        assert all(outcome.answer and outcome.answer.completion_tokens == n for outcome in outcomes)
+        stats = get(f"{url}/stats")
+        assert stats["completed"] == 300 and stats["total-tokens-handled"] == 300 * n
+        assert stats["largest_batch"] == (1 if mode == "nobatch" else 32)
+
+
+def test_256_rows_are_filled_and_1200_requests_at_once_are_all_answered() -> None:
+    with server("dynamic", {"model": "fake", "max_batch_size": 256}) as url:
+        assert_all_answered(replay(url, asks(256, 200)))
+        assert get(f"{url}/stats")["largest_batch"] == 256
+        assert_all_answered(replay(url, asks(1200, 5)))
+        assert get(f"{url}/stats")["refused"] == 0
+
+
+def test_requests_beyond_the_queue_are_refused_and_the_others_answered() -> None:
+    with server("nobatch", {"model": "fake", "max_batch_size": 4, "max_waiting": 16}) as url:
+        outcomes = replay(url, asks(60, 20))
+        refused = [outcome.error for outcome in outcomes if outcome.error]
+        assert 0 < len(refused) <= 40 and all(error.startswith("429 ") for error in refused)
+        assert get(f"{url}/stats")["completed"] == 60 - len(refused)
+
+
+def in_background(url: str, requests: list[Request]) -> tuple[threading.Thread, list[Outcome]]:
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.extend(replay(url, requests)))
+    thread.start()
+    return thread, outcomes
+
+
+def wait_until_running(url: str, n: int) -> None:
+    for _ in range(PATIENCE_S * 20):
+        if get(f"{url}/stats")["largest_batch"] >= n:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the requests never ran")
+
+
+def wait_until_in_flight(url: str, n: int) -> None:
+    def in_flight() -> float:
+        return metric(url, "vllm:num_requests_running") + metric(url, "vllm:num_requests_waiting")
+
+    wait_until(lambda: in_flight() == n)
+
+
+def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with launched(
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
+    ) as process:
+        wait_until_ready(process, url)
+        thread, outcomes = in_background(url, asks(20, 500))
+        wait_until_running(url, 20)
+        process.send_signal(signal.SIGTERM)
+        thread.join(PATIENCE_S)
+        assert_all_answered(outcomes)
+        assert len(outcomes) == 20
+        assert process.wait(PATIENCE_S) == 0
+        with pytest.raises(ServerError):
+            get(f"{url}/health")
+
+
+def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with launched(
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
+    ) as process:
+        wait_until_ready(process, url)
+        thread, outcomes = in_background(url, asks(3, 1000))
+        stream = send(url, "/inference", {"prompt": "hi", "num_tokens": 1000, "stream": True})
+        wait_until_running(url, 4)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        assert process.wait(PATIENCE_S) == 0
+        thread.join(PATIENCE_S)
+        assert len(outcomes) == 3 and all(outcome.error for outcome in outcomes)
+        *_, last, done = received(stream).split(b"data: ")
+        assert b'"code":"draining"' in last and done.startswith(b"[DONE]")
+        assert "Traceback" not in (process.stdout.read() if process.stdout else "")
+
+
+JSON = b"Content-Type: application/json\r\n"
+
+
+def send(url: str, route: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request and leave its answer alone."""
+    host, port = url.removeprefix("http://").split(":")
+    raw = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(
+        b"POST %s HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n"
+        % (route.encode(), JSON, len(raw))
+        + raw
+    )
+    return connection
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes the connection, or ends a chunked answer."""
+    raw = b""
+    with connection:
+        connection.settimeout(PATIENCE_S)
+        while not raw.endswith(b"0\r\n\r\n") and (data := connection.recv(1_000_000)):
+            raw += data
+    return raw
+
+
+@pytest.mark.parametrize("mode", nightly_but(["dynamic"], MODES))
+def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_rows_and_blocks_free(
+    mode: str,
+) -> None:
+    # an iteration takes 20 ms, so left alone each of these would run for 20 s; the first two run
+    # and the others wait
+    with server(mode, {"model": "fake", "max_batch_size": 2, "loop_interval_ms": 20}) as url:
+        native, openai = {"prompt": "hi", "num_tokens": 1000}, {"prompt": "hi", "max_tokens": 1000}
+        going = [
+            send(url, "/inference", native),
+            send(url, "/v1/completions", openai | {"stream": True}),
+            send(url, "/inference", native | {"stream": True}),
+            send(url, "/v1/completions", openai),
+        ]
+        wait_until_in_flight(url, 4)
+        going[0].sendall(b"GET /stats")  # bytes that nobody reads must not hide the end behind them
+        for connection in going:
+            connection.close()
+        wait_until_free(url, patience_s=2.5)  # a second is promised
+        stats = get(f"{url}/stats")
+        assert stats["cancelled"] == 4 and stats["completed"] == 0
+        assert metric(url, "vllm:generation_tokens_total") < 1000
+        assert_all_answered(replay(url, asks(3, 3)))
+
+
+SMALL_POOL = {
+    "kv_reservation": "demand",
+    "kv_blocks": 70,
+    "prefix_caching": True,
+    "order": "prefix",
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("settings", [{}, SMALL_POOL], ids=["plain", "preempted and cached"])
+def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_the_others_their_text(
+    shared_server: Serve, settings: dict[str, Any]
+) -> None:
+    prompts = [
+        f"{'one two three ' * 5}{words} {n}"
+        for n in range(5)
+        for words in ("If the", "Return", "a list of", "The", "class")
+    ]
+
+    async def ask(session: aiohttp.ClientSession, url: str, n: int, enough: int) -> str:
+        body = {
+            "prompt": prompts[n % len(prompts)],
+            "num_tokens": 60,
+            "temperature": 0,
+            "stream": True,
+        }
+        text, tokens = "", 0
+        async with session.post(f"{url}/inference", json=body) as response:
+            assert response.status == 200
+            async for line in response.content:
+                event = line.decode().removeprefix("data: ").strip()
+                if event and event != "[DONE]" and "text" in (chunk := json.loads(event)):
+                    text, tokens = text + chunk["text"], tokens + chunk["tokens"]
+                    if tokens >= enough:
+                        response.close()
+                        return ""
+        return text
+
+    async def all_at_once(url: str) -> list[str]:
+        timeout = aiohttp.ClientTimeout(total=4 * PATIENCE_S)
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=timeout
+        ) as session:
+            return await asyncio.gather(
+                *(ask(session, url, n, 5 if n % 2 else 1000) for n in range(500))
+            )
+
+    with shared_server("dynamic", {"model": "demo"} | settings) as url:
+        plain = [{"prompt": prompt, "num_tokens": 60, "temperature": 0} for prompt in prompts]
+        alone = [post(f"{url}/inference", body)["completion"] for body in plain]
+        assert len(set(alone)) > 15
+        texts = asyncio.run(all_at_once(url))
+        assert all(texts[n] == alone[n % len(prompts)] for n in range(0, 500, 2))
+        wait_until_free(url)
+        stats = get(f"{url}/stats")
+        assert stats["cancelled"] + stats["completed"] == 500 + len(prompts)
+        assert stats["cancelled"] > 100, (
+            "the others had their last token before the server could notice"
+        )
+        assert stats["failed"] == stats["expired"] == stats["refused"] == 0
+        assert min(stats["preemptions"], stats["cached_tokens"]) > 50 or not settings
+
+
+def test_a_reader_that_stands_still_slows_nobody_and_gets_what_piled_up_in_few_pieces() -> None:
+    with server("dynamic", {"model": "fake", "max_batch_size": 36}) as url:
+        ask = {"prompt": ["hi"] * 32, "max_tokens": 1000, "seed": 1, "stream": True}
+        slow = send(url, "/v1/completions", ask)  # its answer is larger than what the sockets hold
+        wait_until_running(url, 32)
+        assert_all_answered(replay(url, asks(4, 100)))
+        wait_until_free(url)  # all of it is computed, and nothing read
+        assert metric(url, "vllm:generation_tokens_total") == 32 * 1000 + 4 * 100
+        head, _, raw = received(slow).partition(b"\r\n\r\n")
+        assert b"Transfer-Encoding: chunked" in head and get(f"{url}/stats")["completed"] == 36
+        chunks = events(unchunked(raw))
+        plain = post(f"{url}/v1/completions", ask | {"stream": False})["choices"]
+        assert [text_of(chunks, i) for i in range(32)] == [choice["text"] for choice in plain]
+        assert (
+            sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks)
+            == 32
+            <= len(chunks)
+            < 32 * 1000
+        )
+
+
+def unchunked(raw: bytes) -> bytes:
+    """The body of a chunked answer, strictly read."""
+    body = b""
+    while True:
+        size, _, raw = raw.partition(b"\r\n")
+        n = int(size, 16)
+        assert raw[n : n + 2] == b"\r\n"
+        if n == 0:
+            return body
+        body, raw = body + raw[:n], raw[n + 2 :]
+
+
+def test_half_a_request_does_not_keep_a_server_from_ending_and_a_wrong_one_is_a_400() -> None:
+    port = free_port()
+    with launched(
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
+    ) as process:
+        wait_until_ready(process, f"http://127.0.0.1:{port}")
+        with (
+            socket.create_connection(("127.0.0.1", port)) as wrong,
+            socket.create_connection(("127.0.0.1", port)) as half,
+        ):
+            wrong.sendall(
+                b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
+                + JSON
+                + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"
+            )
+            answer = wrong.recv(1000)
+            half.sendall(
+                b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
+                + JSON
+                + b"Content-Length: 100\r\n\r\n{"
+            )
+            time.sleep(0.5)
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(PATIENCE_S / 2) == 0, "it would wait for an hour"
+        assert b" 400 " in answer
+        assert "Traceback" not in (process.stdout.read() if process.stdout else "")
+
+
+def test_a_client_of_http_1_0_gets_its_stream_without_chunks(shared_server: Serve) -> None:
+    body = json.dumps({"prompt": "hi", "num_tokens": 30, "seed": 1, "stream": True}).encode()
+    with shared_server("dynamic", {"model": "fake"}) as url:
+        host, port = url.removeprefix("http://").split(":")
+        connection = socket.create_connection((host, int(port)))
+        connection.sendall(
+            b"POST /inference HTTP/1.0\r\n"
+            + JSON
+            + b"Content-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        head, _, raw = received(connection).partition(b"\r\n\r\n")
+        assert b"200 OK" in head and b"chunked" not in head
+        *chunks, _ = events(raw)
+        plain = post(f"{url}/inference", {"prompt": "hi", "num_tokens": 30, "seed": 1})
+        assert "".join(chunk["text"] for chunk in chunks) == plain["completion"]
+
+
+def test_a_killed_client_disturbs_nobody(shared_server: Serve) -> None:
+    with shared_server("dynamic", {"model": "fake"}) as url:
+        alone = replay(url, asks(5, 100))
+        for abrupt in (True, False):
+            with send(url, "/inference", {"prompt": "hi", "num_tokens": 900}) as dying:
+                if abrupt:  # RST instead of FIN
+                    dying.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        beside = replay(url, asks(5, 100))
+        assert_all_answered(beside)
+        assert [outcome.text for outcome in beside] == [outcome.text for outcome in alone]
+
+
+def test_bodies_that_are_too_large_get_413_and_disturb_nobody(shared_server: Serve) -> None:
+    with shared_server("dynamic", {"model": "fake"}) as url:
+        thread, outcomes = in_background(url, asks(5, 300))
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as sending:
+            sending.sendall(
+                b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
+                + JSON
+                + b"Content-Length: 50000000\r\n\r\n"
+            )
+            for _ in range(50):
+                try:
+                    sending.sendall(b"x" * 1_000_000)
+                except OSError:
+                    break  # refused before all of it was sent
+            assert b"413" in sending.recv(100)
+        for body, status in (
+            ({"prompt": "", "num_tokens": 1}, 400),
+            ({"prompt": "x", "num_tokens": 2000}, 400),
+        ):
+            with pytest.raises(ServerError, match=f"answered {status}"):
+                post(f"{url}/inference", body)
+        thread.join(PATIENCE_S)
+        assert_all_answered(outcomes)
+
+
+def test_a_slow_client_does_not_hold_up_the_others() -> None:
+    with server("dynamic", {"model": "fake", "max_batch_size": 1, "max_waiting": 0}) as url:
+        host, port = url.removeprefix("http://").split(":")
+        slow = [socket.create_connection((host, int(port))) for _ in range(10)]
+        for connection in slow:
+            connection.sendall(b"POST /inf")  # and nothing more
+        assert_all_answered(replay(url, asks(1, 3)))
+        for connection in slow:
+            connection.close()
+
+
+def test_a_port_in_use_is_a_sentence_that_names_another() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with launched(
+            sys.executable,
+            "launch.py",
+            "dynamic",
+            "--model",
+            "fake",
+            "--port",
+            str(taken.getsockname()[1]),
+        ) as process:
+            output, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 2 and "Address already in use" in output and "--port" in output
+
+
+def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
+    port = free_port()
+    with launched(
+        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
+    ) as process:
+        wait_until_ready(process, f"http://127.0.0.1:{port}")
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert (
+        "serving fake" in output
+        and "--host 0.0.0.0" in output
+        and f"ready: dynamic mode on http://127.0.0.1:{port}" in output
+    )
+
+
+def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server: Serve) -> None:
+    requests = PromptData("uniform:1:40", seed=1).requests(8, "burst")
+    served: list[tuple[str, dict[str, Any]]] = [(mode, {}) for mode in MODES]
+    served += [("dynamic", {"generator": "naive"})]
+    texts: list[list[str]] = []
+    for mode, settings in served if ALL else [("static", {}), ("dynamic", {})]:
+        with shared_server(mode, {"model": "demo", **settings}) as url:
+            outcomes = replay(url, requests)
+            assert_all_answered(outcomes)
+            texts.append([outcome.text for outcome in outcomes])
+    assert len(set(texts[0])) > 5
+    assert all(found == texts[0] for found in texts)
+
+
+def test_a_checkpoint_without_weights_stops_the_server_with_a_sentence(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {
+        "model_type": "gpt2",
+        "n_layer": 1,
+        "n_head": 1,
+        "n_embd": 8,
+        "n_positions": 64,
+        "vocab_size": 300,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "launch.py",
+            "dynamic",
+            "--model",
+            str(tmp_path),
+            "--tokenizer",
+            "bytes",
+            "--port",
+            str(free_port()),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (
+        ended.returncode == 2
+        and "damaged or no safetensors file" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )

@@ -1,0 +1,177 @@
+"""What a server keeps of its run: rings that do not grow, and iterations told a page at a time."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from flask.testing import FlaskClient
+
+from client.columns import Answers, Trace
+from client.wire import wire
+from compare import measure
+from observers import server_stats
+from observers.ring import Ring
+from observers.run import Run, added
+from observers.server_stats import ServerStats
+from tests.app.test_stats import finished, record
+from tests.servers import asks
+
+
+def test_a_ring_keeps_the_last_values_by_their_numbers() -> None:
+    for sizes in ([1] * 12, [5, 7], [3, 3, 3, 3], [12], [4, 0, 8]):
+        ring, n = Ring(5, np.dtype(int)), 0
+        for size in sizes:
+            if size == 1:
+                ring.append(n)
+            else:
+                ring.extend(list(range(n, n + size)))
+            n += size
+        assert (ring.seen, ring.lost) == (12, 7)
+        assert ring.between(0, 12).tolist() == [7, 8, 9, 10, 11] and ring.between(
+            9, 11
+        ).tolist() == [9, 10]
+        assert ring.between(12, 20).tolist() == ring.between(0, 7).tolist() == []
+        ring.clear()
+        assert (ring.seen, ring.lost) == (0, 0) and ring.between(0, 20).tolist() == []
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> ServerStats:
+    """Pages of 20 iterations, of which the last 100 are kept."""
+    monkeypatch.setattr(server_stats, "PAGE", 20)
+    return ServerStats(max_batch_size=4, window=25)
+
+
+def test_iterations_come_a_page_at_a_time_and_what_was_lost_is_said(small: ServerStats) -> None:
+    for i in range(130):
+        small.iteration(record(float(i), 1, 0))
+    page = small.iterations()
+    assert (page["iterations_lost"], page["next_iteration"]) == (30, 50)
+    assert [started for started, *_ in page["iterations"]] == list(range(30, 50))
+    page = small.iterations(115)
+    assert (page["iterations_lost"], page["next_iteration"], len(page["iterations"])) == (
+        0,
+        None,
+        15,
+    )
+    assert small.iterations(10**17) == {
+        "iterations": [],
+        "iterations_lost": 0,
+        "next_iteration": None,
+    }
+    small.reset(200.0)
+    assert small.iterations() == {"iterations": [], "iterations_lost": 0, "next_iteration": None}
+
+
+def test_a_run_of_many_requests_takes_no_more_memory_than_a_short_one(small: ServerStats) -> None:
+    def serve(n: int) -> None:
+        for i in range(n):
+            small.iteration(record(float(i), 2, 0))
+            small.answered(finished(float(i), 3 + i % 10, i + 1.0))
+
+    serve(100)
+    assert small.run().told()["completed"] == 100
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        serve(3000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 10_000
+
+
+def test_the_rings_are_small_and_taken_at_the_start() -> None:
+    tracemalloc.start()
+    try:
+        stats = ServerStats(max_batch_size=4)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 15e6 < taken < 20e6, (
+        "the last 100,000 values of seven distributions, and 400,000 iterations"
+    )
+    assert stats.iterations()["iterations"] == []
+
+
+def test_the_client_reads_every_page(
+    client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_stats, "PAGE", 7)
+    client = client_of()
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 30})
+    asked = []
+
+    def get(url: str, *_: object, key: str | None = None) -> dict[str, object]:
+        asked.append(url)
+        return dict(client.get(url.removeprefix("http://x") or "/").get_json())
+
+    monkeypatch.setattr(measure, "get", get)
+    target = measure.Target("dynamic", "http://x", wire("inference"))
+    found = measure._engine(target, Trace.of(asks(1, 30)), Answers.of([]))
+    over_time, server = found["occupancy_over_time"], found["server"]
+    assert len(asked) == 6 and server["iterations_lost"] == 0 and "next_iteration" not in server
+    assert sum(over_time["live"]) * over_time["bin_s"] == pytest.approx(
+        server["busy_s"], rel=0.05
+    ), "all 30 rows are there"
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["iterations=yes", "iterations=1&since=-1", "iterations=1&since=x", "since=3", "iterations="],
+)
+def test_a_page_that_cannot_be_is_a_400(client_of: Callable[..., FlaskClient], query: str) -> None:
+    response = client_of().get(f"/stats?{query}")
+    assert response.status_code == 400 and response.get_json()["error"]["param"] in (
+        "iterations",
+        "since",
+    )
+
+
+def test_runs_of_two_servers_add_up_to_that_of_one_that_served_it_all() -> None:
+    one, (left, right) = ServerStats(4), (ServerStats(4), ServerStats(4))
+    for i in range(200):
+        part = (left, right)[i % 3 == 0]
+        for stats in (one, part):
+            stats.iteration(record(float(i), 1 + i % 3, i % 2))
+            stats.answered(finished(float(i), 3 + i % 10, i + 1.0 + i * 0.05))
+    for stats in (one, right):
+        stats.invalid()
+    told, expected = (left.run() + right.run()).told(), one.run().told()
+    assert told["completed"] == 200 and told["invalid"] == 1
+    rounded, expected = (
+        json.loads(json.dumps(each), parse_float=lambda text: round(float(text), 6))
+        for each in (told, expected)
+    )
+    assert rounded == expected
+    halves = [part.run().told()["p99_e2el_ms"] for part in (left, right)]
+    assert told["p99_e2el_ms"] not in halves
+
+
+def test_runs_on_different_clocks_add_up_once_they_are_on_one() -> None:
+    left, right = ServerStats(4), ServerStats(4)
+    left.answered(finished(100.0, 4, 101.0))
+    right.answered(finished(7.0, 4, 8.0))  # 0.5 s after the other one's
+    both = left.run() + right.run().later(93.5)
+    assert both.told()["total-elapsed-time"] == pytest.approx(1.5)
+
+
+def test_runs_of_many_replicas_are_one_with_the_percentiles_of_all() -> None:
+    def run(k: int) -> Run:
+        one = ServerStats(max_batch_size=4)
+        one.iteration(record(float(k), 2, 1))
+        for each in range(k + 1):
+            one.answered(finished(float(k), 1 + each, 10.0 * k + each + 1))
+        return one.run()
+
+    runs = [run(k) for k in range(7)]
+    assert added(runs[:1]).told() == runs[0].told()
+    one_by_one = functools.reduce(Run.__add__, runs)
+    both = added(runs)
+    assert both.told() == one_by_one.told() and both.told()["completed"] == 28
+    assert sorted(both.samples["e2el"]) == sorted(one_by_one.samples["e2el"])

@@ -1,0 +1,264 @@
+"""What became of each user's requests and of each priority's, in /stats and in /metrics: it adds up
+to what became of all, and does not grow with the number of users.
+"""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from observers.server_stats import ServerStats
+from observers.tallies import ENDINGS, MOST_NAMES, OTHERS
+from scheduling.errors import DeadlinePassed
+from scheduling.inference import Inference, State
+from tests.app.test_stats import finished
+from tests.servers import wait_until
+
+TOTALS = {  # of /stats, and their parts of a user or a priority
+    "completed": "completed",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "expired": "expired",
+    "refused": "refused",
+    "total_input_tokens": "prompt_tokens",
+    "total_output_tokens": "completion_tokens",
+}
+HI = {"prompt": "hi", "num_tokens": 3}
+
+
+def assert_adds_up(stats: dict[str, Any]) -> None:
+    for kind in ("users", "priorities"):
+        for total, part in TOTALS.items():
+            assert sum(each[part] for each in stats[kind].values()) == stats[total], (kind, part)
+
+
+def scraped(client: FlaskClient, label: str) -> dict[str, dict[str, float]]:
+    """Of each user or priority what /metrics tells, by its name without batching_LABEL_."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(client.get("/metrics").get_data(as_text=True)):
+        for sample in family.samples:
+            if sample.name.startswith(f"batching_{label}_"):
+                name = sample.name.removeprefix(f"batching_{label}_")
+                name = "/".join([name, *filter(None, [sample.labels.get("state")])])
+                found.setdefault(sample.labels[label], {})[name] = sample.value
+    return found
+
+
+def stats_of(client: FlaskClient) -> dict[str, Any]:
+    return dict(client.get("/stats").get_json())
+
+
+def test_users_and_priorities_have_measures_of_their_own(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    client = client_of()
+    asks: list[dict[str, Any]] = [
+        {"user": "ann", "priority": 1},
+        {"user": "ann", "priority": 2, "num_tokens": 5},
+        {"user": "bob", "priority": 2, "n": 2},
+        {},
+        {"user": ""},
+    ]
+    e2e: dict[str, list[float]] = {"ann": [], "bob": [], "": []}
+    for ask in asks:
+        told = client.post("/inference", json=HI | ask).get_json()["timings"]
+        timings = told if isinstance(told, list) else [told]
+        e2e[ask.get("user", "")] += [each["e2e_s"] * 1e3 for each in timings]
+    stats = stats_of(client)
+    users, priorities = stats["users"], stats["priorities"]
+    assert {name: (u["completed"], u["prompt_tokens"], u["completion_tokens"])
+            for name, u in users.items()} == {
+        "ann": (2, 4, 8), "bob": (2, 2, 6), "": (2, 4, 6),
+    }, "who says no user and who says an empty one are one"  # fmt: skip
+    assert {name: p["completed"] for name, p in priorities.items()} == {"1": 1, "2": 3, "0": 2}
+    for name, latencies in e2e.items():
+        assert users[name]["mean_e2el_ms"] == pytest.approx(sum(latencies) / 2, abs=0.002)
+        assert users[name]["p50_e2el_ms"] == pytest.approx(sum(latencies) / 2, abs=0.002)
+        assert users[name]["p99_e2el_ms"] == pytest.approx(
+            min(latencies) + 0.99 * (max(latencies) - min(latencies)), abs=0.002
+        )
+        assert 0 <= users[name]["mean_queue_time_ms"] <= users[name]["p99_e2el_ms"]
+    assert_adds_up(stats)
+    assert {"users", "priorities"} <= set(stats["definitions"])
+    client.post("/stats/reset", json={})
+    assert stats_of(client)["users"] == stats_of(client)["priorities"] == {}
+    client.post("/inference", json=HI | {"user": "eve"})
+    assert list(stats_of(client)["users"]) == ["eve"]
+    assert scraped(client, "user").keys() == {"ann", "bob", "", "eve"}, "counters never go back"
+
+
+def test_every_ending_is_its_users(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of("nobatch", max_batch_size=1, max_waiting=0)
+    manager = client.application.extensions["server"].manager
+    long = {"prompt": "hi", "num_tokens": 1000}
+    late = client.post("/inference", json=long | {"user": "late", "timeout_s": 0.02})
+    assert late.status_code == 504
+    manager.enqueue(going := [Inference([0], 1000, user="gone", priority=3)])
+    for stream in (False, True):
+        ask = HI | {"user": "many", "priority": 2, "stream": stream}
+        assert client.post("/inference", json=ask).status_code == 429
+    manager.cancel(going)
+    client.post("/inference", json=HI | {"user": "wrong", "num_tokens": 0})
+    client.post("/inference", json=HI | {"user": "fine"})
+    stats = stats_of(client)
+    ended = {
+        name: {ending: n for ending in TOTALS.values() if (n := user.get(ending))}
+        for name, user in stats["users"].items()
+    }
+    assert ended == {
+        "late": {"expired": 1},
+        "gone": {"cancelled": 1},
+        "many": {"refused": 2},
+        "fine": {"completed": 1, "prompt_tokens": 2, "completion_tokens": 3},
+    }
+    assert stats["users"]["late"]["mean_e2el_ms"] is stats["users"]["many"]["p99_e2el_ms"] is None
+    assert stats["priorities"]["2"]["refused"] == 2 and stats["invalid"] == 1
+    assert_adds_up(stats)
+    states = {"late": "expired", "gone": "cancelled", "many": "refused", "fine": "finished"}
+    for name, told in scraped(client, "user").items():
+        n = {ending: told[f"requests_total/{ending}"] for ending in ENDINGS}
+        assert n == dict.fromkeys(ENDINGS, 0) | {states[name]: 2 if name == "many" else 1}
+
+
+def test_totals_are_the_sums_over_users_at_every_moment_of_a_load(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    """More users than have measures of their own, on eight threads; some are turned away, and some
+    give up.
+    """
+    client = client_of(max_batch_size=4, max_waiting=3)
+    application = client.application
+    left = [40] * 8
+
+    def ask(thread: int) -> None:
+        mine = application.test_client()
+        while left[thread]:
+            i = left[thread] = left[thread] - 1
+            body = HI | {"user": f"user {thread * 5 + i % 5}", "priority": i % 3, "n": 1 + i % 2}
+            if i % 10 == 0:
+                body |= {"num_tokens": 900, "timeout_s": 0.01}
+            mine.post("/inference", json=body | {"stream": i % 3 == 0}).get_data()
+
+    threads = [threading.Thread(target=ask, args=[n]) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    reads = 0
+    while any(thread.is_alive() for thread in threads):
+        assert_adds_up(stats_of(client))
+        reads += 1
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: application.extensions["server"].manager.snapshot().running == 0)
+    stats, text = stats_of(client), client.get("/metrics").get_data(as_text=True)
+    assert_adds_up(stats)
+    assert reads > 3 and stats["refused"] and stats["expired"] and stats["completed"]
+    assert len(stats["users"]) == MOST_NAMES + 1 and stats["users"][OTHERS]["completed"]
+    assert set(stats["priorities"]) == {"0", "1", "2"}
+    overall = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    for label in ("user", "priority"):
+        told = scraped(client, label)
+        totals = {
+            name: sum(each[name] for each in told.values()) for name in next(iter(told.values()))
+        }
+        for ending in ENDINGS:
+            key = "completed" if ending == "finished" else ending
+            assert totals[f"requests_total/{ending}"] == stats[key]
+        assert totals["prompt_tokens_total"] == stats["total_input_tokens"]
+        assert totals["completion_tokens_total"] == stats["total_output_tokens"]
+        for name, of_all in (
+            ("e2e_latency_seconds", "vllm:e2e_request_latency_seconds"),
+            ("queue_time_seconds", "vllm:request_queue_time_seconds"),
+        ):
+            assert totals[f"{name}_count"] == overall[f"{of_all}_count"]
+            assert totals[f"{name}_sum"] == pytest.approx(overall[f"{of_all}_sum"])
+
+
+def test_who_comes_late_is_one_of_the_others_and_who_is_nobody_never_is() -> None:
+    stats = ServerStats(max_batch_size=4)
+
+    def serve(user: str | None, priority: int) -> None:
+        inference = finished(0.0, 2, 1.0)
+        inference.user, inference.priority = user, priority
+        stats.answered(inference)
+
+    serve(OTHERS, 0)  # calls himself so
+    for i in range(MOST_NAMES + 5):
+        serve(f"user {i}", i)
+    serve("user 0", 0)
+    serve(None, 0)
+    late = Inference([0], 9, user="another", answered_at=1.0, state=State.EXPIRED)
+    late.error = DeadlinePassed("late")
+    stats.answered(late)
+    stats.refused(Inference([0], 9, user="one more", priority=-5))
+    said = stats.run().told()
+    users = said["users"]
+    assert users.keys() == {OTHERS, "", *(f"user {i}" for i in range(MOST_NAMES))}
+    assert (users["user 0"]["completed"], users[""]["completed"]) == (2, 1)
+    others = users[OTHERS]
+    assert (others["completed"], others["expired"], others["refused"]) == (6, 1, 1)
+    assert said["priorities"].keys() == {OTHERS, *(str(i) for i in range(MOST_NAMES))}
+    assert_adds_up(said)
+    stats.reset(-1.0)
+    serve("one more", -5)
+    assert stats.run().told()["users"].keys() == {"one more"}, "first come, in the new run"
+
+
+def test_percentiles_are_of_the_latest_answers_and_means_of_all() -> None:
+    stats = ServerStats(max_batch_size=4, window=100)
+    for i in range(400):
+        stats.answered(finished(0.0, 2, 1.0 if i < 300 else 3.0))
+    user = stats.run().told()["users"][""]
+    assert (user["mean_e2el_ms"], user["p50_e2el_ms"], user["p99_e2el_ms"]) == (1500, 3000, 3000)
+
+
+def test_nothing_grows_with_the_number_of_users() -> None:
+    stats = ServerStats(max_batch_size=4, window=25)
+
+    def serve(first: int, end: int) -> None:
+        for i in range(first, end):
+            inference = finished(0.0, 2, 1.0)
+            inference.user, inference.priority = f"user {i}", i
+            stats.answered(inference)
+            stats.refused(inference)
+
+    serve(0, 100)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        serve(100, 5000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 10_000
+
+
+def test_any_name_is_a_label_that_prometheus_can_read(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    client = client_of()
+    names = [
+        'a"b',
+        "back\\slash",
+        "two\nlines",
+        "é 日本 😀",
+        "{user}",
+        "\0\r\t",
+        "\u2028",
+        "x" * 256,
+    ]
+    for name in names:
+        assert client.post("/inference", json=HI | {"user": name}).status_code == 200
+    told = scraped(client, "user")
+    assert set(told) == set(names) == set(stats_of(client)["users"])
+    assert all(each["requests_total/finished"] == 1 for each in told.values())
+    assert client.post("/inference", json=HI | {"user": "x" * 257}).status_code == 400

@@ -1,0 +1,454 @@
+"""Workloads, traces, and the client's command line against a real server."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import gammainc
+
+from client.calls import ServerError, get
+from client.data import PromptData, Request, describe, described, rescheduled
+from client.draws import WorkloadError, arrivals, at_rate
+from client.load import replay
+from client.prompts import count
+from client.traces import load_trace, save_trace
+from client.wire import wire
+from compare import addresses
+from compare.results import OURS
+from tests.programs import ran
+from tests.servers import Serve, assert_all_answered, client_command, server
+from tests.stub import stub
+
+
+def tokens(lengths: str, n: int = 4000) -> np.ndarray:
+    return np.array([request.num_tokens for request in PromptData(lengths, seed=2).requests(n)])
+
+
+def test_lengths_follow_their_distributions() -> None:
+    normal = tokens("normal")
+    # clip(|⌈N(100, 100)⌉|, 1, 200): mean 106.9 by quadrature; one in six is at the cap
+    assert normal.min() >= 1 and normal.max() == 200
+    assert normal.mean() == pytest.approx(107, abs=4) and (normal == 200).mean() == pytest.approx(
+        0.16, abs=0.02
+    )
+    assert set(tokens("choice")) == {1, 25, 100} and set(tokens("choice:7,9")) == {7, 9}
+    uniform = tokens("uniform:10:20")
+    assert (uniform.min(), uniform.max()) == (10, 20) and uniform.mean() == pytest.approx(
+        15, abs=0.3
+    )
+    assert set(tokens("fixed:64")) == {64}
+    # ⌈x⌉ of an exponential is geometric: P(g <= k) = 1 - exp(-k / mean), until the cap takes the
+    # rest
+    exponential = tokens("exponential:50:100")
+    for k in (1, 20, 50, 99):
+        assert (exponential <= k).mean() == pytest.approx(1 - np.exp(-k / 50), abs=0.03)
+    assert exponential.max() == 100 and (exponential == 100).mean() == pytest.approx(
+        np.exp(-99 / 50), abs=0.03
+    )
+    lognormal = tokens("lognormal:50:1.2:900")
+    for z in (-1, 0, 1):  # 16%, 50% and 84% of a normal's mass
+        assert (lognormal <= 50 * np.exp(1.2 * z)).mean() == pytest.approx(
+            {-1: 0.1587, 0: 0.5, 1: 0.8413}[z], abs=0.03
+        )
+    assert lognormal.min() >= 1 and lognormal.max() == 900
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        "normal:1",
+        "choice:",
+        "choice:0",
+        "uniform:5",
+        "uniform:9:1",
+        "fixed:-1",
+        "fixed:x",
+        "zipf",
+        "exponential:0:9",
+        "exponential:5",
+        "lognormal:50:1",
+        "lognormal:50:-1:9",
+        "lognormal:nan:1:9",
+        "exponential:5:1.5",
+    ],
+)
+def test_unknown_lengths_are_refused_with_the_valid_ones(spec: str) -> None:
+    with pytest.raises(
+        WorkloadError, match=r"valid ones are normal, choice.*lognormal:MEDIAN:SIGMA:CAP"
+    ):
+        PromptData(spec)
+
+
+def gaps(arrival: str, n: int = 5001) -> np.ndarray:
+    return np.diff(arrivals(arrival, n, seed=1).at)
+
+
+def follows(gaps: np.ndarray, cdf: Callable[[np.ndarray], np.ndarray]) -> bool:
+    """Kolmogorov and Smirnov's test: the largest distance from the distribution is within what 1 in
+    1,000 samples passes.
+    """
+    ordered = cdf(np.sort(gaps))
+    n = len(gaps)
+    distance = max((np.arange(1, n + 1) / n - ordered).max(), (ordered - np.arange(n) / n).max())
+    return float(distance) < 1.95 / n**0.5
+
+
+def test_arrivals_follow_their_distributions_and_begin_at_0() -> None:
+    assert follows(gaps("poisson:50"), lambda x: 1 - np.exp(-50 * x))
+    assert follows(gaps("wait:2"), lambda x: np.clip(x / 2, 0, 1))
+    for cv in (0.5, 1.0, 2.0):  # a gamma of this coefficient of variation: shape 1 / CV²
+        shape = cv**-2
+        # slow, so that a trace's microseconds are fine enough for the shortest gaps
+        assert follows(
+            gaps(f"gamma:0.01:{cv}"),
+            partial(lambda shape, x: gammainc(shape, shape * 0.01 * x), shape),
+        )
+    assert not follows(gaps("gamma:50:1.2"), lambda x: 1 - np.exp(-50 * x)), (
+        "the test tells a gamma from a Poisson process"
+    )
+    assert gaps("constant:50") == pytest.approx(1 / 50, abs=2e-6)
+    for spec, users in (("burst", None), ("closed:5", 5)):
+        found = arrivals(spec, 3, seed=1)
+        assert (found.at.tolist(), found.users) == ([0, 0, 0], users)
+    assert arrivals("poisson:5", 2, seed=1).at[0] == 0
+
+
+def test_the_same_pattern_arrives_at_another_rate() -> None:
+    for slow, fast in (
+        ("poisson:5", "poisson:10"),
+        ("gamma:5:2", "gamma:10:2"),
+        ("constant:5", "constant:10"),
+    ):
+        assert gaps(slow, 50) == pytest.approx(2 * gaps(fast, 50), abs=4e-6)
+        assert at_rate(slow, 10) == fast
+    assert at_rate("burst", 3) == at_rate("auto", 3) == "poisson:3"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "auto",
+        "poisson",
+        "poisson:0",
+        "poisson:-1",
+        "poisson:nan",
+        "poisson:inf",
+        "wait:x",
+        "burst:3",
+        "gamma:5",
+        "gamma:5:0",
+        "constant:0",
+        "closed:0",
+        "closed:1.5",
+        "closed",
+        "wait:-1",
+        "wait:inf",
+    ],
+)
+def test_unknown_arrivals_are_refused_with_the_valid_ones(spec: str) -> None:
+    with pytest.raises(
+        WorkloadError, match=r"valid ones are wait:SECONDS, poisson:RATE.*closed:USERS"
+    ):
+        arrivals(spec, 3, seed=0)
+
+
+def test_a_workload_says_what_was_realised() -> None:
+    said = {
+        arrival: describe(PromptData(seed=3).requests(2000, arrival))
+        for arrival in (
+            "poisson:20",
+            "gamma:20:3",
+            "gamma:20:0.3",
+            "constant:20",
+            "burst",
+            "closed:7",
+        )
+    }
+    for arrival in ("poisson:20", "gamma:20:0.3", "constant:20"):
+        assert said[arrival]["requested_rate"] == pytest.approx(20, rel=0.05)
+    assert said["poisson:20"]["index_of_dispersion"] == pytest.approx(1, abs=0.25)
+    assert said["gamma:20:3"]["index_of_dispersion"] > 3, "bursty"
+    assert (
+        said["gamma:20:0.3"]["index_of_dispersion"] < 0.3
+        and said["constant:20"]["index_of_dispersion"] < 0.1
+    )
+    assert described(said["burst"]).endswith("on average, all at once") and "7 users" in described(
+        said["closed:7"]
+    )
+    assert "20 requests a second with index of dispersion 0.0" in described(said["constant:20"])
+    few = describe(PromptData().requests(20, "poisson:5"))
+    assert few["index_of_dispersion"] is None and "dispersion" not in described(few)
+
+
+def test_prompts_are_counting_words() -> None:
+    assert count(3) == "one two three" and count(21).endswith("nineteen twenty twenty-one")
+    words = [
+        len(request.prompt.split())
+        for request in PromptData(seed=0).requests(2000)
+        if request.prompt
+    ]
+    assert min(words) >= 1 and max(words) <= 64 and np.mean(words) == pytest.approx(11.6, abs=0.6)
+
+
+def test_a_workload_is_the_same_for_the_same_seed_and_longest_first_when_asked() -> None:
+    one, same, other = (PromptData(seed=seed).requests(50, "poisson:3") for seed in (1, 1, 2))
+    assert one == same != other
+    descending = PromptData(selection="descend", seed=1).requests(50, "poisson:3")
+    lengths = [request.num_tokens for request in descending]
+    assert lengths == sorted(lengths, reverse=True) and sorted(lengths) == sorted(
+        request.num_tokens for request in one
+    )
+    assert [request.at for request in descending] == [request.at for request in one]
+    with pytest.raises(WorkloadError, match="random, descend"):
+        PromptData(selection="ascend")
+
+
+def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
+    requests = PromptData(seed=1).requests(20, "poisson:3")
+    save_trace(tmp_path / "trace.jsonl", requests)
+    assert load_trace(tmp_path / "trace.jsonl") == requests
+    realised = describe(requests)
+    assert realised["requests"] == 20 and realised["requested_rate"] == pytest.approx(
+        19 / requests[-1].at
+    )
+    closed = PromptData(seed=1).requests(20, "closed:3")
+    save_trace(tmp_path / "closed.jsonl", closed)
+    assert load_trace(tmp_path / "closed.jsonl") == closed and closed[0].users == 3
+    opened = rescheduled(closed, "poisson:3", seed=1)
+    assert opened == requests and "users" not in opened[0].body(), (
+        "only when they are sent is another"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n{"id": 1, "at": 0, "prompt": "a"}',
+            "line 2: num_tokens: ",
+        ),
+        ("nonsense", "line 1: Invalid JSON"),
+        ('{"id": 0, "at": -1, "prompt": "a", "num_tokens": 1}', "line 1: at: "),
+        ('{"id": 0, "at": 0, "num_tokens": 1}', "line 1: give either prompt or prompt_ids"),
+        (
+            '{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n' * 2,
+            "line 2: an earlier line has the id 0 too",
+        ),
+        ("", "holds no requests"),
+        ('{"id": 0, "at": 0, "prompt": "", "num_tokens": 1}', "line 1: the prompt is empty"),
+        (
+            '{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}\n{"id": 1, "at": 0, "users": 2, '
+            '"prompt": "a", "num_tokens": 1}',
+            "numbers of users",
+        ),
+    ],
+)
+def test_a_bad_trace_is_refused_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text(text)
+    with pytest.raises(WorkloadError, match=said):
+        load_trace(tmp_path / "trace.jsonl")
+    with pytest.raises(WorkloadError, match="cannot read"):
+        load_trace(tmp_path / "absent.jsonl")
+
+
+def test_the_server_comes_from_the_flag_the_environment_or_dotenv(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(addresses, "ROOT", tmp_path)
+    monkeypatch.delenv("IP", raising=False)
+    assert addresses.server_url(None) == "http://127.0.0.1:8500"
+    (tmp_path / ".env").write_text("IP=10.0.0.1\n")
+    assert addresses.server_url(None) == "http://10.0.0.1:8500"
+    (tmp_path / "client").mkdir()
+    (tmp_path / "client" / ".env").write_text("IP=10.0.0.2:9000\n")
+    assert addresses.server_url(None) == "http://10.0.0.2:9000"
+    monkeypatch.setenv("IP", "host.example")
+    assert addresses.server_url(None) == "http://host.example:8500"
+    assert addresses.server_url("http://localhost:1234/") == "http://localhost:1234"
+    assert addresses.server_url("10.0.0.3") == "http://10.0.0.3:8500"
+    assert (
+        addresses.server_url("https://host/v1") == "https://host"
+        and addresses.server_url("http://h:80/v1/") == "http://h:80"
+    )
+    assert addresses.server_url("http://host/llm") == "http://host/llm"
+
+
+def test_no_server_is_a_sentence_that_names_the_fix() -> None:
+    with pytest.raises(ServerError, match=r"\./server\.sh MODE starts one of ours"):
+        get("http://127.0.0.1:9/health")
+    ended = ran("client.client", "--url", "http://127.0.0.1:9", "--prompt", "hi")
+    assert (
+        ended.returncode == 1
+        and ended.stderr.startswith("error: no answer")
+        and "Traceback" not in ended.stderr
+    )
+
+
+def test_the_client_sends_one_prompt_or_a_load_from_the_root_or_from_its_folder(
+    tmp_path: Path, shared_server: Serve
+) -> None:
+    with shared_server("dynamic", {"model": "fake"}) as url:
+        for folder in (
+            Path(__file__).resolve().parents[2],
+            Path(__file__).resolve().parents[2] / "client",
+        ):
+            done = subprocess.run(
+                [sys.executable, "client.py" if folder.name == "client" else "client/client.py",
+                 "--url", url, "--prompt", "hi", "--numtokens", "10"],
+                cwd=folder, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            assert len(done.stdout.rstrip("\n")) == 10
+        figure, trace = tmp_path / "figure.png", tmp_path / "trace.jsonl"
+        shown = ran(
+            "client.client",
+            "--url",
+            url,
+            "--numsamples",
+            "12",
+            "--wait",
+            "0.01",
+            "--numtokens_range",
+            "2",
+            "4",
+            "--selection",
+            "descend",
+            "--figure",
+            str(figure),
+            "--save-trace",
+            str(trace),
+        ).stdout
+        assert (
+            shown.count("[") >= 12
+            and "total-tokens-handled" in shown
+            and "end-to-end latency" in shown
+        )
+        assert "12 answered, 0 failed" in shown and figure.stat().st_size > 10_000
+        assert {request.num_tokens for request in load_trace(trace)} == {2, 4}
+        quiet = ran(
+            "client.client", "--url", url, "--trace", str(trace), "--quiet", "--figure", str(figure)
+        ).stdout
+        assert "[0]" not in quiet and "12 answered" in quiet
+
+
+def test_several_servers_get_a_load_in_turn_and_only_the_client_tells_of_it(
+    tmp_path: Path, shared_server: Serve
+) -> None:
+    load = ["--numsamples", "12", "--arrival", "burst", "--lengths", "fixed:4", "--quiet"]
+    where = ["--out", str(tmp_path / "run"), "--figure", str(tmp_path / "figure.png")]
+    with (
+        shared_server("dynamic", {"model": "fake"}) as one,
+        shared_server("static", {"model": "fake"}) as unlike,
+        server("dynamic", {"model": "fake"}) as two,
+    ):
+        done = ran("client.client", "--url", one, "--url", two, *load, *where)
+        handled = [get(f"{url}/stats")["completed"] for url in (one, two)]
+        refused = ran("client.client", "--url", one, "--url", unlike, *load)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert handled == [6, 6] and "12 answered, 0 failed" in said
+    assert "2 servers got the requests in turn; what they say of themselves is left out" in said
+    assert "The server's /stats" not in said
+    saved = json.loads((tmp_path / "run" / "dynamic.json").read_text())
+    assert saved["completed"] == 12 and saved["mean_queue_time_ms"] is not None
+    for unknown in (*OURS, "busy_throughput"):
+        assert saved[unknown] is None, unknown
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "The 2 servers, which got the requests in turn, ran apart" in report
+    assert refused.returncode == 1 and "name servers of one mode or model" in refused.stderr
+
+
+def test_servers_take_turns_in_the_order_of_sending_a_turn_of_a_conversation_as_any_request() -> (
+    None
+):
+    def ask(id: int, at: float, after: int | None = None) -> Request:
+        return Request(id=id, at=at, prompt=f"ask {id}", num_tokens=2, after=after)
+
+    alone = [ask(0, 0.2), ask(1, 0.0), ask(2, 0.1), ask(3, 0.3)]
+    talk = [ask(0, 0.0), ask(1, 0.0, after=0), ask(2, 0.0, after=1)]
+    for requests, shares in ((alone, [[1, 0], [2, 3]]), (talk, [[0, 2], [1]])):
+        with stub() as first, stub() as second:
+            outcomes = replay(first.url, requests, wire("openai", "stub"), others=[second.url])
+            assert_all_answered(outcomes)
+            asked = [[body["prompt"] for body in server.bodies] for server in (first, second)]
+        assert [[int(text.split()[-1]) for text in texts] for texts in asked] == shares
+
+
+def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
+    with server("dynamic", {"model": "fake", "max_model_len": 100}) as url:
+        ended = ran(
+            "client.client",
+            "--url",
+            url,
+            "--numsamples",
+            "10",
+            "--arrival",
+            "burst",
+            "--numtokens_range",
+            "1",
+            "99",
+            "--quiet",
+            "--figure",
+            str(tmp_path / "figure.png"),
+        )
+        assert (
+            ended.returncode == 1
+            and "failed: 400 " in ended.stdout
+            and "beyond the context" in ended.stdout
+        )
+        assert " answered, " in ended.stdout and "10 answered" not in ended.stdout
+
+
+def test_a_conversation_that_outgrows_the_context_says_what_helps(tmp_path: Path) -> None:
+    asked = ["--numsamples", "3", "--arrival", "burst", "--sessions", "3:0", "--quiet"]
+    asked += ["--lengths", "fixed:60", "--figure", str(tmp_path / "figure.png")]
+    with server("dynamic", {"model": "fake", "max_model_len": 130}) as url:
+        ended = ran("client.client", "--url", url, *asked)
+    said = " ".join(ended.stdout.split())
+    assert ended.returncode == 1 and "3 requests in 1 conversation," in said
+    assert "1 answered, 2 failed" in said and "not sent, as an earlier turn" in said
+    assert "fewer turns or shorter --lengths make it fit" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give --prompt TEXT, --numsamples N or --trace FILE"),
+        (["--numsamples", "0"], "must be at least 1"),
+        (["--numsamples", "3", "--arrival", "auto"], "valid ones are wait"),
+        (["--numsamples", "3", "--selection", "ascend"], "invalid choice"),
+        (["--numsamples", "3", "--wait", "1", "--arrival", "burst"], "contradict each other"),
+        (["--numsamples", "3", "--sessions", "3"], "give TURNS:THINK_S"),
+        (["--numsamples", "3", "--scale", "4"], "add --trace FILE"),
+        (["--users", "a,2,normal", "b,2,normal"], "give --prompt TEXT, --numsamples N or"),
+        (["--users", "a,2,normal", "b,2,normal,0-3", "--wait", "1"], "leave out --wait"),
+        (["--users", "a,2,normal", "b,2,normal,0-3", "--prompt", "hi"], "contradict each other"),
+        (["--users", "a,2,normal", "b"], "unknown user 'b'; give NAME,RATE,LENGTHS"),
+        (["--numsamples", "3", "--priorities", "0.5:1"], "sum to 0.5; make it 1"),
+        (["--trace", "t.jsonl", "--prefixes", "4:64:1"], "leave out --prefixes"),
+        (["--url", "a", "--url", "b", "--prompt", "hi"], "--prompt asks one server; give --url"),
+        (["--url", "a", "--url", "a", "--numsamples", "3"], "--url names one server twice"),
+    ],
+)
+def test_a_bad_command_line_exits_with_2(arguments: list[str], said: str) -> None:
+    ended = ran("client.client", *arguments)
+    assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_reader_of_the_text_that_has_enough_ends_the_client_quietly(shared_server: Serve) -> None:
+    with shared_server("dynamic", {"model": "fake"}) as url:
+        command = shlex.join(client_command("--url", url, "--prompt", "hi", "--numtokens", "500"))
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {command} | head -c 5"],
+            capture_output=True,
+            text=True,
+        )
+    assert (done.returncode, len(done.stdout), done.stderr) == (0, 5, "")

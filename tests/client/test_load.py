@@ -1,0 +1,290 @@
+"""The replay itself: when requests are sent, whatever the server does, and what is measured of a
+server with known instants.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.data import PromptData, Request
+from client.load import Interrupted, Outcome, Watch, replay
+from client.wire import wire
+from compare.comparison import sigterm_is_ctrl_c
+from compare.measure import Target, measure, openai_model, whole
+from compare.summary import summarise
+from tests.programs import ran
+from tests.servers import assert_all_answered
+from tests.stub import stub
+
+alone = pytest.mark.alone
+
+STUB = wire("openai", "stub")
+
+
+def at(*instants: float, tokens: int = 4) -> list[Request]:
+    return [
+        Request(id=i, at=instant, prompt="a", num_tokens=tokens)
+        for i, instant in enumerate(instants)
+    ]
+
+
+@alone
+def test_a_slow_server_does_not_slow_its_load() -> None:
+    requests = at(0.4, 0.0, 0.1, 0.2, 0.3)  # a trace need not be in order
+    with stub(first_s=1.0) as server:
+        outcomes = replay(server.url, requests, STUB)
+    assert_all_answered(outcomes)
+    assert [outcome.request for outcome in outcomes] == requests
+    assert server.most_in_flight == 5, "all were sent before the first was answered"
+    for outcome in outcomes:
+        assert (
+            outcome.scheduled_at == outcome.request.at <= outcome.sent_at < outcome.request.at + 0.5
+        )
+        assert outcome.answer and 1.0 <= outcome.answer.ttft_s < 2.0
+
+
+@alone
+def test_what_is_measured_of_a_stream_is_what_the_server_did() -> None:
+    with stub(first_s=0.3, gap_s=0.1) as server:
+        outcomes = replay(server.url, at(0.0, 0.05, tokens=8), STUB)
+    for outcome in outcomes:
+        answer = outcome.answer
+        assert answer and (answer.completion_tokens, outcome.text) == (8, "abababab"), (
+            "tokens from usage, not from chunks"
+        )
+        assert answer.ttft_s == pytest.approx(0.3, abs=0.15) and answer.tpot_s == pytest.approx(
+            0.3 / 7, abs=0.02
+        )
+        assert len(answer.itl_s) == 3 and np.mean(answer.itl_s) == pytest.approx(0.1, abs=0.05)
+
+
+@alone
+def test_a_closed_loop_never_has_more_in_flight_than_users_and_keeps_them_busy() -> None:
+    requests = PromptData("fixed:2").requests(20, "closed:4")
+    with stub(first_s=0.05) as server:
+        outcomes = replay(server.url, requests, STUB)
+    assert_all_answered(outcomes)
+    assert server.most_in_flight == 4
+    assert len(server.bodies) == 20
+    answered = sorted(outcome.answer.answered_at for outcome in outcomes if outcome.answer)
+    for outcome in outcomes[4:]:
+        last = max(instant for instant in answered if instant <= outcome.sent_at)
+        assert outcome.sent_at - last < 0.3, "each is sent when an answer comes"
+
+
+@alone
+def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
+    class Slow(Watch):
+        """Stands still once, as a client does that is short of processor time."""
+
+        def sent(self) -> None:
+            import time
+
+            if self.first:
+                time.sleep(0.5)
+            self.first = False
+
+        first = True
+
+    with stub() as server:
+        outcomes = replay(server.url, at(0.0, 0.1, 0.2), STUB, watch=Slow())
+    answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {})
+    assert result["client_limited"] and result["max_schedule_lag_ms"] > 250
+    assert result["p99_e2el_from_schedule_ms"] > 250, (
+        "coordinated omission would hide the wait of the second and third"
+    )
+    assert answers[1].e2e_s < 0.3 < answers[1].e2e_s + answers[1].lag_s
+
+
+@alone
+def test_what_is_in_flight_is_counted_at_random_instants_also_when_nothing_happens() -> None:
+    class Counting(Watch):
+        now, counts = 0, list[int]()
+
+        def sent(self) -> None:
+            self.now += 1
+
+        def ended(self, outcome: Outcome) -> None:
+            self.now -= 1
+
+        def tick(self) -> None:
+            self.counts.append(self.now)
+
+    with stub(first_s=1.0) as server:
+        replay(server.url, at(0.0, 0.5), STUB, watch=(watch := Counting()))
+    assert len(watch.counts) == pytest.approx(30, abs=6), "twenty times a second, for 1.5 s"
+    assert np.mean(watch.counts) == pytest.approx(2 * 1.0 / 1.5, abs=0.25)  # L = λ · W
+
+
+@alone
+def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> None:
+    """Twenty requests a second and twenty counts a second: at equal intervals each count fell on
+    the same instant of a gap.
+    """
+    requests = PromptData("fixed:2").requests(60, "constant:20")
+    with stub(first_s=0.025) as server:
+        result, _ = measure(Target("stub", server.url, STUB, ours=False), requests, {}, 10, Watch())
+    assert result["mean_in_flight"] == pytest.approx(
+        result["achieved_rate"] * result["mean_e2el_ms"] / 1e3, abs=0.2
+    )
+
+
+@alone
+def test_what_is_in_flight_is_counted_from_the_first_send_on() -> None:
+    with stub(first_s=0.4) as server:
+        result, _ = measure(Target("stub", server.url, STUB, ours=False), at(0.6), {}, 10, Watch())
+    assert result["mean_in_flight"] > 0.7, "one request, and a server that never was idle"
+
+
+def test_a_failure_ends_when_it_is_known() -> None:
+    with stub(first_s=5.0) as server:
+        [outcome] = replay(server.url, at(0.0), STUB, timeout_s=0.3)
+    assert outcome.error and 0.3 <= outcome.ended_at - outcome.sent_at < 2
+
+
+def test_failures_are_told_in_a_sentence_and_never_timed() -> None:
+    with stub(usage=False) as server:
+        [outcome] = replay(server.url, at(0.0), STUB)
+        assert "without usage" in outcome.error and outcome.answer is None
+        [outcome] = replay(server.url, at(0.0), wire("openai", "absent"))
+        assert outcome.error == "404 no such model"
+        [outcome] = replay(server.url, at(0.0), STUB, timeout_s=1e-4)
+        assert "Timeout" in outcome.error
+    [outcome] = replay("http://127.0.0.1:9", at(0.0), STUB)
+    assert outcome.error.startswith("ClientConnector")
+
+
+@alone
+def test_a_later_turn_repeats_the_conversation_after_a_time_of_thinking() -> None:
+    requests = [
+        Request(id=5, at=0.2, prompt="one", num_tokens=4),
+        Request(id=6, at=0.2, prompt=" two", num_tokens=2, after=5, think_s=0.4),
+        Request(id=8, at=0.0, prompt="three", num_tokens=2),
+        Request(id=7, at=0.2, prompt=" four", num_tokens=2, after=6, think_s=0.0),
+    ]
+    with stub(first_s=0.1) as server:
+        outcomes = replay(server.url, requests, STUB)
+    assert_all_answered(outcomes)
+    assert [outcome.request for outcome in outcomes] == requests
+    assert [body["prompt"] for body in server.bodies] == [
+        "three", "one", "oneabab two", "oneabab twoab four",
+    ], "each earlier prompt, and its answer as it came"  # fmt: skip
+    first, second, _, third = outcomes
+    for before, later, think_s in ((first, second, 0.4), (second, third, 0.0)):
+        assert before.answer and later.answer
+        assert later.scheduled_at == pytest.approx(before.answer.answered_at + think_s)
+        assert 0 <= later.answer.lag_s < 0.2 and later.answer.ttft_s < 0.5, "from when it was due"
+
+
+def test_nothing_follows_a_turn_that_failed() -> None:
+    requests = PromptData("fixed:2", sessions="3:0").requests(8, "constant:50")
+    with stub() as server:
+        target = Target("stub", server.url, wire("openai", "absent"), ours=False)
+        result, outcomes = measure(target, requests, {"e2el": 60e3}, 10, Watch())
+        assert len(server.bodies) == 3, "the first turn of each conversation"
+    assert (result["completed"], result["failed"], result["attainment"]) == (0, 8, 0)
+    assert result["errors"] == {
+        "not sent, as an earlier turn of its conversation failed": 5,
+        "404 no such model": 3,
+    }
+    sent = [outcome.sent_at for outcome in outcomes if outcome.sent]
+    assert result["achieved_rate"] == pytest.approx(2 / (max(sent) - min(sent))), "of those sent"
+    records = whole(result, outcomes)["requests"]
+    assert ["sent_at" in record for record in records] == [True, False, False] * 2 + [True, False]
+
+
+def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
+    seen: list[Outcome] = []
+
+    class Telling(Watch):
+        def ended(self, outcome: Outcome) -> None:
+            seen.append(outcome)
+
+    with stub(gap_s=0.01) as server:
+        assert openai_model(server.url) == "stub"
+        target = Target("other", server.url, STUB, ours=False)
+        result, outcomes = measure(
+            target,
+            PromptData("uniform:2:9").requests(12, "poisson:200"),
+            {"e2el": 1.0},
+            10,
+            Telling(),
+        )
+    assert (result["completed"], result["failed"], len(seen)) == (12, 0, 12)
+    assert (
+        result["goodput"] is not None and result["p50_ttft_ms"] > 0 and result["other_length"] == 0
+    )
+    assert not {"occupancy", "useful_fraction", "server", "mean_queue_time_ms", "littles_law"} & {
+        key for key, value in result.items() if value
+    }
+    assert json.loads(json.dumps(whole(result, outcomes)))["requests"][3]["text"]
+
+
+def test_a_sigterm_that_comes_while_an_object_is_deleted_ends_the_replay_too() -> None:
+    # an exception raised there is ignored: a comparison that was to end went on until it was killed
+    class Doomed:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    class Deletes(Watch):
+        def sent(self) -> None:
+            Doomed()
+
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    sigterm_is_ctrl_c()
+    try:
+        with stub(first_s=20.0) as server, pytest.raises(Interrupted):
+            replay(server.url, at(0.0), STUB, watch=Deletes())
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+
+
+def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
+    with stub() as server:
+        done = ran(
+            "client.client",
+            "--url",
+            f"{server.url}/v1",
+            "--api",
+            "openai",
+            "--numsamples",
+            "8",
+            "--arrival",
+            "closed:2",
+            "--lengths",
+            "fixed:5",
+            "--quiet",
+            "--goodput",
+            "e2el:60000",
+            "--out",
+            str(tmp_path / "run"),
+            "--figure",
+            str(tmp_path / "figure.png"),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (
+            "8 answered, 0 failed" in done.stdout
+            and "8 requests, 5.0 completion tokens on average, 2 users" in done.stdout
+        )
+        assert {body["model"] for body in server.bodies} == {"stub"} and server.most_in_flight <= 2
+        ended = ran("client.client", "--url", server.url, "--numsamples", "1")
+        assert (
+            ended.returncode == 1
+            and "are asked with --api openai" in ended.stderr
+            and "Traceback" not in ended.stderr
+        )
+    saved = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (
+        saved["variants"]["stub"]["completed"] == 8
+        and saved["also"] == {"stub": server.url}
+        and saved["config"] == {}
+    )
+    assert "| stub |" in (tmp_path / "run" / "report.md").read_text()

@@ -1,0 +1,187 @@
+"""Workloads of several users and of priorities: who sends what, when, and that servers are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from client.data import PromptData, Request, describe, described
+from client.draws import WorkloadError
+from client.load import replay
+from client.progress import Progress
+from client.traces import load_trace, save_trace
+from client.wire import wire
+from compare.comparison import Comparison
+from compare.options import parse
+from config import ConfigError
+from tests.servers import assert_all_answered
+from tests.stub import stub
+
+GREEDY, MODEST = "greedy,20,uniform:50:200", "modest,2,choice:1,25,100,10-40"
+LEVELS = ["0.1:1", "0.9:2"]
+
+
+def of(requests: Sequence[Request], user: str) -> list[Request]:
+    return [request for request in requests if request.user == user]
+
+
+def test_each_user_sends_at_a_rate_with_lengths_and_in_seconds_of_its_own() -> None:
+    requests = PromptData(users=[GREEDY, MODEST], seed=3).requests(None)
+    at = [request.at for request in requests]
+    assert at == sorted(at) and max(at) < 40, "the trace ends with the last TO"
+    assert [request.id for request in requests] == list(range(len(requests)))
+    greedy, modest = of(requests, "greedy"), of(requests, "modest")
+    assert len(greedy) + len(modest) == len(requests)
+    assert len(greedy) == pytest.approx(800, abs=3 * 800**0.5) and greedy[0].at < 1
+    assert len(modest) == pytest.approx(60, abs=3 * 60**0.5)
+    assert 10 <= modest[0].at < modest[-1].at < 40
+    assert {r.num_tokens for r in modest} == {1, 25, 100}, "lengths with commas"
+    assert min(r.num_tokens for r in greedy) >= 50 and max(r.num_tokens for r in greedy) <= 200
+    gaps = np.diff([request.at for request in greedy])
+    assert np.std(gaps) == pytest.approx(np.mean(gaps), rel=0.15), "exponential, as Poisson's are"
+    assert requests == PromptData(users=[GREEDY, MODEST], seed=3).requests(None)
+    assert requests != PromptData(users=[GREEDY, MODEST], seed=4).requests(None)
+
+
+def test_users_without_seconds_send_as_many_as_are_asked_for() -> None:
+    requests = PromptData(users=["a,30,fixed:5", "b,10,fixed:7"]).requests(2000)
+    assert len(requests) == 2000 and len(of(requests, "a")) == pytest.approx(1500, abs=80)
+    assert requests[-1].at == pytest.approx(50, abs=5)
+
+
+def test_one_users_requests_do_not_depend_on_what_the_other_asks() -> None:
+    def greedy(modest: str) -> list[tuple[float, int]]:
+        requests = PromptData(users=["greedy,20,uniform:50:200,0-30", modest]).requests(None)
+        return [(request.at, request.num_tokens) for request in of(requests, "greedy")]
+
+    assert greedy("modest,2,fixed:3,0-30") == greedy("modest,9,normal,10-12")
+
+
+def test_a_user_who_comes_back_is_named_twice() -> None:
+    users = ["greedy,5,fixed:9", "modest,5,fixed:9,0-10", "modest,5,fixed:9,20-30"]
+    at = np.array([r.at for r in of(PromptData(users=users).requests(None), "modest")])
+    assert np.any(at < 10) and not np.any((at > 10) & (at < 20)) and np.any(at > 20)
+
+
+def test_priorities_are_drawn_in_their_shares_and_change_nothing_else() -> None:
+    plain = PromptData(seed=3, prefixes="2:9:1").requests(3000, "poisson:5")
+    requests = PromptData(seed=3, prefixes="2:9:1", priorities=LEVELS).requests(3000, "poisson:5")
+    levels = [request.priority for request in requests]
+    assert levels.count(1) == pytest.approx(300, abs=50) and levels.count(2) == 3000 - levels.count(
+        1
+    )
+    assert [r.model_copy(update={"priority": None}) for r in requests] == plain
+    some = PromptData(priorities=["0.5:1", "0.5:0"]).requests(200)
+    assert {request.priority for request in some} == {1, None}, "the default needs no saying"
+    talks = PromptData(sessions="4:1", priorities=["0.5:1", "0.5:2"]).requests(80, "poisson:5")
+    by_talk = [{r.priority for r in talks[i : i + 4]} for i in range(0, 80, 4)]
+    assert all(len(levels) == 1 for levels in by_talk), "a conversation keeps its level"
+    assert {1} in by_talk and {2} in by_talk
+
+
+def test_a_workload_says_whose_its_requests_are() -> None:
+    requests = PromptData(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
+    said = described(describe(requests))
+    n = len(of(requests, "modest"))
+    assert f"{n} of modest from 1" in said and " of level 1, " in said and " of level 2" in said
+    many = [Request(id=i, at=i, prompt="a", num_tokens=1, user=str(i)) for i in range(50)]
+    assert described(describe(many)).endswith("; of 50 users")
+    assert "level" not in described(describe(PromptData().requests(3)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"users": [GREEDY]}, "--users needs two users or more"),
+        ({"users": [GREEDY, GREEDY]}, "--users needs two users or more"),
+        ({"users": [GREEDY, "b,2"]}, "unknown user 'b,2'; give NAME,RATE,LENGTHS"),
+        ({"users": [GREEDY, "b,0,normal"]}, "unknown user 'b,0,normal'"),
+        ({"users": [GREEDY, "b,2,normal,9-3"]}, "unknown user 'b,2,normal,9-3'"),
+        ({"users": [GREEDY, "b|c,2,normal"]}, "unknown user"),
+        ({"users": [GREEDY, "b,2,zipf:3"]}, "--users 'b,2,zipf:3': unknown lengths 'zipf:3'"),
+        ({"priorities": ["0.1:1", "0.8:2"]}, r"sum to 0.9; make it 1"),
+        ({"priorities": ["1"]}, "give SHARE:LEVEL"),
+        ({"priorities": ["1:-1"]}, "give SHARE:LEVEL"),
+        ({"priorities": ["1:high"]}, "give SHARE:LEVEL"),
+        ({"priorities": ["0.5:1", "0.5:1"]}, "give SHARE:LEVEL"),
+        ({"priorities": ["0:1", "1:2"]}, "give SHARE:LEVEL"),
+    ],
+)
+def test_what_is_no_user_or_no_priority_is_refused(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        PromptData(**asked)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--arrival", "auto"], "leave out --arrival"),
+        (["--lengths", "normal", "--sessions", "2:1"], "leave out --lengths, --sessions"),
+        (["--selection", "descend"], "leave out --selection"),
+        (["--numsamples", "9"], "leave out them or --numsamples"),
+        (["--sweep"], "--sweep sends at rates of its own, and --users have theirs"),
+        (["--trace", "t.jsonl"], "--trace holds the requests; leave out --users"),
+    ],
+)
+def test_what_users_say_themselves_is_not_asked_for_besides(argv: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(["--users", GREEDY, MODEST, *argv])
+
+
+def test_priorities_are_not_drawn_for_a_trace() -> None:
+    with pytest.raises(ConfigError, match="leave out --priorities"):
+        parse(["--trace", "t.jsonl", "--priorities", "1:2"])
+
+
+def test_users_of_a_comparison_send_for_their_seconds_or_300_requests() -> None:
+    assert parse(["--users", GREEDY, MODEST]).numsamples is None
+    assert parse(["--users", GREEDY, "b,2,normal"]).numsamples == 300
+    assert parse(["--users", GREEDY, "b,2,normal", "--numsamples", "7"]).numsamples == 7
+
+
+def test_a_user_who_would_send_nothing_is_found_before_any_server_starts() -> None:
+    options = parse(["--users", GREEDY, "b,0.01,normal", "--numsamples", "20", "--repeats", "2"])
+    with pytest.raises(WorkloadError, match=r"user b sends none of the 20 requests of seed \d; "):
+        Comparison(options, Progress(Console()))
+
+
+def test_a_trace_keeps_users_and_priorities(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    requests = PromptData(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
+    save_trace(path, requests)
+    assert load_trace(path) == requests
+    assert {"user", "priority"} <= json.loads(path.read_text().splitlines()[0]).keys()
+    save_trace(path, PromptData().requests(1))
+    assert not {"user", "priority"} & json.loads(path.read_text()).keys()
+    for line in ('"user": ""', '"priority": -1', '"priority": "high"'):
+        path.write_text(f'{{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1, {line}}}')
+        with pytest.raises(WorkloadError, match=f"line 1: {line.split(chr(34))[1]}: "):
+            load_trace(path)
+
+
+@pytest.mark.parametrize("api", ["inference", "openai"])
+def test_a_server_is_told_user_and_priority_where_there_are_any(api: str) -> None:
+    ask = Request(id=0, at=0, prompt="hi", num_tokens=3, user="ann", priority=1)
+    body = wire(api, "m", stream=True).body(ask)
+    assert (body["user"], body["priority"]) == ("ann", 1)
+    without = wire(api, "m").body(Request(id=0, at=0, prompt="hi", num_tokens=3))
+    assert not {"user", "priority"} & without.keys(), "which some servers refuse"
+
+
+def test_what_is_sent_is_what_the_trace_says() -> None:
+    requests = PromptData(
+        users=["a,200,fixed:2", "b,100,fixed:4"], priorities=["0.5:1", "0.5:0"]
+    ).requests(20)
+    with stub() as server:
+        assert_all_answered(replay(server.url, requests, wire("openai", "stub")))
+    sent = {body["seed"]: body for body in server.bodies}
+    for request in requests:
+        body = sent[request.seed]
+        assert (body["user"], body.get("priority")) == (request.user, request.priority)
+        assert body["max_tokens"] == {"a": 2, "b": 4}[body["user"]]

@@ -1,0 +1,258 @@
+"""Workloads beyond independent texts: token ids, shared prefixes, conversations, and Mooncake's
+traces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.data import PromptData, Request, describe, described, rescheduled
+from client.draws import WorkloadError
+from client.load import replay
+from client.traces import load_trace, save_trace
+from client.wire import wire
+from studies import memory
+from tests.servers import Serve, assert_all_answered
+from tests.traces import save_mooncake
+
+
+def ids_of(requests: Sequence[Request]) -> list[list[int]]:
+    assert all(request.prompt is None and request.prompt_ids for request in requests)
+    return [request.prompt_ids or [] for request in requests]
+
+
+def but_prompts(requests: Sequence[Request]) -> list[Request]:
+    return [r.model_copy(update={"prompt": "", "prompt_ids": None}) for r in requests]
+
+
+def test_prompts_of_ids_are_random_and_all_else_is_as_with_text() -> None:
+    text = PromptData(seed=3).requests(200, "poisson:5")
+    requests = PromptData(seed=3, prompts="ids").requests(200, "poisson:5")
+    assert but_prompts(requests) == but_prompts(text)
+    ids = ids_of(requests)
+    assert [len(each) for each in ids] == [len(str(request.prompt).split()) for request in text]
+    drawn = np.concatenate(ids)
+    assert set(drawn) == set(range(256)), "every id that any tokenizer has, and no other"
+    assert ids == ids_of(PromptData(seed=3, prompts="ids").requests(200))
+    assert ids != ids_of(PromptData(seed=4, prompts="ids").requests(200))
+
+
+@pytest.mark.parametrize(("zipf", "shares"), [(0, [1 / 3] * 3), (1, [6 / 11, 3 / 11, 2 / 11])])
+def test_prompts_share_prefixes_as_often_as_zipfs_law_says(zipf: int, shares: list[float]) -> None:
+    alone = PromptData(seed=3, prompts="ids").requests(3000, "poisson:5")
+    requests = PromptData(seed=3, prefixes=f"3:40:{zipf}").requests(3000, "poisson:5")
+    assert but_prompts(requests) == but_prompts(alone)
+    assert [ids[40:] for ids in ids_of(requests)] == ids_of(alone), "only what comes first is new"
+    times = Counter(tuple(ids[:40]) for ids in ids_of(requests))
+    found = [n / 3000 for _, n in times.most_common()]
+    assert found == pytest.approx(shares, abs=0.03)
+    other = PromptData(seed=4, prefixes=f"3:40:{zipf}").requests(3000)
+    assert times.keys().isdisjoint(tuple(ids[:40]) for ids in ids_of(other)), "of each seed its own"
+
+
+def test_the_rates_of_a_sweep_share_prefixes_and_nothing_else_of_their_prompts() -> None:
+    """They meet one server: with one draw for all rates, a prefix cache had every prompt whole."""
+    data = PromptData(seed=3, prefixes="2:40:1")
+    slow, fast, again = (
+        ids_of(data.requests(200, f"poisson:{rate}", scaled=True)) for rate in (5, 6, 5)
+    )
+    assert slow == again, "every mode at the same rate gets the same prompts"
+    assert {tuple(ids[:40]) for ids in slow} == {tuple(ids[:40]) for ids in fast}
+    long = {tuple(ids) for ids in slow if len(ids) > 45}
+    assert len(long) > 100 and long.isdisjoint(tuple(ids) for ids in fast)
+
+
+def test_conversations_begin_as_the_arrival_says_and_go_on_after_answers() -> None:
+    alone = PromptData(seed=3).requests(3000)
+    requests = PromptData(seed=3, sessions="4:0.5").requests(3000, "poisson:5")
+    firsts = [request for request in requests if request.after is None]
+    opening = PromptData(seed=3).requests(750, "poisson:5")
+    assert [r.at for r in firsts] == [r.at for r in opening]
+    by_id = {request.id: request for request in requests}
+    for request in requests:
+        if request.after is None:
+            assert request.think_s is None and request.prompt == alone[request.id].prompt
+        else:
+            assert request.at == by_id[request.after].at
+            assert request.prompt == f" {alone[request.id].prompt}", "its own words alone"
+    assert len({r.after for r in requests}) == 2251, "three follow each first, one after the other"
+    assert [r.num_tokens for r in requests] == [r.num_tokens for r in alone]
+    think_s = [request.think_s for request in requests if request.think_s is not None]
+    assert np.mean(think_s) == pytest.approx(0.5, abs=0.05) == np.std(think_s), "exponential"
+    few = PromptData(seed=3, sessions="4:0").requests(6, "constant:2")
+    assert [r.after for r in few] == [None, 0, 1, 2, None, 4], "the last is cut short"
+
+
+def test_a_workload_of_conversations_says_how_they_begin() -> None:
+    requests = PromptData(seed=3, sessions="4:0.5").requests(800, "constant:5")
+    load = describe(requests)
+    assert load["requested_rate"] is None, "answers say when most of them are sent"
+    assert load["conversations"]["number"] == 200
+    said = described(load)
+    assert "800 requests in 200 conversations" in said and "5 conversations a second" in said
+    assert "s on average after an answer" in said
+    at_once = described(describe(PromptData(sessions="2:1").requests(4)))
+    assert "4 requests in 2 conversations" in at_once and "all at once" in at_once
+
+
+def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> None:
+    data = PromptData(seed=3, sessions="3:1")
+    slow = data.requests(9, "poisson:5")
+    assert rescheduled(slow, "burst", 3) == data.requests(9, "burst") != slow
+    with pytest.raises(WorkloadError, match="closed:2 sends a request for every answer"):
+        data.requests(9, "closed:2")
+    with pytest.raises(WorkloadError, match="closed:2 sends a request for every answer"):
+        rescheduled(slow, "closed:2", 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"prompts": "words"}, "unknown prompts 'words'; valid ones are text, ids"),
+        ({"prefixes": "4:64"}, "give K:TOKENS:ZIPF"),
+        ({"prefixes": "0:64:1"}, "give K:TOKENS:ZIPF"),
+        ({"prefixes": "4:64:-1"}, "give K:TOKENS:ZIPF"),
+        ({"prefixes": "4:64:nan"}, "give K:TOKENS:ZIPF"),
+        ({"prefixes": "4:1:64:1"}, "give K:TOKENS:ZIPF"),
+        ({"prefixes": "4:64:1", "prompts": "text"}, "leave out --prompts text"),
+        ({"sessions": "3"}, "give TURNS:THINK_S"),
+        ({"sessions": "0:1"}, "give TURNS:THINK_S"),
+        ({"sessions": "3:-1"}, "give TURNS:THINK_S"),
+        ({"sessions": "3:inf"}, "give TURNS:THINK_S"),
+        ({"sessions": "3:1", "prompts": "ids"}, "leave out --prompts ids and --prefixes"),
+        ({"sessions": "3:1", "prefixes": "4:64:1"}, "leave out --prompts ids and --prefixes"),
+    ],
+)
+def test_what_is_unknown_or_does_not_go_together_is_refused(
+    asked: dict[str, str], said: str
+) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        PromptData(**asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", [{"prefixes": "2:5:1"}, {"sessions": "3:0.5"}])
+def test_every_workload_survives_the_way_to_a_file_and_back(
+    asked: dict[str, str], tmp_path: Path
+) -> None:
+    requests = PromptData(seed=1, **asked).requests(20, "poisson:3")  # type: ignore[arg-type]
+    save_trace(tmp_path / "trace.jsonl", requests)
+    assert load_trace(tmp_path / "trace.jsonl") == requests
+
+
+FIRST = {"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}
+LATER = {"id": 1, "at": 0, "prompt": "b", "num_tokens": 1, "after": 0, "think_s": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([FIRST, LATER | {"after": 7}], "line 2: after: no line before it has the id 7"),
+        ([LATER, FIRST], "line 1: after: no line before it has the id 0"),
+        ([FIRST, LATER | {"after": 1}], "line 2: after: no line before it has the id 1"),
+        ([FIRST, LATER, LATER | {"id": 2}], "line 3: after: another request follows 0 already"),
+        ([FIRST | {"think_s": 1}], "line 1: .* both after and think_s"),
+        ([FIRST, LATER | {"think_s": None}], "line 2: .* both after and think_s"),
+        ([FIRST, LATER | {"think_s": -1}], "line 2: think_s: "),
+        ([FIRST | {"users": 2}, LATER | {"users": 2}], "line 2: users: .*leave out after or users"),
+        (
+            [FIRST, LATER | {"prompt": None, "prompt_ids": [1]}],
+            "line 2: .*give prompt, not prompt_ids",
+        ),
+        (
+            [FIRST | {"prompt": None, "prompt_ids": [1]}, LATER],
+            "line 2: .*give prompt, not prompt_ids",
+        ),
+    ],
+)
+def test_a_bad_conversation_is_refused_with_its_line(
+    lines: list[dict[str, object]], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(WorkloadError, match=said):
+        load_trace(path)
+
+
+def test_mooncakes_traces_are_read_as_they_are_or_scaled(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    save_mooncake(
+        path,
+        (3000, 1100, 500, [0, 1, 2]),
+        (3000, 1024, 512, [0, 1]),
+        (4500, 700, 1, [0, 9]),
+        (6000, 3, 1, [9]),
+    )
+    whole = load_trace(path)
+    assert [r.at for r in whole] == [0, 0, 1.5, 3], "seconds from the first"
+    assert [len(ids) for ids in ids_of(whole)] == [1100, 1024, 700, 3]
+    assert [r.num_tokens for r in whole] == [500, 512, 1, 1]
+    scaled = load_trace(path, 16)
+    assert [len(ids) for ids in ids_of(scaled)] == [35, 32, 22, 1], "⌈tokens × 16 / 512⌉"
+    assert [r.num_tokens for r in scaled] == [16, 16, 1, 1]
+    for block, requests in ((512, whole), (16, scaled)):
+        a, b, c, d = ids_of(requests)
+        assert a[: 2 * block] == b and a[:block] == c[:block], "equal hash ids, equal prompts"
+        assert a[block : 2 * block][:6] != c[block:][:6]
+        assert c[block:][: len(d)] == d, "a block is the same wherever it stands"
+        assert max(a) < 256
+    save_trace(tmp_path / "ours.jsonl", scaled)
+    assert load_trace(tmp_path / "ours.jsonl") == scaled
+    with pytest.raises(WorkloadError, match="prompts cannot be scaled; leave out --scale"):
+        load_trace(tmp_path / "ours.jsonl", 16)
+
+
+GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (GOOD | {"hash_ids": [0]}, "1 hash_ids for 600 tokens; .* would be 2"),
+        (GOOD | {"hash_ids": [0, 1, 2]}, "3 hash_ids for 600 tokens; .* would be 2"),
+        (GOOD | {"hash_ids": [0, -1]}, "hash_ids: "),
+        (GOOD | {"timestamp": -1}, "timestamp: "),
+        (GOOD | {"timestamp": "0"}, "timestamp: "),
+        (GOOD | {"input_length": 0, "hash_ids": []}, "input_length: "),
+        (GOOD | {"output_length": 0}, "output_length: "),
+        (GOOD | {"session": 1}, "session: Extra inputs"),
+        ({key: GOOD[key] for key in ("timestamp", "input_length", "output_length")}, "hash_ids: "),
+        (FIRST, "timestamp: Field required"),
+    ],
+)
+def test_a_bad_line_of_mooncakes_is_refused(
+    line: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps(line))
+    with pytest.raises(WorkloadError, match=f"mooncake.jsonl, line 2: {said}"):
+        load_trace(path)
+
+
+def test_virtual_time_knows_prefixes_too() -> None:
+    rows = {
+        tokens: memory.serve(
+            memory.config_of("whole", 100),
+            PromptData("fixed:50", prefixes=f"2:{tokens}:1").requests(50),
+        )["rows"]
+        for tokens in (16, 320)
+    }
+    assert rows[16] > 3 * rows[320], "longer prompts take more of the same pool"
+
+
+def test_both_wires_carry_ids_and_servers_compute_those(shared_server: Serve) -> None:
+    requests = PromptData("fixed:6", seed=2, prefixes="2:9:1").requests(6)
+    with shared_server("dynamic", {"model": "fake"}) as url:
+        plain = replay(url, requests)
+        openai = replay(url, requests, wire("openai", "fake"))
+    for outcomes in (plain, openai):
+        assert_all_answered(outcomes)
+        assert [o.answer.prompt_tokens for o in outcomes if o.answer] == [
+            len(ids) for ids in ids_of(requests)
+        ]
+    assert [o.text for o in plain] == [o.text for o in openai]

@@ -1,0 +1,133 @@
+"""What others say in their errors and names is text in a report, and nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from client import client
+from client.quoting import NAME, code, escape, named, unescape
+from compare import runs
+from compare.report import report
+from compare.report.page import as_page
+from compare.report.tables import markdown
+from tests.stub import Handler, Stub, stub
+
+EVIL = (
+    "![x](http://evil/x.png) <img src=http://evil/y.png> [a](http://evil/b) `c` ``d`` | e_ _f_ "
+    "**g** \\| &amp; $h$"
+)
+
+
+class Page(HTMLParser):
+    """What a page would fetch or link, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.sources += [value for name, value in attrs if name in ("src", "href") and value]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def rendered(text: str) -> Page:
+    """As the most trusting of readers shows it."""
+    return Page(MarkdownIt("commonmark", {"html": True}).enable("table").render(text))
+
+
+@pytest.mark.parametrize(
+    "text", [EVIL, "`", "``", "a`", "\\", "<b>", "", "~~x~~", "two\n\n# lines\x1b[31m"]
+)
+def test_quoted_text_is_shown_as_it_is_in_a_sentence_and_in_a_table(text: str) -> None:
+    line = " ".join(text.replace("\x1b", " ").split())
+    assert rendered(f"It said {escape(text)}.").text.strip() == f"It said {line}."
+    assert unescape(escape(text)) == line
+    cells = rendered(markdown([["a", "b"], [escape(text), "1"]]))
+    assert cells.text.split("\n") == rendered(markdown([["a", "b"], ["TEXT", "1"]])).text.replace(
+        "TEXT", line
+    ).split("\n")
+    for page in (rendered(f"ran {code(text)}"), rendered(markdown([["a"], [code(text)]]))):
+        assert page.sources == []
+
+
+class Evil(Handler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["max_tokens"] == 9:
+            self._whole(500, {"error": {"message": EVIL}})
+        else:
+            self._stream(self.server, body["max_tokens"])
+
+
+class EvilStub(Stub):
+    def __init__(self) -> None:
+        super().__init__(models=(f"{EVIL}/..{EVIL.replace('/', '')}",))
+        self.RequestHandlerClass = Evil
+
+
+def test_a_report_fetches_nothing_that_a_servers_errors_and_names_tell_it_to(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    with stub(EvilStub) as server:
+        asked = [
+            "--api",
+            "openai",
+            "--numsamples",
+            "6",
+            "--lengths",
+            "choice:3,9",
+            "--arrival",
+            "burst",
+            "--quiet",
+        ]
+        arguments = client.parse(
+            [*asked, "--out", str(out), "--figure", str(tmp_path / "figure.png")]
+        )
+        result = client.load([server.url], arguments, Console(file=io.StringIO()))
+    assert 0 < result["failed"] < 6 and NAME.fullmatch(result["variant"])
+    page = Page((out / "report.html").read_text())
+    assert page.sources and all(
+        source.startswith("data:image/svg+xml;base64,") for source in page.sources
+    )
+    text = rendered((out / "report.md").read_text())
+    assert set(text.sources) <= {f"{name}.png" for name in runs.FIGURES}
+    assert f"× 500 {EVIL}." in page.text and f"× 500 {EVIL}." in text.text, (
+        "and their words are all there"
+    )
+    run = runs.load(out)
+    report.show(run, Console(file=(said := io.StringIO()), width=10_000))
+    assert f"× 500 {EVIL}." in said.getvalue(), "in a terminal without backslashes"
+
+
+def test_a_page_shows_its_own_figures_and_no_others() -> None:
+    page = Page(
+        as_page(
+            "# t\n\n![a](rows.png) ![b](http://evil/rows.png) [c](rows2.png) <http://evil>",
+            {"rows": b"<svg/>"},
+        )
+    )
+    assert [source[:14] for source in page.sources] == ["data:image/svg"]
+
+
+def test_a_servers_name_is_a_file_name_too() -> None:
+    assert named("gpt2-medium_1.5") == "gpt2-medium_1.5" and NAME.fullmatch(named("../a b|c$"))
+    assert named("") == "model" and named("summary") == "summary-model"
+
+
+def test_a_run_whose_servers_have_other_names_is_refused(tmp_path: Path) -> None:
+    summary = {"workload": {}, "seed": 0, "partial": False, "modes": {"../../secret": {}}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(runs.RunError, match="rename it"):
+        runs.load(tmp_path)

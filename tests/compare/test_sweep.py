@@ -1,0 +1,187 @@
+"""The search for a capacity, against servers whose capacity is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from client.data import PromptData, Request
+from compare import sweep
+from compare.report.tables import capacity_table, point_line
+from compare.sweep import Point
+
+
+def swept(
+    capacity: float,
+    about: float = 1.0,
+    limit: float = 0.0,
+    client: float = float("inf"),
+    busy: bool = True,
+) -> list[Point]:
+    """A sweep of a server that sustains `capacity` and keeps its limits up to `limit`, by a client
+    that can send `client`.
+
+    about: what a burst made of the capacity.
+    """
+    points: list[Point] = []
+
+    def measure(rate: float) -> Point:
+        assert rate not in [p["rate"] for p in points], "measured twice"
+        attainment = None if not limit else 1.0 if rate <= limit else 0.5
+        points.append(
+            {
+                "rate": rate,
+                "saturated": rate > capacity,
+                "client_behind": rate > client,
+                "attainment": attainment,
+                "failed": 0,
+                "output_throughput": 100 * min(rate, capacity),
+                "p50_normalized_latency_ms": 5.0,
+                "nominal_num_tokens": 100,
+                "request_throughput": min(rate, capacity),
+                "busy_s": 10.0 * busy,
+                "busy_throughput": 100 * capacity if busy and rate > capacity else None,
+            }
+        )
+        return points[-1]
+
+    sweep.search(measure, about)
+    return points
+
+
+@pytest.mark.parametrize("capacity", [0.3, 1.0, 5.5, 37.0, 1000.0])
+@pytest.mark.parametrize("off", [0.5, 0.8, 1.0, 1.2])
+def test_where_the_queue_begins_to_grow_is_found_within_a_step_in_few_rates(
+    capacity: float, off: float
+) -> None:
+    points = swept(capacity, off * capacity)
+    found = sweep.outcome(points)
+    assert (
+        found["sustained_rate"]
+        <= capacity
+        < found["saturated_rate"]
+        < found["sustained_rate"] * 1.1
+    )
+    assert found["capacity"] == pytest.approx(capacity), (
+        "what was completed, and no rate of the lattice"
+    )
+    assert max(p["rate"] for p in points) <= 2 * 1.3 * 1.1 * capacity and len(points) <= 8
+    assert min(p["rate"] for p in points) < capacity / 2, "a rate at which the server is at ease"
+    assert f"| {found['sustained_rate']:.3g} to {found['saturated_rate']:.3g} |" in capacity_table(
+        {"a": [found]}, goodput=False
+    )
+
+
+def test_the_capacity_is_of_all_rates_beyond_it_by_their_time() -> None:
+    beyond = {
+        "saturated": True,
+        "client_behind": False,
+        "attainment": None,
+        "nominal_num_tokens": 100,
+    }
+    points = [
+        beyond | {"rate": 4.0, "busy_s": 30.0, "busy_throughput": 310.0},
+        beyond | {"rate": 8.0, "busy_s": 10.0, "busy_throughput": 270.0},
+        beyond | {"rate": 5.0, "busy_s": 0.0, "busy_throughput": None},
+        beyond | {"rate": 2.0, "saturated": False, "busy_s": 5.0, "busy_throughput": 900.0},
+    ]
+    assert sweep.outcome(points)["capacity"] == pytest.approx(3.0)
+
+
+def test_the_rates_of_all_servers_lie_on_one_lattice() -> None:
+    slow, fast = ({p["rate"] for p in swept(capacity, capacity)} for capacity in (11.0, 13.0))
+    assert len(slow & fast) >= 2 and all(
+        float(f"{2 ** (round(8 * math.log2(r)) / 8):.4g}") == r for r in slow | fast
+    )
+
+
+def test_the_highest_rate_that_meets_the_goodput_is_found_apart() -> None:
+    found = sweep.outcome(swept(37.0, 37.0, limit=20.0))
+    assert (
+        found["goodput_rate"] <= 20.0 < found["missed_rate"] < found["goodput_rate"] * 1.1
+        and found["capacity"] > 30
+    )
+    assert f"| {found['goodput_rate']:.3g} to {found['missed_rate']:.3g} |" in capacity_table(
+        {"a": [found]}, goodput=True
+    )
+    none = sweep.outcome(swept(37.0, 37.0, limit=0.001))
+    assert none[
+        "goodput_rate"
+    ] is None and f"| below {none['missed_rate']:.3g} |" in capacity_table(
+        {"a": [none]}, goodput=True
+    )
+    all_ = sweep.outcome(swept(37.0, 37.0, limit=1e9))
+    assert all_["goodput_rate"] == all_["sustained_rate"], (
+        "where the queue only grows, the limits cannot be kept for long"
+    )
+
+
+def test_a_client_that_falls_behind_ends_the_sweep_without_a_capacity() -> None:
+    points = swept(1e9, about=60.0, client=100.0)
+    found = sweep.outcome(points)
+    assert max(p["rate"] for p in points) < 200 and found["capacity"] is None
+    assert found["sustained_rate"] == 98.7, "a rate at which this client was in time"
+    assert "at least 98.7" in capacity_table({"dynamic": [found]}, goodput=False)
+
+
+def test_a_server_that_fails_at_every_rate_ends_the_sweep() -> None:
+    points = swept(0.0, busy=False)
+    assert len(points) < 10
+    found = sweep.outcome(points)
+    assert found["capacity"] is None and found["point"] is None
+    assert f"| – | below {points[-1]['rate']:.3g} | – |" in capacity_table(
+        {"dynamic": [found]}, goodput=True
+    )
+
+
+def test_a_server_that_answers_nothing_at_once_has_no_rates() -> None:
+    told: list[Point] = []
+    asked = []
+
+    def replay(what: str, requests: Sequence[Request]) -> dict[str, int]:
+        asked.append(what)
+        return {"completed": 0}
+
+    sweep.sweep(replay, PromptData(), "poisson:1", 8, None, told.append)
+    assert asked == ["all at once"] and told == [] and sweep.outcome(told)["capacity"] is None
+
+
+def test_the_verdict_on_a_rate() -> None:
+    calm = {
+        "failed": 0,
+        "completed": 100,
+        "growth": 0.01,
+        "growth_in_flight": 0.01,
+        "p50_schedule_lag_ms": 0.5,
+    }
+    assert sweep.verdict(calm) == {"saturated": False, "client_behind": False}
+    assert (
+        sweep.verdict(calm | {"growth": 0.06})["saturated"]
+        and sweep.verdict(calm | {"failed": 2})["saturated"]
+    )
+    assert sweep.verdict(calm | {"growth_in_flight": 0.06})["saturated"], (
+        "rows that still fill wait for nothing yet"
+    )
+    late = sweep.verdict(calm | {"p50_schedule_lag_ms": 11.0, "growth": 0.5})
+    assert late == {"saturated": False, "client_behind": True}, (
+        "what a late client saw says nothing of the server"
+    )
+    nothing = calm | {"failed": 9, "completed": 0, "p50_schedule_lag_ms": None}
+    assert sweep.verdict(nothing)["saturated"]
+    point = {
+        "rate": 3.0,
+        "output_throughput": 0.0,
+        "p50_normalized_latency_ms": None,
+        "attainment": None,
+        "failed": 9,
+        "client_limited": False,
+    }
+    assert "no answer; requests failed" in point_line("static", point | sweep.verdict(nothing))
+
+
+def test_a_rate_has_as_many_requests_as_its_numbers_need() -> None:
+    assert sweep.enough_requests(3.0, 0.5) == 200 and sweep.enough_requests(50, 0.5) == 500
+    assert sweep.enough_requests(50, 20.0) == 2000, "the slowest row twice over"
+    assert sweep.enough_requests(0.1, 5.0) == 30, "and not for half an hour"

@@ -1,0 +1,209 @@
+"""Who waits: what short and long requests, users and priorities got, in results, tables and a
+figure.
+"""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.data import Request
+from client.groups import quartiles
+from client.load import Outcome
+from compare.measure import judged, whole
+from compare.report import drawing, tables, who_waits
+from compare.results import keys
+from stats import DEFINITIONS, Answer
+from tests.programs import ran
+from tests.stub import Handler, Stub, stub
+
+
+def answered(request: Request, seconds: float, first_s: float, **timings: float) -> Outcome:
+    last = request.at + seconds
+    told = {"arrived_at": request.at, "queue_s": 0.0, "ttft_s": first_s, "itl_s": [],
+            "held_s": 0.0, **timings} if timings else None  # fmt: skip
+    answer = Answer(
+        request.id, request.at, request.at, request.at + first_s, last, last, 1,
+        request.num_tokens, [], told,
+    )  # fmt: skip
+    return Outcome(request, request.at, request.at, last, answer, "x")
+
+
+def ask(i: int, tokens: int, user: str | None = None, priority: int | None = None) -> Request:
+    return Request(id=i, at=0.0, prompt="a", num_tokens=tokens, user=user, priority=priority)
+
+
+def test_quartiles_are_quarters_and_equal_lengths_are_in_one() -> None:
+    assert quartiles([8, 1, 7, 2, 6, 3, 5, 4]).tolist() == [4, 1, 4, 1, 3, 2, 3, 2]
+    assert quartiles([1, 200, 2, 200, 3, 200, 4, 200]).tolist() == [1, 3, 1, 3, 2, 3, 2, 3]
+    for times in ((5, 6, 5), (1, 9, 2), (9, 1, 2)):  # as chance has it: of each seed the same
+        few = [n for n, k in zip((1, 25, 100), times) for _ in range(k)]
+        assert quartiles(few).tolist() == [{1: 1, 25: 2, 100: 3}[n] for n in few]
+    assert set(quartiles([64] * 9)) == {1}
+
+
+def test_each_group_has_its_own_numbers_and_users_add_up() -> None:
+    requests = [
+        ask(0, 10, "ann", 1), ask(1, 20, "ann"), ask(2, 30, "bob"), ask(3, 40, "bob", 2), ask(4, 40)
+    ]  # fmt: skip
+    outcomes = [
+        answered(requests[0], 1.0, 0.5, paused_s=0.25, preempted_s=0.0),
+        answered(requests[1], 3.0, 0.5, paused_s=0.75),
+        answered(requests[2], 4.0, 2.0),
+        Outcome(requests[3], 0.0, 0.0, 0.1, error="429 the queue is full"),
+        Outcome(requests[4], 0.0, 0.0, 0.1, error="500 no"),
+    ]
+    result = judged(requests, outcomes, {})
+    ann, bob = result["by_user"]["ann"], result["by_user"]["bob"]
+    assert list(result["by_user"]) == ["ann", "bob", ""], "as they came, and those without one"
+    assert (ann["completed"], ann["failed"], ann["refused"]) == (2, 0, 0)
+    assert (bob["completed"], bob["failed"], bob["refused"]) == (1, 1, 1)
+    assert result["by_user"][""] == {**result["by_user"][""], "failed": 1, "refused": 0,
+                                     "mean_e2el_ms": None}  # fmt: skip
+    assert (ann["mean_e2el_ms"], ann["p50_e2el_ms"], ann["p99_e2el_ms"]) == (2000, 2000, 2980)
+    assert (ann["mean_ttft_ms"], bob["p99_ttft_ms"]) == (500, 2000)
+    assert ann["output_throughput"] == pytest.approx(30 / 4.0), "over the run's wall-clock"
+    assert sum(u["output_throughput"] for u in result["by_user"].values()) == pytest.approx(
+        result["output_throughput"]
+    )
+    assert (ann["mean_paused_ms"], ann["mean_preempted_ms"]) == (500, 0)
+    assert bob["mean_paused_ms"] is None, "a server that does not say"
+    assert list(result["by_priority"]) == ["1", "2", "0"], "the highest first, the default last"
+    assert result["by_priority"]["0"]["completed"] == 2
+    shortest, longest = result["by_length"]["1"], result["by_length"]["4"]
+    assert (shortest["least_tokens"], shortest["most_tokens"], shortest["completed"]) == (10, 10, 1)
+    assert (longest["least_tokens"], longest["failed"], longest["mean_e2el_ms"]) == (40, 2, None)
+    assert {"by_length", "by_user", "by_priority", "refused"} <= DEFINITIONS.keys()
+    first = whole(result, outcomes)["requests"][0]
+    assert (first["user"], first["priority"], first["timings"]["paused_s"]) == ("ann", 1, 0.25)
+    assert not {"user", "priority"} & whole(result, outcomes)["requests"][4].keys()
+
+
+def test_a_trace_without_users_has_quartiles_alone() -> None:
+    requests = [ask(0, 1), ask(1, 9)]
+    result = judged(requests, [answered(r, 1.0, 0.5) for r in requests], {})
+    assert result["by_length"] and not result["by_user"] and not result["by_priority"]
+
+
+def test_groups_are_the_same_requests_whatever_was_answered() -> None:
+    """By lengths of answers, a variant that refuses long requests would have other quarters."""
+    requests = [ask(i, i + 1) for i in range(8)]
+    some = judged(requests, [answered(r, 1.0, 0.5) for r in requests[:3]], {})
+    found = [
+        (group["least_tokens"], group["most_tokens"], group["completed"])
+        for group in some["by_length"].values()
+    ]
+    assert found == [(1, 2, 2), (3, 4, 1), (5, 6, 0), (7, 8, 0)]
+
+
+def result_of(latency_s: float, users: dict[str, int], tokens: int = 4) -> dict[str, Any]:
+    """A result in which request i takes latency_s · (i + 1)."""
+    named: list[str | None] = [name for name, n in users.items() for _ in range(n)]
+    requests = [ask(i, tokens * (i + 1), user) for i, user in enumerate(named or [None] * 8)]
+    return judged(requests, [answered(r, latency_s * (r.id + 1), 0.1) for r in requests], {})
+
+
+def test_tables_have_a_row_for_each_variant_and_group_with_intervals_over_seeds() -> None:
+    users = {"ann": 4, "bob|x": 4}
+    results = {
+        "static": [result_of(1.0, users), result_of(1.5, users, 6)],
+        "dynamic": [result_of(0.5, users), result_of(0.5, users, 6)],
+    }
+    said = who_waits.table(results, "by_length").splitlines()
+    assert len(said) == 2 + 2 * 4 and "latency p50, s" in said[0] and "paused" not in said[0]
+    # 4–8 and 6–12 tokens
+    assert said[2].startswith("| static | shortest quarter: 5–10 tokens | 4 | 1.88 ± ")
+    said = who_waits.table(results, "by_user").splitlines()
+    assert said[2].startswith("| static | ann | 8 | ") and r"| static | bob\|x | 8 |" in said[3]
+    assert "throughput, tok/s" in said[0] and "first token p99, s" in said[0]
+    assert who_waits.groups(results, "by_priority") == []
+
+
+def test_a_user_whom_one_seed_lacks_has_no_interval() -> None:
+    results = {"static": [result_of(1.0, {"ann": 4}), result_of(1.0, {"ann": 4, "bob": 4})]}
+    ann, bob = who_waits.table(results, "by_user").splitlines()[2:]
+    assert "(1 of 2 seeds)" in bob and "seeds" not in ann
+
+
+def test_of_many_users_those_who_ask_most_are_shown() -> None:
+    users = {f"user-{i}": i + 1 for i in range(20)}
+    results = {"static": [result_of(0.1, users)]}
+    said = who_waits.table(results, "by_user")
+    assert len(said.splitlines()) == 2 + 8 and "user-19" in said and "user-3 " not in said
+    assert "the 8 of 20 who ask most often" in said
+
+
+def titles(results: Any) -> list[str]:
+    figure = who_waits.figure(results, "")
+    return [axis.get_title(loc="left") for axis in figure.axes if axis.get_visible()]
+
+
+def test_the_figure_has_a_panel_for_each_group() -> None:
+    quarters = ["shortest quarter\n4–8 tokens", "second quarter\n12–16 tokens",
+                "third quarter\n20–24 tokens", "longest quarter\n28–32 tokens"]  # fmt: skip
+    names = [str(i) for i in range(12)]
+    for variants in (names[:1], names[:4], names):
+        assert titles({name: [result_of(1.0, {})] for name in variants}) == quarters
+    two = {"static": [result_of(1.0, {"ann": 4, "x" * 99: 4})]}
+    assert titles(two) == [*quarters, "ann\n4 requests", f"{'x' * 23}…\n4 requests"]
+    one = {"static": [result_of(1.0, {"ann": 8})]}
+    assert titles(one) == quarters, "one user tells nothing by itself"
+    requests = [ask(i, 9) for i in range(4)]
+    same = {"static": [judged(requests, [answered(r, 1.0, 0.1) for r in requests], {})]}
+    assert titles(same) == ["9 tokens"], "equal lengths have no quarters"
+
+
+def test_the_figure_is_drawn_where_nothing_was_answered(tmp_path: Path) -> None:
+    requests = [ask(0, 1), ask(1, 9)]
+    failed = judged(requests, [Outcome(r, 0.0, 0.0, 0.1, error="500") for r in requests], {})
+    figure = who_waits.figure({"static": [failed], "dynamic": [result_of(1.0, {})]}, "")
+    drawing.save(figure, tmp_path / "a.png", vector := tmp_path / "b.svg")
+    ET.parse(vector)
+    drawing.save(who_waits.figure({"static": [failed]}, ""), tmp_path / "c.png")
+
+
+BOBS = 4  # tokens, by which his requests are known
+
+
+class Choosy(Handler):
+    """Has no room for one of its users."""
+
+    def _stream(self, stub: Stub, tokens: int) -> None:
+        if tokens == BOBS:
+            self._whole(429, {"error": {"message": "bob is beyond his limit"}})
+        else:
+            super()._stream(stub, tokens)
+
+
+def test_a_run_says_who_waited_and_who_was_refused(tmp_path: Path) -> None:
+    with stub() as server:
+        server.RequestHandlerClass = Choosy
+        done = ran(
+            "client.client", "--url", server.url, "--api", "openai", "--quiet", "--users",
+            "ann,40,uniform:5:9", f"bob,40,fixed:{BOBS},0-0.5", "--priorities", "0.5:1", "0.5:0",
+            "--out", str(tmp_path / "run"), "--figure", str(tmp_path / "a.png"),
+        )  # fmt: skip
+    assert done.returncode == 1 and " of ann from 0.0 to 0." in " ".join(done.stdout.split())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    users = summary["variants"]["stub"]["by_user"]
+    assert users["bob"]["completed"] == 0 < users["bob"]["refused"] == users["bob"]["failed"]
+    assert users["ann"]["failed"] == 0 < users["ann"]["completed"]
+    assert summary["workload"]["by_user"]["bob"]["requests"] == users["bob"]["failed"]
+    report = (tmp_path / "run" / "report.md").read_text()
+    n = users["bob"]["failed"]
+    assert (
+        "## Who waits" in report and f"| stub | bob | 0, {n} failed ({n} refused) | 0 |" in report
+    )
+    assert "| stub | level 1 (highest) |" in report and "| stub | default level |" in report
+    assert "priorities `0.5:1 0.5:0`" in report and "(who_waits.png)" in report
+    assert (tmp_path / "run" / "who_waits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pauses_too_short_to_be_told_have_no_column() -> None:
+    [key] = keys("mean_paused_ms")
+    assert tables.present([key], [{"dynamic": [{"mean_paused_ms": 4.0}]}]) == []
+    assert tables.present([key], [{"dynamic": [{"mean_paused_ms": 6.0}]}]) == [key]

@@ -1,0 +1,197 @@
+"""Autoscaling: Ray Serve's rule, by cases computed by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.autoscaling import (
+    CONTROL_INTERVAL_S,
+    Autoscaler,
+    Autoscaling,
+    read_autoscaling,
+)
+
+SETTINGS = Autoscaling(max_replicas=10)
+HASTY = replace(SETTINGS, upscale_delay_s=0, downscale_delay_s=0)
+
+
+def decide(
+    autoscaler: Autoscaler, end: float, load: Callable[[float], dict[int, int]], start: float = 0
+) -> list[tuple[float, int]]:
+    """When the target changed before `end`, and to what. load: ongoing requests of those up."""
+    changes = []
+    for tick in range(round(start / CONTROL_INTERVAL_S), round(end / CONTROL_INTERVAL_S)):
+        now, before = tick * CONTROL_INTERVAL_S, autoscaler.target
+        if autoscaler.decide(now, load(now)) != before:
+            changes.append((round(now, 1), autoscaler.target))
+    return changes
+
+
+def always(*requests: int) -> Callable[[float], dict[int, int]]:
+    return lambda now: dict(enumerate(requests))
+
+
+def test_requests_are_averaged_over_what_was_reported_and_on_to_now() -> None:
+    """Samples each 6 s, reports at 0, 10, 20, …: of 4 requests up to 6 s, 10 up to 12 s, then 0.
+
+    t     reported                mean
+    9.9   4 from 0                4
+    10    4 from 0, 10 from 6     (6 · 4 + 4 · 10) / 10 = 6.4
+    16    the same                (6 · 4 + 10 · 10) / 16 = 7.75, though there are none by now
+    20    and 0 from 12           (6 · 4 + 6 · 10 + 8 · 0) / 20 = 4.2
+    36    those after 0           (6 · 10 + 24 · 0) / 30 = 2
+    40    those of 12 and later   0
+    """
+    autoscaler, means = Autoscaler(SETTINGS), {}
+    for tick in range(401):
+        now = tick / 10
+        up = {0: 4 if now < 6 else 10 if now < 12 else 0}
+        autoscaler.decide(now, up)
+        means[now] = autoscaler.mean_ongoing(now, up)
+    told = {at: means[at] for at in (9.9, 10, 16, 20, 36, 40)}
+    assert told == pytest.approx({9.9: 4, 10: 6.4, 16: 7.75, 20: 4.2, 36: 2, 40: 0})
+
+
+def test_those_that_are_up_are_summed_from_where_all_were_seen() -> None:
+    """0 has 3 requests, 1 comes at 7 s with 5: at 10 s it is reported with what it has then."""
+    autoscaler = Autoscaler(SETTINGS)
+
+    def load(now: float) -> dict[int, int]:
+        return {0: 3} | ({1: 5} if now >= 7 else {})
+
+    decide(autoscaler, 9.95, load)
+    assert autoscaler.mean_ongoing(9.9, load(9.9)) == 3, "not reported yet"
+    decide(autoscaler, 20.05, load, 10)
+    assert autoscaler.mean_ongoing(20, load(20)) == 8
+    assert autoscaler.mean_ongoing(20, {1}) == 5, "the other went"
+    assert autoscaler.mean_ongoing(20, {2}) == 0, "a new one has none as far as is known"
+
+
+def test_more_replicas_come_when_they_have_been_wanted_for_the_delay() -> None:
+    """8 requests and a target of 2 each are 4 replicas."""
+    assert decide(Autoscaler(SETTINGS), 60, always(8)) == [(30.0, 4)]
+    assert decide(Autoscaler(replace(SETTINGS, upscale_delay_s=12.3)), 60, always(8)) == [(12.3, 4)]
+    assert decide(Autoscaler(HASTY), 60, always(8)) == [(0.0, 4)]
+    assert decide(Autoscaler(SETTINGS, 4), 900, always(2, 2, 2, 2)) == [], "enough"
+
+
+def test_fewer_are_left_when_they_have_sufficed_for_a_longer_delay() -> None:
+    assert decide(Autoscaler(SETTINGS, 4), 700, always(1, 1, 1, 1)) == [(600.0, 2)]
+    assert decide(Autoscaler(SETTINGS, 4), 700, always(0, 0, 0, 0)) == [(600.0, 1)], "never to 0"
+
+
+def test_a_delay_begins_again_when_something_else_is_wanted_in_between() -> None:
+    """A report of each second over one second, so that what is wanted follows the load."""
+    quick = replace(SETTINGS, metrics_interval_s=1, look_back_period_s=1)
+
+    def load(now: float) -> dict[int, int]:
+        return {0: 8} if not 20 <= now < 23 else {0: 2}
+
+    [(at, target)] = decide(Autoscaler(quick), 60, load)
+    assert target == 4 and 53 <= at <= 54, "30 s from 23 s on, which the next report tells"
+
+
+def test_each_step_waits_for_the_delay_again() -> None:
+    """16 requests, at 2 each, half of what is missing a step: 1 + 7 / 2, 5 + 3 / 2, 7 + 1 / 2."""
+    autoscaler = Autoscaler(replace(SETTINGS, upscaling_factor=0.5))
+
+    def load(now: float) -> dict[int, int]:
+        n = autoscaler.target
+        return {id: 16 // n + (id < 16 % n) for id in range(n)}
+
+    changes = decide(autoscaler, 200, load)
+    assert [target for _, target in changes] == [5, 7, 8]
+    assert [at for at, _ in changes] == pytest.approx([30, 60, 90], abs=0.3)
+
+
+def test_what_is_wanted_goes_by_those_that_are_up_while_others_start() -> None:
+    """One replica with 8 requests asks for 4; the others are 25 s in starting, and are not asked
+    for again.
+    """
+    autoscaler = Autoscaler(replace(SETTINGS, upscale_delay_s=5))
+    assert decide(autoscaler, 30, always(8)) == [(5.0, 4)]
+    assert decide(autoscaler, 60, always(2, 2, 2, 2), 30) == []
+
+
+@pytest.mark.parametrize(
+    ("factors", "requests", "target"),
+    [
+        ({"upscaling_factor": 0.5}, (6, 6), 4),  # 2 + 0.5 · (6 − 2)
+        ({"upscaling_factor": 2.0}, (4, 4), 6),  # 2 + 2 · (4 − 2)
+        ({"upscaling_factor": 0.1}, (6, 6), 3),  # 2 + 0.1 · (6 − 2) = 2.4
+        ({"downscaling_factor": 0.5}, (1, 1, 1, 1), 3),  # 4 − 0.5 · (4 − 2)
+        ({"downscaling_factor": 0.1}, (1, 1, 1, 1), 3),  # 3.8 would be 4 for ever
+        ({"downscaling_factor": 0.1}, (2, 2, 2, 1), 4),  # 3.5 are 4
+        ({"min_replicas": 3}, (0, 0, 0, 0), 3),
+        ({"max_replicas": 5}, (9, 9, 9, 9), 5),
+        ({"target_ongoing_requests": 0.5}, (1, 1), 4),
+    ],
+)
+def test_factors_and_bounds(
+    factors: dict[str, Any], requests: tuple[int, ...], target: int
+) -> None:
+    autoscaler = Autoscaler(replace(HASTY, **factors), len(requests))
+    assert autoscaler.decide(0, dict(enumerate(requests))) == target
+
+
+def test_nothing_changes_while_no_replica_is_up() -> None:
+    assert decide(Autoscaler(SETTINGS, 3), 700, lambda now: {}) == []
+
+
+@given(
+    requests=st.integers(0, 60),
+    start=st.integers(1, 10),
+    target=st.sampled_from([1.0, 2.0, 3.0, 7.5]),
+    delay_s=st.sampled_from([0.0, 1.0]),
+)
+def test_a_constant_load_gets_the_replicas_that_it_needs_and_keeps_them(
+    requests: int, start: int, target: float, delay_s: float
+) -> None:
+    autoscaler = Autoscaler(
+        Autoscaling(
+            max_replicas=10, target_ongoing_requests=target, metrics_interval_s=1,
+            look_back_period_s=2, upscale_delay_s=delay_s, downscale_delay_s=delay_s,
+        ),
+        start,
+    )  # fmt: skip
+
+    def load(now: float) -> dict[int, int]:
+        n = autoscaler.target
+        return {id: requests // n + (id < requests % n) for id in range(n)}
+
+    decide(autoscaler, 15, load)
+    needed = min(10, max(1, math.ceil(requests / target)))
+    assert needed <= autoscaler.target <= needed + 1, "one more where a ratio is rounded up"
+    assert decide(autoscaler, 25, load, 15) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"min_replicas": 0}, r"min_replicas \(0\) must be at least 1"),
+        ({"min_replicas": 5}, r"max_replicas \(1\) no less"),
+        ({"target_ongoing_requests": 0}, "target_ongoing_requests must be above 0"),
+        ({"look_back_period_s": math.inf}, "look_back_period_s must be above 0, and finite"),
+        ({"upscale_delay_s": -1}, "upscale_delay_s must be 0 or more"),
+        ({"downscale_delay_s": math.nan}, "downscale_delay_s must be 0 or more"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Autoscaling(**wrong)
+
+
+def test_tokens_can_be_what_counts() -> None:
+    """6,000 tokens to compute, 1,500 each, are 4 replicas, however few requests they are."""
+    by_tokens = replace(HASTY, target_tokens=1500)
+    assert decide(Autoscaler(by_tokens), 60, always(6000)) == [(0.0, 4)]
+    assert read_autoscaling(["max_replicas=8", "target_tokens=1500"]).target == 1500
+    with pytest.raises(ValueError, match="target_tokens must be above 0"):
+        replace(HASTY, target_tokens=0)

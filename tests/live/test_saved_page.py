@@ -1,0 +1,121 @@
+"""The live page with saved runs in it, in a real browser, from disk."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.data import PromptData
+from config import build
+from live import page as live_page
+from live.saved import serve_again
+from simulate.costs import FAKE
+from tests.browser import comes_true, state
+from tests.drawn import LETTERS, PALETTE, colours, every_kind, is_whole, meanings, pixels
+
+pytestmark = pytest.mark.extra
+
+NAMES = {
+    "p": "prefill", "i": "idle", "r": "recomputed", "w": "no token budget left", "s": "paused",
+    "d": "decode",
+}  # fmt: skip
+CHIPS = """() => [...document.querySelectorAll('.legend li')].map((item) => {
+  const {width, height} = item.firstChild, context = item.firstChild.getContext('2d');
+  const {data} = context.getImageData(0, 0, width, height);
+  return [item.innerText.trim(), [...new Uint32Array(data.buffer)]];
+})"""
+# what a page might do to reach others; each is refused by name, and nothing is awaited
+REACHES_OUT = """(address) => new Promise((done) => {
+  const refused = [], element = (tag, what) => Object.assign(document.createElement(tag), what);
+  addEventListener('securitypolicyviolation', (event) => refused.push(event.effectiveDirective));
+  fetch(address).catch(() => {});
+  document.body.append(
+    element('img', {src: address}), element('script', {src: address}),
+    element('script', {textContent: 'window.ran = true'}),
+    element('style', {textContent: `body { background: url(${address}) }`}),
+  );
+  setTimeout(() => done(refused), 300);
+})"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of two simulated servers."""
+    trace = PromptData(seed=1).requests(30, "poisson:60")
+    histories = [
+        serve_again(mode, build(mode, {"model": "fake", "max_batch_size": 8}, {}), FAKE, trace, "x")
+        for mode in ("static", "dynamic")
+    ]
+    path = tmp_path_factory.mktemp("saved") / "live.html"
+    path.write_text(live_page.saved(histories))
+    return path
+
+
+def test_a_saved_page_needs_no_server_and_says_that_it_is_simulated(
+    saved: Path, opened: Callable[..., Any]
+) -> None:
+    asked: list[str] = []
+    tab = opened("about:blank")
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto(saved.as_uri())
+    comes_true(tab, "liveForTests.state().frames > 0")
+    assert asked == [saved.as_uri()]
+    text = tab.inner_text("body")
+    assert text.count("simulated, costs fake") >= 2 and "static" in text and "dynamic" in text
+    assert not tab.is_visible("#loading") and not tab.is_visible("#asking")
+    told = json.loads(saved.read_text().split('id="runs">')[1].split("</script>")[0])
+    n = [len(history["iterations"]) for history in told]
+    tab.select_option("#speed", index=0)
+    tab.keyboard.press("End")
+    time.sleep(0.3)
+    assert state(tab)["next"] <= max(n)
+
+
+def test_a_saved_page_can_reach_nobody_and_runs_its_own_script_alone(
+    saved: Path, browser: Any
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, browser.new_page() as tab:
+        tab.goto(saved.as_uri())
+        comes_true(tab, "liveForTests.state().frames > 0")
+        refused = tab.evaluate(REACHES_OUT, f"http://127.0.0.1:{other.getsockname()[1]}/")
+        assert sorted(refused) == [
+            "connect-src", "img-src", "script-src-elem", "script-src-elem", "style-src-elem",
+        ]  # fmt: skip
+        assert tab.evaluate("window.ran") is None
+        other.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            other.accept()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_each_request_has_a_colour_and_each_kind_a_texture_that_the_legend_shows(
+    theme: str, opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "every-kind.html").write_text(every_kind())
+    tab = opened((tmp_path / "every-kind.html").as_uri())
+    tab.emulate_media(color_scheme=theme)
+    comes_true(tab, f"document.documentElement.dataset.theme === {theme!r}")
+    is_whole(tab)
+    early, late = (colours(tab, i)[:PALETTE] for i in (len(LETTERS), 2 * len(LETTERS)))
+    assert early == late and all(len(cell) == 1 for cell in early), "decode is one plain colour"
+    assert len({*early}) == PALETTE, "requests are told apart"
+    chips = dict(tab.evaluate(CHIPS))
+    assert set(chips) == {*NAMES.values(), "padding"}
+    assert len({tuple(chip) for chip in chips.values()}) == 7, "textures are told apart"
+    cells = {letter: pixels(tab, i) for i, letter in enumerate(LETTERS)}
+    mine = 14  # the request whose colour the legend has
+    for letter, name in NAMES.items():
+        assert set(cells[letter][mine]) == set(chips[name]), name
+    assert set(cells["d"][PALETTE]) == set(chips["padding"])
+    [decoded] = early[mine]
+    idle = cells["i"][mine]
+    assert 0 < idle.count(decoded) < len(idle) / 4, "its request's colour, but for most of it dim"
+    assert cells["s"][mine][0] == decoded != cells["w"][mine][0], "paused: a line at its edges"
+    # of all requests: prefill, recomputed, idle, paused and decode, and nobody's two
+    assert len(meanings(tab)) == 5 * PALETTE + 2

@@ -1,0 +1,202 @@
+"""python -m live and live.timelines: the rows of what was simulated or recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.report import drawing
+from tests.programs import ran
+from tests.shown import computed, counted, rows_of
+
+SMALL = ["--modes", "static,dynamic", "--numsamples", "30", "--arrival", "poisson:60"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn_figures() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "save", lambda _, *paths: [path.touch() for path in paths])
+        yield
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("simulated")
+    done = ran("simulate", *SMALL, "--max-batch-size", "8", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the recordings of its servers beside it."""
+    out = tmp_path_factory.mktemp("measured")
+    done = ran(
+        "compare", *SMALL, "--model", "fake", "--skip-calibration", "--out", str(out),
+        "--record", str(out / "calls.jsonl"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def histories(page: Path) -> list[dict[str, Any]]:
+    [data] = re.findall(r'id="runs">(.*?)</script>', page.read_text(), re.DOTALL)
+    return list(json.loads(data))
+
+
+def told(folder: Path, name: str) -> dict[str, int]:
+    """What the run says of a server's rows."""
+    return counted(json.loads((folder / f"{name}.json").read_text())["server"])
+
+
+def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
+    done = ran("live", str(simulated))
+    assert done.stdout == f"{simulated / 'live.html'}\n", done.stderr
+    static, dynamic = histories(simulated / "live.html")
+    assert [static["about"]["name"], dynamic["about"]["name"]] == ["static", "dynamic"]
+    assert static["about"]["simulated"] == "simulated, costs fake"
+    assert computed(rows_of(static)) == told(simulated, "static")
+    assert told(simulated, "static")["idle"] > 0
+    assert computed(rows_of(dynamic)) == told(simulated, "dynamic")
+    assert len(static["ended"]) == len(dynamic["ended"]) == 30
+    arrivals = [sorted(request[1] for request in each["requests"]) for each in (static, dynamic)]
+    assert arrivals[0] == pytest.approx(arrivals[1]), "one clock, which begins with the trace"
+    link = "[Every row, iteration by iteration](live.html)"
+    assert link in (simulated / "report.md").read_text()
+    assert '<a href="live.html">' in (simulated / "report.html").read_text()
+
+
+def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
+    """Its warm-up, too, which is before the run of /stats."""
+    done = ran("live", str(measured))
+    assert done.returncode == 0, done.stderr
+    shown = histories(measured / "live.html")
+    assert [each["about"]["model"] for each in shown] == ["fake", "fake"]
+    for history, name in zip(shown, ("static", "dynamic")):
+        saved = json.loads((measured / f"{name}.json").read_text())["server"]
+        rows = computed(rows_of(history))
+        assert rows["idle"] == saved["idle_rows"] and rows["live"] > 0
+        assert len(history["ended"]) >= 30 and history["iterations"][0][0] >= 0
+    alone = ran("live", str(measured / "calls.jsonl"), "--of", "dynamic")
+    assert alone.stdout == f"{measured / 'calls.html'}\n"
+    [only] = histories(measured / "calls.html")
+    assert only["iterations"] == shown[1]["iterations"]
+
+
+def test_of_a_recording_that_was_used_before_the_run_has_the_last(
+    measured: Path, tmp_path: Path
+) -> None:
+    for path in measured.glob("*.json*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    lines = (measured / "calls.jsonl").read_text()
+    static = lines[: lines.index('{"recording"', 1)]
+    recorded = tmp_path / "calls.jsonl"
+    for name in ("static", "dynamic"):
+        result = json.loads((tmp_path / f"{name}.json").read_text())
+        result["config"]["record"] = str(recorded)
+        (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    recorded.write_text(static + lines)
+    assert ran("live", str(tmp_path)).returncode == 0
+    assert [each["about"]["mode"] for each in histories(tmp_path / "live.html")] == [
+        "static", "dynamic",
+    ]  # fmt: skip
+    recorded.write_text(lines + static)  # somebody else's came after
+    done = ran("live", str(tmp_path))
+    assert (
+        done.returncode == 1
+        and "does not end with the recordings of static, dynamic" in done.stderr
+    )
+
+
+def test_of_several_seeds_the_first_is_shown_and_the_page_says_so(tmp_path: Path) -> None:
+    done = ran("simulate", *SMALL, "--repeats", "2", "--seed", "3", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for program in ("live", "live.timelines"):
+        assert (
+            ran(program, str(tmp_path)).stderr == f"{tmp_path}: shown is seed 3, the first of 2\n"
+        )
+    static, _ = histories(tmp_path / "live.html")
+    assert static["about"]["note"].startswith("seed 3, the first of 2, commit ")
+    assert computed(rows_of(static)) == told(tmp_path / "seed-3", "static")
+    assert computed(rows_of(static)) != told(tmp_path / "seed-4", "static")
+
+
+def test_of_several_seeds_that_were_measured_the_first_has_the_first_recordings(
+    measured: Path, tmp_path: Path
+) -> None:
+    """Servers are measured there and back: static, dynamic; dynamic, static."""
+    lines = (measured / "calls.jsonl").read_text()
+    half = lines.index('{"recording"', 1)
+    recorded = tmp_path / "calls.jsonl"
+    recorded.write_text(lines + lines[half:] + lines[:half])
+    summary = json.loads((measured / "summary.json").read_text())
+    for seed in (0, 1):
+        (folder := tmp_path / f"seed-{seed}").mkdir()
+        asked = summary["asked"] | {"seeds": [0, 1]}
+        (folder / "summary.json").write_text(json.dumps(summary | {"seed": seed, "asked": asked}))
+        for name in ("static", "dynamic"):
+            result = json.loads((measured / f"{name}.json").read_text())
+            result["config"]["record"] = str(recorded)
+            (folder / f"{name}.json").write_text(json.dumps(result))
+    done = ran("live", str(tmp_path), "--out", str(tmp_path / "both.html"))
+    assert done.returncode == 0 and "shown is seed 0, the first of 2" in done.stderr, done.stderr
+    shown = histories(tmp_path / "both.html")
+    assert [each["about"]["mode"] for each in shown] == ["static", "dynamic"]
+    assert shown[0]["about"]["note"] == "recorded: calls.jsonl, seed 0, the first of 2"
+    (tmp_path / "seed-1" / "summary.json").unlink()  # as if it had been interrupted
+    done = ran("live", str(tmp_path))
+    assert done.returncode == 1 and "was interrupted" in done.stderr
+
+
+def test_a_page_may_go_to_a_folder_that_is_not_there_yet(simulated: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder" / "x.html"
+    done = ran("live", str(simulated), "--out", str(out))
+    assert done.stdout == f"{out}\n" and len(histories(out)) == 2 and not done.stderr
+    done = ran("live", str(simulated), "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == f"error: {tmp_path} cannot be written: Is a directory\n"
+
+
+def test_a_timeline_has_what_the_run_says(simulated: Path, tmp_path: Path) -> None:
+    done = ran("live.timelines", str(simulated), "--out", str(tmp_path))
+    assert done.stdout.split() == [
+        str(tmp_path / f"{name}.timeline.json") for name in ("static", "dynamic")
+    ]
+    for name in ("static", "dynamic"):
+        events = json.loads((tmp_path / f"{name}.timeline.json").read_text())["traceEvents"]
+        rows = [event["cat"] for event in events if event["ph"] == "X"]
+        expected = told(simulated, name)
+        assert rows.count("idle") == expected["idle"]
+        assert rows.count("decode") + rows.count("prefill") == expected["live"]
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "said"),
+    [
+        ({}, ["--of", "static,nobody"], "there is no 'nobody'; name one or two of static, dynamic"),
+        ({"simulated": None}, [], "measure again with --record"),
+        ({"simulated": {"costs": "fake", "layout": "2 replicas"}}, [], "has several replicas"),
+        ({"simulated": {"costs": "gone", "layout": ""}}, [], "there are no costs 'gone'"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(
+    change: dict[str, Any], arguments: list[str], said: str, simulated: Path, tmp_path: Path
+) -> None:
+    for path in simulated.glob("*.json*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    summary = json.loads((tmp_path / "summary.json").read_text()) | change
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    done = ran("live", str(tmp_path), *arguments)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr
+    assert not (tmp_path / "live.html").exists()
+
+
+def test_a_file_that_is_no_recording_is_said(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n")
+    for program in ("live", "live.timelines"):
+        done = ran(program, str(tmp_path / "notes.txt"))
+        assert done.returncode == 1 and "line 1" in done.stderr

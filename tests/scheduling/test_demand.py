@@ -1,0 +1,333 @@
+"""KV blocks on demand: who gives way, what that costs and that it changes no text; in virtual time,
+on the engine, and over HTTP.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import pytest
+
+from client.data import PromptData
+from client.load import Watch
+from client.wire import wire
+from compare.measure import Target, measure
+from config import ConfigError, build, parse
+from model import GPT2
+from scheduling.errors import Cancelled
+from scheduling.inference import Inference, Iteration, Sampling, State
+from scheduling.policies import Dynamic, Plan, View
+from scheduling.policies.demand import VICTIMS, Victim
+from scheduling.scheduler import Scheduler
+from simulate import drive
+from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve, workload  # noqa: F401
+from tests.counts import nightly_but
+from tests.servers import fake_text, metric, server
+from tests.virtual import Ask, make_scheduler, run
+
+
+def asks() -> list[Inference]:
+    drawn = Sampling(temperature=0.8, top_k=40, top_p=0.9)
+    return [*workload(8, Sampling()), *workload(8, drawn)]
+
+
+def demand(victim: Victim = "newest", watermark: float = 0.0) -> Dynamic:
+    return Dynamic(kv_reservation="demand", victim=victim, watermark=watermark)
+
+
+# A worked example: two rows, an iteration a second, three blocks of four tokens.
+#
+#     request   arrives   prompt   tokens
+#     A         0         4        5         its fifth and its ninth token need a block more
+#     B         0         4        5
+#
+#     t       0 1 2 3 4 5 6 7 8 9
+#     whole   A A A A A B B B B B        A's whole life is three blocks: B waits for it
+#     demand  A A A A A B B B B          at 1 A takes the third block, and B, which needs one too,
+#             B         (b)              gives way; at 5 it recomputes 4 + 1 tokens in one iteration
+EXAMPLE = [Ask(0.0, prompt=4, tokens=5), Ask(0.0, prompt=4, tokens=5)]
+
+
+def test_the_worked_example() -> None:
+    whole = run(Dynamic(), EXAMPLE, n_blocks=3)
+    assert " ".join(whole.batches) == "A A A A A B B B B B"
+    found = run(demand(), EXAMPLE, n_blocks=3)
+    assert " ".join(found.batches) == "AB A A A A B B B B"
+    [a], [b] = found.groups
+    assert (a.preemptions, b.preemptions, b.admitted_at) == (0, 1, 0.0)
+    assert (b.preempted_s, b.recomputed_tokens) == (4.0, 4)
+    assert b.token_times == [1.0, 6.0, 7.0, 8.0, 9.0], "it goes on where it stood"
+    again = [row for _, iteration in found.iterations for row in iteration.rows if row.recomputed]
+    assert [(row.start, row.n_tokens, row.recomputed) for row in again] == [(0, 5, 4)]
+    assert found.scheduler.snapshot().prompt_tokens == 8, "no prompt token is counted twice"
+
+
+def three(tokens: list[int]) -> tuple[Scheduler, list[Inference]]:
+    """Rows in order that have computed so many tokens, and nothing is free; the first needs a
+    block.
+    """
+    scheduler = make_scheduler(demand(), max_batch_size=3, n_blocks=sum(tokens) // 4)
+    rows = [Inference([0] * n, 9) for n in tokens]
+    scheduler.enqueue(rows, 0.0)
+    iteration, _ = scheduler.schedule(0.0)
+    scheduler.apply(iteration, [1, 1, 1], 1.0)
+    return scheduler, rows
+
+
+@pytest.mark.parametrize(
+    ("victim", "gone"), [("newest", 2), ("least_computed", 1), ("most_computed", 2)]
+)
+def test_who_gives_way(victim: Victim, gone: int) -> None:
+    scheduler, rows = three([8, 4, 12])
+    scheduler.policy = demand(victim)
+    scheduler.schedule(1.0)
+    waiting = [i for i, row in enumerate(rows) if row.state is State.WAITING]
+    assert gone in waiting and 0 not in waiting
+    assert all(row.computed == 0 and not row.blocks for row in scheduler.waiting.values())
+
+
+def test_who_has_computed_most_gives_way_though_it_was_planned_already() -> None:
+    """Its tokens are taken back from the plan, and its blocks go to the row that needs one."""
+    scheduler = make_scheduler(demand("most_computed"), max_batch_size=3, n_blocks=6)
+    rows = [Inference([0] * n, 9) for n in (2, 10, 8)]  # 1, 3 and 2 blocks; the third needs one
+    scheduler.enqueue(rows, 0.0)
+    iteration, _ = scheduler.schedule(0.0)
+    scheduler.apply(iteration, [1, 1, 1], 1.0)
+    iteration, _ = scheduler.schedule(1.0)
+    assert [row.inference for row in iteration.rows] == [rows[0], rows[2]]
+    assert iteration.preempted == 1 and rows[1].preemptions == 1
+    assert [len(row.blocks) for row in rows] == [1, 0, 3]
+
+
+def test_nobody_joins_in_an_iteration_in_which_somebody_gave_way() -> None:
+    scheduler, rows = three([8, 8, 8])
+    late = Inference([0], 1)
+    scheduler.enqueue([late], 1.0)
+    scheduler.schedule(1.0)
+    assert rows[2].state is late.state is State.WAITING
+    assert scheduler.lobby.queues[0].oldest == [rows[2]]
+
+
+def test_a_head_of_queue_joins_only_if_all_that_is_known_of_it_fits_besides_the_watermark() -> None:
+    """12 of 20 blocks are taken; a prompt of 28 tokens needs 7, of 32 it needs 8."""
+    for tokens, share, joins in ((28, 0.05, True), (32, 0.05, False), (32, 0.0, True)):
+        scheduler = make_scheduler(demand(watermark=share), n_blocks=20, token_budget=8)
+        scheduler.enqueue([Inference([0] * 45, 3)], 0.0)
+        for now in range(6):
+            iteration, _ = scheduler.schedule(float(now))
+            scheduler.apply(iteration, [1] * sum(row.samples for row in iteration.rows), now + 1.0)
+        second = Inference([0] * tokens, 1)
+        scheduler.enqueue([second], 6.0)
+        scheduler.schedule(6.0)
+        assert (second.state is State.RUNNING) == joins
+        assert len(second.blocks) == (2 if joins else 0), "blocks for the chunk alone"
+
+
+def test_a_watermark_bars_nobody_from_an_idle_pool() -> None:
+    served = run(demand(watermark=0.9), [Ask(0.0, prompt=30, tokens=3)], n_blocks=9)
+    assert served.answered_at == [3.0]
+
+
+@pytest.mark.parametrize("reservation", ["whole", "demand"])
+@pytest.mark.parametrize(("counts", "chunks"), [("prefill", [8, 4]), ("all", [6, 6])])
+def test_a_budget_may_count_decoded_tokens_too(
+    reservation: Literal["whole", "demand"], counts: Literal["prefill", "all"], chunks: list[int]
+) -> None:
+    """Two rows decode when a prompt of 12 comes; the budget is 8."""
+    asks = [Ask(0.0, prompt=2, tokens=9), Ask(0.0, prompt=2, tokens=9), Ask(1.0, prompt=12)]
+    policy = Dynamic(kv_reservation=reservation, budget_counts=counts)
+    served = run(policy, asks, max_batch_size=3, token_budget=8)
+    [late] = served.groups[2]
+    rows = [row for _, iteration in served.iterations for row in iteration.rows]
+    assert [row.n_tokens for row in rows if row.inference is late] == chunks
+
+
+def test_a_budget_that_counts_every_token_and_is_smaller_than_the_batch_serves_the_first() -> None:
+    asks = [Ask(0.0, prompt=1, tokens=3) for _ in range(3)]
+    policy = Dynamic(kv_reservation="demand", budget_counts="all")
+    served = run(policy, asks, max_batch_size=3, token_budget=2)
+    assert served.batches == ["AB", "AB", "AB", "C", "C", "C"]
+    with pytest.raises(ValueError, match="3 charged tokens are more than token_budget 2"):
+        scheduler = make_scheduler(policy, max_batch_size=3, token_budget=3)
+        scheduler.enqueue([Inference([0], 2) for _ in range(3)], 0.0)
+        scheduler.apply(scheduler.schedule(0.0)[0], [7, 7, 7], 1.0)
+        scheduler.limits = replace(scheduler.limits, token_budget=2)
+        scheduler.policy = Unbounded(kv_reservation="demand", budget_counts="all")
+        scheduler.schedule(1.0)
+
+
+class Unbounded(Dynamic):
+    """Says of itself that it counts every token, and does not."""
+
+    def plan(self, view: View) -> Plan:
+        return Plan(run=[(inference, 1) for inference in view.running])
+
+
+@pytest.mark.parametrize("victim", get_args(Victim))
+def test_the_first_in_order_always_progresses(victim: Victim) -> None:
+    """Requests of three quarters of the pool each, so that hardly two fit: who came first is never
+    preempted, and everybody ends.
+    """
+    first: list[Inference] = []
+
+    def check(scheduler: Scheduler, iteration: Iteration) -> None:
+        if scheduler.running:
+            assert min(scheduler.in_flight(), key=lambda i: i.key) is next(
+                iter(sorted(scheduler.running.values(), key=lambda i: i.key))
+            )
+        first[:] = [*first, *(row.inference for row in iteration.rows[:1])]
+
+    asks = [Ask(i / 10, prompt=10, tokens=20) for i in range(12)]
+    served = run(demand(victim), asks, check, max_batch_size=6, n_blocks=10, token_budget=7)
+    inferences = [inference for [inference] in served.groups]
+    assert all(inference.state is State.FINISHED for inference in inferences)
+    assert inferences[0].preemptions == 0 and sum(i.preemptions for i in inferences) > 0
+    assert sum(i.recomputed_tokens for i in inferences) > 0
+
+
+def test_demand_holds_more_requests_at_once_than_whole() -> None:
+    """Prompts of 4 and 60 tokens to come: 16 blocks each for a whole life, 2 at first."""
+    asks = [Ask(0.0, prompt=4, tokens=60) for _ in range(8)]
+
+    def most(policy: Dynamic) -> int:
+        served = run(policy, asks, max_batch_size=8, n_blocks=32)
+        return max(iteration.running for _, iteration in served.iterations)
+
+    assert (most(Dynamic()), most(demand())) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("path", "victim"),
+    nightly_but(
+        [("kernels", victim) for victim in VICTIMS],
+        itertools.product(("plain", "kernels"), VICTIMS),
+    ),
+)
+def test_the_texts_are_those_without_preemption(
+    model: GPT2,  # noqa: F811
+    victim: Victim,
+    path: str,
+) -> None:
+    """In float32, greedy and drawn, for small pools, block sizes and budgets; the oracle has
+    neither cache nor preemption.
+    """
+    expected = serve(Dynamic(), Oracle(model, N_VOCAB), asks())
+    longest = max(ask.whole_life for ask in asks())
+    preempted = 0
+    for block_size, budget in itertools.product((1, 4, 16), (5, 24)):
+        n_blocks = -(-longest // block_size) + 3
+        inferences = asks()
+        limits = {"n_blocks": n_blocks, "block_size": block_size, "token_budget": budget}
+        found = serve(
+            demand(victim), engine(model, n_blocks, block_size, path), inferences, **limits
+        )
+        assert found == expected, (block_size, budget)
+        preempted += sum(inference.preemptions for inference in inferences)
+    assert preempted > 10
+
+
+def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
+    for late in (True, False):
+        scheduler, rows = three([8, 8, 8])
+        scheduler.schedule(1.0)
+        again = rows[2]
+        assert again.state is State.WAITING and again.tokens == [1]
+        if late:
+            again.deadline = 2.0
+            scheduler._deadlines.add(2.0, again)
+            ended = scheduler.expire(3.0)
+        else:
+            ended = scheduler.fail([again], Cancelled("gone"), 3.0)
+        assert ended == [again] and again not in scheduler.waiting.values()
+        assert again.preempted_s == 2.0
+        drive(scheduler, [], lambda _: 1.0)
+        assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ["dynamic", "--victim", "newest"],
+            "--victim has no meaning without --kv-reservation demand; add that, or leave it out",
+        ),
+        (
+            ["dynamic", "--budget-counts", "all", "--token-budget", "8", "--max-batch-size", "9"],
+            "token_budget 8 counts decoded tokens too, and a batch may have 9 of them; "
+            "raise --token-budget, lower --max-batch-size, or leave --budget-counts out",
+        ),
+        (["dynamic", "--watermark", "0.1"], "--watermark has no meaning without --kv-reservation"),
+        (
+            ["static", "--kv-reservation", "demand"],
+            "--kv-reservation has no meaning in mode static",
+        ),
+        (
+            ["dynamic", "--kv-reservation", "demand", "--victim", "oldest"],
+            "--victim 'oldest': input should be 'newest', 'least_computed' or 'most_computed'",
+        ),
+        (
+            ["dynamic", "--kv-blocks", "63", "--model", "fake"],
+            "kv_blocks 63 of 16 tokens hold 1008 tokens, and one request of 1024 needs 64; "
+            "raise --kv-blocks or lower --max-model-len",
+        ),
+        (
+            ["dynamic", "--kv-blocks", "64", "--kv-cache-gb", "1"],
+            "--kv-blocks and --kv-cache-gb both size the KV cache; leave one of them out",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(argv: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(argv, {}, dotenv=None)
+    assert said in str(error.value)
+
+
+def test_a_pool_of_so_many_blocks() -> None:
+    assert build("dynamic", {"model": "fake", "kv_blocks": "70"}, {}).n_blocks == 70
+    assert build("dynamic", {"model": "demo", "kv_blocks": "70"}, {}).n_blocks == 70
+
+
+@pytest.mark.parametrize("stream", nightly_but([True], [False, True]))
+def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream: bool) -> None:
+    """With a pool of one longest request for eight rows the client, /stats, /metrics and
+    the request log tell the same story.
+    """
+    requests = PromptData("uniform:20:90", seed=3).requests(40, "burst")
+    common = {"model": "fake", "max_batch_size": 8, "max_model_len": 400}
+    expected = [fake_text(request) for request in requests]
+    log = tmp_path / "log.jsonl"
+    pool = {"kv_reservation": "demand", "kv_blocks": 25, "request_log": str(log)}
+    with server("dynamic", common | pool) as url:
+        target = Target("demand", url, wire("inference", stream=stream))
+        warm = metric(url, "vllm:prompt_tokens_total")
+        result, outcomes = measure(target, requests, {}, 60.0, Watch())
+        preempted = metric(url, "vllm:num_preemptions_total")
+        recomputed = metric(url, "batching_recomputed_tokens_total")
+        computed = metric(url, "vllm:prompt_tokens_total") - warm
+        assert metric(url, "vllm:kv_cache_usage_perc") == 0
+    assert [outcome.text for outcome in outcomes] == expected
+    stats = result["server"]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    timings = [o.answer.timings for o in outcomes if o.answer and o.answer.timings]
+    assert len(lines) == len(timings) == 40
+    assert stats["preemptions"] == preempted == sum(line["preemptions"] for line in lines) > 5
+    assert stats["recomputed_tokens"] == recomputed > 100
+    for told in (lines, timings):
+        assert sum(each["recomputed_tokens"] for each in told) == recomputed
+    assert stats["preempted_s"] == pytest.approx(sum(t["preempted_s"] for t in timings), abs=1e-4)
+    assert {round(line["preempted_s"], 4) for line in lines} == {
+        round(timing["preempted_s"], 4) for timing in timings
+    }
+    assert all(0 <= t["preempted_s"] < t["e2e_s"] - t["queue_s"] for t in timings)
+    assert stats["recomputed_rows"] > 0 and stats["useful_fraction"] < 1
+    prompt = sum(outcome.answer.prompt_tokens for outcome in outcomes if outcome.answer)
+    assert stats["total_input_tokens"] == computed == prompt, "recomputed ones are not new"
+    latencies = [line["answered_at"] - line["arrived_at"] for line in lines]
+    assert stats["mean_e2el_ms"] == pytest.approx(1e3 * sum(latencies) / 40, abs=0.01)
+    assert stats["mean_e2el_ms"] == pytest.approx(
+        1e3 * sum(timing["e2e_s"] for timing in timings) / 40, abs=0.01
+    )

@@ -1,0 +1,261 @@
+"""Orders that pause rows: whose turn it is, what pausing costs, and that it changes no text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.data import PromptData
+from client.load import Watch
+from client.wire import wire
+from compare.measure import Target, measure
+from model import GPT2
+from scheduling.errors import Cancelled, DeadlinePassed
+from scheduling.inference import Inference, Iteration, State
+from scheduling.policies import Dynamic, Mlfq, Order, Srpt
+from scheduling.policies.demand import VICTIMS
+from scheduling.scheduler import Scheduler
+from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
+from tests.counts import examples, nightly_but
+from tests.scheduling.test_demand import asks as texts_asked
+from tests.servers import fake_text, metric, server
+from tests.virtual import Ask, make_scheduler, run, step
+
+# A worked example: one row, an iteration a second.
+#
+#     request   arrives   tokens
+#     A         0.0       5
+#     B         0.5       2
+#     C         1.5       1
+#
+#     t       0 1 2 3 4 5 6 7
+#     fcfs    A A A A A B B C
+#     srpt    A B B C A A A A      at 1 B needs 2 and A 4; at 2 C and B need 1, and B was first
+EXAMPLE = [Ask(0.0, tokens=5), Ask(0.5, tokens=2), Ask(1.5, tokens=1)]
+
+
+def test_the_shortest_remaining_one_runs_and_the_others_are_paused() -> None:
+    served = run(Dynamic(), EXAMPLE, order=Srpt(), max_batch_size=1)
+    assert " ".join(served.batches) == "A B B C A A A A"
+    [a], [b], [c] = served.groups
+    assert (a.paused_s, b.paused_s, c.paused_s) == (3.0, 0.0, 0.0)
+    assert a.admitted_at == 0.0 and a.preemptions == 0 and a.recomputed_tokens == 0
+    assert served.scheduler.pool.free_blocks == served.scheduler.pool.n_blocks
+    assert max(iteration.running for _, iteration in served.iterations) == 2, "paused ones run"
+
+
+# Skip-join MLFQ: one row, quanta of 2, 4, 8 tokens, an iteration a second.
+#
+#     request   arrives   prompt   tokens
+#     A         0.0       1        5        enters level 0; its prompt and a token use 2
+#     B         2.2       3        2        a prompt of 3 skips level 0: it enters level 1
+#     C         2.5       1        1        enters level 0, and goes before all
+#
+#     t         0 1 2 3 4 5 6 7
+#     runs      A A A C A A B B
+#     level     0 0 1 0 1 1 1 1          A falls at 2; B came to level 1 after it
+MLFQ_EXAMPLE = [Ask(0.0, tokens=5), Ask(2.2, prompt=3, tokens=2), Ask(2.5, tokens=1)]
+
+
+def test_levels_of_the_feedback_queue() -> None:
+    levels: list[int] = []
+
+    def check(scheduler: Scheduler, iteration: Iteration) -> None:
+        levels.extend(row.inference.level for row in iteration.rows)
+
+    order = Mlfq(mlfq_quantum=2, mlfq_levels=3)
+    served = run(Dynamic(), MLFQ_EXAMPLE, check, order=order, max_batch_size=1)
+    assert " ".join(served.batches) == "A A A C A A B B"
+    assert levels == [0, 0, 1, 0, 1, 1, 1, 1]
+    # who was not computed for three seconds returns to the first level, behind those that are there
+    long = [Ask(0.0, tokens=30), *(Ask(float(at), tokens=2) for at in range(1, 21, 2))]
+    starves = run(Dynamic(), long, order=order, max_batch_size=1)
+    bounded = run(Dynamic(), long, order=Mlfq(3.0, 2, 3), max_batch_size=1)
+    gaps = [
+        max(b - a for a, b in itertools.pairwise(served.groups[0][0].token_times))
+        for served in (starves, bounded)
+    ]
+    assert gaps == [21.0, 9.0]
+
+
+def test_a_level_is_entered_by_the_prompt_and_left_by_the_quantum() -> None:
+    order = Mlfq(mlfq_quantum=2, mlfq_levels=3)
+    asked = {n: Inference([0] * n, 1) for n in (2, 3, 99)}
+    for inference in asked.values():
+        order.arrive([inference])
+    assert [inference.level for inference in asked.values()] == [0, 1, 2]
+    falls = asked[2]
+    order.computed(falls, 1, 4.0)
+    assert (falls.level, falls.level_at) == (0, 0.0)
+    order.computed(falls, 1, 5.0)
+    assert (falls.level, falls.level_tokens, falls.level_at) == (1, 0, 5.0)
+
+
+def test_recomputed_tokens_use_no_quantum_up() -> None:
+    used: Counter[int] = Counter()
+
+    class Counts(Mlfq):
+        def computed(self, inference: Inference, tokens: int, now: float) -> None:
+            used[inference.id] += tokens
+            super().computed(inference, tokens, now)
+
+    asks = [Ask(float(i), prompt=4, tokens=9) for i in range(6)]
+    policy = Dynamic("demand", watermark=0.0)
+    served = run(policy, asks, order=Counts(mlfq_quantum=2), max_batch_size=2, n_blocks=6)
+    inferences = [inference for [inference] in served.groups]
+    assert sum(inference.recomputed_tokens for inference in inferences) > 0
+    assert set(used.values()) == {4 + 9 - 1}, "its last token is never computed"
+
+
+@examples(150)
+@given(
+    jobs=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=5).map(
+        sorted
+    )
+)
+def test_on_one_row_no_schedule_has_a_smaller_mean_latency(jobs: list[tuple[int, int]]) -> None:
+    """Against all schedules, by brute force (Schrage, 1968: SRPT is optimal)."""
+
+    @cache
+    def least(now: int, left: tuple[int, ...]) -> int:
+        """The least sum of latencies from `now` on."""
+        here = [i for i, n in enumerate(left) if n and jobs[i][0] <= now]
+        if not any(left):
+            return 0
+        if not here:
+            return least(now + 1, left)
+        waiting = len(here)
+        after = [(*left[:i], left[i] - 1, *left[i + 1 :]) for i in here]
+        return waiting + min(least(now + 1, each) for each in after)
+
+    asks = [Ask(float(at), tokens=tokens) for at, tokens in jobs]
+    served = run(Dynamic(), asks, order=Srpt(), max_batch_size=1)
+    latencies = [(group[0].answered_at or 0.0) - group[0].arrived_at for group in served.groups]
+    assert sum(latencies) == least(0, tuple(tokens for _, tokens in jobs))
+
+
+@pytest.mark.parametrize(("tokens", "goes_first"), [(6, "A"), (4, "B")])
+def test_of_a_prompt_that_is_half_computed_the_rest_counts(tokens: int, goes_first: str) -> None:
+    """At 8 A has computed 80 of its prompt of 100: 20 are worth 4, and its token 1."""
+    asks = [Ask(0.0, prompt=100, tokens=1), Ask(7.5, tokens=tokens)]
+    served = run(Dynamic(), asks, order=Srpt(), max_batch_size=1, token_budget=10)
+    assert served.batches[8] == goes_first
+
+
+def test_what_a_preemption_took_is_left_to_compute_again() -> None:
+    order, taken = Srpt(), Inference([0] * 8, 5)
+    taken.predicted_tokens, taken.tokens, taken.admitted_at = 5, [7] * 3, 0.0
+    assert order.key(taken) == pytest.approx(2 + 0.2 * 11)
+    taken.computed, taken.decodes = 10, True
+    assert order.key(taken) == 2
+
+
+def test_more_are_admitted_than_rows_are_computed_as_far_as_blocks_go() -> None:
+    # pool of 4 blocks of 4: A and B, two blocks each; C would need one more, and waits until B is
+    # done, since blocks of whole lives are given up by nobody
+    asks = [Ask(0.0, tokens=7), Ask(1.0, tokens=5), Ask(2.0, tokens=3)]
+    served = run(Dynamic(), asks, order=Srpt(), max_batch_size=1, n_blocks=4)
+    assert " ".join(served.batches) == "A B B B B B C C C A A A A A A"
+    [a], [b], [c] = served.groups
+    assert (c.admitted_at, a.preemptions, a.paused_s) == (6.0, 0, 8.0)
+    # on demand C, which is shorter, takes a block of A, whose turn comes last
+    asks = [Ask(0.0, tokens=7), Ask(1.0, tokens=5), Ask(2.0, prompt=9, tokens=1)]
+    policy = Dynamic("demand", watermark=0.0)
+    served = run(policy, asks, order=Srpt(), max_batch_size=1, n_blocks=4)
+    [a], [b], [c] = served.groups
+    assert (c.admitted_at, a.preemptions, b.preemptions) == (2.0, 1, 0)
+    assert a.recomputed_tokens == 1 and a.preempted_s > 0
+    assert [len(group[0].tokens) for group in served.groups] == [7, 5, 1]
+
+
+@pytest.mark.parametrize("order", [Srpt(), Mlfq(mlfq_quantum=2), Mlfq(2.0, 2)])
+def test_who_is_paused_is_cancelled_and_expires_like_anybody(order: Order) -> None:
+    scheduler = make_scheduler(Dynamic(), order=order, max_batch_size=1)
+    long, late = Inference([0], 9), Inference([0], 9, deadline=4.0)
+    scheduler.enqueue([long], 0.0)
+    for now in range(2):
+        step(scheduler, float(now))
+    scheduler.enqueue([short := Inference([0], 1)], 2.0)
+    step(scheduler, 2.0)
+    assert short.state is State.FINISHED and long.paused_at == 2.0 and long.blocks
+    assert scheduler.snapshot().running == len(scheduler.running)
+    scheduler.enqueue([late], 3.0)
+    assert scheduler.fail([long], Cancelled("gone"), 3.5) == [long]
+    assert (long.paused_s, long.blocks) == (1.5, [])
+    scheduler.schedule(3.5)
+    ended = scheduler.expire(4.5)
+    assert ended == [late] and isinstance(late.error, DeadlinePassed)
+    assert not scheduler.has_work and scheduler.pool.free_blocks == scheduler.pool.n_blocks
+
+
+def test_paused_and_preempted_time_lie_inside_the_latency() -> None:
+    asks = [Ask(i / 2, prompt=4 + i % 3, tokens=3 + 7 * (i % 4)) for i in range(40)]
+    for policy in (Dynamic(), Dynamic("demand", watermark=0.0)):
+        served = run(policy, asks, order=Srpt(), max_batch_size=3, n_blocks=20)
+        inferences = [group[0] for group in served.groups]
+        assert sum(i.paused_s for i in inferences) > 0
+        for i in inferences:
+            assert i.admitted_at is not None and i.answered_at is not None
+            computed = (i.answered_at - i.admitted_at) - i.paused_s - i.preempted_s
+            assert computed >= len(i.tokens), "an iteration a token at least"
+        # of those that run, in each iteration who is not computed is paused
+        paused = sum(iteration.running - len(iteration.rows) for _, iteration in served.iterations)
+        assert sum(i.paused_s for i in inferences) == pytest.approx(paused)
+
+
+@pytest.mark.parametrize("order", nightly_but(["mlfq"], ["srpt", "mlfq"]))
+def test_live_the_texts_are_the_same_and_pauses_are_told_alike(tmp_path: Path, order: str) -> None:
+    """With four rows the client, /stats and the request log tell the same story."""
+    requests = PromptData("uniform:5:60", seed=3).requests(30, "burst")
+    common = {"model": "fake", "max_batch_size": 4, "max_model_len": 300}
+    expected = [fake_text(request) for request in requests]
+    log = tmp_path / "log.jsonl"
+    with server("dynamic", common | {"order": order, "request_log": str(log)}) as url:
+        result, outcomes = measure(
+            Target(order, url, wire("inference")), requests, {}, 60.0, Watch()
+        )
+        assert metric(url, "vllm:kv_cache_usage_perc") == 0
+    assert [outcome.text for outcome in outcomes] == expected
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    timings = [o.answer.timings for o in outcomes if o.answer and o.answer.timings]
+    told = [sum(each["paused_s"] for each in these) for these in (lines, timings)]
+    assert result["server"]["paused_s"] == pytest.approx(told[0], abs=1e-3)
+    assert told[1] == pytest.approx(told[0], abs=1e-3)
+    assert order == "srpt" or told[0] > 0, "of a burst the shortest ones run to their end"
+
+
+@pytest.mark.parametrize("path", nightly_but(["kernels"], ["plain", "kernels"]))
+@pytest.mark.parametrize(
+    ("order", "policy"),
+    [
+        (Srpt(), Dynamic()),
+        (Mlfq(mlfq_quantum=2), Dynamic()),
+        *((Srpt(), Dynamic("demand", victim, watermark=0.0)) for victim in VICTIMS),
+        (Mlfq(0.5, 2), Dynamic("demand", watermark=0.0)),
+    ],
+)
+def test_the_texts_are_those_without_pauses(
+    model: GPT2,  # noqa: F811
+    order: Order,
+    policy: Dynamic,
+    path: str,
+) -> None:
+    """In float32, greedy and drawn; the oracle computes every request by itself."""
+    expected = serve(Dynamic(), Oracle(model, N_VOCAB), texts_asked())
+    longest = max(ask.whole_life for ask in texts_asked())
+    paused = 0.0
+    for block_size, budget in itertools.product((1, 4), (5, 24)):
+        n_blocks = 3 * (-(-longest // block_size))
+        inferences = texts_asked()
+        limits = {"n_blocks": n_blocks, "block_size": block_size, "token_budget": budget}
+        runs = engine(model, n_blocks, block_size, path)
+        assert serve(policy, runs, inferences, order=order, max_batch_size=3, **limits) == expected
+        paused += sum(inference.paused_s for inference in inferences)
+    assert paused > 0

@@ -1,0 +1,325 @@
+"""A recorded server's calls, made once more on a scheduler of its own: the same iterations, row by
+row, in every mode, order and memory setting. (What a recording's file may look like is in
+test_recordings.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args
+
+import aiohttp
+import pytest
+
+from config import build
+from generate.fake import FakeGenerator, FaultyGenerator
+from scheduling.errors import ServingError
+from scheduling.inference import Generator, Inference, IterationRecord
+from scheduling.policies import ORDERS
+from scheduling.policies.demand import Victim
+from serving import Exchange, Server
+from simulate.replay import replay_file
+from tests.counts import ALL, SOME_MODES, nightly_but
+from tests.servers import PATIENCE_S, server, wait_until_free
+from wire.request import Request
+
+SMALL = {
+    "model": "fake",
+    "max_batch_size": 4,
+    "max_waiting": 6,
+    "max_model_len": 64,
+    "block_size": 4,
+    "kv_blocks": 16,  # as many as one request may need: rows are in each other's way
+    "token_budget": 16,
+}
+CLIENTS, REQUESTS = 4, 12  # of each client
+
+
+class Witness:
+    """An observer that keeps of every iteration what a recording should tell, and counts what came
+    to pass.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[list[tuple[int, int]]] = []
+        self.seen: Counter[str] = Counter()
+
+    def iteration(self, record: IterationRecord) -> None:
+        rows = record.iteration.rows
+        self.rows.append([(row.inference.id, row.start) for row in rows])
+        self.seen["preempted"] += record.iteration.preempted
+        self.seen["chunk"] += any(not row.samples for row in rows)
+        self.seen["idle"] += any(row.idle for row in rows)
+        self.seen["padding"] += record.iteration.padding
+
+    def answered(self, inference: Inference) -> None:
+        self.seen[inference.error.code if inference.error else inference.finish_reason] += 1
+        self.seen["found" if inference.leader is None else "shared"] += inference.cached_tokens
+        self.seen["paused"] += inference.paused_s > 0
+
+
+def asked(server: Server, draw: random.Random) -> list[Inference]:
+    """What a client may ask for: groups, prompts that begin alike, completions of one prompt, stop
+    strings, deadlines, levels, streams.
+    """
+    begin = list(range(97, 97 + draw.choice([0, 9, 20])))
+    prompts = [
+        begin + [draw.randrange(97, 123) for _ in range(draw.randint(1, 12))]
+        for _ in range(draw.choice([1, 1, 1, 2]))
+    ]
+    request = Request(
+        prompts,
+        draw.randint(1, 24),
+        seed=draw.choice([None, 7]),
+        timeout_s=draw.choice([None, None, None, 0.002, 0.01]),
+        stop=draw.choice([None, ["t", "e", "na"]]),
+        user=draw.choice([None, "ann", "bob"]),
+        priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
+        queue_timeout_s=draw.choice([None, None, None, None, 0.002]),
+        n=draw.choice([1, 1, 2, 3]),
+    )
+    group = Exchange(server, request).group
+    if draw.random() < 0.3:  # as routes.streams.Streamer.follow has it
+        for member in group:
+            member.listener, member.streamed = lambda news: None, True
+    return group
+
+
+def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None = None) -> Witness:
+    """Serve clients that wait, go on, leave, or are refused, by a real server which is recorded; of
+    its iterations some fail.
+    """
+    begun = threading.Semaphore(0)
+    witness = Witness()
+
+    def load(*config: Any) -> Generator:
+        for _ in range(CLIENTS):
+            begun.acquire()
+        engine = FakeGenerator(sleep=lambda _: time.sleep(1e-4))
+        engine.n_blocks = n_blocks
+        return FaultyGenerator(engine, "raise", every=41)
+
+    def client(seed: int) -> None:
+        draw = random.Random(seed)
+        unanswered: list[Inference] = []
+        for i in range(REQUESTS):
+            group = asked(server, draw)
+            try:
+                manager.enqueue(group)
+                unanswered += group
+            except ServingError as refusal:
+                witness.seen[f"refused: {refusal.code}"] += 1
+            if i == 1:
+                begun.release()
+            match draw.randrange(12):
+                case 0:
+                    manager.cancel(group)
+                case 1:
+                    time.sleep(0.001)
+                    manager.cancel(group)
+                case 2:
+                    manager.forget_prefixes()
+                case 3 | 4 | 5 if i > 1:
+                    wait_for(unanswered)
+        wait_for(unanswered)
+
+    def wait_for(unanswered: list[Inference]) -> None:
+        for inference in unanswered:
+            while not inference.done.wait(0.002):
+                manager.expire()
+        unanswered.clear()
+
+    server = Server(build(mode, SMALL | settings | {"record": str(path)}, {}), load)
+    manager = server.manager
+    manager.observe(witness)
+    threads = [threading.Thread(target=client, args=[seed]) for seed in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    server.close()
+    return witness
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_replayed(path: Path, witness: Witness) -> None:
+    """All that the server ran is recorded, and comes again."""
+    told = [line["rows"] for line in lines_of(path) if "rows" in line]
+    assert [[tuple(row[:2]) for row in rows] for rows in told] == witness.rows
+    found = replay_file(str(path))
+    assert found.first_difference is None
+    assert found.equal == found.iterations == len(witness.rows) > 5
+    assert (found.recordings, found.unfinished) == (1, 0)
+
+
+MEMORY: list[dict[str, Any]] = [
+    {},
+    *({"kv_reservation": "demand", "victim": victim} for victim in get_args(Victim)),
+]
+
+
+@pytest.mark.parametrize("mode", SOME_MODES)
+def test_every_iteration_of_a_recorded_server_comes_again_whatever_the_order_and_the_memory(
+    mode: str, tmp_path: Path
+) -> None:
+    seen: Counter[str] = Counter()
+    orders = [name for name, kind in ORDERS.items() if mode == "dynamic" or not kind.preemptive]
+    memories = (MEMORY if ALL else MEMORY[:2]) if mode == "dynamic" else MEMORY[:1]
+    for order, memory in itertools.product(orders, memories):
+        for caching in (True,) if order == "prefix" else (False, True):
+            settings = {"order": order, "prefix_caching": caching} | memory
+            path = tmp_path / f"{settings}.jsonl"
+            witness = serve(path, mode, settings)
+            assert_replayed(path, witness)
+            seen += witness.seen
+    ways = {"length", "stop", "cancelled", "deadline_passed", "generation_failed", "chunk"}
+    ways |= {"refused: overloaded", "refused: invalid_request", "found", "shared"}
+    ways |= {"preempted", "paused"} if mode == "dynamic" else set()
+    ways |= {"idle"} if mode not in ("dynamic", "nobatch") else set()
+    assert ways <= {*seen}
+
+
+# what else scheduling depends on: mode, settings, KV blocks that the engine turns out to have, and
+# what must have come to pass
+OTHERS: dict[str, tuple[str, dict[str, Any], int | None, set[str]]] = {
+    "answers in order": ("dynamic", {"preserve_ordering": True}, None, set()),
+    "answers in order, a batch at a time": ("static", {"preserve_ordering": True}, None, set()),
+    "compact batches": ("static", {"compact_batches": True}, None, set()),
+    "limits of users": (
+        "dynamic",
+        {"user_requests_per_minute": 5, "user_tokens_per_minute": 400},
+        None,
+        {"refused: rate_limit_exceeded"},
+    ),
+    "queue policies": (
+        "dynamic",
+        {
+            "order": "priority",
+            "queue_policy": "1:timeout_ms=2,override=yes;2:timeout_ms=1,action=delay;3:max_size=2",
+            "max_wait_s": 0.004,
+        },
+        None,
+        set(),
+    ),
+    "aging": ("dynamic", {"order": "sjf", "aging": 2000.0, "max_wait_s": 0.004}, None, set()),
+    "noisy lengths": ("dynamic", {"order": "sjf", "length_predictor": "noisy:1.5"}, None, set()),
+    "fitted lengths": ("multibin", {"length_predictor": "prompt", "bins": 3}, None, set()),
+    "promotions": (
+        "dynamic",
+        {
+            "order": "mlfq",
+            "mlfq_quantum": 2,
+            "max_wait_s": 0.003,
+            "kv_reservation": "demand",
+            "max_batch_size": 2,
+        },
+        None,
+        {"paused"},
+    ),
+    "weights of users": (
+        "multibin",
+        {"order": "fair", "user_weights": "ann=3,bob=0.7"},
+        None,
+        set(),
+    ),
+    "decoded tokens count": ("dynamic", {"budget_counts": "all"}, None, {"chunk"}),
+    "padding rows": ("dynamic", {"decoder_batch_sizes": "4,2"}, None, {"padding"}),
+    "preferred sizes": ("windowed", {"preferred_batch_sizes": "3,4"}, None, set()),
+    "the engine has fewer blocks": ("static", {"kv_blocks": 40}, 18, set()),
+    "pauses between iterations": ("dynamic", {"loop_interval_ms": 1}, None, set()),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_so_they_do_with_every_other_setting_that_they_depend_on(name: str, tmp_path: Path) -> None:
+    mode, settings, n_blocks, ways = OTHERS[name]
+    witness = serve(tmp_path / "recording.jsonl", mode, settings, n_blocks)
+    assert_replayed(tmp_path / "recording.jsonl", witness)
+    assert ways <= {*witness.seen}
+
+
+# ---- over HTTP
+
+HTTP: dict[str, tuple[str, dict[str, Any]]] = {
+    "dynamic": (
+        "dynamic",
+        {"kv_reservation": "demand", "prefix_caching": True, "order": "fair", "kv_blocks": 70},
+    ),
+    "static": ("static", {"prefix_caching": True}),
+}
+
+
+LEAVES = "leaves"
+
+
+async def ask(
+    session: aiohttp.ClientSession, path: str, body: dict[str, Any], stay_s: float
+) -> int:
+    """The status of an answer that is read to its end; 0: the client left before."""
+    try:
+        async with asyncio.timeout(stay_s), session.post(path, json=body) as response:
+            await response.read()
+            return response.status
+    except TimeoutError:
+        return 0
+
+
+async def ask_all(url: str) -> Counter[tuple[bool, int]]:
+    """Plain answers and streams, stop strings, groups, deadlines, and clients that leave, which are
+    a user of their own. Counted are whether one was to leave, and the status.
+    """
+    draw = random.Random(7)
+    prompt = "one two three " * 4
+    async with aiohttp.ClientSession(url) as session:
+        tasks = []
+        for i in range(80):
+            body: dict[str, Any] = {
+                "prompt": [prompt, f"{prompt}{i}"] if i % 5 == 0 else f"{prompt}{i % 7}",
+                "n": draw.choice([1, 1, 2, 3]),
+                "stream": draw.random() < 0.5,
+                "user": draw.choice("abc"),
+            }
+            if leaves := i % 4 == 0:
+                body["user"] = LEAVES
+            if i % 3 == 0:
+                body["timeout_s"] = draw.choice([0.05, 0.5])
+            path = "/v1/completions" if i % 2 else "/inference"
+            body |= {"max_tokens": 99, "stop": ["ra", "t "]} if i % 2 else {"num_tokens": 50}
+            stay_s = 0.1 if leaves else PATIENCE_S
+            tasks.append(asyncio.create_task(ask(session, path, body, stay_s)))
+            if i % 16 == 15:
+                await asyncio.sleep(0.2)
+        statuses = await asyncio.gather(*tasks)
+        return Counter((i % 4 == 0, status) for i, status in enumerate(statuses))
+
+
+@pytest.mark.parametrize("name", nightly_but(["dynamic"], HTTP))
+def test_so_they_do_over_http(name: str, tmp_path: Path) -> None:
+    mode, settings = HTTP[name]
+    path = tmp_path / "recording.jsonl"
+    common = {"model": "fake", "max_batch_size": 8, "max_waiting": 30, "record": str(path)}
+    with server(mode, common | settings) as url:
+        statuses = asyncio.run(ask_all(url))
+        wait_until_free(url)
+    found = replay_file(str(path))
+    assert found.first_difference is None and found.unfinished == 0
+    assert found.equal == found.iterations > 50
+    lines = lines_of(path)
+    refused = [line["group"][0]["user"] for line in lines if line.get("error") == "overloaded"]
+    # one that leaves may not have heard that it was refused
+    assert len(refused) - refused.count(LEAVES) == statuses[False, 429] > 0
+    assert refused.count(LEAVES) >= statuses[True, 429]
+    assert any(line.get("why") == "cancelled" for line in lines)
+    assert min(statuses[True, 0], statuses[False, 200]) > 0
+    assert any(line.get("stopped") for line in lines)
+    assert any(line["call"] == "expire" for line in lines if "call" in line)

@@ -1,0 +1,571 @@
+"""Traces in virtual time: numbers that a hand confirms, the same ones each time, and errors in a
+sentence.
+
+The fake engine takes 1 ms an iteration, 0.06 ms a row and 0.01 ms a prompt token. So a request
+that is alone, of p prompt tokens and n completion tokens, takes n · 1.06 + 0.01 p milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.patches import StepPatch
+from rich.console import Console
+
+from client import columns
+from client.data import PromptData, Request
+from client.load import Outcome, Watch
+from client.machine import cpu
+from client.progress import Progress, Replayed
+from client.quoting import unescape
+from compare import runs
+from compare.measure import measure, whole
+from compare.report import drawing, replicas, report, side_by_side
+from config import Config, ConfigError, build
+from scheduling.policies import MODES, ORDERS
+from simulate import PS
+from simulate.costs import FAKE, Costs, save
+from simulate.simulated import Simulated
+from simulate.simulation import ENGINE, WITHOUT_EFFECT, Simulating, parse
+from tests.programs import ran
+
+MS = PS // 1000
+ms = 1e-3
+
+
+def served(
+    requests: Sequence[Request],
+    mode: str = "nobatch",
+    costs: Costs = FAKE,
+    stream: bool = False,
+    jump: bool = True,
+    **settings: Any,
+) -> tuple[dict[str, Any], list[Outcome]]:
+    config = build(mode, {"model": "fake", "device": "cpu", **settings}, {})
+    target = Simulated(mode, config, costs, stream=stream, jump=jump)
+    return measure(target, requests, {}, 3600.0, Watch())
+
+
+def ask(i: int, at: float = 0.0, tokens: int = 10, **fields: Any) -> Request:
+    """A prompt of ten ids: alone it takes 10.7 ms for ten tokens."""
+    return Request(id=i, at=at, prompt_ids=[1 + i] * 10, num_tokens=tokens, **fields)
+
+
+def latencies(outcomes: Sequence[Outcome]) -> list[float]:
+    return [round(outcome.ended_at - outcome.sent_at, 9) for outcome in outcomes]
+
+
+def test_a_request_alone_takes_what_its_iterations_take() -> None:
+    result, outcomes = served(PromptData("fixed:10", prompts="ids").requests(30, "constant:50"))
+    for outcome in outcomes:
+        answer = outcome.answer
+        assert answer and answer.e2e_s == pytest.approx(
+            10.6 * ms + answer.prompt_tokens * 0.01 * ms
+        )
+        assert answer.ttft_s == pytest.approx(1.06 * ms + answer.prompt_tokens * 0.01 * ms)
+        assert list(answer.itl_s) == pytest.approx([1.06 * ms] * 9)
+        assert answer.lag_s == 0 and answer.timings and answer.timings["queue_s"] == 0
+    assert result["mean_tpot_ms"] == pytest.approx(1.06)
+    assert result["largest_batch"] == 1 and result["occupancy"] == pytest.approx(1 / 32)
+    assert result["live_rows"] == 300 and result["server"]["busy_s"] == pytest.approx(
+        sum(latencies(outcomes))
+    )
+
+
+def test_a_queue_of_requests_one_at_a_time_is_lindleys() -> None:
+    """Each waits for what is left of all before it."""
+    result, outcomes = served(PromptData("normal", prompts="ids").requests(200, "poisson:10"))
+    free_at = 0.0
+    for outcome in outcomes:
+        answer, begins = outcome.answer, max(free_at, outcome.sent_at)
+        assert answer and answer.timings
+        assert answer.timings["queue_s"] == pytest.approx(begins - outcome.sent_at, abs=1e-6)
+        free_at = begins + (1.06 * answer.completion_tokens + 0.01 * answer.prompt_tokens) * ms
+        assert outcome.ended_at == pytest.approx(free_at)
+    assert result["wall_clock_s"] == pytest.approx(free_at) and result["p99_queue_time_ms"] > 100
+    law = result["littles_law"]
+    assert law["in_flight"] == pytest.approx(law["rate_x_latency"], rel=0.05)
+
+
+def test_costs_around_iterations_are_seen_where_they_arise() -> None:
+    """5 ms from client to server, 7 back; 2 before each iteration: the server itself sees these
+    last alone, in its queue and in its gaps.
+    """
+    around = Costs("around", FAKE.line, gap=2 * MS, request=5 * MS, answer=7 * MS)
+    result, [outcome, late] = served([ask(0), ask(1, at=1.0)], costs=around)
+    assert latencies([outcome, late]) == [pytest.approx((10.7 + 10 * 2 + 5 + 7) * ms)] * 2
+    answer = late.answer
+    assert answer and answer.timings and answer.timings["arrived_at"] == pytest.approx(1.005)
+    assert answer.timings["queue_s"] == pytest.approx(2 * ms)
+    assert answer.timings["e2e_s"] == pytest.approx((10.7 + 20) * ms)
+    assert answer.ttft_s == pytest.approx((5 + 2 + 1.16 + 7) * ms)
+    assert list(answer.itl_s) == pytest.approx([3.06 * ms] * 9)
+    assert result["mean_e2el_ms"] == pytest.approx(result["server"]["mean_e2el_ms"] + 12)
+    slept, _ = served([ask(0)], loop_interval_ms=2)
+    assert slept["mean_e2el_ms"] == pytest.approx(10.7 + 20), "as the server's own sleep does"
+
+
+def test_a_stream_ends_with_its_own_last_token_and_a_plain_answer_with_its_batch() -> None:
+    together = [ask(0, tokens=2), ask(1, tokens=10)]
+    first, each = 1 + 2 * 0.06 + 20 * 0.01, 1 + 2 * 0.06
+    plain, outcomes = served(together, "static")
+    assert latencies(outcomes) == [pytest.approx((first + 9 * each) * ms)] * 2
+    assert plain["useful_fraction"] == pytest.approx(12 / 20)
+    live = 2 * (first + each) + 8 * each
+    assert plain["occupancy"] == pytest.approx(live / (32 * (first + 9 * each)))
+    assert outcomes[0].answer and outcomes[0].answer.timings
+    assert outcomes[0].answer.timings["held_s"] == pytest.approx(8 * each * ms, abs=1e-6)
+    _, outcomes = served(together, "static", stream=True)
+    assert latencies(outcomes)[0] == pytest.approx((first + each) * ms)
+    assert latencies(outcomes)[1] == pytest.approx((first + 9 * each) * ms)
+
+
+def test_users_of_a_closed_loop_send_when_they_are_answered() -> None:
+    result, outcomes = served([ask(i, users=2) for i in range(6)])
+    assert [outcome.sent_at for outcome in outcomes] == pytest.approx(
+        [0, 0, 10.7 * ms, 2 * 10.7 * ms, 3 * 10.7 * ms, 4 * 10.7 * ms]
+    )
+    assert latencies(outcomes) == pytest.approx([10.7 * ms] + [2 * 10.7 * ms] * 5)
+    assert result["wall_clock_s"] == pytest.approx(6 * 10.7 * ms) and result["completed"] == 6
+    away = Costs("away", FAKE.line, request=1 * MS, answer=4 * MS)
+    _, outcomes = served([ask(i, users=1) for i in range(3)], costs=away)
+    assert [outcome.sent_at for outcome in outcomes] == pytest.approx([0, 15.7 * ms, 31.4 * ms])
+
+
+def test_a_turn_repeats_the_conversation_a_thinking_time_after_the_answer() -> None:
+    """Twenty bytes at first; then these, the three tokens of the answer, and ten more."""
+    first = Request(id=0, at=1.0, prompt="x" * 20, num_tokens=3)
+    second = Request(id=1, at=1.0, prompt="y" * 10, num_tokens=4, after=0, think_s=0.5)
+    away = Costs("away", FAKE.line, request=1 * MS, answer=4 * MS)
+    _, outcomes = served([first, second], costs=away)
+    ended = 1 + (3 * 1.06 + 20 * 0.01 + 5) * ms
+    assert outcomes[0].ended_at == pytest.approx(ended)
+    assert outcomes[1].sent_at == outcomes[1].scheduled_at == pytest.approx(ended + 0.5)
+    assert outcomes[1].answer and outcomes[1].answer.prompt_tokens == 20 + 3 + 10
+    assert latencies(outcomes)[1] == pytest.approx((4 * 1.06 + 33 * 0.01 + 5) * ms)
+    result, outcomes = served([first, second], request_timeout_s=0.002)
+    assert outcomes[0].error.startswith("504 ") and not outcomes[1].sent
+    assert (result["completed"], result["failed"]) == (0, 2), "what was never sent failed too"
+    cached, _ = served([first, second], "dynamic", prefix_caching=True, block_size=4)
+    assert cached["cached_tokens"] == 20, "the last token of an answer was never computed"
+
+
+def test_a_turn_that_outgrows_the_context_is_refused_as_a_server_does() -> None:
+    first = Request(id=0, at=0.0, prompt="x" * 20, num_tokens=3)
+    turns = [
+        Request(id=i, at=0.0, prompt="y" * 20, num_tokens=3, after=i - 1, think_s=0.25)
+        for i in (1, 2)
+    ]
+    result, outcomes = served([first, *turns], max_model_len=40, block_size=8)
+    assert outcomes[1].error == (
+        "400 43 prompt tokens + 3 completion tokens is beyond the context of 40."
+    )
+    assert outcomes[1].sent_at == pytest.approx(outcomes[0].ended_at + 0.25)
+    assert [outcome.sent for outcome in outcomes] == [True, True, False]
+    assert result["littles_law"] is None and result["failed"] == 2
+
+
+def test_a_deadline_ends_who_waits_and_a_full_queue_refuses_who_comes() -> None:
+    three = [ask(0), ask(1), ask(2)]
+    away = Costs("away", FAKE.line, request=1 * MS, answer=2 * MS)
+    result, outcomes = served(three, costs=away, request_timeout_s=0.0145)
+    assert outcomes[0].answer and [o.error[:4] for o in outcomes[1:]] == ["504 ", "504 "]
+    # at the end of the iteration that runs 14.5 ms after they arrived: the second's own fourth
+    assert latencies(outcomes)[1] == pytest.approx((1 + 10.7 + 1.16 + 3 * 1.06 + 2) * ms)
+    assert (result["completed"], result["failed"], result["server"]["expired"]) == (1, 2, 2)
+    result, outcomes = served(three, costs=away, max_batch_size=1, max_waiting=1)
+    assert [bool(outcome.error) for outcome in outcomes] == [False, False, True]
+    assert outcomes[2].error.startswith("429 ") and latencies(outcomes)[2] == pytest.approx(3 * ms)
+    assert result["server"]["refused"] == 1
+
+
+def test_users_and_levels_have_their_own_numbers() -> None:
+    """The last to come has the highest level, and goes before him who waits."""
+    requests = [
+        ask(0, user="ann", priority=2),
+        ask(1, 1 * ms, user="ann", priority=2),
+        ask(2, 2 * ms, user="bob", priority=1),
+    ]
+    result, outcomes = served(requests, order="priority")
+    ends = [10.7 * ms, 3 * 10.7 * ms, 2 * 10.7 * ms]
+    assert [outcome.ended_at for outcome in outcomes] == pytest.approx(ends)
+    bob, levels = result["by_user"]["bob"], result["by_priority"]
+    assert bob["mean_e2el_ms"] == levels["1"]["mean_e2el_ms"] == pytest.approx(2 * 10.7 - 2)
+    assert levels["2"]["mean_e2el_ms"] == pytest.approx((10.7 + 3 * 10.7 - 1) / 2)
+    assert result["by_user"]["ann"]["output_throughput"] == pytest.approx(20 / (3 * 10.7 * ms))
+    assert result["server"]["users"]["ann"]["completed"] == 2
+
+
+def test_what_is_in_flight_is_counted_once_in_50_ms_from_first_to_last() -> None:
+    class Ticks(Watch):
+        n = 0
+
+        def tick(self) -> None:
+            self.n += 1
+
+    config = build("nobatch", {"model": "fake", "device": "cpu"}, {})
+    target = Simulated("nobatch", config, FAKE, stream=False, jump=True)
+    result, _ = measure(target, [ask(0, at=3.0, tokens=900)], {}, 1.0, ticks := Ticks())
+    assert result["wall_clock_s"] == pytest.approx(0.9541) and 18 <= ticks.n <= 20
+    assert result["mean_in_flight"] == 1.0
+
+
+def test_step_computes_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "facts", dict)
+    with Progress(Console(quiet=True)) as progress:
+        for argv, jump in (([], True), (["--step"], False)):
+            with Simulating(parse(argv), progress).target("dynamic") as target:
+                assert isinstance(target, Simulated) and target.jump is jump
+
+
+def test_requests_that_bring_no_seed_are_mispredicted_each_in_its_own_way() -> None:
+    """As by a server, which then counts seeds; here all had the same error, which orders nobody."""
+
+    def ends(asks: Sequence[Request]) -> list[float]:
+        _, outcomes = served(asks, order="sjf", length_predictor="noisy:1")
+        return [outcome.ended_at for outcome in outcomes]
+
+    without = ends([ask(i) for i in range(8)])
+    assert without == ends([ask(i, seed=i) for i in range(8)]) != sorted(without)
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings", "arrival", "drawn"),
+    [
+        ("nobatch", {}, "poisson:20", {"sessions": "3:0.05"}),
+        ("static", {"preserve_ordering": True}, "closed:6", {}),
+        ("windowed", {"request_timeout_s": 0.3}, "poisson:60", {"priorities": ["0.5:1", "0.5:0"]}),
+        ("dynamic", {"prefix_caching": True, "token_budget": 16}, "burst", {"prefixes": "3:40:1"}),
+        ("dynamic", {"order": "srpt", "max_waiting": 3}, "poisson:60", {}),
+        ("dynamic", {"kv_reservation": "demand", "kv_blocks": 32}, "burst", {}),
+        ("multibin", {}, "gamma:60:3", {"sessions": "2:0"}),
+    ],
+)
+def test_jumping_gives_what_stepping_does_to_the_byte(
+    mode: str, settings: dict[str, Any], arrival: str, drawn: dict[str, Any]
+) -> None:
+    settings = {"max_batch_size": 4, "max_model_len": 480, **settings}
+    requests = PromptData("uniform:1:60", seed=3, **drawn).requests(30, arrival)
+    around = Costs("around", FAKE.line, gap=MS // 3, request=MS, answer=MS)
+    plain, stepped, again = (
+        json.dumps(whole(*served(requests, mode, around, mode == "static", jump, **settings)))
+        for jump in (True, False, True)
+    )
+    assert plain == stepped and plain == again
+
+
+def test_every_setting_is_honoured_or_refused() -> None:
+    """Whoever adds one says which: read here, the engine's, or refused."""
+    read: set[str] = set()
+
+    class Read(Config):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    honoured: set[str] = set()
+    for mode in MODES:
+        for order in ORDERS:
+            config = Read(mode=mode, order=order, model="demo", kv_cache_gb=1, request_timeout_s=9)
+            read.clear()  # all that was validated
+            Simulated("", config, FAKE, stream=False, jump=True).replay([ask(0)], 1, Watch())
+            honoured |= read & Config.model_fields.keys()
+    assert honoured & WITHOUT_EFFECT == set()
+    undecided = Config.model_fields.keys() - honoured - {*ENGINE} - WITHOUT_EFFECT
+    assert undecided == set(), "read it, or name it in ENGINE or WITHOUT_EFFECT"
+
+
+SMALL = ["--numsamples", "40", "--lengths", "uniform:1:40", "--modes", "static,dynamic"]
+
+
+def simulate(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return ran("simulate", *arguments, "--out", str(out))
+
+
+def saved(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "summary.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Costs that were fitted on a processor that nobody has."""
+    path = tmp_path_factory.mktemp("costs") / "abacus.json"
+    config = build("dynamic", {"model": "demo", "device": "cpu"}, {}).model_dump(mode="json")
+    source = {"hardware": {"cpu": "Abacus 3000"}, "commit": "0123456789", "date": "2026-01-02T03"}
+    save(Costs("abacus", FAKE.line, gap=MS, source={**source, "config": config}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Path:
+    """A run by these costs, with a sweep, as ./simulate.sh leaves it."""
+    out = tmp_path_factory.mktemp("runs") / "simulated"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "save", lambda _, *paths: [path.touch() for path in paths])
+        done = simulate(
+            out, *SMALL, "--max-batch-size", "4", "--arrival", "poisson:50",
+            "--costs", str(elsewhere), "--sweep", "--seconds", "0.5",
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "variant" in done.stdout and "(simulated)" in done.stdout
+    assert "Little's law: " in done.stdout
+    return out
+
+
+def test_all_that_is_written_says_that_nothing_was_measured(simulated: Path) -> None:
+    """Sentences, tables, captions; and whose costs they were."""
+    told = saved(simulated)["simulated"]
+    assert told["costs"] == "abacus" and told["hardware"] == {"cpu": "Abacus 3000"}
+    assert told["commit"] == "0123456789" and told["engine"]["model"] == "demo"
+    text = (simulated / "report.md").read_text()
+    assert text.startswith("# static, dynamic on demo (simulated)\n\n| variant (simulated) |")
+    assert (
+        "**Simulated**: no server ran. The server's own scheduler served the trace in virtual "
+        "time, and each iteration took what the costs `abacus` say, fitted on Abacus 3000, 1 "
+        "thread (commit 0123456789, 2026-01-02)."
+    ) in text
+    assert "- simulated on: " in text and "Servers ran one after another" not in text
+    page = (simulated / "report.html").read_text()
+    assert "<title>static, dynamic on demo (simulated)</title>" in page
+    assert "no server ran" in page and "variant (simulated)" in page
+    drawn = report.drawings(runs.load(simulated))
+    assert drawn.keys() == runs.FIGURES.keys() - {"replicas"}, "there was one, all the time"
+    for name, draw in drawn.items():
+        assert "simulated, costs abacus" in (caption := draw().get_suptitle()), name
+        assert cpu() not in caption, "nothing was measured there"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
+    """One, until the load asks for more; and of a failure that hit nobody."""
+    done = simulate(
+        tmp_path, "--modes", "nobatch,dynamic", "--numsamples", "600", "--arrival", "poisson:150",
+        "--autoscale", "max_replicas=4", "target_ongoing_requests=8", "upscale_delay_s=0.5",
+        "look_back_period_s=1", "metrics_interval_s=0.5", "--fail", "3:1000",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [part] = re.findall("## Replicas\n(.*?)\n## ", (tmp_path / "report.md").read_text(), re.S)
+    assert re.search(r"\| nobatch \| 1 to 4 \| [1-9]\d* \| [1-9]\d* to [1-9]\d* \|", part)
+    assert "In dynamic the failure of replica 3 at 1000 s hit nobody: it was not up" in part
+    assert "replicas.png" in part
+    run = runs.load(tmp_path)
+    panels = report.drawings(run)["replicas"]().axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["nobatch", "dynamic"]
+    for axes, mine in zip(panels, replicas.told(run).values()):
+        every, up = (patch for patch in axes.patches if isinstance(patch, StepPatch))
+        most = max(up for _, up, _ in mine["changes"])
+        assert max(up.get_data()[0]) == most <= max(every.get_data()[0])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_is_rebuilt_as_it_was(simulated: Path, tmp_path: Path) -> None:
+    shutil.copytree(simulated, copy := tmp_path / "simulated")
+    done = ran("compare.report", str(copy))
+    assert "(simulated)" in done.stdout and "**Simulated**: no server ran" in done.stdout
+    for name in ("report.md", "report.html"):
+        assert (copy / name).read_text() == (simulated / name).read_text(), name
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_measured_run_stands_beside_a_simulated_one(
+    simulated: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    trace, measured = str(simulated / "trace.jsonl"), tmp_path / "measured"
+    alike = ["--trace", trace, "--modes", "dynamic", "--max-batch-size", "4"]
+    done = ran(
+        "compare",
+        "--model",
+        "fake",
+        *alike,
+        "--skip-calibration",
+        "--out",
+        str(measured),
+    )
+    assert done.returncode == 0, done.stderr
+    again, others = tmp_path / "again", tmp_path / "others"
+    assert simulate(again, *alike).returncode == 0
+    assert simulate(others, *alike, "--costs", str(elsewhere)).returncode == 0
+    side_by_side.compare_runs([runs.load(measured), runs.load(again)], out := tmp_path / "both")
+    text = (out / "report.md").read_text()
+    assert text.startswith("# measured against again (simulated)\n")
+    assert "All replayed the same traces" in text and "reckons with" not in text
+    assert "again (simulated): **Simulated**: no server ran" in text
+    assert "| dynamic | measured |" in text and "| dynamic | again (simulated) |" in text
+    side_by_side.compare_runs([runs.load(measured), runs.load(others)], out)
+    assert (
+        "**others (simulated) reckons with another machine**: its costs were fitted on Abacus "
+        f"3000, and measured ran on {cpu()}; fit them there with"
+    ) in unescape((out / "report.md").read_text())
+    first, second = (json.loads((run / "dynamic.json").read_text()) for run in (measured, again))
+    asked = [json.loads(line)["num_tokens"] for line in Path(trace).read_text().splitlines()]
+    for result in (first, second):
+        assert result["completed"] == len(asked) == 40 and result["failed"] == 0
+        assert result["total_output_tokens"] == sum(asked)
+        # a token is a row, and so is a chunk of a prompt: the last one samples the first token
+        assert result["server"]["live_rows"] >= sum(asked)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name, *how in (("one",), ("two", "--step")):
+        assert simulate(tmp_path / name, *SMALL, *how).returncode == 0
+    for name in ("trace.jsonl", "static.json", "dynamic.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    one, two = (saved(tmp_path / run) for run in ("one", "two"))
+    assert {key for key in one if one[key] != two[key]} <= {"date", "command", "hardware"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_interrupted_simulation_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C when the second mode has answered five."""
+    ended = Replayed.ended
+
+    def interrupt(self: Replayed, outcome: Outcome) -> None:
+        ended(self, outcome)
+        if str(self).startswith("dynamic: 5/"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Replayed, "ended", interrupt)
+    done = simulate(tmp_path, *SMALL, "--arrival", "poisson:50")
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert done.stderr == "interrupted; what was simulated is kept\n"
+    assert "static: 40 answered" in done.stdout and "dynamic: 5 answered" in done.stdout
+    assert "**Partial**: interrupted before its end; dynamic has 5 requests" in done.stdout
+    summary, kept = saved(tmp_path), json.loads((tmp_path / "dynamic.json").read_text())
+    assert summary["partial"] and not summary["variants"]["static"]["partial"]
+    assert kept["partial"] and (kept["completed"], len(kept["requests"])) == (5, 5)
+    assert kept["littles_law"] is None and kept["server"]["completed"] == 5
+    assert "| dynamic (partial) |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_of_a_large_run_a_sample_is_kept_and_all_else_is_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, again = tmp_path / "one", tmp_path / "two", tmp_path / "again"
+    asked = [*SMALL, "--arrival", "poisson:60", "--max-batch-size", "1"]
+    assert simulate(one, *asked).returncode == 0
+    monkeypatch.setattr(columns, "MOST", 39)
+    monkeypatch.setattr(columns, "SAMPLE", 10)
+    for out in (two, again):
+        done = simulate(out, *asked)
+        assert done.returncode == 0, done.stderr
+    assert "of a sample of 10 requests, the same of each variant" in " ".join(done.stdout.split())
+    whole, some, same = (
+        json.loads((out / "dynamic.json").read_text()) for out in (one, two, again)
+    )
+    assert some == same and some["sample"] == len(some["requests"]) == 10
+    ids = [request["id"] for request in some["requests"]]
+    assert ids == sorted(ids) and all(request in whole["requests"] for request in some["requests"])
+    static = json.loads((two / "static.json").read_text())
+    assert [request["id"] for request in static["requests"]] == ids
+    apart = {name for name in whole if whole[name] != some[name]}
+    assert {"sample", "requests"} <= apart and {
+        name for name in apart if not name.endswith("_itl_ms")
+    } <= {"sample", "requests", "busy_throughput"}
+    assert some["busy_throughput"] == pytest.approx(whole["busy_throughput"], rel=0.05)
+    assert not (two / "trace.jsonl").exists() and (one / "trace.jsonl").exists()
+    text = (two / "report.md").read_text()
+    assert "seed 0 (not saved: these draw it again)" in text
+    drawn = report.drawings(runs.load(two))
+    for name in ("latency_vs_tokens", "distributions"):
+        assert "10 of 40 requests, poisson:60" in drawn[name]().get_suptitle()
+    assert ", 40 requests, poisson:60" in drawn["who_waits"]().get_suptitle()
+    side_by_side.compare_runs([runs.load(two), runs.load(again)], tmp_path / "both")
+    assert "All replayed the same traces" in (tmp_path / "both" / "report.md").read_text()
+    side_by_side.compare_runs([runs.load(one), runs.load(two)], tmp_path / "both")
+    assert "**The traces differ**" in (tmp_path / "both" / "report.md").read_text()
+    done = simulate(tmp_path / "three", "--trace", str(two / "trace.jsonl"))
+    assert done.returncode == 2 and "is not saved: give the workload's own options" in done.stderr
+
+
+@pytest.mark.nightly
+def test_memory_does_not_grow_with_requests_beyond_their_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(columns, "MOST", 0)
+    monkeypatch.setattr(columns, "SAMPLE", 10)
+
+    def grown(n: int) -> int:
+        tracemalloc.start()
+        served(PromptData("fixed:9", priorities=["0.5:1", "0.5:2"]).requests(n, "poisson:90"))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    grown(20)  # what is made once
+    few, many = grown(500), grown(1500)
+    assert (many - few) / 1000 < 4 * columns.ROW.itemsize, "bytes of a request"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--costs", "abacus"], "no costs 'abacus'; name one of fake,"),
+        (["--dtype", "float32"], "--dtype float32: the costs fake know no --dtype; leave it out"),
+        (["--model", "demo"], "--model demo: the costs fake are of --model fake; leave it out"),
+        (["--variant", "a=dynamic --threads 2"], "--threads 2: the costs fake know no"),
+        (["--port", "8501"], "--port is of servers that run, and here none does; leave it out"),
+        (["--also=a=http://h"], "--also is of servers that run.*measure with ./compare.sh"),
+        (["--request-log", "f"], "--request-log has no effect in virtual time; leave it out"),
+        (["--variant", "a=dynamic --weights-seed 2"], "--weights-seed has no effect"),
+        (["--modes", "dynamo"], r"unknown mode 'dynamo' \(did you mean dynamic\?\)"),
+        (["--stepp"], r"unknown flag --stepp \(did you mean --step\?\)"),
+        (["--trace", "t.jsonl", "--sweep"], "draw traces of their own"),
+        (["--order", "sjff"], "sjf"),
+    ],
+)
+def test_a_bad_command_line_ends_with_a_sentence(
+    argv: list[str], said: str, tmp_path: Path
+) -> None:
+    done = simulate(tmp_path / "out", *argv)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stdout == ""
+    assert re.search(said, done.stderr) and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trace_beyond_the_context_ends_with_a_sentence(tmp_path: Path) -> None:
+    done = simulate(tmp_path, *SMALL, "--max-model-len", "64", "--arrival", "burst")
+    assert done.returncode == 2 and re.fullmatch(
+        r"error: request \d+ of the trace can never be served: \d+ prompt tokens \+ \d+ completion "
+        r"tokens is beyond the context of 64\. Give shorter --lengths, or a smaller --scale\n",
+        done.stderr,
+    )
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_the_environment_cannot_change_what_costs_are_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, settings may be of real servers; those of the scheduler are of both."""
+    plain = parse([]).config("dynamic")
+    others = {"model": "demo", "dtype": "bfloat16", "threads": "7", "generator": "naive",
+              "kv_dtype": "int8", "device": "cuda", "attention": "plain"}  # fmt: skip
+    for name, value in others.items():
+        monkeypatch.setenv(f"EB_{name.upper()}", value)
+    assert parse([]).config("dynamic") == plain
+    monkeypatch.setenv("EB_REQUEST_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("EB_HEADER_TIMEOUT_S", "0.001")
+    monkeypatch.setenv("EB_MAX_BATCH_SIZE", "2")
+    config = parse([]).config("dynamic")
+    assert config.max_batch_size == 2
+    Simulated("", config, FAKE, stream=False, jump=True).replay([ask(0)], 1, Watch())
+    assert not (tmp_path / "log").exists()
+    monkeypatch.setenv("EB_MAX_BATCHSIZE", "2")
+    with pytest.raises(ConfigError, match="unknown variable EB_MAX_BATCHSIZE"):
+        parse([])
+
+
+def test_what_is_named_apart_is_known() -> None:
+    assert {*ENGINE, *WITHOUT_EFFECT} <= Config.model_fields.keys()
+    assert not {*ENGINE} & WITHOUT_EFFECT

@@ -1,0 +1,186 @@
+"""What a sweep's capacity is made of: scaled traces, stretches in which requests always wait, and
+the truth in virtual time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+
+import numpy as np
+import pytest
+
+from client.data import PromptData, describe
+from client.load import Outcome
+from compare import runs
+from compare.analysis import always_waiting, difference, estimate, growth, growth_in_flight
+from compare.measure import judged
+from compare.report import report, tables
+from config import build
+from stats import Answer
+from studies import capacity
+from tests.servers import ROOT
+
+
+def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
+    """Whole sweeps in virtual time. What they found once was 0.76 to 1.81 times the truth, and
+    never had been completed.
+    """
+    found = capacity.study(["dynamic"], seeds=1, requests=1000, processes=1)
+    for mode, of in found.items():
+        assert statistics.mean(of["found_to_true"]) == pytest.approx(1, abs=0.03), mode
+        for each in of["sweeps"]:
+            assert each["capacity"] == pytest.approx(of["true"], rel=0.1)
+            assert min(point["completed"] for point in each["points"]) >= 200
+            assert each["seconds"] < 300, "of virtual time, which a real server takes as well"
+
+
+@pytest.mark.parametrize("lengths", ["normal", "choice:1,25,100", "lognormal:50:1:1000", "fixed:7"])
+def test_a_scaled_trace_asks_for_what_its_names_say(lengths: str) -> None:
+    data = PromptData(lengths, seed=5)
+    for arrival in ("poisson:5", "gamma:5:2", "constant:5", "wait:0.4"):
+        asked = describe(data.requests(200, arrival, scaled=True))
+        assert asked["requested_rate"] == pytest.approx(5, rel=1e-4)
+        assert asked["mean_num_tokens"] == pytest.approx(data.mean_num_tokens, rel=0.01)
+    scaled, drawn = (
+        [r.num_tokens for r in data.requests(200, scaled=scaled)] for scaled in (True, False)
+    )
+    assert set(scaled) <= set(drawn) or lengths in ("normal", "lognormal:50:1:1000"), (
+        "no length that is not the distribution's"
+    )
+    assert sum(a == b for a, b in zip(scaled, drawn)) > 120, "most are as drawn"
+    again = PromptData(lengths, seed=5).requests(200, "poisson:5", scaled=True)
+    assert (
+        again
+        == data.requests(200, "poisson:5", scaled=True)
+        != PromptData(lengths, seed=6).requests(200, "poisson:5", True)
+    )
+
+
+def told(arrived: float, admitted: float, tokens: int, each_s: float) -> Answer:
+    """A request that gets its first token `each_s` after it was admitted, and one more every
+    `each_s`.
+    """
+    times = [admitted + each_s * (i + 1) for i in range(tokens)]
+    timings = {
+        "arrived_at": arrived,
+        "queue_s": admitted - arrived,
+        "ttft_s": times[0] - arrived,
+        "itl_s": [each_s] * (tokens - 1),
+    }
+    return Answer(0, arrived, arrived, times[0], times[-1], times[-1], 1, tokens, [], timings)
+
+
+def test_tokens_count_while_requests_always_wait() -> None:
+    """One at a time, 4 tokens of 1 s each: requests come at 0, 1, 2 and 3; the last is admitted at
+    12.
+    """
+    queue = [told(i, 4.0 * i, 4, 1.0) for i in range(4)]
+    assert always_waiting(queue) == (8, 8.0), (
+        "from the second admission, when two wait, to the last"
+    )
+    later = [*queue, told(30.0, 30.0, 4, 1.0)]
+    assert always_waiting(later) == (8, 8.0), "what came to an idle server waited for nobody"
+    assert always_waiting(queue[:1]) == always_waiting([]) == (0, 0.0)
+
+
+def test_another_server_is_seen_from_its_first_tokens() -> None:
+    queue = [told(0.1 * i, 4.0 * i, 4, 1.0)._replace(timings=None) for i in range(6)]
+    found = always_waiting(queue)
+    assert found.tokens / found.seconds == pytest.approx(1.0) and found.seconds >= 12
+
+
+def test_what_stays_in_flight_grows_although_nothing_waits() -> None:
+    """A server with more rows than requests: the first token comes at once, and each row makes the
+    others slower.
+    """
+    sent = np.arange(0, 20, 0.1)
+    ended = 10 * np.cumsum(np.full(200, 0.1)) / 7  # seven a second
+    answers = [
+        Answer(i, s, s, s + 0.01, e, e, 1, 9, [], None)
+        for i, (s, e) in enumerate(zip(sent.tolist(), ended.tolist()))
+    ]
+    assert growth(answers) < 0.01 and growth_in_flight(
+        sent.tolist(), ended.tolist(), 1.0
+    ) == pytest.approx(0.3, abs=0.03)
+    steady = (sent + 4).tolist()  # it fills for four seconds, and no longer
+    assert (
+        growth_in_flight(sent.tolist(), steady, 4.0)
+        == 0.0
+        < growth_in_flight(sent.tolist(), steady, 0.0)
+    )
+    assert growth_in_flight([], [], 0.0) == growth_in_flight([1.0] * 9, [2.0] * 9, 0.0) == 0.0
+
+
+def test_a_point_says_what_was_asked_for_and_what_was_made_of_it() -> None:
+    requests = PromptData("fixed:7").requests(30, "poisson:3", scaled=True)
+    served = capacity.serve(build("nobatch", {"model": "fake"}, {}), requests)
+    outcomes: list[Outcome] = [
+        capacity.outcome(request, inference) for request, inference in zip(requests, served)
+    ]
+    result = judged(requests, outcomes, {})
+    assert (result["requested_rate"], result["mean_num_tokens"]) == (
+        pytest.approx(3.0, rel=1e-4),
+        7.0,
+    )
+    assert (
+        result["offered_throughput"] == pytest.approx(21.0, rel=1e-4) and result["completed"] == 30
+    )
+
+
+def test_a_difference_within_a_step_of_the_lattice_is_not_shown() -> None:
+    """Five seeds that agree on two neighbouring rates say that the border lies between them, and
+    not by how much it moved.
+    """
+    one, two = [8.0] * 5, [8.724] * 5
+    assert difference(one, two).shown and not difference(one, two, 0.0905).shown
+    assert difference(one, [16.0] * 5, 0.0905).shown and estimate(
+        one, 0.0905
+    ).half == pytest.approx(0.724)
+
+    def results(values: list[float]) -> list[dict[str, float]]:
+        return [{"goodput_rate": value, "output_throughput": value} for value in values]
+
+    text = tables.differences_table({"a": results(one), "b": results(two)}, "a")
+    assert (
+        "no difference shown (+0.724 ± 0.79)" in text and text.count("no difference shown") == 1
+    ), "throughput has no lattice"
+    runs_text = tables.runs_table(
+        {"then": {"a": _whole(one)}, "now": {"a": _whole(two)}}, paired=True
+    )
+    assert "8 ± 0.724" in runs_text and "(× 1.09, no difference shown)" in runs_text
+
+
+def _whole(values: list[float]) -> list[dict[str, float]]:
+    return [{"goodput_rate": value, "partial": 0} for value in values]
+
+
+def test_a_difference_of_which_seeds_are_missing_has_no_interval() -> None:
+    one = [{"capacity": value} for value in (10.0, 10.1, 10.2, 10.0, 10.1)]
+    two: list[dict[str, float | None]] = [
+        {"capacity": value} for value in (20.0, 20.1, None, 20.2, 20.1)
+    ]
+    [entry] = tables.differences({"a": one, "b": two}, "a")
+    assert entry["capacity"].half is None and not entry["capacity"].shown
+    assert "no difference shown (+10.1, not of all seeds)" in tables.differences_table(
+        {"a": one, "b": two}, "a"
+    )
+    text = tables.runs_table(
+        {"x": {"b": [result | {"partial": False} for result in two]}}, paired=True
+    )
+    assert "20.1 (4 of 5 seeds)" in text
+
+
+def test_a_sweep_of_an_earlier_version_says_what_it_lacks() -> None:
+    run = runs.load(ROOT / "results" / "demo")
+    if all(
+        "busy_s" in point for seeds in run.points.values() for points in seeds for point in points
+    ):
+        for points in run.points["nobatch"][0]:  # measured anew since: make it an old one
+            del points["busy_s"], points["busy_throughput"]
+    text = report.contents(run)
+    assert "is from a version that did not measure capacity so" in text
+    assert re.search(r"\| nobatch \| – \| [\d.]+ to [\d.]+ \|", text), "3.67 was never completed"
+    old = json.loads((ROOT / "results" / "demo" / "summary.json").read_text())
+    assert set(old["sweep"]) == set(run.points)
