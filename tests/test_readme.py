@@ -226,6 +226,18 @@ def test_links_lead_somewhere_and_tables_are_those_of_committed_results() -> Non
         assert table in TEXT[page], f"the table of results/{name} is not the one in {page}"
 
 
+def test_results_are_few_and_each_figure_is_on_a_page() -> None:
+    files = [file for file in (ROOT / "results").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 6e6
+    pages = {file: file.read_text() for file in files if file.suffix == ".md"} | TEXT
+    shown = {
+        (page.parent / path).resolve()
+        for page, text in pages.items()
+        for path in re.findall(r"\]\(([^)]+\.png)\)", text)
+    }
+    assert {file for file in files if file.suffix == ".png"} <= shown
+
+
 def test_the_first_page_is_short_and_the_settings_are_those_that_there_are() -> None:
     assert len(TEXT[PAGES[0]].splitlines()) <= 150
     assert table() in TEXT[ROOT / "docs" / "settings.md"], "python -m config prints the table"
