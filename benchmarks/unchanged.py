@@ -95,7 +95,8 @@ READ = (
 def serving(tree: Path, mode: str, model: str) -> Iterator[str]:
     """The URL of a server of the code in `tree`."""
     port = free_port()
-    command = [sys.executable, "launch.py", mode, "--model", model, "--port", str(port)]
+    program = "launch.py" if (tree / "launch.py").exists() else "app.py"  # as it once was
+    command = [sys.executable, program, mode, "--model", model, "--port", str(port)]
     process = subprocess.Popen(command, cwd=tree, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_until_ready(process, url := f"http://127.0.0.1:{port}")
