@@ -31,7 +31,7 @@ import psutil
 from benchmarks.common import run
 from client.calls import get
 from compare.deployments import Deployment
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from compare.servers import ALONE, server
 from deploy.kinds import KINDS
 from studies.runner import Case, Study, shown, times, write
@@ -159,10 +159,10 @@ def costs_table(cases: Sequence[Case]) -> str:
     rows = [["front end", *(heading for heading, _ in COSTS.values()), "cores while idle"]]
     plain = cases[0]
     for case in cases:
-        cells = [told(shown(case, key), form) for key, (_, form) in COSTS.items()]
+        cells = [formatted(shown(case, key), form) for key, (_, form) in COSTS.items()]
         rows.append([case["front"], *cells, f"{case['idle_cores']:.3f}"])
         if case is not plain:
-            ratios = [told(times(plain, case, key), "{:.2f}") for key in COSTS]
+            ratios = [formatted(times(plain, case, key), "{:.2f}") for key in COSTS]
             rows.append([f"{case['front']} ÷ plain", *ratios, ""])
     return markdown(rows)
 
@@ -258,10 +258,10 @@ def loads_table(cases: Sequence[Case]) -> str:
     for case in cases:
         rows.append([
             case["front"],
-            *(told(shown(case, f"answers_per_s_{n}"), "{:.0f}") for n in CLIENTS),
+            *(formatted(shown(case, f"answers_per_s_{n}"), "{:.0f}") for n in CLIENTS),
             *(f"{shown(case, f'p50_ms_{n}').mean:.1f}, {shown(case, f'p99_ms_{n}').mean:.1f}"
               for n in CLIENTS),
-            told(shown(case, "streamed_per_s"), "{:.0f}"),
+            formatted(shown(case, "streamed_per_s"), "{:.0f}"),
         ])  # fmt: skip
     return markdown(rows)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.common import run
 from benchmarks.fronts import PROMPT_TOKENS, ROWS, Body, Round, asking, body_of, front
 from client.calls import get
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from deploy.kinds import KINDS
 from generate.fake import ITERATION_S, PREFILL_TOKEN_S, ROW_S
 from studies.runner import Case, Study, shown, times, write
@@ -78,10 +78,10 @@ def scaling_table(cases: Sequence[Case], slowdown: float) -> str:
              "CPU in use, %"]]  # fmt: skip
     for case in cases:
         n, rate = case["replicas"], shown(case, "answers_per_s")
-        ratio = "" if n == 1 else told(times(one, case, "answers_per_s"), "{:.2f}")
+        ratio = "" if n == 1 else formatted(times(one, case, "answers_per_s"), "{:.2f}")
         busiest = max(each["busy_percent"] for each in case["seeds"])
         rows.append([
-            str(n), told(rate, "{:.1f}"), f"{100 * rate.mean / (n * most):.0f}", ratio,
+            str(n), formatted(rate, "{:.1f}"), f"{100 * rate.mean / (n * most):.0f}", ratio,
             f"{TARGETS[n]:g}" if n in TARGETS else "",
             f"{busiest:.0f}" + (" (too busy: cores may be the limit)" * (busiest > BUSIEST)),
         ])  # fmt: skip

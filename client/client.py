@@ -42,7 +42,7 @@ from client.traces import replayed, save_trace  # noqa: E402
 from client.wire import APIS  # noqa: E402
 from compare import runs  # noqa: E402
 from compare.addresses import api_key, server_url, target_of  # noqa: E402
-from compare.measure import measure, whole  # noqa: E402
+from compare.measure import measure, with_requests  # noqa: E402
 from compare.options import parse_goodput  # noqa: E402
 from compare.report import drawing, figures, report  # noqa: E402
 from compare.report.sentences import too_long  # noqa: E402
@@ -245,7 +245,7 @@ def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -
         runs.save(
             arguments.out,
             requests,
-            {target.name: whole(result, outcomes)},
+            {target.name: with_requests(result, outcomes)},
             told_of,
             machine | told,
         )

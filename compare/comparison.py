@@ -38,7 +38,7 @@ from compare.measure import (
     measure_capacity,
     openai_model,
     warm_up,
-    whole,
+    with_requests,
 )  # fmt: skip
 from compare.options import LOAD, Options, parse
 from compare.report import report, sentences, tables
@@ -193,7 +193,7 @@ class Comparison:
                         result, outcomes = measure(
                             target, requests, self.options.goodput, self.options.timeout, watch
                         )
-                    results[name] = whole(result, outcomes)
+                    results[name] = with_requests(result, outcomes)
                     self.progress.say(tables.result_line(name, result))
                     if result["partial"]:
                         raise KeyboardInterrupt

@@ -118,10 +118,10 @@ class Deployed(Target):
         return self.deployment.replicas > 1
 
     @property
-    def tells(self) -> bool:
+    def has_report(self) -> bool:
         return True
 
-    def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Counts are of all, and an occupancy is of the rows of those that compute. Raises
         ServerError, also if a replica took another one's place: what that one counted is gone.
         """

@@ -55,7 +55,7 @@ class Measurable(Protocol):
         ...
 
     @property
-    def tells(self) -> bool:
+    def has_report(self) -> bool:
         """Whether it says what it did, besides what a client sees."""
         ...
 
@@ -69,7 +69,7 @@ class Measurable(Protocol):
         """Serve a trace. Raises Interrupted on Ctrl-C."""
         ...
 
-    def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """/stats since it began, the rows over time, and the config. Raises ServerError."""
         ...
 
@@ -92,7 +92,7 @@ class Target:
         return bool(self.others)
 
     @property
-    def tells(self) -> bool:
+    def has_report(self) -> bool:
         return self.ours and not self.others
 
     @property
@@ -108,7 +108,7 @@ class Target:
     def replay(self, requests: Sequence[Request], timeout_s: float, watch: Watch) -> list[Outcome]:
         return replay(self.url, requests, self.wire, timeout_s, watch, self.key, others=self.others)
 
-    def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         engine, iterations = stats_of(self.url, self.key)
         over_time = occupancy_over_time(iterations, BINS)
         return engine, over_time, get(self.url, key=self.key)["config"]
@@ -189,7 +189,7 @@ def measure(
         result["mean_in_flight"] = float(np.mean(counting.counts))
     if target.are_several:
         result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
-    if target.tells:
+    if target.has_report:
         try:
             result |= _engine(target, trace, ended.answers)
         except ServerError as error:  # what this client measured is told all the same
@@ -251,7 +251,7 @@ def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[lis
 
 def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any]:
     """What a server of ours says of the run itself. Raises ServerError."""
-    engine, over_time, config = target.told()
+    engine, over_time, config = target.report()
     engine.pop("definitions")
     found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": config}
     prompt_tokens = engine["total_input_tokens"]
@@ -267,7 +267,7 @@ def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any
     return found
 
 
-def whole(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def with_requests(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """NAME.json: a measurement with every request."""
     return result | {
         "definitions": DEFINITIONS,

@@ -43,7 +43,7 @@ class Simulated:
     once, to the same end. observe: asked of each scheduler who else is told what it does.
     """
 
-    ours = tells = True
+    ours = has_report = True
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Simulated:
             raise Interrupted(serving.outcomes) from None
         return serving.outcomes
 
-    def told(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         rows, most = self.occupancy, self.config.max_batch_size
         exact = {  # sums of floats would depend on how many iterations were taken at once
             "busy_s": rows.busy / PS,

@@ -95,7 +95,7 @@ def simulated(
     layout = Layout(start_s=start_s, autoscaling=read_autoscaling(rule))
     server = Simulated("dynamic", config, load("fake"), layout)
     outcomes = [*server.replay(requests, float("inf"), Watch())]
-    changes = server.told()[0]["replicas"]["changes"]
+    changes = server.report()[0]["replicas"]["changes"]
     return outcomes, [[change.at_s, change.up] for change in changes]
 
 

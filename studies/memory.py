@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from client.data import PromptData, Request
 from compare.report.drawing import STYLE, caption_of, looks
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from config import Config, build
 from generate.fake import cost_s
 from scheduling import scheduler
@@ -133,7 +133,7 @@ def table(found: Cases) -> str:
     rows = [["pool", "load", "variant", *headings, "latency − whole's", "recomputed − newest's"]]
     for case in found:
         same = {c["variant"]: c for c in found if (c["pool"], c["load"]) == place(case)}
-        cells = [told(shown(case, m), form) for m, (_, form) in SHOWN.items()]
+        cells = [formatted(shown(case, m), form) for m, (_, form) in SHOWN.items()]
         name = case["variant"]
         to_whole = (
             "–" if name == "whole" else apart(same["whole"], case, "mean_s", SHOWN["mean_s"][1])

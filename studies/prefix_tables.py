@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compare.report.drawing import PALETTE, STYLE, Look, caption_of, plain_log
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from studies.runner import Cases, apart, shown, times
 
 FCFS = "dynamic, caching"
@@ -53,7 +53,7 @@ def compared(
     headings += [f"{SHOWN[gap][0].removesuffix(', ms')} − that of {base}, ms" for gap in gaps]
     rows = [["trace", "load", "variant", *headings, f"tok/s ÷ that of {base}"]]
     for case in found:
-        cells = [told(shown(case, measure), SHOWN[measure][1]) for measure in measures]
+        cells = [formatted(shown(case, measure), SHOWN[measure][1]) for measure in measures]
         [its] = [
             c
             for c in found
@@ -64,7 +64,7 @@ def compared(
             cells += ["–"] * (len(gaps) + 1)
         else:
             cells += [apart(its, case, gap, SHOWN[gap][1]) for gap in gaps]
-            cells.append(told(times(its, case, "throughput"), "{:.2f}"))
+            cells.append(formatted(times(its, case, "throughput"), "{:.2f}"))
         rows.append([case["trace"], case["load"], case["variant"], *cells])
     return markdown(rows, left=3)
 
@@ -75,7 +75,7 @@ def pools(found: Cases) -> str:
     rows = [["trace", "variant", "KV blocks in use", *(f"{size:g} times" for size in sizes)]]
     for trace, variant in dict.fromkeys((case["trace"], case["variant"]) for case in found):
         mine = [c for c in found if (c["trace"], c["variant"]) == (trace, variant)]
-        cells = [told(shown(case, "hits_to_oracle"), "{:.1f}") for case in mine]
+        cells = [formatted(shown(case, "hits_to_oracle"), "{:.1f}") for case in mine]
         rows.append([trace, variant, f"{mine[0]['blocks_in_use']:.0f}", *cells])
     return markdown(rows, left=2)
 

@@ -34,7 +34,7 @@ from compare.analysis import difference
 from compare.deployments import Deployment, deployed
 from compare.measure import Measurable, warm_up
 from compare.report.drawing import LOOKS, STYLE, caption_of
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from compare.servers import ROOT
 from config import build
 from deploy.kinds import KINDS
@@ -96,7 +96,7 @@ def served(target: Measurable, trace: Trace, seed: int) -> dict[str, float]:
     ]
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     assert len(answers) == REQUESTS, [outcome.error for outcome in outcomes if outcome.error][:1]
-    stats, _, _ = target.told()
+    stats, _, _ = target.report()
     e2e = [answer.e2e_s for answer in answers]
     return {
         "mean_s": float(np.mean(e2e)),
@@ -199,7 +199,9 @@ def tables(found: Cases) -> str:
         rows = [["router", "", *headings, "CPU in use, %"]]
         for router, where in itertools.product(ROUTERS, (SIMULATED, REAL)):
             [case] = only(found, trace=name, router=router, where=where)
-            cells = [told(shown(case, measure), form) for measure, (_, form) in MEASURES.items()]
+            cells = [
+                formatted(shown(case, measure), form) for measure, (_, form) in MEASURES.items()
+            ]
             busy = f"{max(values(case, 'busy_percent')):.0f}" if where == REAL else ""
             rows.append([router, where, *cells, busy])
         parts += [f"## {trace.told}, {trace.rate:g} requests a second", markdown(rows, left=2)]

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from client.data import PromptData
 from client.load import Watch
 from compare.report.drawing import LOOKS, STYLE, Look, caption_of, plain_log
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from config import build
 from deploy.routers import ROUTERS
 from simulate.costs import load
@@ -104,7 +104,7 @@ def serve(case: dict[str, Any], each: int, costs: str, seed: int) -> dict[str, A
     outcomes = server.replay(requests, math.inf, Watch())
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     assert len(answers) == n
-    stats, _, _ = server.told()
+    stats, _, _ = server.report()
     sent = [stats["replicas"]["requests"].get(k, 0) for k in range(case["replicas"])]
     return {
         "p99_s": float(np.percentile([a.e2e_s for a in answers], 99)),
@@ -127,7 +127,7 @@ def tables(found: Cases) -> str:
         rows[0].append(f"p99 − {BASE}'s, s")
         for case in only(found, trace=name):
             [base] = only(found, trace=name, replicas=case["replicas"], router=BASE, stale_s=0.0)
-            cells = [told(shown(case, m), form) for m, (_, form) in MEASURES.items()]
+            cells = [formatted(shown(case, m), form) for m, (_, form) in MEASURES.items()]
             gap = "–" if case is base else apart(base, case, "p99_s", "{:.3f}")
             rows.append([name_of(case), str(case["replicas"]), *cells, gap])
         parts.append(f"## {trace.told}, {trace.rate:g} requests a second and replica")

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from client.machine import command_line, stamp
 from compare.analysis import Estimate, difference, estimate
 from compare.report import drawing
-from compare.report.tables import told
+from compare.report.tables import formatted
 
 # what is served how, and as "seeds" what came of each seed's trace, by measure
 Case = Mapping[str, Any]
@@ -44,7 +44,7 @@ def shown(case: Case, measure: str) -> Estimate:
 def apart(base: Case, case: Case, measure: str, form: str) -> str:
     """The paired difference case − base, in words."""
     gap = difference(values(base, measure), values(case, measure))
-    text = ("+" if gap.mean > 0 else "") + told(gap, form)
+    text = ("+" if gap.mean > 0 else "") + formatted(gap, form)
     is_zero = not any(digit in "123456789" for digit in form.format(gap.mean))
     return text if gap.shown and not is_zero else "none shown"
 

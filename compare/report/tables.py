@@ -39,11 +39,9 @@ def cell(values: Sequence[float | None], scale: float, form: str, step: float = 
     if not known:
         return NONE
     if len(known) < len(values):  # an interval of those that have it would claim too much
-        return (
-            f"{told(Estimate(estimate(known).mean, None), form)} ({len(known)} of {len(values)} "
-            f"seeds)"
-        )
-    return told(estimate(known, step), form)
+        mean = formatted(Estimate(estimate(known).mean, None), form)
+        return f"{mean} ({len(known)} of {len(values)} seeds)"
+    return formatted(estimate(known, step), form)
 
 
 def cell_of(key: Key, results: Sequence[Mapping[str, Any]]) -> str:
@@ -64,7 +62,7 @@ def _is_told(key: Key, value: Any) -> bool:
     return key.form.format(value * key.scale) != key.form.format(0)
 
 
-def told(value: Estimate, form: str) -> str:
+def formatted(value: Estimate, form: str) -> str:
     """ "3,781 ± 40", or the mean alone where there is no interval."""
     text = form.format(value.mean).replace("-", "−")
     return text if value.half is None else f"{text} ± {form.format(value.half)}"
@@ -172,7 +170,7 @@ def differences_table(results: Results, baseline: str) -> str:
 
 
 def _difference(value: Estimate, form: str) -> str:
-    text = told(value, form)
+    text = formatted(value, form)
     text = text if text.startswith("−") else f"+{text}"
     if value.half is None:
         text += ", not of all seeds"

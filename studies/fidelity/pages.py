@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 from compare.analysis import Estimate
 from compare.report.drawing import PALETTE, STYLE, caption_of, plain_log
-from compare.report.tables import NONE, markdown, told
+from compare.report.tables import NONE, formatted, markdown
 from studies.fidelity.judging import BY_SPREAD, JUDGED, MET, MISSED, REPORTED
 from studies.fidelity.tasks import PLAIN
 
@@ -159,7 +159,7 @@ def _percent(error: Mapping[str, Any]) -> list[str]:
 def _scaled(error: Mapping[str, Any], scale: float, form: str, size: str) -> list[str]:
     """An error with its interval, and the spread."""
     half, spread = error["half"], error["spread"]
-    text = told(Estimate(scale * error["error"], None), form)
+    text = formatted(Estimate(scale * error["error"], None), form)
     return [
         text if half is None else f"{text} ± {size.format(scale * half)}",
         NONE if spread is None else size.format(scale * spread),

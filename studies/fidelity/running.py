@@ -130,7 +130,7 @@ def measured(
     result, outcomes = measure(target, requests, {}, TIMEOUT_S, Watch())
     if result["partial"]:
         raise KeyboardInterrupt
-    engine, _, config = target.told()
+    engine, _, config = target.report()
     return {
         "config": config | {"kv_blocks": engine.get("kv_blocks", config["kv_blocks"])},
         "failed": result["failed"],

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compare.report.drawing import STYLE, caption_of
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from scheduling.inference import IterationRecord
 from studies.orders.tools import (
     GREY,
@@ -126,11 +126,11 @@ def tables(found: Cases) -> str:
         ]
     ]
     for case in found:
-        ratio = told(times(static_of(found, case), case, "throughput"), "{:.2f}")
+        ratio = formatted(times(static_of(found, case), case, "throughput"), "{:.2f}")
         cells = [
-            told(shown(case, "useful"), "{:.1f}"),
+            formatted(shown(case, "useful"), "{:.1f}"),
             told_of(form_of(case), "{:.1f}"),
-            told(shown(case, "throughput"), "{:,.0f}"),
+            formatted(shown(case, "throughput"), "{:,.0f}"),
             "–" if case["variant"] == "static" else ratio,
             "–" if case["variant"] == "static" else told_of(over_static(found, case), "{:.2f}"),
         ]

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from client.data import Request
 from compare.report.drawing import STYLE, caption_of, plain_log
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from scheduling.inference import Inference, IterationRecord, State
 from studies.orders.tools import (
     BLUE,
@@ -218,7 +218,7 @@ def tables(found: Cases) -> str:
     ]
     for case in found:
         [fcfs] = only(found, trace=case["trace"], variant="fcfs")
-        cells = [told(shown(case, measure), form) for measure, (_, form) in SHOWN.items()]
+        cells = [formatted(shown(case, measure), form) for measure, (_, form) in SHOWN.items()]
         gap = "–" if case is fcfs else apart(fcfs, case, "mean_s", "{:.2f}")
         rows.append([case["trace"], case["variant"], *cells, gap])
     longest = max(seed["longest_prompt"] for case in found for seed in case["seeds"])

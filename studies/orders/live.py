@@ -25,7 +25,7 @@ from client.data import Request
 from client.load import Outcome, replay
 from compare.analysis import difference
 from compare.measure import stats_of
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from compare.servers import server
 from generate.fake import ITERATION_S, PREFILL_TOKEN_S, ROW_S
 from scheduling.errors import ServingError
@@ -226,11 +226,11 @@ def side(case: Case, name: str) -> Case:
 def more(base: Case, case: Case, measure: str, form: str) -> str:
     """The paired difference case − base."""
     gap = difference(values(base, measure), values(case, measure))
-    return ("+" if gap.mean > 0 else "") + told(gap, form)
+    return ("+" if gap.mean > 0 else "") + formatted(gap, form)
 
 
 def ratio(base: Case, case: Case, measure: str) -> str:
-    return told(times(base, case, measure), "{:.2f}") if all(values(base, measure)) else "–"
+    return formatted(times(base, case, measure), "{:.2f}") if all(values(base, measure)) else "–"
 
 
 def table(check: Check, found: Cases) -> str:
@@ -245,7 +245,7 @@ def table(check: Check, found: Cases) -> str:
     for case in found:
         live, virtual, charged = (side(case, name) for name in SIDES)
         for measure, (heading, form) in check.measures.items():
-            cells = [told(shown(each, measure), form) for each in (virtual, live)]
+            cells = [formatted(shown(each, measure), form) for each in (virtual, live)]
             cells += [more(each, live, measure, form) for each in (virtual, charged)]
             cells += [
                 "–" if case is base else ratio(side(base, name), side(case, name), measure)
@@ -253,7 +253,7 @@ def table(check: Check, found: Cases) -> str:
             ]
             rows.append([case["variant"], heading, *cells])
     longer = ", ".join(
-        f"{told(shown(side(case, 'live'), 'beyond_ms'), '{:.2f}')} ({case['variant']})"
+        f"{formatted(shown(side(case, 'live'), 'beyond_ms'), '{:.2f}')} ({case['variant']})"
         for case in found
     )
     return (

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compare.report.drawing import STYLE, Look, caption_of, plain_log
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from studies.orders.tools import (
     BLUE,
     FCFS,
@@ -125,13 +125,13 @@ def compared(found: Cases) -> str:
         + ["mean ÷ fcfs's", "answers/s ÷ fcfs's"]
     ]
     for case in found:
-        cells = [told(shown(case, m), form) for m, (_, form) in SHOWN.items()]
+        cells = [formatted(shown(case, m), form) for m, (_, form) in SHOWN.items()]
         if case["variant"] == "fcfs":
             cells += ["–"] * 5
         else:
             base = base_of(found, case)
             cells += [apart(base, case, gap, SHOWN[gap][1]) for gap in gaps]
-            cells += [told(times(base, case, m), "{:.2f}") for m in ("mean_s", "answered")]
+            cells += [formatted(times(base, case, m), "{:.2f}") for m in ("mean_s", "answered")]
         rows.append([str(case["rows"]), f"{case['load']:g}", case["variant"], *cells])
     return markdown(rows, left=3)
 

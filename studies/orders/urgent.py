@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compare.report.drawing import STYLE, Look, caption_of, plain_log
-from compare.report.tables import markdown, told
+from compare.report.tables import formatted, markdown
 from scheduling.inference import Inference
 from studies.orders.tools import (
     BLUE,
@@ -125,7 +125,7 @@ def tables(found: Cases) -> str:
     ]
     for case in found:
         [fcfs] = only(found, load=case["load"], variant="fcfs")
-        cells = [told(shown(case, measure), form) for measure, (_, form) in SHOWN.items()]
+        cells = [formatted(shown(case, measure), form) for measure, (_, form) in SHOWN.items()]
         cells += ["–" if case is fcfs else apart(fcfs, case, g, SHOWN[g][1]) for g in gaps]
         rows.append([f"{case['load']:g}", case["variant"], *cells])
     return "\n\n".join(

@@ -16,7 +16,7 @@ from client.data import PromptData, Request
 from client.load import Interrupted, Outcome, Watch, replay
 from client.wire import wire
 from compare.comparison import sigterm_is_ctrl_c
-from compare.measure import Target, measure, openai_model, whole
+from compare.measure import Target, measure, openai_model, with_requests
 from compare.summary import summarise
 from tests.programs import ran
 from tests.servers import assert_all_answered
@@ -196,7 +196,7 @@ def test_nothing_follows_a_turn_that_failed() -> None:
     }
     sent = [outcome.sent_at for outcome in outcomes if outcome.sent]
     assert result["achieved_rate"] == pytest.approx(2 / (max(sent) - min(sent))), "of those sent"
-    records = whole(result, outcomes)["requests"]
+    records = with_requests(result, outcomes)["requests"]
     assert ["sent_at" in record for record in records] == [True, False, False] * 2 + [True, False]
 
 
@@ -224,7 +224,7 @@ def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
     assert not {"occupancy", "useful_fraction", "server", "mean_queue_time_ms", "littles_law"} & {
         key for key, value in result.items() if value
     }
-    assert json.loads(json.dumps(whole(result, outcomes)))["requests"][3]["text"]
+    assert json.loads(json.dumps(with_requests(result, outcomes)))["requests"][3]["text"]
 
 
 def test_a_sigterm_that_comes_while_an_object_is_deleted_ends_the_replay_too() -> None:

@@ -14,7 +14,7 @@ import pytest
 from client.data import Request
 from client.groups import quartiles
 from client.load import Outcome
-from compare.measure import judged, whole
+from compare.measure import judged, with_requests
 from compare.report import drawing, tables, who_waits
 from compare.results import keys
 from stats import DEFINITIONS, Answer
@@ -78,9 +78,9 @@ def test_each_group_has_its_own_numbers_and_users_add_up() -> None:
     assert (shortest["least_tokens"], shortest["most_tokens"], shortest["completed"]) == (10, 10, 1)
     assert (longest["least_tokens"], longest["failed"], longest["mean_e2el_ms"]) == (40, 2, None)
     assert {"by_length", "by_user", "by_priority", "refused"} <= DEFINITIONS.keys()
-    first = whole(result, outcomes)["requests"][0]
+    first = with_requests(result, outcomes)["requests"][0]
     assert (first["user"], first["priority"], first["timings"]["paused_s"]) == ("ann", 1, 0.25)
-    assert not {"user", "priority"} & whole(result, outcomes)["requests"][4].keys()
+    assert not {"user", "priority"} & with_requests(result, outcomes)["requests"][4].keys()
 
 
 def test_a_trace_without_users_has_quartiles_alone() -> None:

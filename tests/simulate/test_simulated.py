@@ -27,7 +27,7 @@ from client.machine import cpu
 from client.progress import Progress, Replayed
 from client.quoting import unescape
 from compare import runs
-from compare.measure import measure, whole
+from compare.measure import measure, with_requests
 from compare.report import drawing, replicas, report, side_by_side
 from config import Config, ConfigError, build
 from scheduling.policies import MODES, ORDERS
@@ -256,7 +256,9 @@ def test_jumping_gives_what_stepping_does_to_the_byte(
     requests = PromptData("uniform:1:60", seed=3, **drawn).requests(30, arrival)
     around = Costs("around", FAKE.line, gap=MS // 3, request=MS, answer=MS)
     plain, stepped, again = (
-        json.dumps(whole(*served(requests, mode, around, mode == "static", jump, **settings)))
+        json.dumps(
+            with_requests(*served(requests, mode, around, mode == "static", jump, **settings))
+        )
         for jump in (True, False, True)
     )
     assert plain == stepped and plain == again
