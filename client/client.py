@@ -47,14 +47,9 @@ from compare.options import parse_goodput  # noqa: E402
 from compare.report import drawing, figures, report  # noqa: E402
 from compare.report.sentences import too_long  # noqa: E402
 from config import ConfigError  # noqa: E402
-from stats import latency_line  # noqa: E402
+from stats import MEASURES, latency_line  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
-MEASURES = {
-    "ttft": "time to first token", "tpot": "time per output token",
-    "e2el": "end-to-end latency", "normalized_latency": "latency per token",
-    "queue_time": "queue time",
-}  # fmt: skip
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -199,9 +194,10 @@ def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -
     table = Table(
         "milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left"
     )
-    for name, title in MEASURES.items():
-        if result[f"mean_{name}_ms"] is not None:
-            table.add_row(title, *(f"{result[f'{measure}_{name}_ms']:,.1f}" for measure in SHOWN))
+    for name, each in MEASURES.items():
+        if each.title and result[f"mean_{name}_ms"] is not None:
+            values = [result[f"{statistic}_{name}_ms"] for statistic in SHOWN]
+            table.add_row(each.title, *(f"{value:,.1f}" for value in values))
     console.print(table)
     console.print(
         f"{result['completed']} answered, {result['failed']} failed; "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from stats import Answer
+from stats import TIMINGS, Answer, Measure, Times, times_from
 
 if TYPE_CHECKING:
     from client.data import Request
@@ -25,7 +25,7 @@ SAMPLE = 20_000
 NOBODY = ""  # the user of requests that name none; no user has an empty name
 REFUSED = "429 "  # how such an error begins: the queue is full, or a user beyond a limit
 # of an answer's `timings`, what is counted; a server that sets nobody aside need not say so
-TOLD = ("arrived_at", "queue_s", "ttft_s", "decode_s", "held_s", "preempted_s", "paused_s")
+TOLD = ("arrived_at", *(measure.field for measure in TIMINGS))
 UNSAID = {"preempted_s": 0.0, "paused_s": 0.0}
 ROW = np.dtype(
     [
@@ -127,24 +127,31 @@ class Answers:
         """Between tokens, of those that are kept; in seconds, as all that follows."""
         return np.concatenate([[], *(answer.itl_s for answer in self.kept.values())])
 
-    @property
-    def e2e_s(self) -> np.ndarray:
-        return self["ended_at"] - self["sent_at"]
+    def values(self, measure: Measure) -> np.ndarray:
+        """A measure of each answer, as this client saw it; NaN where it has none."""
+        if measure.pooled:
+            return self.gaps
+        return self.told(measure.field) if measure.by_server else measure.of(self.times)
 
     @property
-    def ttft_s(self) -> np.ndarray:
-        return self["first_token_at"] - self["sent_at"]
+    def times(self) -> Times:
+        """As this client saw them."""
+        first, last, end = self["first_token_at"], self["last_token_at"], self["ended_at"]
+        return Times(self["sent_at"], np.nan, first, last, end, self["completion_tokens"])
+
+    ttft_s = property(lambda answers: answers.times.ttft_s)
+    tpot_s = property(lambda answers: answers.times.tpot_s)
+    e2e_s = property(lambda answers: answers.times.e2e_s)
+
+    @property
+    def times_at_server(self) -> Times:
+        """As servers recorded them; NaN where they did not."""
+        timings = {measure.field: self.told(measure.field) for measure in TIMINGS}
+        return times_from(timings, self.told("arrived_at"))
 
     @property
     def lag_s(self) -> np.ndarray:
         return self["sent_at"] - self["scheduled_at"]
-
-    @property
-    def tpot_s(self) -> np.ndarray:
-        """NaN of a single token."""
-        gaps = np.maximum(self["completion_tokens"] - 1, 1)
-        decode_s = self["last_token_at"] - self["first_token_at"]
-        return np.where(self["completion_tokens"] > 1, decode_s / gaps, math.nan)
 
 
 class Outcomes:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from client.columns import NOBODY, Outcomes, Trace
-from stats import distribution
+from stats import MEASURES, distribution
 
-MEASURES = ("mean", "p50", "p99")
 TOLD = 6  # users who are told one by one
 
 
@@ -124,10 +123,11 @@ def _numbers(outcomes: Outcomes, mine: np.ndarray, wall_clock_s: float) -> dict[
     found |= _chosen(distribution("e2el", answers.e2e_s))
     found |= _chosen(distribution("ttft", answers.ttft_s))
     for name in ("preempted", "paused"):
-        told = answers.told(f"{name}_s")
-        found[f"mean_{name}_ms"] = distribution(name, told[~np.isnan(told)])[f"mean_{name}_ms"]
+        found |= _chosen(distribution(name, answers.values(MEASURES[name])), ("mean",))
     return found
 
 
-def _chosen(distributed: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {name: distributed[name] for name in distributed if name.split("_")[0] in MEASURES}
+def _chosen(
+    distributed: Mapping[str, float | None], statistics: Sequence[str] = ("mean", "p50", "p99")
+) -> dict[str, float | None]:
+    return {key: value for key, value in distributed.items() if key.split("_")[0] in statistics}

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from client.data import Request
-from stats import Answer
+from stats import Answer, times_from
 
 APIS = ("inference", "openai")
 
@@ -65,10 +65,9 @@ class Plain:
         try:
             body = json.loads(reply.body)
             usage, timings = body["usage"], body["timings"]
-            first = reply.answered_at - (timings["e2e_s"] - timings["ttft_s"])
-            answer = _answer(
-                reply, usage, first, first + timings["decode_s"], timings["itl_s"], timings
-            )
+            times = times_from(timings).ending_at(reply.answered_at)
+            first, last = times.first_token_at, times.last_token_at
+            answer = _answer(reply, usage, first, last, timings["itl_s"], timings)
             return answer, str(body["completion"])
         except (ValueError, KeyError, TypeError):
             raise Unreadable(

@@ -149,11 +149,11 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
     it. Tokens whose gaps are not known come at equal intervals.
     """
     answers = Answers.of(answers)
-    told = ~np.isnan(answers.told("arrived_at"))
-    arrived_at = np.where(told, answers.told("arrived_at"), answers["sent_at"])
-    since = answers.told("arrived_at")
-    first = np.where(told, since + answers.told("ttft_s"), answers["first_token_at"])
-    admitted_at = np.where(told, since + answers.told("queue_s"), first)
+    server, client = answers.times_at_server, answers.times
+    told = ~np.isnan(server.started_at)
+    arrived_at = np.where(told, server.started_at, client.started_at)
+    first = np.where(told, server.first_token_at, client.first_token_at)
+    admitted_at = np.where(told, server.admitted_at, first)
     arrived, admitted = np.sort(arrived_at), np.sort(admitted_at)
     # of those admitted together
     last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)
@@ -174,8 +174,7 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
 def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: float) -> int:
     """Tokens that were made after `begin`, until `end`; first: when each answer's first one was."""
     decode_s = answers.told("decode_s")
-    client_s = answers["last_token_at"] - answers["first_token_at"]
-    last = first + np.where(np.isnan(decode_s), client_s, decode_s)
+    last = first + np.where(np.isnan(decode_s), answers.times.decode_s, decode_s)
     whole = (first > begin) & (last <= end)
     tokens = int(answers["completion_tokens"][whole].sum())
     for i in np.flatnonzero((last > begin) & (first <= end) & ~whole):
@@ -199,7 +198,7 @@ def slowest_row_s(answers: Answers | Iterable[Answer]) -> float:
 def batch_sizes(answers: Answers | Iterable[Answer]) -> list[int]:
     """Rows of each request-level batch: requests that the server admitted at the same instant."""
     answers = Answers.of(answers)
-    admitted = answers.told("arrived_at") + answers.told("queue_s")
+    admitted = answers.times_at_server.admitted_at
     admitted = np.sort(admitted[~np.isnan(admitted)])
     starts = np.flatnonzero(np.diff(admitted, prepend=-np.inf) > TOGETHER_S)
     return [int(n) for n in np.diff(starts, append=len(admitted))]

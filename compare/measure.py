@@ -5,7 +5,7 @@ statistics say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,7 +33,7 @@ from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time
 
 LEAST_BURST = 16
 BINS = 400  # of rows over time
-ANSWERED = [name for name in Answer._fields if name not in ("itl_s", "timings")]
+ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
 ENGINE = (
     "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
     "cached_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),

@@ -26,6 +26,7 @@ from config import (
     meaningful,
     refuse_unknown,
 )
+from stats import LIMITED
 
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
@@ -298,7 +299,7 @@ def parse_goodput(texts: Sequence[str], name_of: str = "--goodput") -> dict[str,
     for text in texts:
         name, _, value = text.partition(":")
         try:
-            if name not in ("ttft", "tpot", "e2el") or not 0 < float(value) < float("inf"):
+            if name not in LIMITED or not 0 < float(value) < float("inf"):
                 raise ValueError
             limits[name] = float(value)
         except ValueError:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stats import MEASURES
+
 Part = Literal["point", "summary", "sweep", "group"]
 
 
@@ -38,6 +40,18 @@ class Key:
         return result.get(self.name)
 
 
+UNITS = {"s": (1e-3, "{:.2f}"), "ms": (1, "{:.1f}")}  # scale and form of milliseconds
+
+
+def _of(
+    name: str, statistic: str, part: Part = "point", short: str = "", rare: bool = False
+) -> Key:
+    """The mean or a percentile of a measure, in its own heading and unit."""
+    measure = MEASURES[name]
+    heading = f"{measure.heading} {statistic}, {measure.unit}"
+    return Key(f"{statistic}_{name}_ms", part, heading, *UNITS[measure.unit], short, rare)
+
+
 KEYS = {key.name: key for key in (
     Key("completed"),
     Key("failed"),
@@ -55,20 +69,19 @@ KEYS = {key.name: key for key in (
     Key("busy_s"),
     Key("goodput", "point", "goodput, requests/s", 1, "{:.2f}"),
     Key("attainment", "point", "within limits, %", 100),
-    Key("mean_e2el_ms", "point", "latency mean, s", 1e-3, "{:.2f}", "mean\ns"),
-    Key("p50_e2el_ms", "point", "latency p50, s", 1e-3, "{:.2f}"),
-    Key("p99_e2el_ms", "point", "latency p99, s", 1e-3, "{:.2f}", "p99\ns"),
+    _of("e2el", "mean", short="mean\ns"),
+    _of("e2el", "p50"),
+    _of("e2el", "p99", short="p99\ns"),
     Key("p99_e2el_from_schedule_ms", "summary"),
-    Key("mean_ttft_ms", "summary", "first token mean, s", 1e-3, "{:.2f}"),
-    Key("p50_ttft_ms", "point", "first token p50, s", 1e-3, "{:.2f}", "ttft\np50 s"),
-    Key("p99_ttft_ms", "point", "first token p99, s", 1e-3, "{:.2f}"),
+    _of("ttft", "mean", "summary"),
+    _of("ttft", "p50", short="ttft\np50 s"),
+    _of("ttft", "p99"),
     Key("p50_ttft_from_schedule_ms", "summary"),
     Key("mean_tpot_ms"),
     Key("mean_queue_time_ms"),
     Key("mean_held_time_ms", "summary"),
-    Key("mean_normalized_latency_ms", "point", "latency per token mean, ms", 1, "{:.1f}",
-        "ms per\ntoken"),
-    Key("p50_normalized_latency_ms", "point", "latency per token p50, ms", 1, "{:.1f}"),
+    _of("normalized_latency", "mean", short="ms per\ntoken"),
+    _of("normalized_latency", "p50"),
     Key("p50_schedule_lag_ms"),
     Key("p99_schedule_lag_ms"),
     Key("mean_in_flight"),
@@ -91,8 +104,8 @@ KEYS = {key.name: key for key in (
     Key("by_length", "summary"),
     Key("by_user", "summary"),
     Key("by_priority", "summary"),
-    Key("mean_preempted_ms", "group", "preempted mean, s", 1e-3, "{:.2f}", rare=True),
-    Key("mean_paused_ms", "group", "paused mean, s", 1e-3, "{:.2f}", rare=True),
+    _of("preempted", "mean", "group", rare=True),
+    _of("paused", "mean", "group", rare=True),
     Key("partial", "summary"),
     Key("sample", "summary"),
     Key("other_length", "summary"),

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from client.columns import Answers
-from stats import CLIENT_LIMITED_MS, Answer, distribution, latency_line, throughputs
+from stats import (
+    CLIENT_LIMITED_MS,
+    IN_RESULTS,
+    MEASURES,
+    Answer,
+    distribution,
+    latency_line,
+    throughputs,
+)
 
 
 def summarise(
@@ -38,36 +46,25 @@ def summarise(
     good = int(meet(answers, goodput).sum())
     result["goodput"] = (good / wall if wall else 0.0) if goodput and n else None
     result["attainment"] = good / (n + unsent) if goodput and n else None
-    e2e_s, ttft_s, lag_s = answers.e2e_s, answers.ttft_s, answers.lag_s
-    result |= distribution("ttft", ttft_s)
-    result |= distribution("ttft_from_schedule", ttft_s + lag_s)
-    result |= distribution("tpot", _known(answers.tpot_s))
-    result |= distribution("itl", answers.gaps)
-    result |= distribution("e2el", e2e_s)
-    result |= distribution("e2el_from_schedule", e2e_s + lag_s)
-    result |= distribution("normalized_latency", e2e_s / answers["completion_tokens"])
-    result |= distribution("queue_time", _known(answers.told("queue_s")))
-    result |= distribution("held_time", _known(answers.told("held_s")))
+    for measure in IN_RESULTS:
+        seconds = answers.values(measure)
+        result |= distribution(measure.name, seconds)
+        if measure.from_start:
+            result |= distribution(f"{measure.name}_from_schedule", seconds + answers.lag_s)
     result |= distribution("schedule_lag", sent_at - scheduled)
     result["client_limited"] = (result["p99_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
     result["achieved_rate"] = (n - 1) / span if span else None
-    result["latency_line"] = latency_line(answers["completion_tokens"], e2e_s)
+    result["latency_line"] = latency_line(answers["completion_tokens"], answers.e2e_s)
     return result
 
 
-def _known(seconds: np.ndarray) -> np.ndarray:
-    known: np.ndarray = seconds[~np.isnan(seconds)]
-    return known
-
-
 def meet(answers: Answers, limits_ms: Mapping[str, float]) -> np.ndarray:
-    """Which meet all; from the schedule: a late client must not make a server look better."""
-    measured = {
-        "ttft": answers.ttft_s + answers.lag_s,
-        "tpot": np.nan_to_num(answers.tpot_s),
-        "e2el": answers.e2e_s + answers.lag_s,
-    }
+    """Return which answers meet all limits, measured from the schedule: a late client must not make
+    a server look better.
+    """
     good = np.ones(len(answers), bool)
     for name, limit in limits_ms.items():
-        good &= measured[name] * 1e3 <= limit
+        measure = MEASURES[name]
+        seconds = answers.values(measure) + (answers.lag_s if measure.from_start else 0.0)
+        good &= np.nan_to_num(seconds) * 1e3 <= limit
     return good

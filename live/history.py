@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from scheduling.inference import Inference, Iteration, State
 from scheduling.totals import Scene
+from stats import times_of
 
 KEPT = 2000  # iterations that a page can scrub through
 QUEUE = 64  # of those that wait, how many are told
@@ -230,7 +231,7 @@ class History:
             return
         self._name(i)
         self._ended.add(i.id)
-        ttft = round(i.token_times[0] - i.arrived_at, 6) if i.token_times else None
+        ttft = round(times_of(i).ttft_s, 6) if i.token_times else None
         told = [i.id, round(i.answered_at - self.zero, 6), i.state.value, ttft, len(i.tokens)]
         self._noted.append(Noted("ended", _to_json(told), i.id))
 

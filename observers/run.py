@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from observers.tallies import ENDINGS, Tally
+from observers.tallies import ENDINGS, KEPT, Tally
 from stats import DEFINITIONS, ROW_KINDS, distribution, throughputs
 
-DISTRIBUTIONS = ("ttft", "itl", "e2el", "normalized_latency", "queue_time", "held_time", "tpot")
 Named = Mapping[str, tuple[Tally, np.ndarray]]  # by user or priority, with the TIMES that are kept
 
 
 @dataclass
 class Run:
-    """Times are seconds on one clock. `samples`: values of DISTRIBUTIONS, those that are kept."""
+    """Times are seconds on one clock. `samples`: values of measures, those that are kept."""
 
     first_arrival: float = float("inf")
     last_ending: float = float("-inf")
@@ -140,7 +139,7 @@ def _together(a: Named, b: Named) -> Named:
     for name, (tally, times) in b.items():
         if name in both:
             before, earlier = both[name]
-            both[name] = before.plus(tally), np.concatenate([earlier, times])
+            both[name] = before + tally, np.concatenate([earlier, times])
         else:
             both[name] = tally, times
     return both
@@ -148,16 +147,12 @@ def _together(a: Named, b: Named) -> Named:
 
 def _measures(tally: Tally, times: np.ndarray) -> dict[str, Any]:
     """What /stats tells of a user or a priority; `times`: TIMES of the latest answers."""
-    n = tally.endings["finished"]
-    result: dict[str, Any] = {
-        "completed": n,
-        **{ending: tally.endings[ending] for ending in ENDINGS if ending != "finished"},
-        "prompt_tokens": tally.prompt_tokens,
-        "completion_tokens": tally.completion_tokens,
-    }
-    for name, total in (("e2el", tally.e2e_s), ("queue_time", tally.queue_s)):
-        result[f"mean_{name}_ms"] = round(total / n * 1e3, 3) if n else None
-        latest = np.percentile(times[name], (50, 99)) * 1e3 if n else (None, None)
-        for p, value in zip((50, 99), latest):
-            result[f"p{p}_{name}_ms"] = None if value is None else round(float(value), 3)
+    n = tally.counts["finished"]
+    counted = (*ENDINGS[1:], "prompt_tokens", "completion_tokens")
+    result: dict[str, Any] = {"completed": n} | {name: tally.counts[name] for name in counted}
+    for measure in KEPT:
+        latest = distribution(measure.name, times[measure.name])
+        mean, *keys = (f"{statistic}_{measure.name}_ms" for statistic in ("mean", "p50", "p99"))
+        result[mean] = round(tally.seconds[measure.name] / n * 1e3, 3) if n else None
+        result |= {key: latest[key] for key in keys}
     return result

@@ -6,16 +6,17 @@ It is an observer that keeps counts for ever, and the last values in rings.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from typing import Any
 
 import numpy as np
 
 from observers.ring import Ring
-from observers.run import DISTRIBUTIONS, Run
+from observers.run import Run
 from observers.tallies import Tallies
 from scheduling.inference import Inference, IterationRecord
-from stats import ROW_KINDS, times_of, tpot_s
+from stats import IN_RESULTS, ROW_KINDS, times_of
 
 ITERATION = np.dtype(
     [("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROW_KINDS)]
@@ -41,7 +42,7 @@ class ServerStats:
     def __init__(self, max_batch_size: int, window: int = WINDOW):
         self._lock = threading.Lock()
         self._max_batch_size = max_batch_size
-        self._samples = {name: Ring(window, np.dtype(float)) for name in DISTRIBUTIONS}
+        self._samples = {each.name: Ring(window, np.dtype(float)) for each in IN_RESULTS}
         self._iterations = Ring(4 * window, ITERATION)
         self._latest = min(window, LATEST)
         self.reset(float("-inf"))
@@ -100,24 +101,21 @@ class ServerStats:
                 self._finished(inference)
 
     def _finished(self, inference: Inference) -> None:
-        times, n, run = times_of(inference), len(inference.tokens), self._run
+        times, run = times_of(inference), self._run
         if inference.leader is None:  # a prompt counts once
             run.counts["prompt_tokens"] += len(inference.prompt_ids)
             run.counts["cached_tokens"] += inference.cached_tokens
-        run.counts["completion_tokens"] += n
-        run.normalized_sum += times.e2e_s / n
+        run.counts["completion_tokens"] += times.completion_tokens
+        run.normalized_sum += times.e2e_s / times.completion_tokens
         asked, latencies = inference.num_tokens, run.latency_by_tokens
         run.by_tokens[asked] += 1
         latencies[asked] = latencies.get(asked, 0.0) + times.e2e_s
-        samples = self._samples
-        samples["ttft"].append(times.ttft_s)
-        samples["itl"].extend(times.itl_s)
-        samples["e2el"].append(times.e2e_s)
-        samples["normalized_latency"].append(times.e2e_s / n)
-        samples["queue_time"].append(times.queue_s)
-        samples["held_time"].append(times.held_s)
-        if (tpot := tpot_s(times.decode_s, n)) is not None:
-            samples["tpot"].append(tpot)
+        for measure in IN_RESULTS:
+            value, kept = measure.of(times), self._samples[measure.name]
+            if measure.pooled:
+                kept.extend(value)
+            elif not math.isnan(value):
+                kept.append(value)
 
     def iterations(self, since: int = 0) -> dict[str, Any]:
         """A page of the run's iterations from number `since` on, at most PAGE of them.

@@ -7,56 +7,50 @@ come later share one. Knows no lock: who keeps tallies has one.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from observers.ring import Ring
 from scheduling.inference import Inference
-from stats import Times, times_of
+from stats import MEASURES, Times, times_of
 
 MOST_NAMES = 32
 # who calls himself so is one of them
 OTHERS = "(others)"
 # as the states of an inference, and of one that never became any
 ENDINGS = ("finished", "failed", "cancelled", "expired", "refused")
-TIMES = np.dtype([("e2el", float), ("queue_time", float)])
+KEPT = (MEASURES["e2el"], MEASURES["queue_time"])  # summed up, and kept of the latest answers
+TIMES = np.dtype([(measure.name, float) for measure in KEPT])
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the requests under one name. All but `endings` is of those answered."""
+    """Counts of the requests under one name: those that ended, by ENDINGS; tokens of the answered,
+    and the sums of their KEPT measures, in `seconds`.
+    """
 
-    endings: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    e2e_s: float = 0.0
-    queue_s: float = 0.0
-    latest: Ring | None = None  # the last TIMES
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    latest: Ring | None = None  # TIMES of the last answers
 
     def ended(self, inference: Inference, times: Times | None) -> None:
         """times: of one that was answered."""
-        self.endings[inference.state.value] += 1
+        self.counts[inference.state.value] += 1
         if times is None:
             return
         if inference.leader is None:  # a prompt counts once
-            self.prompt_tokens += len(inference.prompt_ids)
-        self.completion_tokens += len(inference.tokens)
-        self.e2e_s += times.e2e_s
-        self.queue_s += times.queue_s
+            self.counts["prompt_tokens"] += len(inference.prompt_ids)
+        self.counts["completion_tokens"] += len(inference.tokens)
+        values = [measure.of(times) for measure in KEPT]
+        for measure, value in zip(KEPT, values):
+            self.seconds[measure.name] += value
         if self.latest is not None:
-            self.latest.append((times.e2e_s, times.queue_s))
+            self.latest.append(tuple(values))
 
-    def plus(self, other: Tally) -> Tally:
-        """Both together, but for their times."""
-        a, b = self, other
-        return Tally(
-            Counter(a.endings) + Counter(b.endings),
-            a.prompt_tokens + b.prompt_tokens,
-            a.completion_tokens + b.completion_tokens,
-            a.e2e_s + b.e2e_s,
-            a.queue_s + b.queue_s,
-        )
+    def __add__(self, other: Tally) -> Tally:
+        """Both together, without their latest answers."""
+        return Tally(self.counts + other.counts, self.seconds + other.seconds)
 
 
 class Names:
@@ -81,7 +75,7 @@ class Names:
     def tallies(self) -> dict[str, Tally]:
         """A copy of each, but for its times."""
         return {
-            name: replace(tally, endings=Counter(tally.endings), latest=None)
+            name: Tally(Counter(tally.counts), Counter(tally.seconds))
             for name, tally in self._tallies.items()
         }
 
@@ -108,7 +102,7 @@ class Tallies:
     def refused(self, inference: Inference) -> None:
         """Count a request that was turned away, of which this is the first inference."""
         for tally in self._of(inference):
-            tally.endings["refused"] += 1
+            tally.counts["refused"] += 1
 
     def _of(self, inference: Inference) -> tuple[Tally, Tally]:
         return self.users[inference.user or ""], self.priorities[str(inference.priority)]

@@ -31,7 +31,7 @@ from simulate.loop import LOOK
 from simulate.occupancy import Occupancy
 from simulate.replica import Stretch
 from simulate.time import PS, instant
-from stats import Answer, times_of
+from stats import Answer, times_of, timings_of
 from tokenizer import load_tokenizer
 
 
@@ -275,36 +275,24 @@ class _Serving:
         if (error := inference.error) is not None:
             said = f"{error.status} {error}"
             return Outcome(request, sent_at, sent_at, answered_at, error=said)
-        times = times_of(inference)
         # a plain answer's first token is told with it; a stream's was sent at once
         told_at = answered_at
         if inference.streamed and inference.answered_at is not None:
             told_at = inference.answered_at + self._answer_s
-        first = told_at - (times.e2e_s - times.ttft_s)
+        times = times_of(inference)
+        seen = times.ending_at(told_at)
         gaps = times.itl_s if self.outcomes.keeps(i) else ()
-        timings = {
-            "arrived_at": round(times.arrived_at, 6),
-            "queue_s": round(times.queue_s, 6),
-            "ttft_s": round(times.ttft_s, 6),
-            "decode_s": round(times.decode_s, 6),
-            "held_s": round(times.held_s, 6),
-            "e2e_s": round(times.e2e_s, 6),
-            "preempted_s": round(inference.preempted_s, 6),
-            "paused_s": round(inference.paused_s, 6),
-            "recomputed_tokens": inference.recomputed_tokens,
-            "itl_s": gaps,
-        }
         answer = Answer(
             request.id,
             sent_at,
             sent_at,
-            first,
-            first + times.decode_s,
+            seen.first_token_at,
+            seen.last_token_at,
             answered_at,
             len(inference.prompt_ids),
             len(inference.tokens),
             gaps,
-            timings,
+            timings_of(inference) | {"itl_s": gaps},
         )
         return Outcome(request, sent_at, sent_at, answered_at, answer)
 

@@ -49,7 +49,7 @@ def outcome(request: Request, inference: Inference) -> Outcome:
         return Outcome(request, request.at, request.at, request.at, error="429")
     times = times_of(inference)
     timings = {
-        "arrived_at": times.arrived_at,
+        "arrived_at": times.started_at,
         "queue_s": times.queue_s,
         "ttft_s": times.ttft_s,
         "held_s": times.held_s,

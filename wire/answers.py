@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from stats import TIMINGS
 
 Reason = Literal["stop", "length"]
 
@@ -42,17 +44,14 @@ class Usage(_Answer):
 # ---- /inference
 
 
-class Timings(_Answer):
+_seconds: Any = {measure.field: (float, ...) for measure in TIMINGS}
+_Seconds: Any = create_model("_Seconds", __base__=_Answer, **_seconds)
+
+
+class Timings(_Seconds):  # type: ignore[misc]
     """Seconds; `arrived_at` since the epoch. `preempted_s` and `paused_s` lie inside the others."""
 
     arrived_at: float
-    queue_s: float
-    ttft_s: float
-    decode_s: float
-    held_s: float
-    e2e_s: float
-    preempted_s: float
-    paused_s: float
     recomputed_tokens: int
     itl_s: list[float]
 

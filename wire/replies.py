@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from scheduling.inference import Inference
-from stats import times_of
+from stats import times_of, timings_of
 from wire.logprobs import Logprobs
 from wire.request import Request
 
@@ -82,19 +82,8 @@ class InferenceReply(Reply):
         return values[0] if self.request.alone and self.request.n == 1 else values
 
     def _timings(self, member: Inference) -> dict[str, Any]:
-        times = times_of(member)
-        seconds = {
-            name: round(getattr(times, name), 6)
-            for name in ("queue_s", "ttft_s", "decode_s", "held_s", "e2e_s")
-        }
-        return {
-            "arrived_at": times.arrived_at + self.epoch_offset,
-            **seconds,
-            "preempted_s": round(member.preempted_s, 6),
-            "paused_s": round(member.paused_s, 6),
-            "recomputed_tokens": member.recomputed_tokens,
-            "itl_s": times.itl_s.round(6).tolist(),
-        }
+        gaps = times_of(member).itl_s.round(6).tolist()
+        return timings_of(member, self.epoch_offset) | {"itl_s": gaps}
 
 
 class CompletionReply(Reply):

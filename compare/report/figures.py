@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 
 from compare.report.drawing import STYLE, caption_of, looks, plain_log
 from compare.report.tables import line_text
+from stats import LIMITED
 
 IDLE, PADDING, RECOMPUTED, EMPTY = "#e6ab02", "#8c6d4f", "#c51b1b", "#ececec"
 MANY = 5_000  # points, that as shapes would make a page of megabytes
@@ -294,7 +295,7 @@ def computed_rows(
 
 
 def distributions(
-    runs: Mapping[str, Mapping[str, Sequence[float]]],
+    runs: Mapping[str, Mapping[str, Sequence[float] | np.ndarray]],
     caption: str,
     styles: Mapping[str, tuple[str, str]] | None = None,
 ) -> Figure:
@@ -304,19 +305,16 @@ def distributions(
     runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. styles: {name: (the variant whose colour it
     has, line style)}.
     """
-    titles = {
-        "ttft": "time to first token, s",
-        "tpot": "time per output token, ms",
-        "e2el": "end-to-end latency, s",
-    }
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(13, 4.6), layout="constrained")
-        axes = figure.subplots(1, 3, sharey=True)
+        axes = figure.subplots(1, len(LIMITED), sharey=True)
         styles = styles or {name: (name, "") for name in runs}
         look = looks(dict.fromkeys(variant for variant, _ in styles.values()))
-        for axis, (measure, title) in zip(axes, titles.items()):
+        for axis, measure in zip(axes, LIMITED.values()):
             for name, values in runs.items():
-                if len(mine := np.sort(values[measure]) * (1e3 if measure == "tpot" else 1)):
+                seconds = np.array(values[measure.name], float)
+                mine = np.sort(seconds[~np.isnan(seconds)]) * (1e3 if measure.unit == "ms" else 1)
+                if len(mine):
                     variant, style = styles[name]
                     its = look[variant]
                     share = 100 * np.arange(1, len(mine) + 1) / len(mine)
@@ -324,7 +322,7 @@ def distributions(
                     if style:  # the line says which run, so the marker says which of two variants
                         kind |= {"marker": its.marker, "markevery": 0.25, "ms": 5}
                     axis.step(mine, share, where="post", **kind)
-            axis.set(xlabel=title, ylim=(0, 101))
+            axis.set(xlabel=f"{measure.title}, {measure.unit}", ylim=(0, 101))
             drawn = np.concatenate([[], *(line.get_xdata() for line in axis.lines)])
             drawn = drawn[drawn > 0]
             if drawn.size and drawn.max() > 1.001 * drawn.min():  # else a log spreads nothing

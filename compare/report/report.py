@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -22,7 +23,7 @@ from compare.report import drawing, figures, replicas, sentences, tables, who_wa
 from compare.report.page import as_page
 from compare.results import Key
 from compare.runs import FIGURES, LIVE, Run, differing
-from stats import DEFINITIONS, ROW_KINDS, latency_line
+from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times, latency_line
 
 Drawing = Callable[[], Figure]
 TOLD = (
@@ -104,16 +105,12 @@ def _replicas(result: Mapping[str, Any]) -> int:
     return len(server.get("by_replica", {})) or len(simulated) or 1
 
 
-def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """TTFT, TPOT and end-to-end latency of answered requests, in seconds."""
-    return {
-        "ttft": [r["first_token_at"] - r["sent_at"] for r in answered],
-        "tpot": [
-            (r["last_token_at"] - r["first_token_at"]) / (r["completion_tokens"] - 1)
-            for r in answered if r["completion_tokens"] > 1
-        ],
-        "e2el": [r["answered_at"] - r["sent_at"] for r in answered],
-    }  # fmt: skip
+def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """TTFT, TPOT and end-to-end latency of answered requests, in seconds; NaN: it has none."""
+    names = ("sent_at", "first_token_at", "last_token_at", "answered_at", "completion_tokens")
+    start, first, last, end, tokens = (np.array([r[name] for r in answered]) for name in names)
+    times = Times(start, np.nan, first, last, end, tokens)
+    return {measure.name: measure.of(times) for measure in LIMITED.values()}
 
 
 def _caption(run: Run, what: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from client.quoting import code, escape
 from compare import calibrate
 from compare.report import figures, sentences, tables
@@ -59,7 +61,7 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
         tables.runs_table({label: run.variants for label, run in zip(labels, runs)}, paired=same),
     ]
     styles: dict[str, tuple[str, str]] = {}
-    values: dict[str, dict[str, list[float]]] = {}
+    values: dict[str, dict[str, np.ndarray]] = {}
     for name in shared:
         for label, run, style in zip(labels, runs, ("-", "--", ":", "-.") * len(runs)):
             styles[f"{name}, {label}"] = (name, style)

@@ -148,7 +148,7 @@ def _of_answers(outcomes: Sequence[Outcome]) -> Row:
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     http = [a.e2e_s - a.timings["e2e_s"] for a in answers if a.timings]
     lag = [outcome.sent_at - outcome.scheduled_at for outcome in outcomes]
-    tpot = [a.tpot_s for a in answers if a.tpot_s is not None]
+    tpot = [a.tpot_s for a in answers if a.completion_tokens > 1]
     return {
         "e2e_s": [round(a.e2e_s, 6) for a in answers],
         "ttft_s": [round(a.ttft_s, 6) for a in answers],

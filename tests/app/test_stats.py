@@ -12,7 +12,10 @@ from stats import Answer, Times, distribution, latency_line, occupancy_over_time
 
 
 def test_times_of_a_request_follow_from_its_stamps() -> None:
-    times = Times(arrived_at=1.0, admitted_at=1.5, token_times=[2.0, 2.25, 3.0], answered_at=4.0)
+    made = [2.0, 2.25, 3.0]
+    times = Times(
+        1.0, 1.5, made[0], made[-1], answered_at=4.0, completion_tokens=3, token_times=made
+    )
     assert (times.queue_s, times.ttft_s, times.decode_s, times.held_s, times.e2e_s) == (
         0.5,
         1.0,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_tokens_count_while_requests_always_wait() -> None:
 
 
 def test_another_server_is_seen_from_its_first_tokens() -> None:
-    queue = [told(0.1 * i, 4.0 * i, 4, 1.0)._replace(timings=None) for i in range(6)]
+    queue = [replace(told(0.1 * i, 4.0 * i, 4, 1.0), timings=None) for i in range(6)]
     found = always_waiting(queue)
     assert found.tokens / found.seconds == pytest.approx(1.0) and found.seconds >= 12
 
