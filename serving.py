@@ -82,7 +82,7 @@ class Server:
         for observer in (self.stats, self.metrics, self.request_log):
             if observer is not None:
                 self.manager.observe(observer)
-        self._next_seed = config.sampling_seed
+        self._next_seed = 0
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -99,8 +99,8 @@ class Server:
             self.recording.close()
 
     def _seeds(self, given: int | None, n: int) -> list[int]:
-        """The seeds of a group of n: they follow from its own; of one that brings none
-        config.sampling_seed, the next one's one more, …
+        """The seeds of a group of n: they follow from its own. The first request that brings
+        none has 0, the next one 1, …
         """
         if given is not None:
             return [member_seed(given, i) for i in range(n)]

@@ -167,7 +167,7 @@ def main() -> None:
         lambda known: ["dynamic", "static"],
         UNUSED,
         token_budget=lambda known: 280,
-        kv_cache_gb=lambda known: 1,  # the oracle needs memory beside the engine
+        kv_cache=lambda known: "1GB",  # the oracle needs memory beside the engine
     )
     if (
         not 1 <= options.n <= min(64, config.max_batch_size)

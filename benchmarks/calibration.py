@@ -95,7 +95,7 @@ class Driven:
         self._url = url
         warm_up(Target("the server", url, Plain()), by_ids=True)
         self.n_blocks = int(get(f"{url}/stats")["kv_blocks"])
-        self.config = Config(**get(url)["config"] | {"kv_blocks": self.n_blocks})
+        self.config = Config(**get(url)["config"] | {"kv_cache": f"{self.n_blocks}blocks"})
         _, iterations = stats_of(url)
         alone_s = statistics.median(seconds for _, seconds, *_ in iterations)
         self.tokens = min(MOST_TOKENS, max(LEAST_TOKENS, round(LONG_S / alone_s)))

@@ -207,7 +207,7 @@ def measure(
     assert isinstance(generator, CachedGenerator)
     if max(rows) * -(-max(contexts) // config.block_size) > (generator.n_blocks or 0):
         raise ConfigError(
-            "the KV cache does not hold that many rows of that context; raise --kv-cache-gb"
+            "the KV cache does not hold that many rows of that context; raise --kv-cache"
         )
     fill(generator.attention.cache)
     points, mixed = [], []

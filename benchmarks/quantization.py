@@ -49,7 +49,7 @@ VARIANTS: dict[str, list[str]] = {
 TURNS = 3  # of each round, for each number of rows and context
 # the pools are the benchmark's own: one holds all rows, the other is --pool-gb
 UNUSED = NO_HTTP | PREFIXES | {"mode", "max_waiting", "loop_interval_ms", *ONLY_IN}
-UNUSED |= {"kv_blocks", "kv_cache_gb", "gpu_memory_utilization"}
+UNUSED |= {"kv_cache"}
 STUDY = Study(
     "benchmarks.quantization", "quantization", "int8 as an axis of batching", "Gain over rows"
 )
@@ -69,7 +69,8 @@ def time_steps(
         torch.set_num_threads(config.threads)
         blocks = max(rows) * -(-max(contexts) // config.block_size)
         # warming up needs a request's, too
-        whole = config.model_copy(update={"kv_blocks": max(blocks, config.blocks_per_request)})
+        n_blocks = max(blocks, config.blocks_per_request)
+        whole = config.model_copy(update={"kv_cache": f"{n_blocks}blocks"})
         generator = load_generator(whole, locate(whole), whole.shape.vocab_size)
         assert isinstance(generator, CachedGenerator)
         fill(generator.attention.cache)
@@ -216,7 +217,8 @@ def main() -> None:
             f"the engine is built for --max-batch-size {plain.max_batch_size} at most"
         )
     capped = {
-        name: built[name].model_copy(update={"kv_cache_gb": options.pool_gb}) for name in VARIANTS
+        name: built[name].model_copy(update={"kv_cache": f"{options.pool_gb}GB"})
+        for name in VARIANTS
     }
     if capped[PLAIN].n_blocks < plain.blocks_per_request:
         raise ConfigError(

@@ -48,7 +48,7 @@ def of_mode(mode: str) -> Shot:
 SHOTS = {
     **{mode: of_mode(mode) for mode in ("nobatch", "static", "windowed", "multibin", "dynamic")},
     "demand": Shot(
-        f"{EXAMPLES}/demand.jsonl --max-batch-size 2 --kv-blocks 3 --block-size 4 "
+        f"{EXAMPLES}/demand.jsonl --max-batch-size 2 --kv-cache 3blocks --block-size 4 "
         f"--max-model-len 12 --variant whole=dynamic "
         f"--variant demand='dynamic --kv-reservation demand --watermark 0'",
         495,

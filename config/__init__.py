@@ -1,13 +1,18 @@
-"""One validated Config, and how it comes about.
+"""One validated Config, and how it comes about, from the first that is read to the last:
 
+tables     settings that are fields of modes and orders
+keys       API keys and their users
+pool       the size of the KV cache, with its unit
 settings   every setting, with its meaning and its limits
-tables     those among them that are fields of policies
-checks     what does not fit together
 resolve    what `auto` means on this machine
-keys       who may ask, and by which name
+config     Config: settings that fit together, and what follows from them
+orders     what each order of the waiting requests needs
+groups     settings by what a user wants to do
 flags      command line, environment and .env
+ports      whether the address is free
 """
 
+from config.config import Config
 from config.flags import Parser, add_settings, build, from_environment, parse, refuse_unknown
 from config.keys import read_key
 from config.settings import (
@@ -17,31 +22,13 @@ from config.settings import (
     MAX_BODY_BYTES,
     ONLY_OVER_HTTP,
     SPARE_FILES,
-    Config,
     ConfigError,
 )
 from config.tables import ONLY_IN, flag, has_effect, meaningful
 from scheduling.policies import MODES
 
 __all__ = [
-    "DOOMED_FILES",
-    "END_S",
-    "HANDOFF",
-    "MAX_BODY_BYTES",
-    "MODES",
-    "ONLY_IN",
-    "ONLY_OVER_HTTP",
-    "SPARE_FILES",
-    "Config",
-    "ConfigError",
-    "Parser",
-    "add_settings",
-    "build",
-    "flag",
-    "from_environment",
-    "has_effect",
-    "meaningful",
-    "parse",
-    "read_key",
-    "refuse_unknown",
-]
+    "DOOMED_FILES", "END_S", "HANDOFF", "MAX_BODY_BYTES", "MODES", "ONLY_IN", "ONLY_OVER_HTTP",
+    "SPARE_FILES", "Config", "ConfigError", "Parser", "add_settings", "build", "flag",
+    "from_environment", "has_effect", "meaningful", "parse", "read_key", "refuse_unknown",
+]  # fmt: skip

@@ -1,5 +1,5 @@
-"""The table of docs/settings.md:  python -m config"""
+"""The tables of docs/settings.md:  python -m config"""
 
-from config.flags import table
+from config.groups import table
 
 print(table())

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,16 +21,18 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 
 from config import orders
-from config.resolve import resolve
-from config.settings import ONLY_ON_GPU, POOL_SIZES, Config, ConfigError
+from config.config import Config
+from config.groups import GROUPS, meaning
+from config.pool import EARLIER, as_size, in_todays_names
+from config.resolve import OPERATIONS, resolve
+from config.settings import ConfigError
 from config.tables import NEEDS, ONLY_IN, flag, meaningful
 from scheduling.policies import MODES
 
-OPERATIONS = ("attention", "linear", "sampler", "norms")
-# what has no meaning with an engine without a KV cache, and with none at all
+# settings without a meaning with an engine without a KV cache, and with none at all
 UNUSED = {
-    ("generator", "naive"): (*OPERATIONS, "kv_dtype", "prefix_caching"),
-    ("model", "fake"): (*OPERATIONS, "kv_dtype"),
+    ("generator", "naive"): ("kernels", *OPERATIONS, "kv_dtype", "prefix_caching"),
+    ("model", "fake"): ("kernels", *OPERATIONS, "kv_dtype"),
 }
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
 
@@ -38,24 +42,46 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
+class _Earlier(argparse.Action):
+    """An earlier flag of kv_cache, taken with a warning."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        assert option is not None
+        size = as_size(option[2:].replace("-", "_"), value)
+        _warn(f"{option} {value}", f"--kv-cache {size}")
+        namespace.kv_cache = size
+
+
+def _warn(earlier: str, today: str) -> None:
+    print(f"warning: {earlier} is now {today}", file=sys.stderr)
+
+
 def add_settings(parser: argparse.ArgumentParser, unused: Collection[str] = ()) -> None:
     """Add a flag for every setting but the mode and those `unused`. Values stay strings: Config
     checks them.
     """
-    group = parser.add_argument_group("settings (flag, or EB_NAME in the environment or in .env)")
-    for name, field in Config.model_fields.items():
-        if name == "mode" or name in unused:
-            continue
-        assert isinstance(field.json_schema_extra, dict)
-        text = f"{field.description} (default: {field.json_schema_extra['shown']})"
-        kind: dict[str, Any] = (
-            {"action": argparse.BooleanOptionalAction}
-            if field.annotation is bool
-            else {"metavar": "X"}
-        )
-        group.add_argument(
-            flag(name), dest=name, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **kind
-        )
+    about: str | None = "settings are flags, or EB_NAME in the environment or in .env"
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title, about)
+        about = None
+        for name in names:
+            if name == "mode" or name in unused:
+                continue
+            text, default = meaning(name)
+            kind: dict[str, Any] = (
+                {"action": argparse.BooleanOptionalAction}
+                if Config.model_fields[name].annotation is bool
+                else {"metavar": "X"}
+            )
+            help = f"{text} (default: {default})".replace("%", "%%")
+            group.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, help=help, **kind)
+    if "kv_cache" not in unused:
+        for name in EARLIER:
+            parser.add_argument(
+                flag(name), action=_Earlier, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
 
 
 def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -> dict[str, str]:
@@ -74,12 +100,16 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
             if not key.startswith("EB_") or value is None:
                 continue
             name = key[3:].lower()
-            if name not in Config.model_fields or key != key.upper():
+            if name not in {*Config.model_fields, *EARLIER} or key != key.upper():
                 known = [f"EB_{field.upper()}" for field in Config.model_fields]
                 raise ConfigError(
                     f"unknown variable {key}{_suggest(key, known)}; valid ones are "
                     f"{', '.join(known)}"
                 )
+            if name in EARLIER:
+                name, today = "kv_cache", as_size(name, value)
+                _warn(f"{key}={value}", f"EB_KV_CACHE={today}")
+                value = today
             values[name] = value
     return values
 
@@ -92,51 +122,22 @@ def build(
 ) -> Config:
     """Return the Config of a mode from flags over environment values. Raises ConfigError.
 
-    fill_in: what is `auto` or left out, if not by what this machine is.
+    fill_in: resolves `auto` and what is left out, if not by this machine.
     """
     mode = mode or values.get("mode")
     if mode not in MODES:
         what = f"unknown mode {mode!r}{_suggest(mode, MODES)}" if mode else "no mode given"
         raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}")
-    for name in flags:
-        if not meaningful(name, mode):
-            raise ConfigError(
-                f"{flag(name)} has no meaning in mode {mode}; it belongs to "
-                f"{' and '.join(ONLY_IN[name])}"
-            )
-    chosen = {**values, **flags}
-    for name in flags.keys() & NEEDS.keys():
-        other, of_which = NEEDS[name]
-        if chosen.get(other) not in of_which:
-            raise ConfigError(
-                f"{flag(name)} has no meaning without {flag(other)} {' or '.join(of_which)}; add "
-                "that, or leave it out"
-            )
-    for (name, value), settings in UNUSED.items():
-        if chosen.get(name) == value and (unused := [each for each in settings if each in flags]):
-            raise ConfigError(
-                f"{flag(unused[0])} has no meaning with {flag(name)} {value}; leave one of them out"
-            )
-    for name, what in (("api_key", "a key"), ("api_keys", "a file of keys")):
-        if flags.get(name, values.get(name)) == "":  # left out it would be open to everyone
-            raise ConfigError(f"{flag(name)} is empty; give {what}, or none")
+    flags = in_todays_names(flags)
+    chosen = in_todays_names(values) | flags
+    for reason in _meaningless(mode, flags, chosen):
+        raise ConfigError(reason)
     try:
-        config = Config(**fill_in({**values, **flags, "mode": mode}))
-        if config.device == "cpu" and (unused := [name for name in flags if name in ONLY_ON_GPU]):
-            raise ConfigError(f"{flag(unused[0])} has no meaning on a CPU; leave it out")
-        orders.refuse(config, flags)
-        if flags.get("enforce_eager") and (
-            config.attention != "triton" or config.generator != "cached"
+        config = Config(**fill_in({**chosen, "mode": mode}))
+        for reason in itertools.chain(
+            _meaningless_here(config, flags), orders.misfits(config, flags)
         ):
-            raise ConfigError(
-                "--enforce-eager has no meaning without attention triton, which alone is captured; "
-                "leave it out"
-            )
-        if len(sizes := [name for name in POOL_SIZES if name in flags]) > 1:
-            raise ConfigError(
-                f"{flag(sizes[0])} and {flag(sizes[1])} both size the KV cache; leave one of them "
-                f"out"
-            )
+            raise ConfigError(reason)
         return config
     except ValidationError as error:
         first = error.errors()[0]
@@ -150,17 +151,59 @@ def build(
         raise ConfigError(str(error)) from None
 
 
+def _meaningless(mode: str, flags: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Say of flags that have no meaning beside the other settings what to do."""
+    for name in flags:
+        if not meaningful(name, mode):
+            modes = " and ".join(ONLY_IN[name])
+            yield f"{flag(name)} has no meaning in mode {mode}; it belongs to {modes}"
+    for name in flags.keys() & NEEDS.keys():
+        other, values = NEEDS[name]
+        if chosen.get(other) not in values:
+            yield (
+                f"{flag(name)} has no meaning without {flag(other)} {' or '.join(values)}; add "
+                "that, or leave it out"
+            )
+    for (other, value), names in UNUSED.items():
+        for name in names:
+            if name in flags and chosen.get(other) == value:
+                yield (
+                    f"{flag(name)} has no meaning with {flag(other)} {value}; leave one of them out"
+                )
+    for name, what in (("api_key", "a key"), ("api_keys", "a file of keys")):
+        if chosen.get(name) == "":  # left out it would be open to everyone
+            yield f"{flag(name)} is empty; give {what}, or none"
+
+
+def _meaningless_here(config: Config, flags: Mapping[str, Any]) -> Iterator[str]:
+    """The same of flags that have no meaning on this machine."""
+    if config.device == "cpu":
+        if "enforce_eager" in flags:
+            yield "--enforce-eager has no meaning on a CPU; leave it out"
+        if str(flags.get("kv_cache")).endswith("%"):
+            yield (
+                f"--kv-cache {flags['kv_cache']} is a share of a GPU's memory; on a CPU give a "
+                "size such as 4GB or 2048blocks"
+            )
+    elif flags.get("enforce_eager") and (
+        config.attention != "triton" or config.generator != "cached"
+    ):
+        yield (
+            "--enforce-eager has no meaning without attention triton, which alone is captured; "
+            "leave it out"
+        )
+
+
 def parse(
     argv: Sequence[str], environ: Mapping[str, str] = os.environ, dotenv: Path | None = DOTENV
 ) -> Config:
     """Parse a server's command line. Raises ConfigError; exits 0 after --help."""
     parser = Parser(
-        prog="./server.sh", description="Serve GPT-2 in one batching mode.", allow_abbrev=False,
+        prog="./server.sh", usage="%(prog)s MODE [--setting X …]",
+        description="Serve GPT-2 in one batching mode.", allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )  # fmt: skip
-    parser.add_argument(
-        "mode", nargs="?", metavar="MODE", help=Config.model_fields["mode"].description
-    )
+    parser.add_argument("mode", nargs="?", metavar="MODE", help=meaning("mode")[0])
     add_settings(parser)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
@@ -171,7 +214,11 @@ def parse(
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
     """Raise ConfigError, naming the valid flags, if argparse left anything over."""
     if unknown:
-        valid = [option for option in parser._option_string_actions if option.startswith("--")]
+        valid = [
+            option
+            for option, action in parser._option_string_actions.items()
+            if option.startswith("--") and action.help != argparse.SUPPRESS
+        ]
         name = unknown[0].split("=")[0]
         kind = "flag" if name.startswith("-") else "argument"
         raise ConfigError(
@@ -182,17 +229,3 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
 def _suggest(word: str | None, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(word or "", valid, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
-
-
-def table() -> str:
-    """Every setting as a row of Markdown: its flag, default and meaning."""
-    rows = ["| flag | default | |", "|---|---|---|"]
-    for name, field in Config.model_fields.items():
-        assert isinstance(field.json_schema_extra, dict) or name == "mode"
-        shown = (
-            field.json_schema_extra["shown"] if isinstance(field.json_schema_extra, dict) else ""
-        )
-        rows.append(
-            f"| `{'MODE' if name == 'mode' else flag(name)}` | {shown} | {field.description} |"
-        )
-    return "\n".join(rows)

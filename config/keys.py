@@ -1,5 +1,5 @@
-"""API keys: one for everybody, or a file of them with a user's name each. Of a file's keys only
-their digests are kept.
+"""API keys: one for all users, or a file with a key and a name for each; of these only digests are
+kept.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 
-from config.settings import Config, ConfigError
+from config.config import Config
+from config.settings import ConfigError
 
 
 def check_port(config: Config) -> None:
-    """Raises ConfigError if a server could not listen where it is told to."""
+    """Raise ConfigError if a server could not listen on its host and port."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

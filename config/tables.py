@@ -1,4 +1,4 @@
-"""The settings that the tables of modes and orders say: a policy's fields are settings of its
+"""Settings that come from the tables of modes and orders: a policy's fields are settings of its
 modes.
 """
 
@@ -13,44 +13,46 @@ from pydantic import BaseModel, Field, create_model
 from scheduling.policies import MODES, ORDERS, Order, Policy
 
 KINDS: list[type[Policy] | type[Order]] = [*MODES.values(), *ORDERS.values()]
-# of each setting that is a field of policies, the modes that have it
-ONLY_IN = {
-    each.name: tuple(
-        mode for mode, kind in MODES.items() if each.name in {its.name for its in fields(kind)}
-    )
-    for policy in MODES.values()
-    for each in fields(policy)
-}
 
+
+def _having(table: Mapping[str, type[Policy] | type[Order]]) -> dict[str, tuple[str, ...]]:
+    """Return for each field of a table's classes the names of the rows that have it."""
+    names = {each.name for kind in table.values() for each in fields(kind)}
+    return {
+        name: tuple(row for row, kind in table.items() if name in kind.__dataclass_fields__)
+        for name in names
+    }
+
+
+# the modes that have each setting that is a field of policies
+ONLY_IN = _having(MODES)
 # of each setting that has a meaning only with some values of another one, that one and the values
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    each.name: (each.metadata["needs"][0], (each.metadata["needs"][1],))
-    for kind in KINDS
-    for each in fields(kind)
-    if each.metadata["needs"]
+    **{
+        each.name: (each.metadata["needs"][0], (each.metadata["needs"][1],))
+        for kind in KINDS
+        for each in fields(kind)
+        if each.metadata["needs"]
+    },
+    "fake_slowdown": ("model", ("fake",)),
+    **{name: ("order", orders) for name, orders in _having(ORDERS).items()},
 }
-NEEDS["fake_slowdown"] = ("model", ("fake",))
-for order in ORDERS.values():  # a field of orders, those orders
-    for each in fields(order):
-        having = (name for name, its in ORDERS.items() if each.name in its.__dataclass_fields__)
-        NEEDS[each.name] = ("order", tuple(having))
 
 
 def flag(name: str) -> str:
-    """How a setting is named on a command line."""
+    """Return a setting's name on a command line."""
     return "--" + name.replace("_", "-")
 
 
 def setting(default: Any, meaning: str, shown: str | None = None, **checks: Any) -> Any:
+    """A field of Config. shown: the default in words."""
     return Field(
         default, description=meaning, json_schema_extra={"shown": shown or str(default)}, **checks
     )
 
 
 def of_tables() -> type[BaseModel]:
-    """What the tables of policies and orders say: a mode, an order, and the fields of all of them,
-    which are settings.
-    """
+    """Return a model of the settings in the tables: a mode, an order, and the fields of all."""
     *most, last = MODES
     found: dict[str, Any] = {
         "mode": (
@@ -59,29 +61,29 @@ def of_tables() -> type[BaseModel]:
         ),
         "order": (
             Literal[tuple(ORDERS)],
-            setting("fcfs", f"who goes first among those that wait: {', '.join(ORDERS)}"),
+            setting("fcfs", f"order of the waiting requests: {', '.join(ORDERS)}"),
         ),
     }
     for kind in KINDS:
         types = get_type_hints(kind)
         for each in fields(kind):
-            told, modes = each.metadata, ONLY_IN.get(each.name, tuple(MODES))
-            whose = f"{', '.join(modes)}: " if len(modes) < len(MODES) else ""
+            about, modes = each.metadata, ONLY_IN.get(each.name, tuple(MODES))
+            scope = f"{', '.join(modes)}: " if len(modes) < len(MODES) else ""
             if (needs := NEEDS.get(each.name)) and needs[0] == "order":
-                whose = f"with --order {' or '.join(needs[1])}: "
+                scope = f"with --order {' or '.join(needs[1])}: "
             found[each.name] = (
                 types[each.name],
-                setting(each.default, whose + told["meaning"], told["shown"], **told["limits"]),
+                setting(each.default, scope + about["meaning"], about["shown"], **about["limits"]),
             )
     return create_model("OfTables", **found)
 
 
 def meaningful(name: str, mode: str) -> bool:
-    """Whether a setting has a meaning in a mode."""
+    """Return whether a setting has a meaning in a mode."""
     return mode in ONLY_IN.get(name, MODES)
 
 
 def has_effect(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a setting has a meaning beside the others of a config."""
+    """Return whether a setting has a meaning beside the others of a config."""
     other, values = NEEDS.get(name, ("mode", (config["mode"],)))
     return meaningful(name, config["mode"]) and config.get(other, values[0]) in values

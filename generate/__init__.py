@@ -34,7 +34,7 @@ def memory_for(what: str) -> Iterator[None]:
             raise
         raise OutOfMemory(
             f"this GPU's memory does not hold {what}; lower --token-budget, --max-batch-size, "
-            "--kv-cache-gb or --gpu-memory-utilization, or end what else runs on the GPU"
+            "--kv-cache, or end what else runs on the GPU"
         ) from None
 
 

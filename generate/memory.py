@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
-    """KV blocks that gpu_memory_utilization leaves room for; without prefix_caching at most as many
-    as the rows can use.
+    """Return the KV blocks that fit into kv_cache's share of the GPU; without prefix_caching at
+    most as many as the rows can use.
 
     trial(n_blocks): builds an engine on a pool of that size and runs its largest iterations; it is
     thrown away. Raises OutOfMemory if a request of max_model_len does not fit.
@@ -30,14 +30,14 @@ def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
     free, total = torch.cuda.mem_get_info()  # with the trial's memory still held
     del engine
     _release()
-    room = free - (1 - config.gpu_memory_utilization) * total
+    room = free - (1 - config.pool.amount / 100) * total
     fitting = least + int(room // config.block_bytes)
     if fitting < least:
         raise OutOfMemory(
             f"{config.model}, its largest iteration and a request of {config.max_model_len} tokens "
-            f"need {-room / 1e9:.2f} GB more than {config.gpu_memory_utilization:g} of this GPU's "
+            f"need {-room / 1e9:.2f} GB more than {config.pool} of this GPU's "
             f"{total / 1e9:.1f} GB; lower --max-batch-size, --token-budget or --max-model-len, "
-            "raise --gpu-memory-utilization, or end what else runs on the GPU"
+            "raise --kv-cache, or end what else runs on the GPU"
         )
     return fitting if config.prefix_caching else min(fitting, config.n_blocks)
 

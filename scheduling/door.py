@@ -40,7 +40,7 @@ def refuse_too_large(
         raise InvalidRequest(
             f"The request needs {blocks} KV blocks of {limits.block_size} tokens and the whole "
             f"pool has {n_blocks}: ask for fewer tokens, or start the server with a larger "
-            "--kv-cache-gb or --kv-blocks (on a GPU: --gpu-memory-utilization)."
+            "--kv-cache."
         )
 
 

@@ -42,7 +42,7 @@ from tokenizer import TokenizerUnavailable
 # what the costs were measured with
 ENGINE = (
     "model", "weights", "tokenizer", "device", "dtype", "threads", "generator", "attention",
-    "linear", "sampler", "norms", "enforce_eager", "gpu_memory_utilization", "kv_dtype",
+    "linear", "sampler", "norms", "kernels", "enforce_eager", "kv_dtype",
     "fake_slowdown",
 )  # fmt: skip
 WITHOUT_EFFECT = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}

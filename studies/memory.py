@@ -54,7 +54,7 @@ STUDY = Study(
 
 
 def config_of(variant: str, n_blocks: int) -> Config:
-    settings = {"model": "fake", "max_batch_size": ROWS, "kv_blocks": n_blocks}
+    settings = {"model": "fake", "max_batch_size": ROWS, "kv_cache": f"{n_blocks}blocks"}
     return build("dynamic", {**settings, "max_waiting": 10**6, **VARIANTS[variant]}, {})
 
 

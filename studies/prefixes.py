@@ -80,7 +80,14 @@ def config_of(variant: str, kv_blocks: int | None) -> Config:
     """The server's, of `--model fake`."""
     mode, settings = VARIANTS[variant]
     return build(
-        mode, {"model": "fake", "max_waiting": 10**6, "kv_blocks": kv_blocks, **settings}, {}
+        mode,
+        {
+            "model": "fake",
+            "max_waiting": 10**6,
+            "kv_cache": kv_blocks and f"{kv_blocks}blocks",
+            **settings,
+        },
+        {},
     )
 
 

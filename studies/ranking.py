@@ -49,7 +49,7 @@ STUDY = Study(
 )  # fmt: skip
 REPLICAS, USERS, REQUESTS = 4, 24, 200
 SETTINGS: dict[str, Any] = {
-    "model": "fake", "fake_slowdown": 45.0, "max_batch_size": 8, "kv_blocks": 600,
+    "model": "fake", "fake_slowdown": 45.0, "max_batch_size": 8, "kv_cache": "600blocks",
     "prefix_caching": True, "live": "off",
 }  # fmt: skip
 ROUTERS = KINDS["ray"].routers

@@ -93,7 +93,12 @@ def serve(case: dict[str, Any], each: int, costs: str, seed: int) -> dict[str, A
     """What became of one trace. each: requests a replica, of few replicas more."""
     n = max(LEAST, each * case["replicas"])
     trace = TRACES[case["trace"]]
-    settings = {"model": "fake", "max_batch_size": ROWS, "kv_blocks": BLOCKS, "max_waiting": 10**6}
+    settings = {
+        "model": "fake",
+        "max_batch_size": ROWS,
+        "kv_cache": f"{BLOCKS}blocks",
+        "max_waiting": 10**6,
+    }
     config = build("dynamic", settings | {"prefix_caching": "prefixes" in trace.data}, {})
     data = PromptData(seed=seed, prompts="ids", **trace.data)
     arrival = trace.arrival.format(f"{trace.rate * case['replicas']:g}")

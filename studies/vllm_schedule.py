@@ -135,7 +135,11 @@ def cost_s(tokens: int) -> float:
 
 def ours(case: Case, trace: Sequence[Asked], counts: str) -> Steps:
     limits = {"max_batch_size": case.rows, "token_budget": case.token_budget, "block_size": BLOCK}
-    pool = {"kv_blocks": case.kv_blocks, "max_model_len": LONGEST, "max_waiting": len(trace)}
+    pool = {
+        "kv_cache": f"{case.kv_blocks}blocks",
+        "max_model_len": LONGEST,
+        "max_waiting": len(trace),
+    }
     rules: dict[str, Any] = {"kv_reservation": "demand", "watermark": case.watermark}
     rules |= {"budget_counts": counts} | ({"prefix_caching": True} if case.caching else {})
     mine = scheduler.build(build("dynamic", {"model": "fake", **limits, **pool, **rules}, {}))

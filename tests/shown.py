@@ -45,7 +45,7 @@ CASES = {
     "multibin": case("multibin", "idle", bins=2),
     "dynamic": case("dynamic"),
     "demand, few blocks": case(
-        "dynamic", "recomputed", kv_reservation="demand", kv_blocks=8, max_model_len=128
+        "dynamic", "recomputed", kv_reservation="demand", kv_cache="8blocks", max_model_len=128
     ),
     "srpt": case("dynamic", "paused", order="srpt"),
 }

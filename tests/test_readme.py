@@ -18,7 +18,7 @@ from compare.options import parse as parse_comparison
 from compare.servers import wait_until_ready
 from config import ConfigError
 from config import parse as parse_server
-from config.flags import table
+from config.groups import table
 from deploy import proxy, serve
 from simulate.simulation import parse as parse_simulation
 from tests.programs import ran

@@ -132,7 +132,8 @@ def measured(
         raise KeyboardInterrupt
     engine, _, config = target.report()
     return {
-        "config": config | {"kv_blocks": engine.get("kv_blocks", config["kv_blocks"])},
+        "config": config
+        | ({"kv_cache": f"{engine['kv_blocks']}blocks"} if "kv_blocks" in engine else {}),
         "failed": result["failed"],
         "errors": result["errors"],
         "busy_s": result["busy_s"],

@@ -21,7 +21,7 @@ EVERY = 3  # of long prompts: each third one is
 LONG = (200, 700)  # tokens
 
 # so few blocks that rows are preempted
-FEW_BLOCKS = {"kv_reservation": "demand", "kv_blocks": 160}
+FEW_BLOCKS = {"kv_reservation": "demand", "kv_cache": "160blocks"}
 VARIANTS = {
     "nobatch": Variant("nobatch", {}),
     "static": Variant("static", {}),

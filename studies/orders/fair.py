@@ -176,7 +176,7 @@ def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[
     seconds = n / capacity().requests
     sent = trace(case["trace"], seconds, seed)
     of_variant = variants(case.get("limits_s"))[case["variant"]]
-    settings = {"max_batch_size": ROWS, "kv_blocks": BLOCKS, **of_variant}
+    settings = {"max_batch_size": ROWS, "kv_cache": f"{BLOCKS}blocks", **of_variant}
     service = Service()
     requests, inferences = [s.request for s in sent], [s.inference for s in sent]
     serve("dynamic", settings, requests, inferences, service.observed)

@@ -92,7 +92,11 @@ def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[
     rate = case["load"] * capacity(case["of"], LENGTHS).requests
     requests = data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
     inferences = asked(requests)
-    settings = {"max_batch_size": case["rows"], "kv_blocks": BLOCKS, **VARIANTS[case["variant"]]}
+    settings = {
+        "max_batch_size": case["rows"],
+        "kv_cache": f"{BLOCKS}blocks",
+        **VARIANTS[case["variant"]],
+    }
     end = serve("dynamic", settings, requests, inferences)
     times_s = latencies(inferences)
     by_length = np.array(times_s)[np.argsort([r.num_tokens for r in requests], kind="stable")]

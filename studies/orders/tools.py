@@ -113,7 +113,7 @@ class Capacity(NamedTuple):
 @functools.cache
 def capacity(rows: int, lengths: str, kv_blocks: int | None = None) -> Capacity:
     burst = data_of(lengths, 2**31).requests(BURST, "burst", scaled=True)
-    settings = {"max_batch_size": rows, "kv_blocks": kv_blocks}
+    settings = {"max_batch_size": rows, "kv_cache": f"{kv_blocks}blocks" if kv_blocks else None}
     rate = BURST / serve("dynamic", settings, burst, asked(burst))
     tokens = statistics.mean(request.num_tokens for request in burst)
     return Capacity(rate, rate * tokens, rate * statistics.mean(len(r.ids) for r in burst))

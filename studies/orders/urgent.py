@@ -98,7 +98,11 @@ def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[
         inferences[chosen].priority = 1
     urgent = [i for i in inferences if i.priority == 1]
     others = [i for i in inferences if i.priority != 1]
-    settings = {"max_batch_size": ROWS, "kv_blocks": blocks(), **VARIANTS[case["variant"]]}
+    settings = {
+        "max_batch_size": ROWS,
+        "kv_cache": f"{blocks()}blocks",
+        **VARIANTS[case["variant"]],
+    }
     end = serve("dynamic", settings, requests, inferences)
     return {
         **_latency("urgent", urgent),

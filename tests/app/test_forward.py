@@ -47,7 +47,7 @@ def folder(path: Path, width: int) -> str:
 
 def loaded(model: str, **settings: str) -> tuple[Config, CachedGenerator]:
     given = {"model": model, "weights": "random", "tokenizer": "bytes", "device": "cpu"}
-    config = build("dynamic", given | {"dtype": "float32", "kv_blocks": "70"} | settings, {})
+    config = build("dynamic", given | {"dtype": "float32", "kv_cache": "70blocks"} | settings, {})
     generator = load_generator(config, locate(config), 257)
     assert isinstance(generator, CachedGenerator)
     return config, generator

@@ -231,7 +231,7 @@ def gpu_config(**settings: Any) -> Config:
 
 def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
-    config = gpu_config(gpu_memory_utilization="0.5")
+    config = gpu_config(kv_cache="50%")
     block = 16 * 2 * 24 * 1024 * 2  # tokens × keys and values × layers × width × bytes
     tried: list[int] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (15_000_000_000, 20_000_000_000))
@@ -244,7 +244,7 @@ def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (9_000_000_000, 20_000_000_000))
     with pytest.raises(
-        OutOfMemory, match=r"1\.00 GB more than 0\.5 of this GPU's 20\.0 GB; lower --max-batch-size"
+        OutOfMemory, match=r"1\.00 GB more than 50% of this GPU's 20\.0 GB; lower --max-batch-size"
     ):
         fitting_blocks(config, tried.append)
 

@@ -111,7 +111,7 @@ def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_an
 
 def test_a_pool_of_so_many_bytes_holds_more_blocks() -> None:
     for dtype, least in (("bfloat16", 1.85), ("float32", 3.7)):
-        settings = {"model": "gpt2-medium", "dtype": dtype, "device": "cpu", "kv_cache_gb": "0.5"}
+        settings = {"model": "gpt2-medium", "dtype": dtype, "device": "cpu", "kv_cache": "0.5GB"}
         auto, int8 = (
             build("dynamic", settings | {"kv_dtype": kept}, {}) for kept in ("auto", "int8")
         )

@@ -72,7 +72,7 @@ def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_an
 
 def test_both_come_with_the_settings() -> None:
     """What is served with --linear int8 --kv-dtype int8 is what the parts above make of it."""
-    settings = {"model": "demo", "linear": "int8", "kv_dtype": "int8", "kv_blocks": "80"}
+    settings = {"model": "demo", "linear": "int8", "kv_dtype": "int8", "kv_cache": "80blocks"}
     config = build("dynamic", settings, {})
     generator = load_generator(config, locate(config), N_VOCAB)
     assert isinstance(generator, CachedGenerator)

@@ -32,7 +32,7 @@ SETTINGS = {
     "max_waiting": 2,
     "max_model_len": 20,
     "block_size": 4,
-    "kv_blocks": 6,
+    "kv_cache": "6blocks",
     "kv_reservation": "demand",
     "prefix_caching": True,
     "token_budget": 8,

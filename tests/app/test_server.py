@@ -181,7 +181,7 @@ def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_r
 
 SMALL_POOL = {
     "kv_reservation": "demand",
-    "kv_blocks": 70,
+    "kv_cache": "70blocks",
     "prefix_caching": True,
     "order": "prefix",
 }

@@ -393,8 +393,8 @@ def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, ca
         (engine.main, ["--model", "demo", "--contexts", "2000"], "at most 1024 tokens"),
         (
             engine.main,
-            ["--model", "demo", "--rows", "64", "--kv-cache-gb", "0.02"],
-            "raise --kv-cache-gb",
+            ["--model", "demo", "--rows", "64", "--kv-cache", "0.02GB"],
+            "raise --kv-cache",
         ),
         (long_prompt.main, ["--model", "demo", "--max-batch-size", "16"], "raise --max-batch-size"),
         (

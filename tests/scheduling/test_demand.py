@@ -270,13 +270,9 @@ def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
             "--victim 'oldest': input should be 'newest', 'least_computed' or 'most_computed'",
         ),
         (
-            ["dynamic", "--kv-blocks", "63", "--model", "fake"],
-            "kv_blocks 63 of 16 tokens hold 1008 tokens, and one request of 1024 needs 64; "
-            "raise --kv-blocks or lower --max-model-len",
-        ),
-        (
-            ["dynamic", "--kv-blocks", "64", "--kv-cache-gb", "1"],
-            "--kv-blocks and --kv-cache-gb both size the KV cache; leave one of them out",
+            ["dynamic", "--kv-cache", "63blocks", "--model", "fake"],
+            "kv_cache 63blocks of 16 tokens hold 1008 tokens, and one request of 1024 needs 64; "
+            "raise --kv-cache or lower --max-model-len",
         ),
     ],
 )
@@ -287,8 +283,8 @@ def test_settings_that_contradict_each_other_are_refused(argv: list[str], said: 
 
 
 def test_a_pool_of_so_many_blocks() -> None:
-    assert build("dynamic", {"model": "fake", "kv_blocks": "70"}, {}).n_blocks == 70
-    assert build("dynamic", {"model": "demo", "kv_blocks": "70"}, {}).n_blocks == 70
+    assert build("dynamic", {"model": "fake", "kv_cache": "70blocks"}, {}).n_blocks == 70
+    assert build("dynamic", {"model": "demo", "kv_cache": "70blocks"}, {}).n_blocks == 70
 
 
 @pytest.mark.parametrize("stream", nightly_but([True], [False, True]))
@@ -300,7 +296,7 @@ def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream
     common = {"model": "fake", "max_batch_size": 8, "max_model_len": 400}
     expected = [fake_text(request) for request in requests]
     log = tmp_path / "log.jsonl"
-    pool = {"kv_reservation": "demand", "kv_blocks": 25, "request_log": str(log)}
+    pool = {"kv_reservation": "demand", "kv_cache": "25blocks", "request_log": str(log)}
     with server("dynamic", common | pool) as url:
         target = Target("demand", url, wire("inference", stream=stream))
         warm = metric(url, "vllm:prompt_tokens_total")

@@ -347,7 +347,7 @@ def test_another_salt_finds_nothing_and_openais_routes_share_with_ours() -> None
 
 def test_settings() -> None:
     assert build("static", {"model": "demo", "prefix_caching": True}, {}).n_blocks > 32 * 32, (
-        "it is what kv_cache_gb holds, and not what the rows can use"
+        "it is what kv_cache holds, and not what the rows can use"
     )
     for argv, said in (
         (["--order", "prefix"], "--order prefix goes by what the prefix cache holds; add --prefix"),

@@ -76,8 +76,7 @@ def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> N
     assert scheduler.limit_blocks(3, now=1.0) == group
     assert {str(member.error) for member in group} == {
         "The request needs 4 KV blocks of 4 tokens and the whole pool has 3: ask for fewer tokens, "
-        "or start the server with a larger --kv-cache-gb or --kv-blocks (on a GPU: "
-        "--gpu-memory-utilization)."
+        "or start the server with a larger --kv-cache."
     }
     step(scheduler, 1.0)
     assert fits[0].state is State.RUNNING and scheduler.snapshot().n_blocks == 3

@@ -36,7 +36,7 @@ SMALL = {
     "max_waiting": 6,
     "max_model_len": 64,
     "block_size": 4,
-    "kv_blocks": 16,  # as many as one request may need: rows are in each other's way
+    "kv_cache": "16blocks",  # as many as one request may need: rows are in each other's way
     "token_budget": 16,
 }
 CLIENTS, REQUESTS = 4, 12  # of each client
@@ -235,7 +235,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any], int | None, set[str]]] = {
     "decoded tokens count": ("dynamic", {"budget_counts": "all"}, None, {"chunk"}),
     "padding rows": ("dynamic", {"decoder_batch_sizes": "4,2"}, None, {"padding"}),
     "preferred sizes": ("windowed", {"preferred_batch_sizes": "3,4"}, None, set()),
-    "the engine has fewer blocks": ("static", {"kv_blocks": 40}, 18, set()),
+    "the engine has fewer blocks": ("static", {"kv_cache": "40blocks"}, 18, set()),
     "pauses between iterations": ("dynamic", {"loop_interval_ms": 1}, None, set()),
 }
 
@@ -253,7 +253,12 @@ def test_so_they_do_with_every_other_setting_that_they_depend_on(name: str, tmp_
 HTTP: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic": (
         "dynamic",
-        {"kv_reservation": "demand", "prefix_caching": True, "order": "fair", "kv_blocks": 70},
+        {
+            "kv_reservation": "demand",
+            "prefix_caching": True,
+            "order": "fair",
+            "kv_cache": "70blocks",
+        },
     ),
     "static": ("static", {"prefix_caching": True}),
 }

@@ -245,7 +245,7 @@ def test_requests_that_bring_no_seed_are_mispredicted_each_in_its_own_way() -> N
         ("windowed", {"request_timeout_s": 0.3}, "poisson:60", {"priorities": ["0.5:1", "0.5:0"]}),
         ("dynamic", {"prefix_caching": True, "token_budget": 16}, "burst", {"prefixes": "3:40:1"}),
         ("dynamic", {"order": "srpt", "max_waiting": 3}, "poisson:60", {}),
-        ("dynamic", {"kv_reservation": "demand", "kv_blocks": 32}, "burst", {}),
+        ("dynamic", {"kv_reservation": "demand", "kv_cache": "32blocks"}, "burst", {}),
         ("multibin", {}, "gamma:60:3", {"sessions": "2:0"}),
     ],
 )
@@ -276,7 +276,7 @@ def test_every_setting_is_honoured_or_refused() -> None:
     honoured: set[str] = set()
     for mode in MODES:
         for order in ORDERS:
-            config = Read(mode=mode, order=order, model="demo", kv_cache_gb=1, request_timeout_s=9)
+            config = Read(mode=mode, order=order, model="demo", kv_cache="1GB", request_timeout_s=9)
             read.clear()  # all that was validated
             Simulated("", config, FAKE, stream=False, jump=True).replay([ask(0)], 1, Watch())
             honoured |= read & Config.model_fields.keys()

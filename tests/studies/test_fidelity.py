@@ -107,7 +107,7 @@ def test_traces_are_what_their_names_say() -> None:
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
     """The program at a small size, on `fake` servers, one of them of few blocks."""
     monkeypatch.setattr(tasks, "REQUESTS", 40)
-    few = Variant("dynamic", FEW_BLOCKS | {"kv_blocks": 64})
+    few = Variant("dynamic", FEW_BLOCKS | {"kv_cache": "64blocks"})
     for variants in (tasks, running):
         monkeypatch.setattr(variants, "VARIANTS", {"demand": few})
     monkeypatch.setitem(PARTS, "fake", Part("fake", "fake", 1.0, (0.9,), (), {}))

@@ -1,0 +1,271 @@
+"""Config: all settings of a server, which fit together and to this machine, and what follows."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from pydantic import model_validator
+
+import kernels
+from config.keys import digest
+from config.pool import PoolSize, read_size
+from config.resolve import VOCABULARIES, onednn_multiplies_bfloat16
+from config.settings import SPARE_FILES, Settings
+from config.tables import flag
+from scheduling.policies import MODES, ORDERS, chosen
+from shapes import Shape, shape_of
+
+
+class Config(Settings):
+    """Every setting of a server, and what other files compute from it. Raises pydantic's
+    ValidationError; `build` turns that into a ConfigError.
+    """
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        for reason in _misfits(self):
+            raise ValueError(reason)
+        return self
+
+    @property
+    def shape(self) -> Shape:
+        return shape_of(self.model)
+
+    @property
+    def model_name(self) -> str:
+        """The name by which clients call the model: of a folder its own, without its path."""
+        return Path(self.model).name
+
+    @property
+    def blocks_per_request(self) -> int:
+        """KV blocks of the longest request."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def pool(self) -> PoolSize:
+        return read_size(self.kv_cache)
+
+    @property
+    def pool_is_known(self) -> bool:
+        """Whether n_blocks is exact; else a GPU's memory decides, once the weights are there."""
+        return self.pool.unit != "%"
+
+    @property
+    def n_blocks(self) -> int:
+        """KV blocks in the pool: those that kv_cache states, or that its GB hold. Of the latter
+        never more than max_batch_size rows can use, unless prefix_caching or paused rows use more.
+
+        For a share of a GPU's memory, as many as the rows can use; the engine may find that fewer
+        fit.
+        """
+        if self.pool.unit == "blocks":
+            return int(self.pool.amount)
+        usable = self.max_batch_size * self.blocks_per_request
+        if self.model == "fake" or not self.pool_is_known:
+            return usable
+        fitting = int(self.pool.amount * 1e9 / self.block_bytes)
+        more = self.prefix_caching or ORDERS[self.order].preemptive
+        return fitting if more else min(usable, fitting)
+
+    @property
+    def multiplied_as(self) -> str:
+        """Type of the linear layers' weights."""
+        return "int8" if self.linear == "int8" else self.dtype
+
+    @property
+    def kept_as(self) -> str:
+        """Type of keys and values in the cache."""
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.shape.kv_bytes_per_token(self.kept_as)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.n_blocks * self.block_bytes
+
+    @property
+    def captures(self) -> bool:
+        """Whether forward passes become CUDA graphs. PyTorch's attention, a call a row, cannot."""
+        triton = self.attention == "triton" and self.generator == "cached"
+        return triton and not self.enforce_eager and bool(self.decoder_batch_sizes)
+
+    @property
+    def max_in_flight(self) -> int:
+        """Requests running and waiting at most; beyond it 429."""
+        return self.max_batch_size + self.max_waiting
+
+    @property
+    def http_threads(self) -> int:
+        """One for each request in flight, and some for /health, /stats and refusals."""
+        return self.max_in_flight + 16
+
+    @property
+    def http_connections(self) -> int:
+        """Open connections at most. Kept-alive ones and slow senders need no thread, and however
+        few may wait, all that come at once get an answer.
+        """
+        return 2 * max(self.http_threads, 1024)
+
+    def connections_within(self, files: int) -> int:
+        """Return how many of them a process may have that may open so many files."""
+        return max(16, min(self.http_connections, files - SPARE_FILES))
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """Names that a request's Host may have, beside addresses; None: any, if clients have keys
+        or allowed_hosts says so.
+        """
+        names = {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
+        if self.users_of_keys or "*" in names:
+            return None
+        return frozenset(names | {"localhost", self.host.lower(), socket.gethostname().lower()})
+
+    @property
+    def users_of_keys(self) -> dict[str, str | None]:
+        """The user of each key, by the key's digest; None for api_key. Empty: no key is needed."""
+        if self.api_key is not None:
+            return {digest(self.api_key.get_secret_value()): None}
+        return {**(self.api_keys or {})}
+
+    def handoff(self) -> str:
+        """Return all of it as JSON, keys too, for the worker that gunicorn starts and no reader."""
+        key = self.api_key and self.api_key.get_secret_value()
+        return json.dumps(self.model_dump() | {"api_key": key, "api_keys": self.api_keys})
+
+    def warnings(self) -> list[str]:
+        """Return what the user should know but need not change."""
+        return list(_warnings(self))
+
+
+def _misfits(config: Config) -> Iterator[str]:
+    """Say of settings that contradict each other or the machine how to mend that."""
+    shape = config.shape
+    if config.max_model_len > shape.n_ctx:
+        yield (
+            f"max_model_len {config.max_model_len} is beyond the {shape.n_ctx} positions of "
+            f"{config.model}; lower it"
+        )
+    yield from _unfit_parts(config)
+    if config.decoder_batch_sizes and config.generator == "naive":
+        yield (
+            "decoder_batch_sizes are the cached engine's; leave --decoder-batch-sizes or "
+            "--generator naive out"
+        )
+    vocabulary = VOCABULARIES[config.tokenizer]
+    if vocabulary > shape.vocab_size:
+        yield (
+            f"tokenizer {config.tokenizer} has {vocabulary} ids and {config.model} only "
+            f"{shape.vocab_size}; choose another --tokenizer"
+        )
+    if config.budget_counts == "all" and config.token_budget < config.max_batch_size:
+        yield (
+            f"token_budget {config.token_budget} counts decoded tokens too, and a batch may have "
+            f"{config.max_batch_size} of them; raise --token-budget, lower --max-batch-size, or "
+            "leave --budget-counts out"
+        )
+    if config.record is not None and config.record == config.request_log:
+        yield f"record and request_log are both {config.record}; choose another --record"
+    if config.api_key is not None and config.api_keys is not None:
+        yield (
+            "--api-key and --api-keys both set who may send requests; leave one of them out (where "
+            ".env sets it, --api-key none does)"
+        )
+    if config.live_prompts and config.live == "off":
+        yield "live_prompts are shown on the page that live off leaves out; leave one of them out"
+    yield from _too_large(config)
+
+
+def _unfit_parts(config: Config) -> Iterator[str]:
+    """Of the engine's parts, those that do not run on this device or with this model."""
+    for name in ("attention", "linear", "sampler", "norms", "kv_dtype"):
+        value = getattr(config, name)
+        if value in ("kernel", "int8", "onednn") and config.device != "cpu":
+            yield (
+                f"{name} {value} runs on a CPU alone; leave {flag(name)} out, or use --device cpu"
+            )
+        if value == "triton" and config.device == "cpu":
+            yield f"{name} triton runs on a GPU alone; leave {flag(name)} out"
+    if (config.linear, config.dtype) == ("onednn", "bfloat16") and not onednn_multiplies_bfloat16():
+        yield (
+            "linear onednn has no bfloat16 for this processor, which has neither AVX-512 nor "
+            "bfloat16 of its own; leave --linear out, or use --dtype float32"
+        )
+    largest = {"kernel": kernels.LARGEST_HEAD, "triton": kernels.LARGEST_TRITON_HEAD}
+    if config.shape.head_size > (most := largest.get(config.attention, config.shape.head_size)):
+        yield f"attention {config.attention} takes heads of at most {most}; use --attention plain"
+
+
+def _too_large(config: Config) -> Iterator[str]:
+    """What no pool of KV blocks, or no machine, holds."""
+    pool, shape, needed = config.pool, config.shape, config.blocks_per_request
+    if pool.unit == "blocks" and pool.amount < needed:
+        yield (
+            f"kv_cache {pool} of {config.block_size} tokens hold "
+            f"{config.n_blocks * config.block_size} tokens, and one request of "
+            f"{config.max_model_len} needs {needed}; raise --kv-cache or lower --max-model-len"
+        )
+    if config.model == "fake":
+        return
+    token = shape.kv_bytes_per_token(config.kept_as)
+    if pool.unit == "GB" and config.n_blocks < needed:
+        yield (
+            f"kv_cache {pool} holds {config.n_blocks} blocks of {config.block_size} tokens × "
+            f"{token:,} bytes, and one request of {config.max_model_len} tokens needs {needed} "
+            f"({needed * config.block_size * token / 1e9:.3f} GB); raise --kv-cache or lower "
+            "--max-model-len"
+        )
+    weights = shape.weight_bytes(config.dtype, config.multiplied_as)
+    memory = psutil.virtual_memory().total
+    # a GPU's free memory is known once the weights are there
+    if config.device == "cpu" and weights + config.kv_bytes > memory:
+        yield (
+            f"{config.model} needs {weights / 1e9:.2f} GB of weights + {config.kv_bytes / 1e9:.2f} "
+            f"GB of keys and values = {(weights + config.kv_bytes) / 1e9:.2f} GB, and this machine "
+            f"has {memory / 1e9:.2f} GB; lower --kv-cache or choose a smaller --model"
+        )
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    if not config.users_of_keys and not is_loopback(config.host):
+        yield (
+            f"whoever reaches {config.host}:{config.port} may use this server; --api-key (or "
+            f"EB_API_KEY) bars others"
+        )
+    if config.weights == "random" and config.model != "fake":
+        yield "the weights are random, so the text is noise; speed does not depend on them"
+    calls_per_row = (
+        config.generator == "cached" and config.model != "fake" and config.attention == "plain"
+    ) and config.kernels == "auto"
+    if calls_per_row and config.device == "cpu" and (reason := kernels.why_unavailable()):
+        yield (
+            f"attention and sampling run on PyTorch's own operations, a call a row, which is "
+            f"slower: {reason}"
+        )
+    no_triton = kernels.why_no_triton(config.shape.head_size)
+    if calls_per_row and config.device == "cuda" and no_triton:
+        yield (
+            f"attention calls PyTorch once a row, and without CUDA graphs, which is slower: "
+            f"{no_triton}"
+        )
+    if config.request_timeout_s is not None and config.request_timeout_s > config.drain_timeout_s:
+        yield (
+            f"request_timeout_s {config.request_timeout_s:g} is beyond drain_timeout_s "
+            f"{config.drain_timeout_s:g}, after which SIGTERM ends requests that have time left; "
+            "raise --drain-timeout-s"
+        )
+    yield from chosen(MODES, config.mode, config).warnings(config.max_batch_size)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

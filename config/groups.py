@@ -1,0 +1,54 @@
+"""Settings by what a user wants to do: the order of --help and of docs/settings.md."""
+
+from __future__ import annotations
+
+from config.config import Config
+from config.tables import flag
+
+GROUPS = {
+    "How batches form": (
+        "mode", "max_batch_size", "token_budget", "budget_counts", "compact_batches",
+        "max_batch_delay_ms", "batch_size_target", "batch_size_limit", "preferred_batch_sizes",
+        "bins", "loop_interval_ms",
+    ),
+    "Who goes first": (
+        "order", "max_wait_s", "priority_levels", "default_priority_level", "queue_policy",
+        "length_predictor", "prefill_weight", "aging", "prefix_window", "user_weights",
+        "mlfq_quantum", "mlfq_levels", "preserve_ordering",
+    ),
+    "Memory": (
+        "kv_cache", "kv_dtype", "kv_reservation", "victim", "watermark", "prefix_caching",
+        "max_model_len", "block_size",
+    ),
+    "Model and engine": (
+        "model", "weights", "weights_seed", "tokenizer", "device", "dtype", "threads", "kernels",
+        "generator", "fake_slowdown",
+    ),
+    "HTTP and limits": (
+        "host", "port", "api_key", "api_keys", "allowed_hosts", "max_waiting",
+        "user_requests_per_minute", "user_tokens_per_minute", "request_timeout_s",
+        "header_timeout_s", "body_timeout_s", "drain_timeout_s",
+    ),
+    "Observing": ("live", "live_prompts", "request_log", "record", "log_level"),
+    "For experts: parts of the engine, each before --kernels": (
+        "attention", "linear", "sampler", "norms", "decoder_batch_sizes", "enforce_eager",
+    ),
+}  # fmt: skip
+
+
+def meaning(name: str) -> tuple[str, str]:
+    """Return what a setting means, and its default in words."""
+    field = Config.model_fields[name]
+    shown = field.json_schema_extra["shown"] if isinstance(field.json_schema_extra, dict) else ""
+    return str(field.description), str(shown)
+
+
+def table() -> str:
+    """Return every setting as a row of Markdown, in a table for each group."""
+    lines: list[str] = []
+    for title, names in GROUPS.items():
+        lines += ["", f"### {title}", "", "| flag | default | |", "|---|---|---|"]
+        for name in names:
+            text, default = meaning(name)
+            lines.append(f"| `{'MODE' if name == 'mode' else flag(name)}` | {default} | {text} |")
+    return "\n".join(lines[1:])

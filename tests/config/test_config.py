@@ -1,0 +1,439 @@
+"""Bad settings end in one sentence that names the valid ones; good ones are resolved once."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+import launch
+from config import (
+    HANDOFF,
+    Config,
+    ConfigError,
+    build,
+    flag,
+    from_environment,
+    has_effect,
+    parse,
+    resolve,
+)
+from config.groups import GROUPS
+from shapes import Shape
+from tests.servers import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: False)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(kernels, "why_no_triton", lambda head_size: None)
+
+
+def parsed(line: str) -> Config:
+    return parse(line.split(), {}, dotenv=None)
+
+
+def refused(line: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parsed(line)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+SENTENCES = {
+    "contnuous": "unknown mode 'contnuous'; valid modes are nobatch, static, windowed, dynamic",
+    "dynmic": "unknown mode 'dynmic' (did you mean dynamic?)",
+    "": "no mode given; valid modes are nobatch, static",
+    "dynamic --prot 1": "unknown flag --prot (did you mean --port?); valid flags are --help, --max",
+    "static --batch-size-target 4": "--batch-size-target has no meaning in mode static; it belongs "
+    "to windowed",
+    "dynamic --compact-batches": "no meaning in mode dynamic; it belongs to static and windowed",
+    "dynamic --max-batch-size 0": "--max-batch-size '0': input should be greater than or equal to",
+    "dynamic --max-batch-size many": "--max-batch-size 'many': input should be a valid integer",
+    "windowed --max-batch-delay-ms 0": "--max-batch-delay-ms '0': input should be greater than 0",
+    "windowed --batch-size-limit 0": "--batch-size-limit '0': input should be greater than or",
+    "dynamic --request-timeout-s nan": "--request-timeout-s 'nan': input should be a finite number",
+    "dynamic --drain-timeout-s -1": "--drain-timeout-s '-1': input should be greater than or equal",
+    "dynamic --dtype int8": "--dtype 'int8': input should be 'float32' or 'bfloat16'",
+    "dynamic --device cuda": "no GPU is usable here; use --device cpu",
+    "dynamic --model gpt5": "'gpt5' is neither a folder nor one of demo, fake, gpt2",
+    "dynamic --max-model-len 2048": "max_model_len 2048 is beyond the 1024 positions of demo",
+    "dynamic --tokenizer r50k_base": "tokenizer r50k_base has 50257 ids and demo only 257",
+    "dynamic --decoder-batch-sizes 64,8": "'64,8': 64 is beyond max_batch_size 32; leave it out, "
+    "or raise --max-",
+    "dynamic --decoder-batch-sizes 8,0": "--decoder-batch-sizes '8,0': 0 is no batch size",
+    "dynamic --decoder-batch-sizes 8;4": "must be numbers separated by commas, such as 32,8,4,1, "
+    "or none",
+    "dynamic --decoder-batch-sizes 8 --generator naive": "decoder_batch_sizes are the cached "
+    "engine's",
+    "dynamic --enforce-eager": "--enforce-eager has no meaning on a CPU; leave it out",
+    "dynamic --kv-cache 4": "--kv-cache '4': must be a size with its unit: 4GB, 2048blocks, or 90%",
+    "dynamic --kv-cache nanGB": "--kv-cache 'nanGB': must be a size with its unit",
+    "dynamic --kv-cache 0GB": "--kv-cache '0GB': must be more than nothing",
+    "dynamic --kv-cache 70.5blocks": "--kv-cache '70.5blocks': must be more than nothing, and",
+    "dynamic --kv-cache 50%": "--kv-cache 50% is a share of a GPU's memory; on a CPU give a size",
+    "dynamic --kv-blocks many": "--kv-cache 'manyblocks': must be a size with its unit",
+    # 2 (keys, values) × 24 layers × 1024 × 4 bytes = 196,608 bytes a token
+    "dynamic --model gpt2-medium --dtype float32 --kv-cache 0.1GB": "kv_cache 0.1GB holds 31 "
+    "blocks of 16 tokens × 196,608 bytes, and one request of 1024 tokens needs 64 (0.201 GB); "
+    "raise --kv-cache or lower --max-model-len",
+    "dynamic --model fake --kv-cache 63blocks": "kv_cache 63blocks of 16 tokens hold 1008 tokens, "
+    "and one request of 1024 needs 64; raise --kv-cache or lower --max-model-len",
+    "dynamic --model gpt2-xl --kv-cache 1000000GB --max-batch-size 9999999": "GB of weights + ",
+    "dynamic --attention triton": "attention triton runs on a GPU alone; leave --attention out",
+    "dynamic --linear int4": "--linear 'int4': input should be 'kernel', 'int8'",
+    "dynamic --kernels fast": "--kernels 'fast': input should be 'auto' or 'plain'",
+    "dynamic --kernels plain --generator naive": "--kernels has no meaning with --generator naive",
+    "dynamic --linear int8 --generator naive": "--linear has no meaning with --generator naive; "
+    "leave one of them out",
+    "dynamic --kv-dtype int8 --generator naive": "--kv-dtype has no meaning with --generator naive",
+    "dynamic --sampler plain --model fake": "--sampler has no meaning with --model fake; leave one",
+    "dynamic --kv-dtype int4": "--kv-dtype 'int4': input should be 'auto' or 'int8'",
+    "dynamic --fake-slowdown 4": "--fake-slowdown has no meaning without --model fake; add that",
+    "dynamic --model fake --fake-slowdown 0": "--fake-slowdown '0': input should be greater than 0",
+    "dynamic --model fake --fake-slowdown inf": "--fake-slowdown 'inf': input should be a finite",
+    "dynamic --record x --request-log x": "choose another --record",
+    "dynamic --live off --live-prompts": "live_prompts are shown on the page that live off leaves",
+    "dynamic --port": "--port: expected one argument",
+    "dynamic --port auto": "--port 'auto': input should be a valid integer",
+}
+
+
+@pytest.mark.parametrize("line", SENTENCES)
+def test_a_bad_command_line_is_answered_in_one_sentence(line: str) -> None:
+    assert SENTENCES[line] in refused(line)
+
+
+ON_GPU = {
+    **{
+        f"dynamic --{name} kernel": f"{name} kernel runs on a CPU alone; leave --{name} out, or "
+        "use --device cpu"
+        for name in resolve.OPERATIONS
+    },
+    "dynamic --linear int8": "linear int8 runs on a CPU alone; leave --linear out",
+    "dynamic --kv-dtype int8": "kv_dtype int8 runs on a CPU alone; leave --kv-dtype out",
+    "dynamic --kv-cache 101%": "--kv-cache '101%': is more than all of a GPU's memory",
+    "dynamic --enforce-eager --kernels plain": "no meaning without attention triton",
+}
+
+
+@pytest.mark.parametrize("line", ON_GPU)
+def test_on_a_gpu_other_parts_are_refused(line: str, gpu: None) -> None:
+    assert ON_GPU[line] in refused(line)
+
+
+def test_heads_that_a_kernel_cannot_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Config, "shape", Shape(n_layer=1, n_head=1, n_embd=512))
+    said = "attention kernel takes heads of at most 256; use --attention plain"
+    assert said in refused("dynamic --attention kernel")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "today"),
+    [
+        ("--kv-blocks 70", "70blocks"),
+        ("--kv-cache-gb 0.5", "0.5GB"),
+        ("--kv-cache-gb=1e3", "1000GB"),
+        ("--gpu-memory-utilization 0.57", "57%"),
+    ],
+)
+def test_earlier_words_for_the_size_of_the_kv_cache_are_taken_with_a_warning(
+    earlier: str, today: str, gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parsed(f"dynamic {earlier}").kv_cache == today
+    assert capsys.readouterr().err.endswith(f" is now --kv-cache {today}\n")
+    name, value = re.split("[ =]", earlier)
+    variable = f"EB_{name[2:].replace('-', '_').upper()}"
+    assert parse(["dynamic"], {variable: value}, None).kv_cache == today
+    assert capsys.readouterr().err == f"warning: {variable}={value} is now EB_KV_CACHE={today}\n"
+    assert name not in refused("dynamic --nope"), "new users are not told of it"
+
+
+def test_the_settings_of_an_older_run_are_read() -> None:
+    sizes: dict[str, Any] = {"kv_blocks": None, "kv_cache_gb": 4.0, "gpu_memory_utilization": 0.9}
+    sizes |= {"mode": "dynamic", "model": "demo", "sampling_seed": 0}
+    assert Config(**sizes).kv_cache == "4GB"
+    assert Config(**sizes | {"kv_blocks": 70}).n_blocks == 70
+
+
+def test_the_pool_is_never_larger_than_its_rows_can_use() -> None:
+    assert parsed("dynamic --model demo --max-batch-size 2").n_blocks == 2 * 64
+    medium = "dynamic --model gpt2-medium --dtype float32"
+    assert parsed(medium).n_blocks == int(4e9 / (16 * 196_608))
+    for model in ("fake", "demo"):
+        assert parsed(f"dynamic --model {model} --kv-cache 70blocks").n_blocks == 70
+    assert parsed("dynamic --kv-cache 2GB").kv_cache == parsed("dynamic --kv-cache 2gb").kv_cache
+
+
+def test_a_share_of_a_gpus_memory_in_an_environment_that_machines_share_is_not_a_cpus() -> None:
+    assert parse(["dynamic"], {"EB_KV_CACHE": "50%"}, None).kv_cache == "4GB"
+
+
+@pytest.mark.parametrize(
+    ("instructions", "model", "dtype", "linear"),
+    [
+        ("avx512f avx512_bf16", "gpt2", "bfloat16", "kernel"),
+        ("avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", "gpt2", "bfloat16", "onednn"),
+        ("asimd bf16", "gpt2", "bfloat16", "onednn"),
+        ("avx512f avx512_vnni", "gpt2", "float32", "kernel"),
+        ("avx512f avx512_bf16 amx_bf16", "demo", "float32", "kernel"),
+    ],
+)
+def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_demo(
+    instructions: str, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "_instructions", lambda: {*instructions.split()})
+    monkeypatch.setattr(kernels, "why_unavailable", lambda: None)
+    config = parsed(f"dynamic --model {model} --dtype auto")
+    assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "linear"),
+    [("avx2 fma", "plain"), ("avx512f avx512bw avx512dq avx512vl", "onednn")],
+)
+def test_bfloat16_is_left_to_onednn_only_where_it_has_it(
+    instructions: str, linear: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "_instructions", lambda: {*instructions.split()})
+    monkeypatch.setattr(kernels, "why_unavailable", lambda: "no C++ compiler; install g++")
+    line = "dynamic --model demo --dtype bfloat16"
+    assert parsed(line).linear == linear
+    if linear == "onednn":
+        assert parsed(f"{line} --linear onednn").linear == linear
+    else:
+        assert "neither AVX-512 nor bfloat16 of its own" in refused(f"{line} --linear onednn")
+    assert refused(f"{line} --linear int8") == (
+        "linear int8 cannot be used here: no C++ compiler; install g++; or leave --linear out"
+    )
+
+
+def test_pytorch_agrees_about_this_processor() -> None:
+    assert resolve.onednn_multiplies_bfloat16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@pytest.mark.parametrize(
+    ("line", "native"),
+    [
+        ("flags\t\t: fpu avx512f amx_bf16 amx_tile", True),
+        ("flags\t\t: fpu avx512_bf16", True),
+        ("Features\t: fp asimd bf16", True),
+        ("flags\t\t: fpu avx512f avx512_vnni", False),
+        ("model name\t: a bf16 processor", False),
+    ],
+)
+def test_native_instructions_are_read_from_the_processors_flags(
+    line: str, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path: f"processor\t: 0\n{line}\n")
+    assert resolve.native_bfloat16() is native
+
+
+@pytest.mark.parametrize("native", ["yes", "no"])
+@pytest.mark.nightly
+def test_the_tests_and_their_servers_can_run_as_on_another_processor(native: str) -> None:
+    path = str(ROOT / "tests" / "processor")
+    program = (
+        "import config; "
+        "print(config.build('dynamic', {'model': 'gpt2-medium', 'device': 'cpu'}, {}).dtype)"
+    )
+    dtype = subprocess.check_output(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"NATIVE_BFLOAT16": native, "PYTHONPATH": path},
+        text=True,
+    )
+    assert dtype == {"yes": "bfloat16\n", "no": "float32\n"}[native]
+
+
+def test_kernels_plain_chooses_pytorchs_operations_and_a_part_is_chosen_before_it(
+    gpu: None,
+) -> None:
+    for device in ("cpu", "cuda"):
+        plain = parsed(f"dynamic --device {device} --kernels plain")
+        assert {getattr(plain, name) for name in resolve.OPERATIONS} == {"plain"}
+        assert not plain.captures and plain.warnings() == []
+    mixed = parsed("dynamic --device cpu --kernels plain --linear int8")
+    assert (mixed.attention, mixed.linear, mixed.norms) == ("plain", "int8", "plain")
+
+
+def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_prevent_it(
+    gpu: None,
+) -> None:
+    config = parsed("dynamic")
+    parts = (config.attention, config.norms, config.sampler, config.linear)
+    assert parts == ("triton", "triton", "plain", "plain") and config.captures
+    assert config.decoder_batch_sizes == (256, 128, 64, 32, 16, 8, 4, 2, 1)
+    small = parsed("dynamic --max-batch-size 48")
+    assert small.decoder_batch_sizes == (48, 32, 16, 8, 4, 2, 1)
+    eager = parsed("dynamic --enforce-eager")
+    assert eager.decoder_batch_sizes == config.decoder_batch_sizes and not eager.captures
+    none = parsed("dynamic --decoder-batch-sizes none")
+    assert none.decoder_batch_sizes == () and not none.captures
+
+
+def test_a_gpu_without_triton_runs_pytorchs_attention_and_a_warning_names_the_fix(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "the package triton is missing; pip install triton"
+    monkeypatch.setattr(kernels, "why_no_triton", lambda head_size: reason)
+    config = parsed("dynamic")
+    assert config.attention == config.norms == "plain"
+    assert "pip install triton" in config.warnings()[0]
+    for name in ("attention", "norms"):
+        said = refused(f"dynamic --{name} triton")
+        assert said.startswith(f"{name} triton cannot be used here: the package triton is")
+
+
+@pytest.mark.parametrize(
+    ("line", "sizes"),
+    [
+        ("--decoder-batch-sizes 1,8,4 --max-batch-size 8", (8, 4, 1)),
+        ("--decoder-batch-sizes 4,1,4", (32, 4, 1)),  # RBLN adds the maximum when it is missing
+        ("--decoder-batch-sizes none", ()),
+        ("", ()),
+    ],
+)
+def test_decoder_batch_sizes_are_sorted_and_hold_max_batch_size(
+    line: str, sizes: tuple[int, ...]
+) -> None:
+    assert parsed(f"dynamic {line}").decoder_batch_sizes == sizes
+
+
+def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path) -> None:
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("EB_PORT=1001\nEB_MAX_WAITING=1\nEB_THREADS=7\nIP=10.0.0.1\nOTHER=x\n")
+    environ = {"EB_PORT": "1002", "EB_MAX_WAITING": "2", "HOME": "/"}
+    config = parse(["dynamic", "--port", "1003"], environ, dotenv)
+    assert (config.port, config.max_waiting, config.threads) == (1003, 2, 7)
+
+
+def test_a_shared_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(
+    tmp_path: Path,
+) -> None:
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("EB_MODE=static\nEB_BATCH_SIZE_TARGET=9\n")
+    assert parse([], {}, dotenv).mode == "static"
+    message = r"unknown variable EB_BATCHSIZE .*valid ones are EB_MODE, EB_ORDER"
+    with pytest.raises(ConfigError, match=message):
+        from_environment({"EB_BATCHSIZE": "1"}, dotenv)
+    dotenv.write_bytes(b"EB_PORT=\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse(["dynamic"], {}, dotenv)
+
+
+@pytest.mark.parametrize(
+    ("line", "warning"),
+    [
+        ("windowed --model fake", None),
+        ("dynamic --model demo", None),
+        ("dynamic --model demo --weights random", "text is noise"),
+        ("windowed --model fake --batch-size-target 9 --batch-size-limit 3", "batches form at 3"),
+        ("windowed --model fake --batch-size-target 9 --max-batch-size 5", "batches form at 5"),
+        ("dynamic --model fake --request-timeout-s 9 --drain-timeout-s 8", "raise --drain-timeout"),
+    ],
+)
+def test_a_warning_names_what_a_user_should_know(line: str, warning: str | None) -> None:
+    warnings = parsed(line).warnings()
+    assert warning in warnings[0] if warning else warnings == []
+
+
+def test_auto_means_demo_on_a_cpu_and_gpt2_medium_on_a_gpu(gpu: None) -> None:
+    def shown(line: str) -> list[Any]:
+        config = parsed(line)
+        names = "model device dtype tokenizer max_batch_size token_budget kv_cache"
+        return [getattr(config, name) for name in names.split()] + [config.n_blocks]
+
+    cpu = ["demo", "cpu", "float32", "bytes", 32, 256, "4GB", 32 * 64]
+    assert shown("dynamic --device cpu --model auto --threads auto") == cpu
+    gpu_s = ["gpt2-medium", "cuda", "bfloat16", "r50k_base", 256, 2048, "90%", 256 * 64]
+    assert shown("dynamic --device auto") == gpu_s
+    assert parsed("dynamic --kv-cache 1GB").n_blocks == int(1e9 / (16 * 98_304))
+
+
+def test_a_config_survives_the_way_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parsed(
+        "windowed --batch-size-limit 8 --request-timeout-s 2.5 --decoder-batch-sizes 8,1"
+    )
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: pytest.fail("resolved twice"))
+    assert Config.model_validate_json(config.model_dump_json()) == config
+
+
+def test_http_threads_cover_every_request_in_flight() -> None:
+    assert parsed("dynamic --max-batch-size 2 --max-waiting 3").max_in_flight == 5
+    assert parsed("dynamic --max-batch-size 256 --max-waiting 1044").http_threads > 1300
+
+
+def test_help_shows_every_setting_once_with_its_default_in_a_group() -> None:
+    command = [sys.executable, "launch.py", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(Config.model_fields)
+    for name in grouped:
+        assert name == "mode" or f"  {flag(name)}" in shown
+    assert all(title in shown for title in GROUPS)
+    assert shown.count("(default:") == len(grouped) - 1
+
+
+def test_gunicorns_own_variables_are_cleared_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`GUNICORN_CMD_ARGS="--workers 2"` goes before a configuration file: it made two engines, of
+    which each had half of the requests.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(HANDOFF, "")
+    gunicorns = {"GUNICORN_CMD_ARGS": "--workers 2", "GUNICORN_FD": "3"}
+    gunicorns |= {"WEB_CONCURRENCY": "auto", "FORWARDED_ALLOW_IPS": "*"}
+    for name, value in gunicorns.items():
+        monkeypatch.setenv(name, value)
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, command: started.append(dict(os.environ)))
+    launch.main(["dynamic", "--model", "fake", "--port", str(free_port())])
+    [environment] = started
+    assert HANDOFF in environment and not gunicorns.keys() & environment.keys()
+    said = capsys.readouterr().err
+    assert all(f"warning: {name} is gunicorn's own" in said for name in gunicorns)
+
+
+def test_the_launcher_exits_with_2_and_no_traceback() -> None:
+    ended = subprocess.run(
+        [sys.executable, "launch.py", "dynamic", "--nope"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+
+
+def test_a_setting_has_an_effect_beside_those_that_it_needs() -> None:
+    """A report shows those alone: not the levels of a queue that has none."""
+    plain = {"mode": "dynamic", "order": "fcfs", "kv_reservation": "whole", "model": "demo"}
+    unused = "mlfq_quantum aging user_weights victim bins max_wait_s fake_slowdown"
+    for name in unused.split():
+        assert not has_effect(name, plain), name
+    assert has_effect("aging", plain | {"order": "sjf"}) and has_effect("max_batch_size", plain)
+    assert has_effect("victim", plain | {"kv_reservation": "demand"})
+    assert has_effect("bins", {"mode": "multibin"})
+    assert has_effect("victim", {"mode": "dynamic"}), "of a run before there was a choice"
+
+
+def test_both_int8_settings_reach_the_sizes() -> None:
+    for dtype, least in (("bfloat16", 1.85), ("float32", 3.7)):
+        line = f"dynamic --model gpt2-medium --device cpu --kv-cache 0.5GB --dtype {dtype}"
+        int8 = parsed(f"{line} --kv-dtype int8 --linear int8")
+        assert int8.n_blocks / parsed(line).n_blocks > least
+        assert int8.multiplied_as == int8.kept_as == "int8"
+    assert build("static", {}, {"decoder_batch_sizes": "2"}).decoder_batch_sizes == (32, 2)
