@@ -27,15 +27,7 @@ from observers.run import Run, added
 from scheduling.errors import InvalidRequest, ServingError
 from tokenizer import load_tokenizer
 from wire import own, refusals
-from wire.messages import (
-    REQUEST_ID,
-    STREAM,
-    STREAM_HEADERS,
-    Answer,
-    answer,
-    failure,
-    request_id,
-)
+from wire.messages import REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer, failure, request_id
 from wire.openapi import OPEN, document, offered
 from wire.request import Request, RequestReader
 

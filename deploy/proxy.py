@@ -202,8 +202,9 @@ class Proxy:
 
     def _replace(self, server: Server) -> None:
         """Raises Ended if the new one does not come up."""
+        # also to one that ended: its successor listens before it can answer
+        self._admin.send_nobody_to(server.number)
         if server.process.poll() is None:
-            self._admin.send_nobody_to(server.number)
             self._wait(
                 lambda: not self._admin.in_flight(server.number), self.config.drain_timeout_s
             )

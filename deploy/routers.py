@@ -126,11 +126,7 @@ class PrefixAffinity(Router):
     uses_keys = True
 
     def __init__(
-        self,
-        seed: int = 0,
-        margin: int = 10,
-        least_match: float = 0.1,
-        remembered: int = 10_000,
+        self, seed: int = 0, margin: int = 10, least_match: float = 0.1, remembered: int = 10_000
     ):
         super().__init__(seed)
         self.margin, self.least_match, self.remembered = margin, least_match, remembered

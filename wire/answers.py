@@ -231,7 +231,7 @@ class Stats(_Answer):
         json_schema_extra={
             "patternProperties": {
                 "^(mean|std|min|max|p50|p90|p95|p99)_[a-z0-9_]+_ms$": {"type": "number"}
-            },
+            }
         }
     )
 

@@ -127,12 +127,7 @@ class CompletionReply(Reply):
         return {"text": text}
 
     def _told(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        head = {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self.model,
-        }
+        head = {"id": self._id, "object": kind, "created": self._created, "model": self.model}
         return head | {"choices": choices} | more
 
     def _choice(

@@ -148,8 +148,7 @@ class RequestReader:
         served = self.config.model_name
         if name not in (None, served):
             raise ModelNotFound(
-                f"There is no model {name[:100]!r} here; this server has {served!r}.",
-                param="model",
+                f"There is no model {name[:100]!r} here; this server has {served!r}.", param="model"
             )
 
     def _openai(

@@ -48,9 +48,7 @@ BOTH: dict[str, tuple[list[Any], list[Any]]] = {
     "truncate_prompt_tokens": ([], [5, -1]),
     "prompt_embeds": ([], ["x"]),
 }
-OF_COMPLETIONS: dict[str, tuple[list[Any], list[Any]]] = {
-    "suffix": ([""], ["x"]),
-}
+OF_COMPLETIONS: dict[str, tuple[list[Any], list[Any]]] = {"suffix": ([""], ["x"])}
 OF_CHAT: dict[str, tuple[list[Any], list[Any]]] = {
     "tools": ([[]], [[{"type": "function"}]]),
     "tool_choice": (["none", "auto"], ["required", {"type": "function"}]),

@@ -185,12 +185,7 @@ REFUSED: list[tuple[int, str, str, Any]] = [
 
 @pytest.mark.parametrize(("status", "method", "path", "body"), REFUSED)
 def test_a_refusal_is_the_reference_s_and_names_the_same_field(
-    fast: str,
-    client_of: Callable[..., FlaskClient],
-    status: int,
-    method: str,
-    path: str,
-    body: Any,
+    fast: str, client_of: Callable[..., FlaskClient], status: int, method: str, path: str, body: Any
 ) -> None:
     ours = reference(client_of(**FAST), method, path, body)
     told = asked(fast, method, path, body, WITH_KEY)

@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.autoscaling import (
-    CONTROL_INTERVAL_S,
-    Autoscaler,
-    Autoscaling,
-    read_autoscaling,
-)
+from deploy.autoscaling import CONTROL_INTERVAL_S, Autoscaler, Autoscaling, read_autoscaling
 
 SETTINGS = Autoscaling(max_replicas=10)
 HASTY = replace(SETTINGS, upscale_delay_s=0, downscale_delay_s=0)
