@@ -1,6 +1,4 @@
-"""The HTTP server. `create_app` parses, validates, tokenizes, enqueues, waits and answers; nothing
-else. `launch.py` starts it.
-"""
+"""The HTTP server: a Flask app around a `Server`. `launch.py` starts it."""
 
 from __future__ import annotations
 
@@ -8,22 +6,25 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 
-from flask import Flask, Response, request
+from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from config import HANDOFF, MAX_BODY_BYTES, Config
 from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
-from routes import completions, live, metrics
-from routes.guard import guard, guard_hosts, wants_page
-from routes.responses import respond, respond_json
+from routes import server as about_server
+from routes.completions import Completions
+from routes.responses import body, respond
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
 from serving import Load, Server
 from weights import WeightsUnavailable
 from wire import own, refusals
-from wire.messages import failure
-from wire.openapi import document, offered
+from wire.messages import REQUEST_ID, Answer, failure, request_id
+from wire.own import Call
+from wire.request import RequestReader
+from wire.routes import Route, offered
 
 log = logging.getLogger("effective_batching")
 
@@ -36,55 +37,40 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     """
     server = server or Server(config)
     app = Flask(__name__, static_folder=None)
-    has_page = config.live == "on"
-    guard(app, config.users_of_keys, has_page)
-    guard_hosts(app, config.hosts)
-    app.config["MAX_CONTENT_LENGTH"] = (
-        MAX_BODY_BYTES + 1
-    )  # where Flask stops reading a body without a Content-Length
     app.extensions["server"] = server
-    manager, stats = server.manager, server.stats
-    app.register_blueprint(completions.blueprint(server))
-    app.register_blueprint(metrics.blueprint(server.metrics.registry))
-    if has_page:
-        app.register_blueprint(live.blueprint(server))
+    # where Flask stops reading a body without a Content-Length
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1
+    has_page = config.live == "on"
+    guard = refusals.Guard(config.users_of_keys, config.hosts, has_page)
+    reader = RequestReader(config, server.tokenizer)
+    handlers: dict[str, Callable[[Call], Answer | Response]] = {
+        **own.handlers(config, reader),
+        **about_server.handlers(server, [os.getpid(), os.getppid()]),
+        **Completions(server, reader).handlers(),
+    }
+    for name, route in offered(has_page).items():
+        method, path = name.split()
+        path = path.replace("{", "<").replace("}", ">")
+        app.add_url_rule(path, name, _view(handlers[name], route), methods=[method])
 
-    @app.get("/stats")
-    def get_stats() -> Response:
-        return respond_json(server.report(own.iterations_since(request.args)))
+    @app.before_request
+    def check() -> Response | None:
+        """Set g.request_id, which the answer has in a header, and g.user, the user of its key."""
+        g.request_id = request_id(request.headers.get(REQUEST_ID, ""))
+        g.user = guard.user_of(request.method, request.endpoint, request.headers)
+        if guard.shows_page(request.endpoint, request.headers):
+            return respond(own.to_page())
+        return None
 
-    @app.post("/stats/reset")
-    def reset_stats() -> Response:
-        stats.reset(manager.clock())
-        return respond_json({"reset": True})
-
-    @app.post("/reset_prefix_cache")
-    def reset_prefix_cache() -> Response:
-        manager.forget_prefixes()
-        return respond_json({})
-
-    @app.get("/health")
-    def health() -> Response:
-        return respond_json({"status": "ok"})
-
-    @app.get("/ready")
-    def ready() -> Response:
-        return respond(own.readiness(manager.not_ready_because()))
-
-    @app.get("/openapi.json")
-    def openapi() -> Response:
-        return respond_json(document(bool(config.users_of_keys), has_page))
-
-    @app.get("/")
-    def about() -> Response:
-        if has_page and wants_page():
-            return Response(status=302, headers={"Location": "/live", "Vary": "Accept"})
-        return respond_json(own.description(config, has_page, [os.getpid(), os.getppid()]))
+    @app.after_request
+    def name_request(response: Response) -> Response:
+        response.headers[REQUEST_ID] = g.request_id
+        return response
 
     @app.errorhandler(ServingError)
     def serving_error(error: ServingError) -> Response:
         if isinstance(error, InvalidRequest):
-            stats.invalid()
+            server.stats.invalid()
         # its frames hold the group, which holds the error: a cycle that all of a request is in
         error.__traceback__ = None
         return respond(failure(error))
@@ -93,7 +79,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     def http_error(error: HTTPException) -> Response:
         method, path = request.method, request.path
         if error.code == 404:
-            refused = refusals.no_such_route(method, path, offered(has_page))
+            refused = refusals.no_such_route(method, path, has_page)
         elif isinstance(error, MethodNotAllowed):
             refused = refusals.no_such_method(method, path, error.valid_methods or ())
         elif error.code == 413:
@@ -109,6 +95,15 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
         return respond(failure(error))
 
     return app
+
+
+def _view(handler: Callable[[Call], Answer | Response], route: Route) -> Callable[..., Response]:
+    """Flask's view function of a handler; a body is read where the route takes one."""
+
+    def view(name: str = "") -> Response:
+        return respond(handler(Call(request.args, body() if route.body else b"", name)))
+
+    return view
 
 
 # ---- gunicorn

@@ -1,56 +1,61 @@
 """The front end of several replicas: reads and tokenizes each request once, hands it to a replica,
-and puts together what all of them tell. Knows HTTP, and of the replicas what `Replicas` says.
+and merges the reports of all. Knows HTTP, and of the replicas what `Replicas` says.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 from fastapi import FastAPI
 from fastapi import Request as Http
 from fastapi.responses import Response, StreamingResponse
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Metric, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-from starlette.datastructures import MutableHeaders
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from config import MAX_BODY_BYTES, Config
-from deploy.replica import Query, Told
-from live import panel
-from observers.run import Run, added
+from deploy import merging
+from observers.run import Run
 from scheduling.errors import InvalidRequest, ServingError
 from tokenizer import load_tokenizer
 from wire import own, refusals
-from wire.messages import REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer, failure, request_id
-from wire.openapi import OPEN, document, offered
+from wire.messages import (
+    REQUEST_ID,
+    STREAM,
+    STREAM_HEADERS,
+    Answer,
+    answer,
+    failure,
+    request_id,
+)
+from wire.own import Call
 from wire.request import Request, RequestReader
+from wire.routes import OF_PAGE, ROUTES, offered, route_of
 
-OF_ONE = ("GET /stats", "GET /metrics", "GET /live/events", "POST /live/load", "GET /timeline")
+# routes that answer of the replica that a path names
+OF_ONE = ("GET /", "GET /stats", "GET /metrics", *OF_PAGE)
 PREFIX = re.compile("/replicas/([^/]+)(/.*)")
 
 
 class Replicas(Protocol):
-    """What an ingress knows of those behind it. to: the name of the one that is meant."""
+    """The replicas behind an ingress. to: the name of the one that is meant."""
 
     async def answer(self, request: Request, to: str | None) -> Answer: ...
 
     def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]: ...
 
-    async def own(self, route: str, query: Query, raw: bytes, to: str | None) -> Answer: ...
+    async def own(self, route: str, call: Call, to: str) -> Answer:
+        """The answer of a route about that one."""
+        ...
 
-    async def told(self) -> Sequence[Told]: ...
-
-    async def metrics(self) -> Sequence[bytes]: ...
-
-    async def reset(self) -> None: ...
-
-    async def forget_prefixes(self) -> None: ...
+    async def all(self, method: str) -> Sequence[Any]:
+        """The results of a method of `replica.Replica`, of each that is up."""
+        ...
 
     async def wanted(self) -> int:
         """How many there should be."""
@@ -61,174 +66,141 @@ class Replicas(Protocol):
         ...
 
 
-def create_app(config: Config, replicas: Replicas, pids: Sequence[int] = ()) -> FastAPI:
-    """The app; a path under /replicas/NAME/ is of that replica alone. pids: of processes beside its
-    own, by which a client that started them can tell that it talks to them.
-    """
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
-    has_page = config.live == "on"
-    reader = RequestReader(config, load_tokenizer(config.tokenizer))
-    started = int(time.time())
-    mine = Run()  # what the ingress refuses itself
+class Ingress:
+    """Handlers of the routes of several replicas.
 
-    async def ask(request: Request, to: str | None) -> Response:
+    pids: of processes beside its own, by which a client that started them recognises them.
+    """
+
+    def __init__(self, config: Config, replicas: Replicas, pids: Sequence[int]):
+        self._config, self._replicas, self._pids = config, replicas, [*pids, os.getpid()]
+        self.counted = Run()  # of requests that the ingress refused itself
+        reader = RequestReader(config, load_tokenizer(config.tokenizer))
+        self._readers, self._shared = reader.readers(), own.handlers(config, reader)
+        self._merged: dict[str, Callable[[Call], Awaitable[Answer]]] = {
+            "GET /": self._about,
+            "GET /live": self._live,
+            "GET /ready": self._ready,
+            "GET /stats": self._stats,
+            "GET /metrics": self._metrics,
+            "POST /stats/reset": self._reset,
+            "POST /reset_prefix_cache": self._forget_prefixes,
+        }
+
+    async def handle(self, route: str, http: Http) -> Response:
+        """Answer a request to a route by its name in ROUTES. Raises ServingError."""
+        to: str | None = http.scope.get("replica")
+        if not to and route in OF_ONE and route not in self._merged:
+            raise InvalidRequest(
+                f"{route} is a replica's: ask /replicas/NAME{route.split()[1]}; GET /stats names "
+                "all"
+            )
+        raw = await body_of(http) if ROUTES[route].body else b""
+        call = Call(dict(http.query_params), raw, http.path_params.get("name", ""))
+        if read := self._readers.get(route):
+            request = read(raw).named(http.scope["of_user"], http.scope["id"])
+            return await self._complete(request, to)
+        if shared := self._shared.get(route):
+            return respond(shared(call))
+        if to and route in OF_ONE:
+            return respond(await self._replicas.own(route, call, to))
+        return respond(await self._merged[route](call))
+
+    async def _complete(self, request: Request, to: str | None) -> Response:
         if not request.stream:
-            return respond(await replicas.answer(request, to))
-        events = replicas.stream(request, to)
+            return respond(await self._replicas.answer(request, to))
+        events = self._replicas.stream(request, to)
         first = await anext(events)
         if isinstance(first, Answer):
             return respond(first)
         return StreamingResponse(_from(first, events), media_type=STREAM, headers=STREAM_HEADERS)
 
-    for path, read in (
-        ("/inference", reader.inference),
-        ("/v1/completions", reader.completion),
-        ("/v1/chat/completions", reader.chat),
-    ):
+    async def _about(self, call: Call) -> Answer:
+        return own.description(self._config, self._pids)
 
-        async def complete(http: Http, read: Callable[[bytes], Request] = read) -> Response:
-            request = read(await body_of(http)).named(http.scope["of_user"], http.scope["id"])
-            return await ask(request, http.scope.get("replica"))
+    async def _live(self, call: Call) -> Answer:
+        names = sorted(each.name for each in await self._replicas.all("report"))
+        return own.to_page(f"/replicas/{names[0]}") if names else await self._ready(call)
 
-        app.add_route(path, complete, methods=["POST"])
+    async def _ready(self, call: Call) -> Answer:
+        reports, wanted = await self._replicas.all("report"), await self._replicas.wanted()
+        return own.readiness(merging.not_ready_because(reports, wanted))
 
-    @app.post("/tokenize")
-    async def tokenize(http: Http) -> Response:
-        return respond(answer(reader.tokenize(await body_of(http))))
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return respond(answer(own.models(config, started)))
-
-    @app.get("/v1/models/{name}")
-    async def model(name: str) -> Response:
-        reader.check_model(name)
-        return respond(answer(own.model(config, started)))
-
-    @app.get("/stats")
-    async def stats(http: Http) -> Response:
-        if to := http.scope.get("replica"):
-            return respond(await replicas.own("GET /stats", query_of(http), b"", to))
-        if http.query_params:
+    async def _stats(self, call: Call) -> Answer:
+        if call.query:
             raise InvalidRequest(
                 "iterations are a replica's: ask GET /replicas/NAME/stats; GET /stats names all",
                 param="iterations",
             )
-        told = merged(config, await replicas.told(), mine) | aged(replicas.report_ages())
-        return respond(answer(told))
+        reports, ages = await self._replicas.all("report"), self._replicas.report_ages()
+        return answer(merging.stats(self._config, reports, self.counted, ages))
 
-    @app.post("/stats/reset")
-    async def reset() -> Response:
-        mine.counts.clear()
-        await replicas.reset()
-        return respond(answer({"reset": True}))
+    async def _metrics(self, call: Call) -> Answer:
+        text = merging.metrics(await self._replicas.all("metrics"))
+        return Answer(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    @app.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> Response:
-        await replicas.forget_prefixes()
-        return respond(answer({}))
+    async def _reset(self, call: Call) -> Answer:
+        self.counted.counts.clear()
+        await self._replicas.all("reset")
+        return answer({"reset": True})
 
-    @app.get("/metrics")
-    async def metrics(http: Http) -> Response:
-        if to := http.scope.get("replica"):
-            return respond(await replicas.own("GET /metrics", {}, b"", to))
-        text = one_exposition(await replicas.metrics())
-        return respond(Answer(text, content_type=CONTENT_TYPE_PLAIN_0_0_4))
+    async def _forget_prefixes(self, call: Call) -> Answer:
+        await self._replicas.all("forget_prefixes")
+        return answer({})
 
-    @app.get("/health")
-    async def health() -> Response:
-        return respond(answer({"status": "ok"}))
 
-    @app.get("/ready")
-    async def ready() -> Response:
-        return respond(own.readiness(unready(await replicas.told(), await replicas.wanted())))
-
-    @app.get("/openapi.json")
-    async def openapi() -> Response:
-        return respond(answer(document(bool(config.users_of_keys), has_page)))
-
-    @app.get("/")
-    async def about(http: Http) -> Response:
-        if has_page and refusals.wants_page(http.headers.get("accept", "")):
-            where = f"{http.scope.get('prefix', '')}/live"
-            return Response(status_code=302, headers={"Location": where, "Vary": "Accept"})
-        if to := http.scope.get("replica"):
-            return respond(await replicas.own("GET /", {}, b"", to))
-        return respond(answer(own.description(config, has_page, [*pids, os.getpid()])))
-
-    if has_page:
-
-        @app.get("/live")
-        async def live(http: Http) -> Response:
-            if http.scope.get("replica"):
-                return respond(panel.view())
-            names = sorted(each.name for each in await replicas.told())
-            if not names:
-                return respond(own.readiness(unready((), await replicas.wanted())))
-            return Response(status_code=302, headers={"Location": f"/replicas/{names[0]}/live"})
-
-        for route in OF_ONE[2:]:
-            method, path = route.split()
-
-            async def of_one(http: Http, route: str = route) -> Response:
-                if not (to := http.scope.get("replica")):
-                    raise InvalidRequest(
-                        f"{route} is a replica's: ask /replicas/NAME{route.split()[1]}; GET /stats "
-                        "names all"
-                    )
-                raw = await body_of(http) if route.startswith("POST") else b""
-                return respond(await replicas.own(route, query_of(http), raw, to))
-
-            app.add_route(path, of_one, methods=[method])
+def create_app(config: Config, replicas: Replicas, pids: Sequence[int] = ()) -> FastAPI:
+    """The app; a path under /replicas/NAME/ is of that replica alone. pids: as Ingress takes."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    has_page = config.live == "on"
+    ingress = Ingress(config, replicas, pids)
+    for name in offered(has_page):
+        method, path = name.split()
+        app.add_route(path, partial(ingress.handle, name), methods=[method])
 
     @app.exception_handler(ServingError)
     async def serving_error(http: Http, error: ServingError) -> Response:
         if isinstance(error, InvalidRequest):
-            mine.counts["invalid"] += 1
+            ingress.counted.counts["invalid"] += 1
         return respond(failure(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(http: Http, error: HTTPException) -> Response:
         method, path = http.method, http.url.path
-        if error.status_code == 405:
-            taken = (error.headers or {}).get("Allow", "").split(", ")
-            allowed = [*taken, "OPTIONS", *(["HEAD"] if "GET" in taken else [])]
-            if method == "OPTIONS":
-                return Response(headers={"Allow": ", ".join(sorted(allowed))})
-            return respond(failure(refusals.no_such_method(method, path, allowed)))
-        return respond(failure(refusals.no_such_route(method, path, offered(has_page))))
+        if error.status_code != 405:
+            return respond(failure(refusals.no_such_route(method, path, has_page)))
+        allowed = {*(error.headers or {}).get("Allow", "").split(", "), "OPTIONS"}
+        if method == "OPTIONS":
+            return Response(headers={"Allow": ", ".join(sorted(allowed))})
+        return respond(failure(refusals.no_such_method(method, path, allowed)))
 
     @app.exception_handler(Exception)
     async def defect(http: Http, error: Exception) -> Response:
         return respond(failure(error))  # and Ray's log has it
 
-    app.add_middleware(Guard, keys=config.users_of_keys, hosts=config.hosts)
+    app.add_middleware(Guarded, guard=refusals.Guard(config.users_of_keys, config.hosts, has_page))
     return app
 
 
-class Guard:
-    """Asked before any route: a key, if there are any, that a POST is JSON, and which replica is
-    meant. The answer has the request's id in a header.
+class Guarded:
+    """ASGI middleware: the guard's checks before any route, and which replica is meant. The answer
+    has the request's id in a header.
     """
 
-    def __init__(
-        self, app: Any, keys: Mapping[str, str | None], hosts: Collection[str] | None = None
-    ):
-        self._app, self._keys, self._hosts = app, keys, hosts
+    def __init__(self, app: Any, guard: refusals.Guard):
+        self._app, self._guard = app, guard
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        prefix, headers = "", Headers(scope=scope)
         if scope["method"] == "HEAD":  # of which the HTTP server leaves the body out
             scope = {**scope, "method": "GET"}
         if found := PREFIX.fullmatch(scope["path"]):
             prefix = f"/replicas/{found[1]}"
-            scope = {**scope, "path": found[2], "replica": found[1], "prefix": prefix}
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        given = headers.get(REQUEST_ID.lower(), "")
+            scope = {**scope, "path": found[2], "replica": found[1]}
+        given = headers.get(REQUEST_ID, "")
         id_ = request_id(given)
 
         async def named(message: Any) -> None:
@@ -237,38 +209,27 @@ class Guard:
                 MutableHeaders(scope=message)[REQUEST_ID] = id_
             await send(message)
 
+        route = route_of(scope["method"], scope["path"], self._guard.has_page)
         try:
-            scope = {**scope, "id": id_, "of_user": self._check(scope, headers)}
+            user = self._guard.user_of(scope["method"], route, headers)
         except ServingError as error:
             await respond(failure(error))(scope, receive, named)
             return
-        await self._app(scope, receive, named)
-
-    def _check(self, scope: Any, headers: Mapping[str, str]) -> str | None:
-        """Whom its key names."""
-        is_open = f"{scope['method']} {scope['path']}" in OPEN
-        looks = scope["path"] == "/" and refusals.wants_page(headers.get("accept", ""))
-        user = None
-        if not (is_open or looks):
-            user = refusals.user_of(self._keys, headers.get("authorization", ""))
-        if self._hosts is not None and scope["path"] not in ("/health", "/ready"):
-            refusals.check_host(headers.get("host", ""), self._hosts)
-        if scope["method"] == "POST":
-            refusals.check_post(headers.get("content-type", ""))
-        return user
+        if self._guard.shows_page(route, headers):
+            await respond(own.to_page(prefix))(scope, receive, named)
+            return
+        await self._app({**scope, "id": id_, "of_user": user}, receive, named)
 
 
-def respond(told: Answer) -> Response:
-    headers = {**told.headers, "Content-Type": told.content_type}
-    return Response(told.body, told.status, headers)
-
-
-def query_of(http: Http) -> Query:
-    return dict(http.query_params)
+def respond(answer: Answer) -> Response:
+    headers = {**answer.headers, "Content-Type": answer.content_type}
+    return Response(answer.body, answer.status, headers)
 
 
 async def body_of(http: Http) -> bytes:
-    """Raises Refused as soon as it is too large, and InvalidRequest if it breaks off."""
+    """The whole body. Raises Refused as soon as it is too large, and InvalidRequest if it ends
+    early.
+    """
     raw = bytearray()
     try:
         async for part in http.stream():
@@ -278,57 +239,6 @@ async def body_of(http: Http) -> bytes:
     except ClientDisconnect:
         raise InvalidRequest("The body could not be read to its end (ClientDisconnect).") from None
     return bytes(raw)
-
-
-def unready(told: Sequence[Told], wanted: int) -> str | None:
-    """Why not all replicas can be sent requests."""
-    for each in told:
-        if each.not_ready is not None:
-            return f"replica {each.name}: {each.not_ready}"
-    if len(told) < wanted:
-        return f"{len(told)} of {wanted} replicas are up"
-    return None
-
-
-def merged(config: Config, told: Sequence[Told], mine: Run) -> dict[str, Any]:
-    """GET /stats: of all replicas together, and of each."""
-
-    def report(blocks: int, run: Run) -> dict[str, Any]:
-        head = {"mode": config.mode, "model": config.model, "kv_blocks": blocks}
-        return head | run.told()
-
-    run = added([mine, *(each.run for each in told)])
-    each = {one.name: report(one.kv_blocks, one.run) for one in told}
-    for one in each.values():
-        del one["definitions"]  # once is enough
-    return report(sum(one.kv_blocks for one in told), run) | {"replicas": each}
-
-
-def aged(seconds: Sequence[float]) -> dict[str, Any]:
-    """Of GET /stats: how old the reports were that chose a replica, if any did."""
-    if not seconds:
-        return {}
-    p50, p99, most = (1e3 * np.percentile(seconds, (50, 99, 100))).tolist()
-    return {"report_age_ms": {"p50": p50, "p99": p99, "max": most}}
-
-
-def one_exposition(texts: Iterable[bytes]) -> bytes:
-    """Prometheus' text of several, each of which has a label of its own."""
-    families: dict[str, Metric] = {}
-    for text in texts:
-        for family in text_string_to_metric_families(text.decode()):
-            if family.name in families:
-                families[family.name].samples += family.samples
-            else:
-                families[family.name] = family
-
-    class All:
-        def collect(self) -> Iterable[Metric]:
-            return families.values()
-
-    registry = CollectorRegistry()
-    registry.register(All())
-    return generate_latest(registry)
 
 
 async def _from(first: bytes, events: AsyncIterator[Answer | bytes]) -> AsyncIterator[bytes]:

@@ -26,10 +26,11 @@ from deploy import ages, replica
 from deploy.autoscaling import Autoscaling
 from deploy.ingress import Replicas, create_app
 from deploy.ray_routers import Ours, PowerOfTwo
-from deploy.replica import Full, Query, Told, needs
+from deploy.replica import Full, needs
 from scheduling.errors import EngineFailed
 from wire.events import DONE, event
 from wire.messages import Answer, failure
+from wire.own import Call
 from wire.request import Request
 
 APP = "effective-batching"
@@ -127,8 +128,8 @@ class Handles(Replicas):
                 return told
             tried = [*tried, told.name]
 
-    async def own(self, route: str, query: Query, raw: bytes, to: str | None) -> Answer:
-        return await self._one(self._handle.own.remote(route, query, raw, to=to))
+    async def own(self, route: str, call: Call, to: str) -> Answer:
+        return await self._one(self._handle.own.remote(route, call, to=to))
 
     async def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]:
         tried: list[str] = []
@@ -148,22 +149,10 @@ class Handles(Replicas):
             finally:
                 told.cancel()  # does nothing unless the reader has gone before the end
 
-    async def told(self) -> Sequence[Told]:
-        return await self._all("told")
-
-    async def metrics(self) -> Sequence[bytes]:
-        return await self._all("metrics")
-
-    async def reset(self) -> None:
-        await self._all("reset")
-
-    async def forget_prefixes(self) -> None:
-        await self._all("forget_prefixes")
-
-    async def _all(self, method: str) -> list[Any]:
-        """What each replica answers, but those that are gone. Raises Silent if one does not."""
+    async def all(self, method: str) -> list[Any]:
+        """The results of all replicas but those that are gone. Raises Silent if one has none."""
         try:
-            told = await self._handle.broadcast(method).results_async(
+            results = await self._handle.broadcast(method).results_async(
                 timeout_s=SILENT_S, return_exceptions=True
             )
         except DeploymentUnavailableError:  # there is none at all
@@ -173,7 +162,7 @@ class Handles(Replicas):
                 f"A replica has not answered for {SILENT_S} s; it is replaced if it goes on. Try "
                 "again."
             ) from None
-        return [each for each in told if not isinstance(each, GONE)]
+        return [each for each in results if not isinstance(each, GONE)]
 
     async def wanted(self) -> int:
         return self._wanted

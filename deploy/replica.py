@@ -5,28 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
-
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from batching import LONGEST_WAIT_S
 from config import Config
-from live.panel import Panel
 from observers.run import Run
+from routes.server import handlers
 from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.inference import Inference, IterationRecord, News
 from serving import Exchange, Server
-from wire import own
 from wire.messages import Answer, answer, failure
+from wire.own import Call
 from wire.refusals import Refused
 from wire.request import Request
 
-Query = Mapping[str, str]
 
-
-class Told(NamedTuple):
-    """What a replica tells of itself, to be put together with others."""
+class Report(NamedTuple):
+    """Measures and state of a replica, to be merged with others'."""
 
     name: str
     not_ready: str | None  # why
@@ -108,7 +104,7 @@ class Replica:
         self._post = Post(asyncio.get_running_loop())
         self._answered = Answered(self._post)
         self.manager.observe(self._answered)
-        self._panel = Panel(self.server) if config.live == "on" else None
+        self._handlers = handlers(self.server, [os.getpid()])
 
     async def answer(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
@@ -173,41 +169,28 @@ class Replica:
         finally:
             self.manager.cancel(queued)  # does nothing unless the reader has gone before the end
 
-    async def own(
-        self, route: str, query: Query, raw: bytes = b"", to: str | None = None
-    ) -> Answer:
-        """What is asked of a server itself: GET /, /stats, /metrics, and what its page asks."""
+    async def own(self, route: str, call: Call, to: str | None = None) -> Answer:
+        """The answer of a route about one server, by its name in ROUTES."""
         try:
             self._check(to)
-            if route == "GET /stats":
-                return answer(self.server.report(own.iterations_since(query)))
-            if route == "GET /":
-                has_page = self._panel is not None
-                return answer(own.description(self.server.config, has_page, [os.getpid()]))
-            if route == "GET /metrics":
-                return Answer(self.metrics(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
-            assert self._panel is not None, "the ingress offers no page without it"
-            if route == "POST /live/load":
-                return self._panel.load(raw)
-            asked = {"GET /live/events": self._panel.events, "GET /timeline": self._panel.timeline}
-            return asked[route](query)
+            return self._handlers[route](call)
         except ServingError as error:
             return self._failed(error)
 
     # ---- asked of all replicas
 
-    async def told(self) -> Told:
+    async def report(self) -> Report:
         manager = self.manager
         run = self.server.stats.run().later(manager.epoch_offset)
         blocks = manager.snapshot().n_blocks
-        return Told(self.name, manager.not_ready_because(), blocks, run)
+        return Report(self.name, manager.not_ready_because(), blocks, run)
 
-    def metrics(self) -> bytes:
-        return generate_latest(self.server.metrics.registry)
+    async def metrics(self) -> bytes:
+        return self._handlers["GET /metrics"](Call({})).body
 
     async def reset(self) -> None:
         """Start a new run."""
-        self.server.stats.reset(self.manager.clock())
+        self._handlers["POST /stats/reset"](Call({}))
 
     async def forget_prefixes(self) -> None:
         self.manager.forget_prefixes()

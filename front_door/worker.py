@@ -56,8 +56,8 @@ from front_door.http_reader import Reader, Refusal
 from front_door.pool import Pool
 from scheduling.errors import Unauthorized
 from wire.messages import REQUEST_ID, request_id
-from wire.openapi import OPEN
 from wire.refusals import user_of
+from wire.routes import OPEN
 
 KEEPALIVE_S = 75.0  # longer than clients keep their pools, who else would be reset under load
 LINGER_S = 2.0

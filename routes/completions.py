@@ -6,74 +6,43 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain
 
-from flask import Blueprint, Response, g, request
+from flask import Response, g, request
 
 from batching import LONGEST_WAIT_S
-from routes.responses import body, respond_json
 from routes.streams import Stream, Streamer
 from routes.watcher import Watcher
 from scheduling.errors import Overloaded
 from scheduling.inference import Inference
 from serving import Exchange, Server
-from wire import own
-from wire.messages import STREAM, STREAM_HEADERS
+from wire.messages import STREAM, STREAM_HEADERS, Answer, answer
+from wire.own import Call
 from wire.request import Request, RequestReader
-
-
-def blueprint(server: Server) -> Blueprint:
-    routes = Blueprint("completions", __name__)
-    completions = Completions(server)
-    reader = RequestReader(server.config, server.tokenizer)
-    started = int(time.time())
-
-    @routes.post("/inference")
-    def inference() -> Response:
-        return completions.answer(reader.inference(body()))
-
-    @routes.post("/v1/completions")
-    def completion() -> Response:
-        return completions.answer(reader.completion(body()))
-
-    @routes.post("/v1/chat/completions")
-    def chat() -> Response:
-        return completions.answer(reader.chat(body()))
-
-    @routes.post("/tokenize")
-    def tokenize() -> Response:
-        return respond_json(reader.tokenize(body()))
-
-    @routes.get("/v1/models")
-    def models() -> Response:
-        return respond_json(own.models(server.config, started))
-
-    @routes.get("/v1/models/<name>")
-    def model(name: str) -> Response:
-        reader.check_model(name)
-        return respond_json(own.model(server.config, started))
-
-    return routes
 
 
 class Completions:
     """The way from a request to a server and back."""
 
-    def __init__(self, server: Server):
-        self.server = server
+    def __init__(self, server: Server, reader: RequestReader):
+        self.server, self._reader = server, reader
         self._watcher = Watcher(server.manager)
         self._streamer = Streamer()
 
-    def answer(self, asked: Request) -> Response:
-        """Raises what is wrong with it, and the first error of a member."""
-        exchange = Exchange(self.server, asked.named(g.user, g.request_id))
-        if asked.stream:
+    def handlers(self) -> dict[str, Callable[[Call], Answer | Response]]:
+        """Handlers by the names of ROUTES."""
+        return {name: partial(self._answer, read) for name, read in self._reader.readers().items()}
+
+    def _answer(self, read: Callable[[bytes], Request], call: Call) -> Answer | Response:
+        """Raises a ServingError for a wrong request, and the first error of a member."""
+        exchange = Exchange(self.server, read(call.body).named(g.user, g.request_id))
+        if exchange.request.stream:
             return self._stream(exchange)
         self._wait_for(exchange.group)
-        return respond_json(exchange.whole())
+        return answer(exchange.whole())
 
     def _wait_for(self, group: Sequence[Inference]) -> None:
         """Queue the group, and wait until all of it is answered."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flask import Response, request
 from werkzeug.exceptions import HTTPException
 
 from scheduling.errors import InvalidRequest
-from wire.messages import Answer, answer
+from wire.messages import Answer
 
 
 def body() -> bytes:
-    """The current HTTP request's, which is not kept. Raises InvalidRequest if it cannot be read."""
+    """Return the current request's body, which is not kept. Raises InvalidRequest if it cannot be
+    read.
+    """
     try:
         raw = request.get_data(cache=False)
         request.environ["wsgi.input"].close()
@@ -25,9 +25,7 @@ def body() -> bytes:
         ) from None
 
 
-def respond(told: Answer) -> Response:
-    return Response(told.body, told.status, told.headers, content_type=told.content_type)
-
-
-def respond_json(data: Any) -> Response:
-    return respond(answer(data))
+def respond(answer: Answer | Response) -> Response:
+    if isinstance(answer, Response):  # a stream
+        return answer
+    return Response(answer.body, answer.status, answer.headers, content_type=answer.content_type)

@@ -1,30 +1,19 @@
-"""GET /openapi.json: every route, what it takes and what it answers, errors too, as OpenAPI 3.1.
-
-Bodies are the models that are validated with (wire/bodies.py), answers those of wire/answers.py.
-"""
+"""GET /openapi.json: every route of wire/routes.py as OpenAPI 3.1 describes it."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from wire import answers
-from wire.bodies import (
-    ChatRequest,
-    CompletionRequest,
-    InferenceRequest,
-    LoadRequest,
-    TokenizeRequest,
-)
 from wire.messages import JSON
+from wire.routes import OPEN, Route, offered
 
 VERSION = "1"
-HTML = "text/html"
 PROBLEMS = {
     400: "the request can never be served as it stands; `param` names the field",
     401: "the server has an API key, and this is not it",
@@ -38,140 +27,6 @@ PROBLEMS = {
     504: "the request's deadline passed",
 }
 HEADERS = {401: "WWW-Authenticate", 429: "Retry-After"}
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """`answer`: a model, or the media type of a text. `events`: of its stream.
-
-    `problems`: beside 401.
-    """
-
-    summary: str
-    answer: type[BaseModel] | str
-    body: type[BaseModel] | None = None
-    events: tuple[type[BaseModel], ...] = ()
-    problems: tuple[int, ...] = ()
-    parameters: Sequence[dict[str, Any]] = ()
-
-
-SERVING = (400, 413, 415, 429, 500, 503, 504)
-NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
-PAGE = (
-    {
-        "name": "iterations",
-        "in": "query",
-        "schema": {"enum": ["1"]},
-        "description": "add an entry for each iteration",
-    },
-    {
-        "name": "since",
-        "in": "query",
-        "schema": NUMBER,
-        "description": "from this iteration on; needs iterations=1",
-    },
-)
-EVENTS = (
-    {
-        "name": "since",
-        "in": "query",
-        "schema": NUMBER,
-        "description": "the cursor of an earlier answer; without it all that is kept",
-    },
-    {
-        "name": "load",
-        "in": "query",
-        "schema": {"type": "string"},
-        "description": "the id of the load that the page started",
-    },
-)
-LAST = (
-    {
-        "name": "last",
-        "in": "query",
-        "schema": NUMBER,
-        "description": "so many iterations (default: 500)",
-    },
-)
-NAME = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)
-ROUTES = {
-    "POST /inference": Route(
-        "complete a prompt, or a group of prompts",
-        answers.InferenceAnswer,
-        InferenceRequest,
-        (answers.InferencePiece, answers.InferenceEnd),
-        SERVING,
-    ),
-    "POST /v1/completions": Route(
-        "the same, as OpenAI's clients ask it",
-        answers.Completion,
-        CompletionRequest,
-        (answers.CompletionChunk,),
-        (*SERVING, 404),
-    ),
-    "POST /v1/chat/completions": Route(
-        "a conversation, in OpenAI's form",
-        answers.ChatCompletion,
-        ChatRequest,
-        (answers.ChatCompletionChunk,),
-        (*SERVING, 404),
-    ),
-    "POST /tokenize": Route(
-        "the ids of a prompt or a chat, as vLLM's",
-        answers.Tokens,
-        TokenizeRequest,
-        problems=(400, 404, 413, 415),
-    ),
-    "GET /v1/models": Route("the model, in OpenAI's form", answers.Models),
-    "GET /v1/models/{name}": Route(
-        "the same of one name", answers.Model, problems=(404,), parameters=NAME
-    ),
-    "GET /stats": Route(
-        "measures of the current run; ?iterations=1&since=N adds an entry for each iteration from "
-        "number N on",
-        answers.Stats,
-        problems=(400,),
-        parameters=PAGE,
-    ),
-    "POST /stats/reset": Route("start a new run", answers.Reset, problems=(415,)),
-    "POST /reset_prefix_cache": Route(
-        "forget all prefixes, as vLLM's", answers.Forgotten, problems=(415,)
-    ),
-    "GET /live": Route("a page that shows the rows of the batch; it holds no data", HTML),
-    "GET /live/events": Route(
-        "what happened since ?since=CURSOR, for that page (docs/live.md); ?load=ID keeps its load "
-        "alive",
-        answers.Events,
-        problems=(400,),
-        parameters=EVENTS,
-    ),
-    "POST /live/load": Route(
-        "requests that the server makes itself, for that page; rate 0 ends them",
-        answers.LoadStarted,
-        LoadRequest,
-        problems=(400, 413, 415),
-    ),
-    "GET /timeline": Route(
-        "the last ?last=N iterations that somebody looked at, as Chrome's trace events",
-        JSON,
-        problems=(400,),
-        parameters=LAST,
-    ),
-    "GET /metrics": Route("for Prometheus", "text/plain"),
-    "GET /health": Route("the process answers", answers.Health),
-    "GET /ready": Route("the model is loaded and the handler thread works", answers.Ready),
-    "GET /openapi.json": Route("this interface, as OpenAPI 3.1 describes it", JSON),
-    "GET /": Route("what this server is", answers.Description),
-}
-OPEN = ("GET /health", "GET /ready", "GET /live")  # need no key
-
-
-OF_PAGE = ("GET /live", "GET /live/events", "POST /live/load", "GET /timeline")
-
-
-def offered(live: bool) -> dict[str, Route]:
-    """The routes of a server, with or without the page."""
-    return {name: route for name, route in ROUTES.items() if live or name not in OF_PAGE}
 
 
 @functools.cache

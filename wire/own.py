@@ -1,15 +1,18 @@
-"""What a server says of itself, and what its own routes are asked."""
+"""Handlers of routes that every front end answers by itself, and descriptions of a server."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduling.errors import InvalidRequest
 from stats import DEFINITIONS
 from wire.messages import Answer, answer
-from wire.openapi import offered
+from wire.openapi import document
+from wire.request import RequestReader
+from wire.routes import HTML, offered
 
 if TYPE_CHECKING:
     from config import Config
@@ -18,19 +21,64 @@ NUMBER = re.compile("[0-9]{1,18}")
 Query = Mapping[str, str]
 
 
-def description(config: Config, live: bool, pids: Sequence[int]) -> dict[str, Any]:
-    """GET /. pids: of its processes, by which a client that started it can tell that it talks to
-    it.
+class Call(NamedTuple):
+    """One HTTP request to a route. Plain data, which may travel between processes.
+
+    name: of the model in the path.
     """
+
+    query: Query
+    body: bytes = b""
+    name: str = ""
+
+
+Handler = Callable[[Call], Answer]
+
+
+def handlers(config: Config, reader: RequestReader) -> dict[str, Handler]:
+    """Handlers by the names of ROUTES; all raise a ServingError for what cannot be served."""
+    model = {
+        "id": config.model_name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "effective-batching",
+        "root": config.model,
+        "max_model_len": config.max_model_len,
+    }
+
+    def one_model(call: Call) -> Answer:
+        reader.check_model(call.name)
+        return answer(model)
+
     return {
+        "POST /tokenize": lambda call: answer(reader.tokenize(call.body)),
+        "GET /v1/models": lambda call: answer({"object": "list", "data": [model]}),
+        "GET /v1/models/{name}": one_model,
+        "GET /health": lambda call: answer({"status": "ok"}),
+        "GET /openapi.json": lambda call: answer(
+            document(bool(config.users_of_keys), config.live == "on")
+        ),
+    }
+
+
+def to_page(prefix: str = "") -> Answer:
+    """The answer to GET / of a browser: where the page is. prefix: of its path, as a replica's."""
+    headers = {"Location": f"{prefix}/live", "Vary": "Accept"}
+    return Answer(b"", 302, headers, f"{HTML}; charset=utf-8")
+
+
+def description(config: Config, pids: Sequence[int]) -> Answer:
+    """GET /. pids: of the server's processes, by which a client that started it recognises it."""
+    found = {
         "name": "effective-batching",
         "mode": config.mode,
         "model": config.model,
         "config": config.model_dump(),
-        "routes": {name: route.summary for name, route in offered(live).items()},
+        "routes": {name: route.summary for name, route in offered(config.live == "on").items()},
         "definitions": DEFINITIONS,
         "pids": pids,
     }
+    return answer(found)
 
 
 def readiness(reason: str | None) -> Answer:
@@ -38,22 +86,6 @@ def readiness(reason: str | None) -> Answer:
     if reason is None:
         return answer({"status": "ready"})
     return answer({"status": "not ready", "reason": reason}, 503)
-
-
-def model(config: Config, created: int) -> dict[str, Any]:
-    """GET /v1/models/{name}. created: seconds since the epoch."""
-    served = {
-        "id": config.model_name,
-        "object": "model",
-        "created": created,
-        "owned_by": "effective-batching",
-    }
-    return served | {"root": config.model, "max_model_len": config.max_model_len}
-
-
-def models(config: Config, created: int) -> dict[str, Any]:
-    """GET /v1/models."""
-    return {"object": "list", "data": [model(config, created)]}
 
 
 def iterations_since(query: Query) -> int | None:
@@ -69,7 +101,7 @@ def iterations_since(query: Query) -> int | None:
 
 
 def cursor(query: Query) -> int | None:
-    """Of GET /live/events: what was told already. Raises InvalidRequest."""
+    """Of GET /live/events: the cursor of an earlier answer. Raises InvalidRequest."""
     since = query.get("since")
     if since is not None and not NUMBER.fullmatch(since):
         raise InvalidRequest("since: give the cursor of an earlier answer", param="since")

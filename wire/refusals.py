@@ -1,5 +1,5 @@
-"""What an HTTP request is refused for before anybody looks at what it asks, and the key that it
-must bring, which may name its user.
+"""Checks of an HTTP request before its route is called: the key that it must bring, which may name
+its user, its type and its Host; and the errors of HTTP itself.
 
 A page of any site may make a browser POST text or a form to a server on localhost, but not JSON:
 for that the browser first asks this server whether it may, and no answer here says so (there are no
@@ -12,16 +12,55 @@ import hmac
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import Protocol
 
 from config import MAX_BODY_BYTES
 from config.keys import digest
 from scheduling.errors import ServingError, Unauthorized
 from wire.messages import JSON
+from wire.routes import OPEN, offered
+
+
+class Headers(Protocol):
+    """A request's headers, by names in any case."""
+
+    def get(self, name: str, default: str, /) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The checks of a server: its keys (`Config.users_of_keys`), the names that a Host may have
+    (`Config.hosts`), and whether a browser is shown the page.
+    """
+
+    keys: Mapping[str, str | None]
+    hosts: Collection[str] | None
+    has_page: bool
+
+    def user_of(self, method: str, route: str | None, headers: Headers) -> str | None:
+        """The user whom a request's key names, if it names one. Raises Unauthorized and Refused.
+
+        route: its name in ROUTES; None if there is none.
+        """
+        user = None
+        if not (route in OPEN or self.shows_page(route, headers)):
+            user = user_of(self.keys, headers.get("Authorization", ""))
+        if method == "POST" and route is not None:
+            check_post(headers.get("Content-Type", ""))
+        if self.hosts is not None and route not in ("GET /health", "GET /ready"):
+            check_host(headers.get("Host", ""), self.hosts)
+        return user
+
+    def shows_page(self, route: str | None, headers: Headers) -> bool:
+        """Whether GET / leads a browser, which prefers a page to JSON, to the page."""
+        accept = headers.get("Accept", "")
+        return self.has_page and route == "GET /" and "text/html" in accept and JSON not in accept
 
 
 class Refused(ServingError):
-    """By HTTP's own rules."""
+    """A request that is refused by HTTP's own rules."""
 
     type = "invalid_request_error"
 
@@ -30,9 +69,9 @@ class Refused(ServingError):
         self.status, self.code, self.headers = status, code, headers
 
 
-def no_such_route(method: str, path: str, routes: Iterable[str]) -> Refused:
-    named = ", ".join(routes)
-    return Refused(404, "not_found", f"There is no {method} {path} here; routes: {named}.")
+def no_such_route(method: str, path: str, has_page: bool) -> Refused:
+    routes = ", ".join(offered(has_page))
+    return Refused(404, "not_found", f"There is no {method} {path} here; routes: {routes}.")
 
 
 def no_such_method(method: str, path: str, allowed: Iterable[str]) -> Refused:
@@ -49,9 +88,10 @@ def too_large() -> Refused:
 
 
 def check_host(host: str, names: Collection[str]) -> None:
-    """A site can have its own name lead a browser to this machine (DNS rebinding), which then takes
-    this server for that site's: without a key, only addresses and known names are answered. `host`:
-    the request's, "" if it has none, as no browser's. Raises Refused.
+    """Raise Refused for a Host that is no address and no known name.
+
+    A site can have its own name lead a browser to this machine (DNS rebinding), which then takes
+    this server for that site's. host: "" if the request has none, as no browser's.
     """
     name = re.sub(r":\d*$", "", host).strip("[]").lower()
     with suppress(ValueError):
@@ -67,7 +107,7 @@ def check_host(host: str, names: Collection[str]) -> None:
 
 
 def check_post(content_type: str) -> None:
-    """Raises Refused."""
+    """Raise Refused for a body that is not said to be JSON."""
     if content_type.partition(";")[0].strip().lower() != JSON:
         raise Refused(
             415,
@@ -77,9 +117,9 @@ def check_post(content_type: str) -> None:
 
 
 def user_of(keys: Mapping[str, str | None], authorization: str) -> str | None:
-    """Whom the key in a request's Authorization header names, if it names somebody.
+    """The user whom the key in an Authorization header names, if it names one.
 
-    keys: `Config.users_of_keys`; without any, none is asked for. Raises Unauthorized.
+    keys: `Config.users_of_keys`; without any, none is needed. Raises Unauthorized.
     """
     if not keys:
         return None
@@ -90,13 +130,8 @@ def user_of(keys: Mapping[str, str | None], authorization: str) -> str | None:
             "EB_API_KEY)."
         )
     found = digest(given.strip())
-    # compared with all of them, so that the time it takes tells nothing of any
+    # compared with all of them, so that the time it takes reveals nothing of any
     users = [user for key, user in keys.items() if hmac.compare_digest(key, found)]
     if not users:
         raise Unauthorized("The API key is wrong; send the one that the server was started with.")
     return users[0]
-
-
-def wants_page(accept: str) -> bool:
-    """By its Accept header it is a browser's request, which asks for a page and not for JSON."""
-    return "text/html" in accept and JSON not in accept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -94,6 +94,14 @@ class RequestReader:
 
     def __init__(self, config: Config, tokenizer: Encoding):
         self.config, self.tokenizer = config, tokenizer
+
+    def readers(self) -> dict[str, Callable[[bytes], Request]]:
+        """Readers of the completion routes' bodies, by the names of ROUTES."""
+        return {
+            "POST /inference": self.inference,
+            "POST /v1/completions": self.completion,
+            "POST /v1/chat/completions": self.chat,
+        }
 
     def inference(self, raw: bytes) -> Request:
         body = parse(InferenceRequest, raw)

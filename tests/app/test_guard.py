@@ -23,7 +23,7 @@ from config import HANDOFF, Config, ConfigError, build, from_environment, parse
 from tests.programs import ran
 from tests.servers import server
 from tests.stub import Handler, stub
-from wire.openapi import ROUTES
+from wire.routes import ROUTES
 
 KEY = "sk-Sesame~42"
 BODIES: dict[str, dict[str, Any]] = {

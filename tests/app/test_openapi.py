@@ -16,7 +16,7 @@ from schemathesis.specs.openapi import checks
 from scheduling.inference import Generator, Inference, Iteration
 from tests.counts import tenth
 from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest
-from wire.openapi import ROUTES
+from wire.routes import ROUTES
 
 
 class Quick(Generator):

@@ -1,0 +1,56 @@
+"""Handlers of the routes about one server: what it measured, how it is, and its page. Knows no HTTP
+server: `app` puts them behind Flask, `deploy.replica` behind an ingress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from live import panel
+from serving import Server
+from wire import own
+from wire.messages import Answer, answer
+from wire.own import Call, Handler
+
+
+def handlers(server: Server, pids: Sequence[int]) -> dict[str, Handler]:
+    """Handlers by the names of ROUTES; all raise InvalidRequest for what cannot be asked.
+
+    pids: of the server's processes.
+    """
+    manager = server.manager
+
+    def reset(call: Call) -> Answer:
+        server.stats.reset(manager.clock())
+        return answer({"reset": True})
+
+    def forget_prefixes(call: Call) -> Answer:
+        manager.forget_prefixes()
+        return answer({})
+
+    def metrics(call: Call) -> Answer:
+        # whatever is accepted: in OpenMetrics the library may turn the colons of vLLM's names into
+        # underscores
+        return Answer(
+            generate_latest(server.metrics.registry), content_type=CONTENT_TYPE_PLAIN_0_0_4
+        )
+
+    found: dict[str, Handler] = {
+        "GET /": lambda call: own.description(server.config, pids),
+        "GET /ready": lambda call: own.readiness(manager.not_ready_because()),
+        "GET /stats": lambda call: answer(server.report(own.iterations_since(call.query))),
+        "GET /metrics": metrics,
+        "POST /stats/reset": reset,
+        "POST /reset_prefix_cache": forget_prefixes,
+    }
+    if server.config.live == "on":
+        page = panel.Panel(server)
+        found |= {
+            "GET /live": lambda call: panel.view(),
+            "GET /live/events": lambda call: page.events(call.query),
+            "POST /live/load": lambda call: page.load(call.body),
+            "GET /timeline": lambda call: page.timeline(call.query),
+        }
+    return found
