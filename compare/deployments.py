@@ -32,11 +32,16 @@ SUMS = (
     *(f"{kind}_rows" for kind in ROW_KINDS), "preemptions", "preempted_s", "paused_s",
     "recomputed_tokens", "cached_tokens", "busy_s",
 )  # fmt: skip
-# what a report says of each replica
-OF_EACH = (
-    "completed", "failed", "total_output_tokens", "occupancy", "useful_fraction", "largest_batch",
-    "kv_blocks", "busy_s",
-)  # fmt: skip
+OF_EACH = {  # of each replica: heading in a report, form, and what it is multiplied with
+    "completed": ("answered", "{:,}", 1),
+    "failed": ("", "", 1),  # in the JSON alone
+    "total_output_tokens": ("tokens", "{:,}", 1),
+    "useful_fraction": ("useful rows, %", "{:.0f}", 100),
+    "occupancy": ("occupancy, %", "{:.0f}", 100),
+    "largest_batch": ("largest batch, rows", "{:,}", 1),
+    "kv_blocks": ("KV blocks", "{:,}", 1),
+    "busy_s": ("busy, s", "{:.2f}", 1),
+}
 
 
 @dataclass(frozen=True, slots=True)

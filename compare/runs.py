@@ -1,10 +1,11 @@
 """Runs on disk: a folder with the trace, NAME.json of each server, and summary.json; of several
-seeds, a folder each.
+seeds, a folder each. NAME.json may be compressed (NAME.json.gz).
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,12 +35,8 @@ FIGURES = {  # file name without its ending: what stands beside it
     "distributions": "Distributions of time to first token, time per output token and end-to-end "
     "latency",
 }
-NOT_TOLD = (
-    "mode",
-    "port",
-    "host",
-    "log_level",
-)  # settings that differ between the servers of any comparison, or mean nothing
+# settings that differ between the servers of any comparison, or mean nothing
+NOT_SHOWN = ("mode", "port", "host", "log_level")
 LIVE = "live.html"  # the page of its rows, which `python -m live` makes
 REPORT = ("report.md", "report.html", LIVE, *(f"{name}.png" for name in FIGURES))
 
@@ -68,20 +65,18 @@ class Run:
     @property
     def missing_seeds(self) -> list[int]:
         """Seeds that were asked for and are not here: interrupted before they were whole."""
-        here = [summary["seed"] for summary in self.summaries]
-        return [seed for seed in self.first["asked"]["seeds"] if seed not in here]
+        seeds = [summary["seed"] for summary in self.summaries]
+        return [seed for seed in self.first["asked"]["seeds"] if seed not in seeds]
 
     @property
     def names(self) -> list[str]:
-        return list(
-            dict.fromkeys(name for summary in self.summaries for name in summary["variants"])
-        )
+        return list(dict.fromkeys(name for s in self.summaries for name in s["variants"]))
 
     @property
     def baseline(self) -> str:
-        """With which the others are compared in pairs."""
-        named = self.first.get("baseline")
-        return named if named in self.names else self.names[0]
+        """The server with which the others are compared in pairs."""
+        name = self.first.get("baseline")  # client.py has none
+        return name if name in self.names else self.names[0]
 
     @property
     def variants(self) -> dict[str, list[dict[str, Any]]]:
@@ -103,55 +98,32 @@ class Run:
 
     def answered(self, name: str) -> list[dict[str, Any]]:
         """The answered requests of a server, of all seeds."""
-        return [
-            r
-            for result in self.results
-            if name in result
-            for r in result[name]["requests"]
-            if "text" in r
-        ]
+        results = [result[name] for result in self.results if name in result]
+        return [r for result in results for r in result["requests"] if "text" in r]
 
 
-def load(folder: Path) -> Run:
+def load(folder: Path, requests: bool = True) -> Run:
     """Read a run from its folder, or from the folders of its seeds. Raises RunError.
 
-    Of several seeds one that was interrupted is left out: what it has would weigh as much as a
-    whole one.
+    Of several seeds one that was interrupted is left out: its few requests would weigh as much as a
+    whole one's. requests: read each NAME.json, too.
     """
     try:
-        summaries = {
-            path.parent: json.loads(path.read_text()) for path in folder.glob("seed-*/summary.json")
-        }
-        if (own := folder / "summary.json").exists() and "workload" in (
-            summary := json.loads(own.read_text())
-        ):
-            summaries = {folder: summary}  # a run of one seed, whatever lies beside it
-        if not summaries:
-            raise RunError(
-                f"{folder} holds no run (no summary.json of one); give the folder that compare.sh "
-                f"wrote"
-            )
-        summaries = dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
-        for summary in summaries.values():
-            _read_as_today(summary)
-        whole = {
-            path: summary for path, summary in summaries.items() if not summary["partial"]
-        } or summaries
-        if odd := [
-            name
-            for summary in whole.values()
-            for name in summary["variants"]
-            if not NAME.fullmatch(name)
-        ]:
-            raise RunError(
-                f"{folder} has a server named {odd[0][:100]!r}; rename it to letters, digits and "
-                f"-_. alone"
-            )
+        summaries = _summaries(folder)
+        whole = {path: s for path, s in summaries.items() if not s["partial"]} or summaries
+        names = {path: list(summary["variants"]) for path, summary in whole.items()}
+        for name in (name for each in names.values() for name in each):
+            if not NAME.fullmatch(name):
+                raise RunError(
+                    f"{folder} has a server named {name[:100]!r}; rename it to letters, digits and "
+                    f"-_. alone"
+                )
         results = [
-            {name: json.loads((path / f"{name}.json").read_text()) for name in summary["variants"]}
-            for path, summary in whole.items()
+            {name: _read_json(path / f"{name}.json") for name in each}
+            for path, each in names.items()
+            if requests
         ]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise RunError(f"cannot read the run in {folder}: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
         missing = f" and has no {error}" if isinstance(error, KeyError) else ""
@@ -161,24 +133,28 @@ def load(folder: Path) -> Run:
     return Run(folder, list(whole.values()), results, list(whole))
 
 
-def _read_as_today(summary: dict[str, Any]) -> None:
-    """What earlier versions named otherwise, or meant otherwise.
+def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Each seed's summary, by its folder and in the order of seeds."""
+    found = {path.parent: _read_json(path) for path in folder.glob("seed-*/summary.json")}
+    if (own := folder / "summary.json").exists() and "workload" in (summary := _read_json(own)):
+        found = {folder: summary}  # a run of one seed, whatever lies beside it
+    if not found:
+        raise RunError(
+            f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote"
+        )
+    return dict(sorted(found.items(), key=lambda item: item[1]["seed"]))
 
-    They took for a mode's capacity the highest rate that seemed sustained, which is no number to
-    set beside ours.
-    """
-    if "modes" in summary:
-        summary["variants"] = summary.pop("modes")
-    for result in summary["variants"].values():
-        if "fairness" in result:
-            result["latency_line"] = result.pop("fairness")
-    for name, points in (summary.get("sweep") or {}).items():
-        if any("busy_s" not in point for point in points):
-            summary["variants"][name]["capacity"] = None
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A file, or if only that is there its compressed form, which ends in .gz."""
+    if (packed := path.with_name(f"{path.name}.gz")).exists() and not path.exists():
+        with gzip.open(packed, "rt", encoding="utf-8") as file:
+            return dict(json.load(file))
+    return dict(json.loads(path.read_text()))
 
 
 def facts() -> dict[str, Any]:
-    """What is known of a run before it: its machine and its code."""
+    """Facts of a run that are known before it: its machine and its code."""
     return {"hardware": hardware(), "calibration": calibrate.known(), "commit": commit()}
 
 
@@ -193,7 +169,7 @@ def save(
 ) -> None:
     """Write what one seed measured, summary.json and each NAME.json, beside its trace.
 
-    facts: seed, asked, stopped, and what else every seed's summary says alike. points: of a sweep,
+    facts: seed, asked, stopped, and whatever every seed's summary has alike. points: of a sweep,
     by rate; swept: the servers whose sweep came to its end.
     """
     for name, result in results.items():
@@ -201,14 +177,11 @@ def save(
     variants = {name: of_summary(result) for name, result in results.items()}
     for name in swept:
         found = outcome((points or {})[name])
-        variants[name] |= {"capacity": found["capacity"], "goodput_rate": found["goodput_rate"]}
+        variants[name] |= {key: found[key] for key in ("capacity", "goodput_rate")}
+    compared = {name: result for name, result in results.items() if name not in facts["also"]}
     summary = {
-        "variants": variants,
-        "identical_outputs": identical_outputs(
-            {name: result for name, result in results.items() if name not in facts["also"]}
-            if not facts.get("simulated")  # it has no texts
-            else {}
-        ),
+        "variants": variants,  # simulated ones have no texts
+        "identical_outputs": identical_outputs({} if facts.get("simulated") else compared),
         "config": _config(results),
         "workload": describe(requests) | dict(workload),
         "partial": facts["stopped"] is not None,
@@ -222,27 +195,27 @@ def save(
 
 
 def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of the variants; of one that some of them alone use, or that differs, the
-    first's that uses it.
+    """The settings of the variants; of one that some of them alone use, or that differs, the value
+    of the first that uses it.
     """
     configs = [result["config"] for result in results.values() if result.get("config")]
     config = {}
     for name in configs[0] if configs else ():
-        owners = [each for each in configs if has_effect(name, each)]
-        if owners and name not in NOT_TOLD:
-            config[name] = owners[0][name]
+        users = [each for each in configs if has_effect(name, each)]
+        if users and name not in NOT_SHOWN:
+            config[name] = users[0][name]
     return config
 
 
 def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each variant its mode, and the settings in which variants differ, as far as they mean
-    something in its mode.
+    """Of each variant its mode, and the settings in which variants differ, as far as they have a
+    meaning in its mode.
     """
     configs = {name: result["config"] for name, result in results.items() if result.get("config")}
     keys = [
         key
         for key in dict.fromkeys(key for config in configs.values() for key in config)
-        if key not in NOT_TOLD
+        if key not in NOT_SHOWN
         and len({str(c.get(key)) for c in configs.values() if has_effect(key, c)}) > 1
     ]
     return {
@@ -253,16 +226,15 @@ def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
 
 
 def clear(out: Path) -> None:
-    """Make the folder of a run, and take away what an earlier run left in it, and nothing else."""
+    """Make the folder of a run, and delete what an earlier run left in it, and nothing else."""
     out.mkdir(parents=True, exist_ok=True)
     for folder in (*out.glob("seed-*"), out):
-        try:
-            summary = json.loads((folder / "summary.json").read_text())
-            names = summary["variants" if "variants" in summary else "modes"]
-        except (OSError, ValueError, KeyError, TypeError):
-            names = []
-        for name in (*(f"{name}.json" for name in names), "trace.jsonl", "summary.json", *REPORT):
+        names = []
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            names = list(json.loads((folder / "summary.json").read_text())["variants"])
+        written = [f"{name}.json{packed}" for name in names for packed in ("", ".gz")]
+        for name in (*written, "trace.jsonl", "summary.json", *REPORT):
             (folder / name).unlink(missing_ok=True)
         if folder != out:
-            with contextlib.suppress(OSError):  # somebody else's files are in it
+            with contextlib.suppress(OSError):  # a user's files are in it
                 folder.rmdir()

@@ -1,6 +1,4 @@
-"""How figures look: a colour, line and marker for each variant in all of them, and how they are
-written.
-"""
+"""Style of all figures: a colour, line and marker for each variant; and how they are written."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from config import MODES
@@ -38,26 +37,41 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "figure.dpi": 130,
     "legend.frameon": False,
-    # a dollar in a model's name is one
     "svg.hashsalt": "effective-batching",
-    "text.parse_math": False,
+    "text.parse_math": False,  # a dollar in a model's name is a dollar
 }
+styled = matplotlib.rc_context(STYLE)  # decorator of functions that draw
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name: a mode has its own in every figure, others what is left, in their
-    order.
+    """A look for each name. A mode has the same one in every figure; other names get the remaining
+    looks, in their order.
     """
-    own = dict(zip(MODES, LOOKS))
-    names = list(names)
-    left = itertools.cycle(
-        [look for look in LOOKS if look not in [own[name] for name in names if name in own]]
-    )
-    return {name: own.get(name) or next(left) for name in names}
+    fixed, names = dict(zip(MODES, LOOKS)), list(names)
+    taken = [fixed[name] for name in names if name in fixed]
+    free = itertools.cycle([look for look in LOOKS if look not in taken])
+    return {name: fixed.get(name) or next(free) for name in names}
+
+
+def new_figure(size: tuple[float, float], caption: str) -> Figure:
+    """An empty figure, inches wide and high, with its caption."""
+    figure = Figure(figsize=size, layout="constrained")
+    caption_of(figure, caption)
+    return figure
+
+
+def legend_below(figure: Figure, handles: Iterable[Any], labels: Iterable[str], ncols: int) -> None:
+    """A legend below all panels."""
+    figure.legend(list(handles), list(labels), loc="outside lower center", ncols=ncols)
+
+
+def patches(colours: Iterable[str]) -> list[Any]:
+    """Handles of a legend: a rectangle of each colour."""
+    return [Rectangle((0, 0), 1, 1, color=colour) for colour in colours]
 
 
 def plain_log(axis: Any) -> None:
-    """A logarithmic axis labelled 0.5, 1, 2, 5 instead of powers of ten; more finely where it spans
+    """Label a logarithmic axis 0.5, 1, 2, 5 instead of powers of ten; more finely where it spans
     little.
     """
 
@@ -66,12 +80,12 @@ def plain_log(axis: Any) -> None:
         labelled = "1" if high > 500 * low else "125" if high > 6 * low else "123456789"
         return f"{value:g}" if f"{value:.0e}"[0] in labelled else ""
 
-    for formatter in (axis.set_major_formatter, axis.set_minor_formatter):
-        formatter(label)
+    axis.set_major_formatter(label)
+    axis.set_minor_formatter(label)
 
 
 def caption_of(figure: Figure, caption: str) -> None:
-    """What a figure is of, above it."""
+    """Write above a figure what it is of."""
     figure.suptitle(caption, fontsize=10.5, color="#555555", x=0.01, ha="left")
 
 

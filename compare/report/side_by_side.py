@@ -11,76 +11,10 @@ import numpy as np
 from client.quoting import code, escape
 from compare import calibrate
 from compare.report import figures, sentences, tables
-from compare.report.report import Drawing, distributions, marked, write_files
+from compare.report.report import Drawing, distributions, document, marked, write_files
 from compare.runs import FIGURES, Run
-from stats import DEFINITIONS
 
-
-def compare_runs(runs: Sequence[Run], out: Path) -> None:
-    """A report of several runs side by side: what differs between them, each variant in each,
-    and by how much it changed.
-    """
-    labels, same = _labels(runs), _same_traces(runs)
-    rows = [["", *labels]]
-    for what, of in ABOUT.items():
-        rows.append([what, *(of(run.first) for run in runs)])
-    settings = [name for run in runs for name in run.first["config"]]
-    for name in dict.fromkeys(settings):
-        found = [escape(run.first["config"].get(name, tables.NONE)) for run in runs]
-        if len(set(found)) > 1:
-            rows.append([escape(name), *found])
-    shared = [name for name in runs[0].names if all(name in run.names for run in runs)]
-    parts = [
-        f"# {' against '.join(labels)}",
-        "## What differs",
-        tables.markdown(rows, left=len(rows[0])),
-        "All replayed the same traces, so their differences are the servers' and the machines'."
-        if same
-        else "**The traces differ**: at another load latencies differ for that alone; `--trace` "
-        "replays "
-        "one run's trace in another.",
-    ]
-    parts += _foreign_costs(labels, runs)
-    for label, run in zip(labels, runs):
-        told = [
-            sentence
-            for sentence in (
-                sentences.simulated(run),
-                sentences.partial(run),
-                *sentences.failures(run),
-                sentences.client_limited(run),
-            )
-            if sentence
-        ]
-        told += [sentences.conditions(run)]
-        if not run.first.get("simulated"):
-            told += [calibrate.sentence(run.first["calibration"])]
-        parts += [f"{label}: {' '.join(told)}"]
-    parts += [
-        "## Variants",
-        tables.runs_table({label: run.variants for label, run in zip(labels, runs)}, paired=same),
-    ]
-    styles: dict[str, tuple[str, str]] = {}
-    values: dict[str, dict[str, np.ndarray]] = {}
-    for name in shared:
-        for label, run, style in zip(labels, runs, ("-", "--", ":", "-.") * len(runs)):
-            styles[f"{name}, {label}"] = (name, style)
-            values[f"{name}, {label}"] = distributions(run.answered(name))
-    drawn: dict[str, Drawing] = {}
-    if values:
-        caption = " · ".join(
-            f"{label}: commit {run.first['commit']}" for label, run in zip(labels, runs)
-        )
-        drawn["distributions"] = lambda: figures.distributions(values, caption, styles)
-        parts.append(f"![{FIGURES['distributions']}](distributions.png)")
-    parts += [
-        "## Definitions",
-        "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items()),
-    ]
-    out.mkdir(parents=True, exist_ok=True)
-    write_files(out, "\n\n".join(parts) + "\n", drawn)
-
-
+LINES = ("-", "--", ":", "-.")  # of runs, in figures
 ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "commit": lambda s: escape(s["commit"]),
     "date": lambda s: escape(s["date"]),
@@ -91,29 +25,98 @@ ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "command": lambda s: code(s["command"]),
 }
+SAME = "All replayed the same traces, so their differences are the servers' and the machines'."
+OTHER = (
+    "**The traces differ**: at another load latencies differ for that alone; `--trace` replays one "
+    "run's trace in another."
+)
+
+
+def compare_runs(runs: Sequence[Run], out: Path) -> None:
+    """Write a report of several runs side by side: what differs between them, each variant in each,
+    and by how much it changed.
+    """
+    labels, traces = _labels(runs), [_traces(run) for run in runs]
+    same = all(each == traces[0] for each in traces)
+    named = dict(zip(labels, runs))
+    parts = [
+        f"# {' against '.join(labels)}",
+        "## What differs",
+        tables.markdown(_differing(named), left=1 + len(runs)),
+        SAME if same else OTHER,
+        *_foreign_costs(named),
+    ]
+    parts += [f"{label}: {' '.join(_remarks(run))}" for label, run in named.items()]
+    variants = {label: run.variants for label, run in named.items()}
+    parts += ["## Variants", tables.runs_table(variants, paired=same)]
+    styles: dict[str, tuple[str, str]] = {}
+    values: dict[str, dict[str, np.ndarray]] = {}
+    for name in runs[0].names:
+        for i, (label, run) in enumerate(named.items()):
+            if all(name in each.names for each in runs):
+                styles[f"{name}, {label}"] = (name, LINES[i % len(LINES)])
+                values[f"{name}, {label}"] = distributions(run.answered(name))
+    drawn: dict[str, Drawing] = {}
+    if values:
+        caption = " · ".join(
+            f"{label}: commit {run.first['commit']}" for label, run in named.items()
+        )
+        drawn["distributions"] = lambda: figures.distributions(values, caption, styles)
+        parts.append(f"![{FIGURES['distributions']}](distributions.png)")
+    out.mkdir(parents=True, exist_ok=True)
+    write_files(out, document(parts), drawn)
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    names = [run.folder.resolve().name for run in runs]
-    names = [escape(name) for name in names]
+    names = [escape(run.folder.resolve().name) for run in runs]
     if len(set(names)) < len(names):
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
     return [f"{name}{marked(run)}" for name, run in zip(names, runs)]
 
 
-def _foreign_costs(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """Which simulations reckon with other hardware than the measured runs had beside them."""
+def _traces(run: Run) -> list[Any]:
+    """The trace of each seed, or of one that was not saved what it is drawn from."""
+    return [
+        (folder / "trace.jsonl").read_text()
+        if summary["workload"].get("saved", True)
+        else (summary["seed"], summary["workload"])
+        for folder, summary in zip(run.folders, run.summaries)
+    ]
+
+
+def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
+    """A table of facts about the runs, and of the settings in which they differ."""
+    first = [run.first for run in runs.values()]
+    rows = [["", *runs], *([what, *map(of, first)] for what, of in ABOUT.items())]
+    for name in dict.fromkeys(name for summary in first for name in summary["config"]):
+        settings = [escape(summary["config"].get(name, tables.NONE)) for summary in first]
+        if len(set(settings)) > 1:
+            rows.append([escape(name), *settings])
+    return rows
+
+
+def _remarks(run: Run) -> list[str]:
+    """Whether a run can be trusted, and its conditions."""
+    found = [sentences.simulated(run), sentences.partial(run), *sentences.failures(run)]
+    found += [sentences.client_limited(run), sentences.conditions(run)]
+    if not run.first.get("simulated"):
+        found.append(calibrate.sentence(run.first["calibration"]))
+    return [sentence for sentence in found if sentence]
+
+
+def _foreign_costs(runs: Mapping[str, Run]) -> list[str]:
+    """Simulations that reckon with other hardware than the measured runs beside them had."""
     measured = {
         label: run.first["hardware"]["cpu"]
-        for label, run in zip(labels, runs)
+        for label, run in runs.items()
         if not run.first.get("simulated")
     }
     found = []
-    for label, run in zip(labels, runs):
-        told = run.first.get("simulated")
-        if not told or not told["hardware"]:
+    for label, run in runs.items():
+        simulated = run.first.get("simulated")
+        if not simulated or not simulated["hardware"]:
             continue
-        fitted = told["hardware"]["cpu"]
+        fitted = simulated["hardware"]["cpu"]
         if others := [other for other, cpu in measured.items() if cpu != fitted]:
             found.append(
                 f"**{label} reckons with another machine**: its costs were fitted on "
@@ -121,18 +124,3 @@ def _foreign_costs(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
                 f"{escape(measured[others[0]])}; fit them there with `python -m benchmarks.costs`."
             )
     return found
-
-
-def _same_traces(runs: Sequence[Run]) -> bool:
-    traces = [
-        [_trace(folder, summary) for folder, summary in zip(run.folders, run.summaries)]
-        for run in runs
-    ]
-    return all(trace == traces[0] for trace in traces)
-
-
-def _trace(folder: Path, summary: Mapping[str, Any]) -> Any:
-    """A trace, or of one that was not saved what it is drawn from."""
-    if summary["workload"].get("saved", True):  # earlier versions saved every one
-        return (folder / "trace.jsonl").read_text()
-    return summary["seed"], summary["workload"]

@@ -415,7 +415,7 @@ def test_an_earlier_run_makes_room_and_nothing_else_is_touched(tmp_path: Path) -
         "seed-3/summary.json",
         "seed-3/old.json",
     ):
-        (tmp_path / path).write_text('{"modes": {"old": {}}}')
+        (tmp_path / path).write_text('{"variants": {"old": {}}}')
     clear(tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
         "notes.txt",

@@ -127,7 +127,7 @@ def test_a_servers_name_is_a_file_name_too() -> None:
 
 
 def test_a_run_whose_servers_have_other_names_is_refused(tmp_path: Path) -> None:
-    summary = {"workload": {}, "seed": 0, "partial": False, "modes": {"../../secret": {}}}
+    summary = {"workload": {}, "seed": 0, "partial": False, "variants": {"../../secret": {}}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(runs.RunError, match="rename it"):
         runs.load(tmp_path)

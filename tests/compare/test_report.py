@@ -215,7 +215,7 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
         ),
         (
             lambda folder: (folder / "summary.json").write_text(
-                json.dumps({"workload": {}, "seed": 0, "partial": False, "modes": {"a": {}}})
+                json.dumps({"workload": {}, "seed": 0, "partial": False, "variants": {"a": {}}})
             ),
             "cannot read the run",
         ),

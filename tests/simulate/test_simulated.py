@@ -361,7 +361,7 @@ def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
     run = runs.load(tmp_path)
     panels = report.drawings(run)["replicas"]().axes
     assert [axes.get_title(loc="left") for axes in panels] == ["nobatch", "dynamic"]
-    for axes, mine in zip(panels, replicas.told(run).values()):
+    for axes, mine in zip(panels, replicas.simulated(run).values()):
         every, up = (patch for patch in axes.patches if isinstance(patch, StepPatch))
         most = max(up for _, up, _ in mine["changes"])
         assert max(up.get_data()[0]) == most <= max(every.get_data()[0])

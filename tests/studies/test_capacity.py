@@ -4,8 +4,6 @@ the truth in virtual time.
 
 from __future__ import annotations
 
-import json
-import re
 import statistics
 from dataclasses import replace
 
@@ -14,14 +12,12 @@ import pytest
 
 from client.data import PromptData, describe
 from client.load import Outcome
-from compare import runs
 from compare.analysis import always_waiting, difference, estimate, growth, growth_in_flight
 from compare.measure import judged
-from compare.report import report, tables
+from compare.report import tables
 from config import build
 from stats import Answer
 from studies import capacity
-from tests.servers import ROOT
 
 
 def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
@@ -171,17 +167,3 @@ def test_a_difference_of_which_seeds_are_missing_has_no_interval() -> None:
         {"x": {"b": [result | {"partial": False} for result in two]}}, paired=True
     )
     assert "20.1 (4 of 5 seeds)" in text
-
-
-def test_a_sweep_of_an_earlier_version_says_what_it_lacks() -> None:
-    run = runs.load(ROOT / "results" / "demo")
-    if all(
-        "busy_s" in point for seeds in run.points.values() for points in seeds for point in points
-    ):
-        for points in run.points["nobatch"][0]:  # measured anew since: make it an old one
-            del points["busy_s"], points["busy_throughput"]
-    text = report.contents(run)
-    assert "is from a version that did not measure capacity so" in text
-    assert re.search(r"\| nobatch \| – \| [\d.]+ to [\d.]+ \|", text), "3.67 was never completed"
-    old = json.loads((ROOT / "results" / "demo" / "summary.json").read_text())
-    assert set(old["sweep"]) == set(run.points)
