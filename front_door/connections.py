@@ -1,4 +1,4 @@
-"""The worker's clients: what each waits for and until when, whose turn it is, and who gives way."""
+"""The worker's connections: what each waits for, until when, and which give way to new ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -17,21 +18,19 @@ AT_ONCE = 40  # connections accepted, read or given up before the others' turn
 
 
 class Wait(enum.Enum):
-    """What for. In the order in which connections give way to new ones."""
+    """What a connection waits for, `Reader.awaits` or its client's end. In the order in which
+    connections give way to new ones.
+    """
 
-    LINGERING = enum.auto()
-    HEAD = enum.auto()
-    IDLE = enum.auto()
-    BODY = enum.auto()
-
-
-AWAITED = {"nothing": Wait.IDLE, "head": Wait.HEAD, "body": Wait.BODY}
+    LINGERING = "end"
+    HEAD = "head"
+    IDLE = "nothing"
+    BODY = "body"
 
 
 class Connection:
-    """One client.
-
-    The socket blocks, for the threads that write to it; the loop asks it not to, call by call.
+    """One client's. The socket blocks, for the threads that write to it; the loop asks it not to,
+    call by call.
     """
 
     def __init__(self, number: int, sock: socket.socket, client: Any, server: Any, reader: Reader):
@@ -46,8 +45,8 @@ class Connection:
 
     @property
     def can_give_way(self) -> bool:
-        """Not one of which something has come that the loop has not read yet: on a busy machine
-        that may be a whole request.
+        """False if something has come that the loop has not read yet: on a busy machine that may be
+        a whole request.
         """
         if self.waits is Wait.LINGERING:
             return True
@@ -56,11 +55,15 @@ class Connection:
         except OSError:  # nothing has come, or it is gone
             return True
 
+    def send(self, raw: bytes) -> None:
+        """Send what the socket takes at once; reading will tell if the client is gone."""
+        with suppress(OSError):
+            self.sock.send(raw, socket.MSG_DONTWAIT)
+
 
 def in_turn(ready: list[Connection]) -> list[Connection]:
-    """Whom to read now: of many some of the newest and some of the oldest.
-
-    So nobody waits for a thousand others.
+    """The connections to read now: of many some of the newest and some of the oldest, so that none
+    waits for a thousand others.
     """
     if len(ready) <= AT_ONCE:
         return ready
@@ -69,10 +72,10 @@ def in_turn(ready: list[Connection]) -> list[Connection]:
 
 
 class Connections:
-    """All that are open. The loop's alone.
+    """All open connections. The loop's alone.
 
-    limits: seconds that a connection may wait, by what for. most: that may be open; most_doomed:
-    closed ones whose file the system still holds.
+    limits: seconds that a connection may wait, by what for. most: connections that may be open;
+    most_unreleased: closed ones whose file the system still holds.
     """
 
     def __init__(
@@ -80,35 +83,33 @@ class Connections:
         poller: selectors.BaseSelector,
         limits: Mapping[Wait, float],
         most: int,
-        most_doomed: int,
+        most_unreleased: int,
     ):
         self.limits = dict(limits)
         self.open = 0  # in threads too
         self.held_bytes = 0  # of bodies that are not whole, or not parsed yet
         self._poller = poller
         self._most = most
-        # given up, and not closed yet: when thousands come at once, closing as many would make all
-        # others wait
-        self._doomed: deque[socket.socket] = deque()
-        self._most_doomed = most_doomed
-        # deadlines by connection; the oldest is first in each, for its time limit is the same for
-        # all
+        # when thousands come at once, closing as many would make all others wait
+        self._unreleased: deque[socket.socket] = deque()
+        self._most_unreleased = most_unreleased
+        # deadlines by connection, the oldest first, since all of a kind have the same limit
         self._waiting: dict[Wait, dict[Connection, float]] = {wait: {} for wait in Wait}
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may come, if need be in the place of another."""
+        """Whether one more may come, if need be in place of another."""
         return self.open < self._most or self._least() is not None
 
     def add(self, connection: Connection) -> None:
-        """A new one; beyond the most it takes the place of another."""
+        """Add a new one; beyond the most it takes the place of another."""
         self.open += 1
         if self.open > self._most:
             self.make_room()
         self.wait(connection, Wait.HEAD)
 
     def make_room(self) -> bool:
-        """Close the one that matters least; False if none can give way."""
+        """Close the one that matters least; return False if none can give way."""
         least = self._least()
         if least is not None:
             self.close(least)
@@ -122,7 +123,7 @@ class Connections:
         return None
 
     def wait(self, connection: Connection, wait: Wait) -> None:
-        """Have it wait for something, from now on."""
+        """Have a connection wait, from now on."""
         if connection.waits is None:
             self._poller.register(connection.sock, selectors.EVENT_READ, connection)
         else:
@@ -131,7 +132,7 @@ class Connections:
         self._waiting[wait][connection] = time.monotonic() + self.limits[wait]
 
     def take(self, connection: Connection) -> None:
-        """Out of what waits."""
+        """Take a connection out of those that wait."""
         if connection.waits is not None:
             self._poller.unregister(connection.sock)
             del self._waiting[connection.waits][connection]
@@ -139,32 +140,32 @@ class Connections:
         self.held_bytes -= connection.held_bytes
         connection.held_bytes = 0
 
-    def hold(self, connection: Connection) -> None:
-        """Count what it has sent of a body."""
+    def count_bytes(self, connection: Connection) -> None:
+        """Count what a connection has sent of a body."""
         self.held_bytes += connection.reader.held_bytes - connection.held_bytes
         connection.held_bytes = connection.reader.held_bytes
 
     def drop(self, n: int) -> None:
-        """So many bytes of a body in a thread are parsed, and held no longer."""
+        """Count n bytes less: the body in a thread is parsed."""
         self.held_bytes -= n
 
     def close(self, connection: Connection) -> None:
         self.take(connection)
         self.open -= 1
-        self._doomed.append(connection.sock)
-        self.bury(len(self._doomed) - self._most_doomed)
+        self._unreleased.append(connection.sock)
+        self.release(len(self._unreleased) - self._most_unreleased)
 
-    def bury(self, n: int) -> None:
-        """Give the system back the files of n that are closed."""
-        for _ in range(min(n, len(self._doomed))):
-            self._doomed.popleft().close()
+    def release(self, n: int) -> None:
+        """Give the files of n closed connections back to the system."""
+        for _ in range(min(n, len(self._unreleased))):
+            self._unreleased.popleft().close()
 
     def oldest(self, wait: Wait) -> Connection | None:
         """The one that has waited longest for this."""
         return next(iter(self._waiting[wait]), None)
 
-    def late(self) -> Iterator[tuple[Connection, Wait]]:
-        """Those whose time is over, AT_ONCE of each kind at most."""
+    def overdue(self) -> Iterator[tuple[Connection, Wait]]:
+        """Connections whose time is over, AT_ONCE of each kind at most."""
         now = time.monotonic()
         for wait, connections in self._waiting.items():
             for connection, deadline in list(islice(connections.items(), AT_ONCE)):
@@ -172,7 +173,7 @@ class Connections:
                     break
                 yield connection, wait
 
-    def hurry(self, limit_s: float) -> None:
+    def shorten(self, limit_s: float) -> None:
         """Let none wait longer than this from now on."""
         latest = time.monotonic() + limit_s
         for wait, connections in self._waiting.items():
@@ -181,8 +182,8 @@ class Connections:
                 connections[connection] = min(deadline, latest)
 
     def next_at(self) -> float:
-        """When there is something to do for one that sends nothing."""
-        if self._doomed:
+        """When there is something to do although nothing comes."""
+        if self._unreleased:
             return 0.0
         firsts = [next(iter(each.values())) for each in self._waiting.values() if each]
         return min(firsts, default=float("inf"))

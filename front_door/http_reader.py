@@ -7,9 +7,8 @@ byte is looked at a bounded number of times, however small the pieces are in whi
 from __future__ import annotations
 
 import io
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -26,6 +25,10 @@ from gunicorn.http.errors import (
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
+from scheduling.errors import ServingError
+from wire.messages import failure
+from wire.refusals import Refused, too_large
+
 MAX_HEAD_BYTES = 32_768  # of a request line and its headers
 MAX_LINE_BYTES = 1_024  # of a chunk's size and extensions; of all trailers
 CHUNKS_AT_ONCE = 32  # parsed before the other connections have their turn
@@ -37,6 +40,7 @@ MEAN_CHUNK = 16
 HEAD_ENDS = re.compile(rb"\r\n\r\n|(?<!\r)\n")
 VERSION = re.compile(rb" HTTP/[0-9]\.[0-9]$")
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(?:;[^\r\n]*)?")
+WRONG_CHUNKS = "The chunks of the body are malformed; send it with a Content-Length."
 STATUS: dict[type[Exception], int] = {
     InvalidHTTPVersion: 505,
     LimitRequestLine: 414,
@@ -46,29 +50,32 @@ STATUS: dict[type[Exception], int] = {
 }
 
 
-class Refusal(Exception):
-    """A request that no thread needs to see. The message is one sentence that names the fix."""
+def rendered(error: ServingError) -> bytes:
+    """All of an HTTP answer that refuses a request and ends its connection."""
+    answer = failure(error)
+    headers = {
+        "Content-Type": answer.content_type,
+        "Content-Length": str(len(answer.body)),
+        "Connection": "close",
+        **answer.headers,
+    }
+    lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + answer.body
 
-    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] = {}):
-        super().__init__(message)
-        self.status, self.code, self.headers = status, code, headers
 
-    def as_answer(self) -> bytes:
-        """All of an HTTP answer, with the error as errors.py has it."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {"message": str(self), "type": kind, "param": None, "code": self.code}
-        body = json.dumps({"error": error}, separators=(",", ":")).encode() + b"\n"
-        head = (
-            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n"
-        )
-        more = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-        return f"{head}{more}\r\n".encode() + body
+def invalid(message: str, status: int = 400) -> Refused:
+    """The error of what is no request of HTTP/1.1."""
+    return Refused(status, "invalid_http", message)
+
+
+def no_request(error: Exception, status: int = 400) -> Refused:
+    """The same, of what gunicorn's parser found."""
+    return invalid(f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}", status)
 
 
 class Body(io.BytesIO):
-    """A whole body. `dropped` is called when it is closed, since nobody needs its bytes then."""
+    """A whole body. `dropped` is called when it is closed, since its bytes are needed no more."""
 
     dropped: Callable[[], None] | None = None
 
@@ -81,8 +88,8 @@ class Body(io.BytesIO):
 class Reader:
     """The requests of one connection, one after another.
 
-    `settings`: gunicorn's. `client`: its address. `max_body_bytes`: of a body's chunks together.
-    `admit`: raises Refusal for a head whose body is not to be read.
+    settings: gunicorn's. client: its address. max_body_bytes: of a body's chunks together.
+    admit: raises ServingError for a head whose body is not to be read.
     """
 
     def __init__(
@@ -96,11 +103,11 @@ class Reader:
         self._settings = settings
         self._client = client
         self._max_body_bytes = max_body_bytes
-        self._buffer = bytearray()  # what nobody has looked at, or of which not enough is there
-        self._searched = 0  # so much of the buffer holds no end of a head
+        self._buffer = bytearray()  # not looked at yet, or too little to be read
+        self._searched = 0  # bytes of the buffer that hold no end of a head
         self._request: Request | None = None  # its head is there, and its body is not
         self._body = bytearray()
-        self._left = 0  # bytes to come of the body, or of its chunk
+        self._missing = 0  # bytes of the body, or of its chunk, that are still to come
         self._chunked = False
         self._chunks = 0  # of the body, so far
         self._separator = b""  # ends the chunk before
@@ -109,16 +116,15 @@ class Reader:
 
     @property
     def awaits(self) -> Literal["nothing", "head", "body"]:
-        """What is there only in part: nothing between two requests."""
+        """The part of a request that is not complete: nothing between two requests."""
         if self._request is not None:
             return "body"
         return "head" if self._buffer else "nothing"
 
     @property
     def held_bytes(self) -> int:
-        """At most MAX_HEAD_BYTES + max_body_bytes + what the last `feed` brought.
-
-        This holds unless requests are pipelined.
+        """At most MAX_HEAD_BYTES + max_body_bytes + what the last `feed` brought, unless requests
+        are pipelined.
         """
         return len(self._buffer) + len(self._body)
 
@@ -126,13 +132,13 @@ class Reader:
         self._buffer += data
 
     def forget(self) -> None:
-        """Give the memory back: nobody wants what there is."""
+        """Give the memory back: what has come is not wanted."""
         self._buffer, self._body, self.has_more = bytearray(), bytearray(), False
 
     def next_request(self) -> Request | None:
         """The next request, its whole body in `body`, or None while a part of it is missing.
 
-        Raises Refusal.
+        Raises ServingError.
         """
         self.has_more = False
         if self._request is None and not self._take_head():
@@ -159,11 +165,8 @@ class Reader:
         found = HEAD_ENDS.search(self._buffer, max(0, self._searched - 3))
         end = found.end() if found else len(self._buffer)
         if end > MAX_HEAD_BYTES:
-            raise Refusal(
-                431,
-                "headers_too_large",
-                f"The headers are larger than {MAX_HEAD_BYTES:,} bytes; send fewer.",
-            )
+            message = f"The headers are larger than {MAX_HEAD_BYTES:,} bytes; send fewer."
+            raise Refused(431, "headers_too_large", message)
         if found is None:
             self._searched = end
             return False
@@ -176,60 +179,49 @@ class Reader:
             status = STATUS.get(type(error), 400)
             if status == 505 and not VERSION.search(head.partition(b"\r\n")[0]):
                 status = 400  # it is no version at all
-            raise Refusal(
-                status,
-                "invalid_http",
-                f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}",
-            ) from None
+            raise no_request(error, status) from None
         self._chunked = isinstance(request.body.reader, ChunkedReader)
         self._check(request)
         self._separator, self._in_trailers, self._chunks = b"", False, 0
-        self._left = 0
+        self._missing = 0
         if not self._chunked:
             self._expect(request.body.reader.length)
-        if self._chunked or self._left:
+        if self._chunked or self._missing:
             self._admit(request)
         self._request = request
         return True
 
     def _check(self, request: Request) -> None:
-        """What RFC 9112 asks of a head, and gunicorn's parser does not: one Host (3.2), and no
-        coding that nobody decodes (6.1).
+        """Check what RFC 9112 asks of a head, and gunicorn's parser does not: one Host (3.2), and
+        no coding that is not decoded here (6.1).
         """
         hosts, codings = (
             [value for name, value in request.headers if name == wanted]
             for wanted in ("HOST", "TRANSFER-ENCODING")
         )
         if len(hosts) > 1 or (not hosts and request.version >= (1, 1)):
-            raise Refusal(
-                400, "invalid_http", f"The request has {len(hosts)} Host headers; send exactly one."
-            )
+            raise invalid(f"The request has {len(hosts)} Host headers; send exactly one.")
         named = {coding.strip().lower() for value in codings for coding in value.split(",")}
         if unknown := named - {"chunked", "identity"}:
-            raise Refusal(
-                501,
-                "invalid_http",
+            raise invalid(
                 f"The body's transfer coding {min(unknown)[:50]} is not decoded here; send it as "
                 "it is.",
+                501,
             )
 
     def _expect(self, n: int) -> None:
         if len(self._body) + n > self._max_body_bytes:
-            raise Refusal(
-                413,
-                "request_entity_too_large",
-                f"The body is larger than {self._max_body_bytes:,} bytes.",
-            )
-        self._left = n
+            raise too_large(self._max_body_bytes)
+        self._missing = n
 
     def _take_body(self) -> bool:
-        """Take what is there of the body; whether that was the rest of it."""
+        """Take what is there of the body; return whether it is complete."""
         for _ in range(CHUNKS_AT_ONCE):
-            self._body += self._buffer[: self._left]
-            taken = min(self._left, len(self._buffer))
+            self._body += self._buffer[: self._missing]
+            taken = min(self._missing, len(self._buffer))
             del self._buffer[:taken]
-            self._left -= taken
-            if self._left:
+            self._missing -= taken
+            if self._missing:
                 return False
             if not self._chunked:
                 return True
@@ -241,30 +233,28 @@ class Reader:
         return False
 
     def _take_size(self) -> bool:
-        """Read the next chunk's size; False while its line is not there."""
+        """Read the next chunk's size; return False while its line is not there."""
         end = self._line_end(b"\r\n", len(self._separator))
         if end is None:
             return False
         line = bytes(self._buffer[:end])
         size = CHUNK.fullmatch(line, len(self._separator))
         if size is None or not line.startswith(self._separator):
-            raise self._wrong_chunk()
+            raise invalid(WRONG_CHUNKS)
         del self._buffer[: end + 2]
         self._separator = b"\r\n"
         self._expect(int(size[1], 16))
-        self._in_trailers = self._left == 0
+        self._in_trailers = self._missing == 0
         if self._chunks >= FREE_CHUNKS and len(self._body) < MEAN_CHUNK * self._chunks:
-            raise Refusal(
-                400,
-                "invalid_http",
+            raise invalid(
                 f"The body's chunks hold less than {MEAN_CHUNK} bytes on average; send it with a "
-                "Content-Length.",
+                "Content-Length."
             )
         self._chunks += 1
         return True
 
     def _skip_trailers(self) -> bool:
-        """Nothing here reads them; False until they are there."""
+        """Drop the trailers, which nothing here reads; return False until they are there."""
         if self._buffer.startswith(b"\r\n"):
             del self._buffer[:2]
             return True
@@ -279,13 +269,5 @@ class Reader:
         if end >= 0:
             return end
         if len(self._buffer) >= MAX_LINE_BYTES:
-            raise self._wrong_chunk()
+            raise invalid(WRONG_CHUNKS)
         return None
-
-    @staticmethod
-    def _wrong_chunk() -> Refusal:
-        return Refusal(
-            400,
-            "invalid_http",
-            "The chunks of the body are malformed; send it with a Content-Length.",
-        )

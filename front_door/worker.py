@@ -1,9 +1,8 @@
 """gunicorn's worker: one loop reads every connection, and a thread gets a request once it is whole.
 
-gunicorn's own threaded worker gives a thread to a connection, which a slow client then
-holds, and closes connections on its only loop, waiting up to 2 s for each (27.0.1). Here
-nothing that a client does or leaves undone makes the loop or a thread wait, but a reader
-that stands still, and that for STILL_S.
+gunicorn's own threaded worker gives a thread to a connection, however slow its client, and closes
+connections on its only loop, waiting up to 2 s for each (27.0.1). Here a client makes neither the
+loop nor a thread wait, but for a reader that stands still, for STILL_S.
 
 A connection waits in one of four ways, each for a limited time in all, and then is in a thread
 until it is answered:
@@ -15,16 +14,14 @@ until it is answered:
 
 At most `worker_connections` are open. A further one takes the place of the one that has waited
 longest in the first of LINGERING, HEAD, IDLE and BODY that has any; one that is being answered, or
-of which something has come that was not read yet, is never closed for another. Bodies that are not
-whole hold at most MAX_UNFINISHED_BYTES in all; beyond it the one that has waited longest is
-refused.
+has sent something that was not read yet, is never closed for another. Bodies that are not whole
+take at most MAX_UNFINISHED_BYTES in all; beyond it the one that has waited longest is refused.
 
 SIGTERM: no new connections; requests in flight are finished, new ones on connections that are still
 open get 503. After drain_timeout_s those still in flight get an error. A second SIGTERM changes
 nothing. SIGINT and SIGQUIT (Ctrl-C, which reaches the worker from the terminal and from gunicorn's
-master) give those in flight that error at once. The handlers only tell the loop: gunicorn's own
-take the thread pool's lock, and deadlock when the second signal interrupts the first or the main
-thread holds that lock.
+master) give those in flight that error at once. The handlers only notify the loop: gunicorn's own
+take the thread pool's lock, and deadlock if a second signal interrupts the first.
 """
 
 from __future__ import annotations
@@ -41,25 +38,24 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from queue import SimpleQueue
-from types import FrameType
 from typing import Any
 
-from gunicorn.http import wsgi
-from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
 from gunicorn.workers import base
 
 from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
-from front_door.connections import AT_ONCE, AWAITED, Connection, Connections, Wait, in_turn
-from front_door.http_reader import Reader, Refusal
+from front_door.answering import answer
+from front_door.connections import AT_ONCE, Connection, Connections, Wait, in_turn
+from front_door.http_reader import Reader, invalid, rendered
 from front_door.pool import Pool
-from scheduling.errors import Unauthorized
+from scheduling.errors import ServingError, Unauthorized
 from wire.messages import REQUEST_ID, request_id
-from wire.refusals import user_of
+from wire.refusals import Refused, user_of
 from wire.routes import OPEN
 
-KEEPALIVE_S = 75.0  # longer than clients keep their pools, who else would be reset under load
+KEEPALIVE_S = 75.0  # longer than clients keep their pools, which else would be reset under load
 LINGER_S = 2.0
 STILL_S = 30  # how long a client may take nothing of its answer
 # how long a connection may wait for anything once SIGTERM came: its request may be on the way
@@ -68,24 +64,23 @@ ENDING_S = 0.5  # the same after Ctrl-C
 READ_BYTES = 65_536
 MAX_UNFINISHED_BYTES = 256_000_000
 TOO_MANY_BODIES = "The server holds too many unfinished bodies; send the request again."
-PARSED_AT_ONCE = 8  # connections of which more is there than one turn parses
-BURIED_AT_ONCE = 25  # closed; it takes longer than accepting one
+PARSED_AT_ONCE = 8  # connections of which more has come than one turn parses
+RELEASED_AT_ONCE = 25  # closed connections; it takes longer than accepting one
 PAUSE_S = 0.1  # before accepting is tried again, when the system had no file left
 NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Worker(base.Worker):
-    """What runs in a thread is `_serve`; all else, but the signals' handlers, is the loop's."""
+    """`_serve` runs in a thread; all else, but the signals' handlers, is the loop's."""
 
     def init_process(self) -> None:
         self.config = Config.model_validate_json(os.environ[HANDOFF])
         self._keys = self.config.users_of_keys
         self._pool = Pool(self.cfg.threads)
         self._poller = selectors.DefaultSelector()
-        # what others want the loop to do
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._unparsed: deque[Connection] = deque()  # in the middle of what they have sent
-        self._accepted = 0
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the loop, from others
+        self._unparsed: deque[Connection] = deque()  # of which more has come than one turn parses
+        self._numbers = count(1)  # of connections, by age
         self._accepting = False
         self._accept_from = 0.0
         self._drain_until: float | None = None
@@ -97,17 +92,17 @@ class Worker(base.Worker):
             Wait.BODY: self.config.body_timeout_s,
         }
         most, files = self.cfg.worker_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most_doomed = max(0, files - SPARE_FILES - most)
-        self._connections = Connections(self._poller, limits, most, most_doomed)
+        most_unreleased = max(0, files - SPARE_FILES - most)
+        self._connections = Connections(self._poller, limits, most, most_unreleased)
         super().init_process()
 
     # ---- signals
 
-    def handle_exit(self, signum: int, frame: FrameType | None) -> None:
+    def handle_exit(self, signum: int, frame: Any) -> None:
         """SIGTERM."""
         self._call(self._drain)
 
-    def handle_quit(self, signum: int, frame: FrameType | None) -> None:
+    def handle_quit(self, signum: int, frame: Any) -> None:
         """SIGINT and SIGQUIT."""
         if self.booted:
             self.end()
@@ -119,7 +114,7 @@ class Worker(base.Worker):
         self._call(self._end)
 
     def _call(self, callback: Callable[[], None]) -> None:
-        """Have the loop call it. From any thread; a signal's handler may interrupt even this."""
+        """Have the loop call it. From any thread, and from a signal's handler."""
         self._calls.put(callback)
         with suppress(BlockingIOError):  # the pipe is full, so the loop will look
             os.write(self.PIPE[1], b"\0")
@@ -130,20 +125,20 @@ class Worker(base.Worker):
         self._drain_until = time.monotonic() + self.config.drain_timeout_s
         self.wsgi.extensions["server"].manager.drain()
         for listener in self.sockets:
-            # who was let in by the system already gets an answer
+            # connections that the system has let in already are answered
             self._accept(listener, listener.getsockname())
         self._accept_while(False)
         for listener in self.sockets:
             listener.close()
         self.alive = False
-        self._connections.hurry(DRAINING_S)
+        self._connections.shorten(DRAINING_S)
 
     def _end(self) -> None:
         if self._ending:
             return
         self._ending = True
         self._drain()
-        self._connections.hurry(ENDING_S)
+        self._connections.shorten(ENDING_S)
         manager = self.wsgi.extensions["server"].manager
         # a thread, since it waits for the handler thread; nobody waits for a model that still loads
         threading.Thread(target=manager.close, daemon=not manager.loaded).start()
@@ -160,10 +155,9 @@ class Worker(base.Worker):
 
     def run(self) -> None:
         self._poller.register(self.PIPE[0], selectors.EVENT_READ, self._run_calls)
+        timeout = struct.pack("ll", STILL_S, 0)
         for listener in self.sockets:  # connections inherit it
-            listener.setsockopt(
-                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STILL_S, 0)
-            )
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         while self.alive or self._connections.open:
             self.notify()
             if self.alive:
@@ -181,7 +175,7 @@ class Worker(base.Worker):
                 if connection.waits is Wait.BODY:  # it was not closed meanwhile
                     self._advance(connection)
             self._give_up()
-            self._connections.bury(BURIED_AT_ONCE)
+            self._connections.release(RELEASED_AT_ONCE)
             if self.ppid != os.getppid():  # gunicorn's master has died
                 self._drain()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
@@ -202,7 +196,7 @@ class Worker(base.Worker):
 
     def _give_up(self) -> None:
         """Close, or refuse, those whose time is over."""
-        for connection, wait in self._connections.late():
+        for connection, wait in self._connections.overdue():
             if wait not in (Wait.HEAD, Wait.BODY) or connection.reader.awaits == "nothing":
                 self._connections.close(connection)
             elif self.alive:
@@ -211,10 +205,10 @@ class Worker(base.Worker):
                     f"The request came too slowly; send it within the server's {setting} of "
                     f"{self._connections.limits[wait]:g} s."
                 )
-                self._refuse(connection, Refusal(408, "request_timeout", message))
+                self._refuse(connection, Refused(408, "request_timeout", message))
             else:
                 message = "The server is shutting down; send the request to another one."
-                self._refuse(connection, Refusal(503, "draining", message))
+                self._refuse(connection, Refused(503, "draining", message))
 
     # ---- connections
 
@@ -245,21 +239,20 @@ class Worker(base.Worker):
                     self._accept_from = time.monotonic() + PAUSE_S
                 return
             sock.setblocking(True)
-            self._accepted += 1
             reader = Reader(self.cfg, client, MAX_BODY_BYTES, self._admit)
-            self._connections.add(Connection(self._accepted, sock, client, server, reader))
+            self._connections.add(Connection(next(self._numbers), sock, client, server, reader))
 
     def _admit(self, request: Request) -> None:
-        """The body of a client without a key is not read. Raises Refusal."""
+        """Raise Unauthorized for a client without a key, whose body is not read."""
         if f"{request.method} {request.path}" in OPEN:
             return
-        given = dict(reversed(request.headers))  # the first of each name
+        headers = dict(reversed(request.headers))  # the first of each name
         try:
-            user_of(self._keys, given.get("AUTHORIZATION", ""))
+            user_of(self._keys, headers.get("AUTHORIZATION", ""))
         except Unauthorized as error:
-            id_ = request_id(given.get(REQUEST_ID.upper(), ""))
-            headers = {**error.headers, REQUEST_ID: id_}
-            raise Refusal(error.status, error.code, str(error), headers) from None
+            id_ = request_id(headers.get(REQUEST_ID.upper(), ""))
+            error.headers = {**error.headers, REQUEST_ID: id_}
+            raise
 
     def _read(self, connection: Connection) -> None:
         # it was closed for another whose turn came in the same round, or has enough for its own
@@ -282,17 +275,15 @@ class Worker(base.Worker):
         elif connection.reader.awaits == "nothing":
             self._connections.close(connection)
         else:
-            self._refuse(
-                connection,
-                Refusal(400, "invalid_http", "The request ended in its middle; send all of it."),
-            )
+            message = "The request ended in its middle; send all of it."
+            self._refuse(connection, invalid(message))
 
     def _advance(self, connection: Connection) -> None:
         """Give the next request to a thread if it is whole, else wait for the rest of it."""
         try:
             request = connection.reader.next_request()
-        except Refusal as refusal:
-            self._refuse(connection, refusal)
+        except ServingError as error:
+            self._refuse(connection, error)
             return
         except Exception:
             self.log.exception("a request could not be read")
@@ -304,42 +295,34 @@ class Worker(base.Worker):
         if connection.reader.has_more:  # after the others, though nothing new may come
             self._unparsed.append(connection)
         if connection.reader.wants_continue():
-            self._say(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
-        awaited = AWAITED[connection.reader.awaits]
-        if awaited is not connection.waits and (awaited, connection.waits) != (
-            Wait.IDLE,
-            Wait.HEAD,
-        ):
+            connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        before, awaited = connection.waits, Wait(connection.reader.awaits)
+        if awaited is not before and (before, awaited) != (Wait.HEAD, Wait.IDLE):
             self._connections.wait(connection, awaited)
-        self._connections.hold(connection)
+        self._connections.count_bytes(connection)
         while self._connections.held_bytes > MAX_UNFINISHED_BYTES and (
             oldest := self._connections.oldest(Wait.BODY)
         ):
-            self._refuse(oldest, Refusal(503, "overloaded", TOO_MANY_BODIES))
+            self._refuse(oldest, Refused(503, "overloaded", TOO_MANY_BODIES))
 
     def _submit(self, connection: Connection, request: Request) -> None:
         """Give a whole request to a thread; its body counts until it is parsed."""
         self._connections.take(connection)
         n = len(request.body.getbuffer())
         if self._connections.held_bytes + n > MAX_UNFINISHED_BYTES:
-            self._refuse(connection, Refusal(503, "overloaded", TOO_MANY_BODIES))
+            self._refuse(connection, Refused(503, "overloaded", TOO_MANY_BODIES))
             return
         self._connections.held_bytes += n
         request.body.dropped = partial(self._call, partial(self._connections.drop, n))
         self._pool.submit(partial(self._serve, connection, request))
 
-    def _say(self, connection: Connection, raw: bytes) -> None:
-        with suppress(OSError):  # it takes no more, or is gone, which reading will tell
-            connection.sock.send(raw, socket.MSG_DONTWAIT)
-
-    def _refuse(self, connection: Connection, refusal: Refusal) -> None:
-        self._say(connection, refusal.as_answer())
+    def _refuse(self, connection: Connection, error: ServingError) -> None:
+        connection.send(rendered(error))
         self._linger(connection)
 
     def _linger(self, connection: Connection) -> None:
-        """Close our direction, and wait for the other.
-
-        Else unread bytes would reset the connection (RFC 9112, 9.6).
+        """Close our direction, and wait for the other: else unread bytes would reset the connection
+        (RFC 9112, 9.6).
         """
         self._connections.take(connection)
         connection.reader.forget()
@@ -350,18 +333,12 @@ class Worker(base.Worker):
         else:
             self._connections.wait(connection, Wait.LINGERING)
 
-    def _served(self, connection: Connection, keep: bool) -> None:
-        if keep:
-            self._advance(connection)
-        else:
-            self._linger(connection)
-
     # ---- in a thread
 
     def _serve(self, connection: Connection, request: Request) -> None:
         keep = False
         try:
-            keep = self._answer(connection, request)
+            keep = answer(self.wsgi, self.cfg, connection, request, last=not self.alive)
         except BlockingIOError:
             self.log.warning(
                 "a client took nothing for %d s of its answer; its connection is closed", STILL_S
@@ -370,38 +347,4 @@ class Worker(base.Worker):
             self.log.debug("a client is gone: %s", error)
         finally:
             request.body.close()
-            self._call(partial(self._served, connection, keep))
-
-    def _answer(self, connection: Connection, request: Request) -> bool:
-        """Whether the connection can be used again.
-
-        Raises OSError if the client is gone, BlockingIOError if it stood still.
-        """
-        try:
-            response, environ = wsgi.create(
-                request, connection.sock, connection.client, connection.server, self.cfg
-            )
-        except ParseException as error:
-            message = f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}"
-            self._say(connection, Refusal(400, "invalid_http", message).as_answer())
-            return False
-        environ["wsgi.multithread"] = True
-        if not self.alive:
-            response.force_close()
-        try:
-            pieces = self.wsgi(environ, response.start_response)
-            try:
-                for piece in pieces:
-                    response.write(piece)
-                response.close()
-            finally:
-                pieces.close()
-        except OSError:
-            raise
-        except Exception:
-            self.log.exception("the answer to %s %s failed", request.method, request.path)
-            if not response.headers_sent:
-                refusal = Refusal(500, "internal_error", "The answer could not be written.")
-                self._say(connection, refusal.as_answer())
-            return False
-        return not response.should_close()
+            self._call(partial(self._advance if keep else self._linger, connection))

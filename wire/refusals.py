@@ -60,13 +60,14 @@ class Guard:
 
 
 class Refused(ServingError):
-    """A request that is refused by HTTP's own rules."""
-
-    type = "invalid_request_error"
+    """A request that is refused by HTTP's own rules. The message is one sentence that names the
+    fix.
+    """
 
     def __init__(self, status: int, code: str, message: str, **headers: str):
         super().__init__(message)
         self.status, self.code, self.headers = status, code, headers
+        self.type = "server_error" if status >= 500 else "invalid_request_error"
 
 
 def no_such_route(method: str, path: str, has_page: bool) -> Refused:
@@ -82,8 +83,8 @@ def no_such_method(method: str, path: str, allowed: Iterable[str]) -> Refused:
     return Refused(405, "method_not_allowed", message, Allow=", ".join(allowed))
 
 
-def too_large() -> Refused:
-    message = f"The body is larger than {MAX_BODY_BYTES:,} bytes."
+def too_large(most: int = MAX_BODY_BYTES) -> Refused:
+    message = f"The body is larger than {most:,} bytes."
     return Refused(413, "request_entity_too_large", message)
 
 

@@ -8,7 +8,8 @@ import pytest
 from gunicorn.config import Config
 from gunicorn.http.message import Request
 
-from front_door.http_reader import CHUNKS_AT_ONCE, MAX_HEAD_BYTES, Reader, Refusal
+from front_door.http_reader import CHUNKS_AT_ONCE, MAX_HEAD_BYTES, Reader, rendered
+from scheduling.errors import ServingError, Unauthorized
 
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -27,7 +28,7 @@ def read(raw: bytes, piece: int) -> tuple[list[tuple[str, bytes]], int | None, s
             door.feed(raw[start : start + piece])
             while request := door.next_request():
                 found.append((request.method, request.body.read()))
-    except Refusal as refusal:
+    except ServingError as refusal:
         return found, refusal.status, ""
     return found, None, door.awaits
 
@@ -102,16 +103,17 @@ def test_what_is_wrong_is_refused_as_soon_as_it_is_seen(
 
 def test_whose_body_is_not_to_be_read_is_refused_before_it_is_asked_to_continue() -> None:
     def admit(request: Request) -> None:
-        raise Refusal(401, "invalid_api_key", "Send a key.", {"WWW-Authenticate": "Bearer"})
+        raise Unauthorized("Send a key.")
 
     door = Reader(Config(), ("127.0.0.1", 1), 1000, admit)
     door.feed(GET)
     assert door.next_request(), "what has no body is the routes' to judge"
     door.feed(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ServingError) as refused:
         door.next_request()
     assert not door.wants_continue()
-    assert b"401" in refused.value.as_answer() and b"WWW-Authenticate" in refused.value.as_answer()
+    answer = rendered(refused.value)
+    assert b"401" in answer and b"WWW-Authenticate: Bearer" in answer
 
 
 def test_many_chunks_take_several_turns_and_tiny_ones_are_refused() -> None:
@@ -123,7 +125,7 @@ def test_many_chunks_take_several_turns_and_tiny_ones_are_refused() -> None:
         turns += 1
     assert turns == 2000 // CHUNKS_AT_ONCE and request.body.read() == b"0123456789abcdef" * 2000
     door.feed(CHUNKED + b"1\r\nx\r\n" * 2000)
-    with pytest.raises(Refusal, match="send it with a Content-Length"):
+    with pytest.raises(ServingError, match="send it with a Content-Length"):
         while door.next_request() is None:
             pass
     assert door.held_bytes > 6 * 900, "the second thousand is not read"
