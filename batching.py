@@ -20,8 +20,7 @@ from scheduling.inference import (
     IterationRecord,
     Observer,
 )
-from scheduling.scheduler import Scheduler
-from scheduling.totals import Scene, Snapshot
+from scheduling.scheduler import Scene, Scheduler, Snapshot
 
 # iterations in a row that fail: an engine that does, a GPU after an illegal access say, never
 # recovers
@@ -149,10 +148,10 @@ class BatchingManager:
         with self._changed:
             return self._scheduler.scene(n, self.clock())
 
-    def tokens_left(self) -> int:
-        """Tokens that are not computed yet of all that are in flight."""
+    def remaining_tokens(self) -> int:
+        """Return how many tokens of the requests in flight are not computed yet."""
         with self._changed:
-            return sum([inference.left for inference in self._scheduler.in_flight()])
+            return sum([inference.remaining_tokens for inference in self._scheduler.in_flight()])
 
     @property
     def loaded(self) -> bool:
@@ -232,7 +231,7 @@ class BatchingManager:
                 self._answer(answered)  # first, so that who has its last token finds itself counted
                 for row in iteration.rows:
                     if row.samples and not row.idle:
-                        _tell(Inference.tell, row.inference)
+                        _tell(Inference.notify, row.inference)
             if self._loop_interval_s:
                 time.sleep(self._loop_interval_s)
 
@@ -283,7 +282,7 @@ class BatchingManager:
             for observer in self._observers:
                 _tell(observer.answered, inference)
             if inference.error is not None:  # else its listener was told with its last token
-                _tell(Inference.tell, inference)
+                _tell(Inference.notify, inference)
             inference.done.set()
 
 

@@ -205,7 +205,7 @@ def times_of(inference: Inference) -> Times:
     made = inference.token_times
     return Times(
         inference.arrived_at, inference.admitted_at, made[0], made[-1], inference.answered_at,
-        len(made), made, inference.preempted_s, inference.paused_s,
+        len(made), made, inference.interruptions.preempted_s, inference.interruptions.paused_s,
     )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any
     return {
         "arrived_at": times.started_at + epoch_offset,
         **{measure.field: round(measure.of(times), 6) for measure in TIMINGS},
-        "recomputed_tokens": inference.recomputed_tokens,
+        "recomputed_tokens": inference.interruptions.recomputed_tokens,
     }
 
 

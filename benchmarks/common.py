@@ -27,8 +27,8 @@ from config import (
 from generate import OutOfMemory, load_generator
 from generate.cached import CachedGenerator
 from kernels import KernelUnavailable
-from scheduling.blocks import block_keys
 from scheduling.inference import Inference, IterationRecord, Sampling
+from scheduling.prefix_cache import block_keys
 from serving import Server
 from weights import WeightsUnavailable
 

@@ -18,10 +18,10 @@ from typing import Any
 from client.machine import stamp
 from config import MODES, build
 from scheduling import scheduler as scheduling
-from scheduling.blocks import block_keys
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference
 from scheduling.policies import ORDERS
+from scheduling.prefix_cache import block_keys
 
 REPEATS = 100
 PROMPT = list(range(64))

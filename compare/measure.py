@@ -299,7 +299,7 @@ def burst_size(config: Config) -> int:
     """Requests of the burst that measures capacity: three a row and a few at least, if the server
     holds as many.
     """
-    rows = chosen(MODES, config.mode, config).most_rows(config.max_batch_size)
+    rows = chosen(MODES, config.mode, config).max_rows(config.max_batch_size)
     return min(max(3 * rows, LEAST_BURST), config.max_in_flight)
 
 

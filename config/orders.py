@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 
 from config.settings import Settings
 from config.tables import flag, meaningful
-from scheduling.door import read_queue_policies
 from scheduling.policies import MODES, ORDERS, chosen
+from scheduling.policies.priority import read_queue_policies
 
 
 def misfits(config: Settings, given: Collection[str]) -> Iterator[str]:
@@ -42,7 +42,7 @@ def misfits(config: Settings, given: Collection[str]) -> Iterator[str]:
             "enough; leave one of them out"
         )
     if meaningful("preferred_batch_sizes", config.mode):
-        most = chosen(MODES, config.mode, config).most_rows(config.max_batch_size)
+        most = chosen(MODES, config.mode, config).max_rows(config.max_batch_size)
         for size in config.preferred_batch_sizes:
             if not 1 <= size <= most:
                 yield (

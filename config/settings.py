@@ -18,8 +18,9 @@ from pydantic import (
 from config.keys import read_key, read_keys
 from config.pool import in_todays_names, read_size
 from config.tables import of_tables, setting
-from scheduling.door import read_queue_policies, read_user_weights
-from scheduling.lengths import predictor
+from scheduling.policies.fair import read_user_weights
+from scheduling.policies.lengths import predictor
+from scheduling.policies.priority import read_queue_policies
 from shapes import SHAPES
 
 ONLY_OVER_HTTP = (

@@ -20,7 +20,7 @@ from ray.serve.request_router import (
 
 from deploy import ages
 from deploy.routers import Asked, Replica, Reported, router
-from scheduling.blocks import block_keys
+from scheduling.prefix_cache import block_keys
 from wire.request import Request
 
 Ranks = list[list[RunningReplica]]  # the replicas that are preferred first

@@ -64,11 +64,11 @@ class Replica(replica.Replica):
 
     def record_routing_stats(self) -> dict[str, Any]:
         """For `deploy.ray_routers.Ours`."""
-        return {"at": time.time(), "tokens": self.manager.tokens_left()}
+        return {"at": time.time(), "tokens": self.manager.remaining_tokens()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """For `by_tokens`."""
-        return {TOKENS: float(self.manager.tokens_left())}
+        return {TOKENS: float(self.manager.remaining_tokens())}
 
     def __del__(self) -> None:
         self.server.close()

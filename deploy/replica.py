@@ -13,7 +13,7 @@ from config import Config
 from observers.run import Run
 from routes.server import handlers
 from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
-from scheduling.inference import Inference, IterationRecord, News
+from scheduling.inference import Inference, IterationRecord, TokenEvent
 from serving import Exchange, Server
 from wire.messages import Answer, answer, failure
 from wire.own import Call
@@ -137,10 +137,10 @@ class Replica:
         """Server-sent events as tokens are computed, those that pile up while nobody takes them as
         one; or the answer of an error that comes before the first.
         """
-        told: dict[int, News] = {}
+        told: dict[int, TokenEvent] = {}
         turn = asyncio.Event()
 
-        def hear(news: News) -> None:
+        def hear(news: TokenEvent) -> None:
             def note() -> None:
                 told[id(news.inference)] = news
                 turn.set()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scheduling.inference import Inference, Iteration, State
-from scheduling.totals import Scene
+from scheduling.scheduler import Scene
 from stats import times_of
 
 KEPT = 2000  # iterations that a page can scrub through
@@ -68,7 +68,7 @@ class Bystanders:
         for inference in rows:
             others.pop(inference, None)
         aside = [
-            Bystander(i, SHORT if i.paused_at is None else SET_ASIDE, i.computed)
+            Bystander(i, SHORT if i.interruptions.paused_at is None else SET_ASIDE, i.computed)
             for i in others
             if i.state is State.RUNNING and not i.is_over
         ]

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from live.history import QUEUE, Bystanders, History
 from scheduling.inference import Inference, IterationRecord
-from scheduling.scheduler import Scheduler
-from scheduling.totals import Scene
+from scheduling.scheduler import Scene, Scheduler
 
 LEASE_S = 3.0  # for so long after somebody has looked
 # what waits to be told at most; who looks less often than a fast engine fills this begins anew

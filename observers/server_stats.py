@@ -95,8 +95,8 @@ class ServerStats:
             run.last_ending = max(run.last_ending, inference.answered_at)
             run.counts[inference.state.value] += 1
             self._tallies.ended(inference)
-            run.preempted_s += inference.preempted_s
-            run.paused_s += inference.paused_s
+            run.preempted_s += inference.interruptions.preempted_s
+            run.paused_s += inference.interruptions.paused_s
             if inference.error is None:
                 self._finished(inference)
 

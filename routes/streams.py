@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 from routes.threads import started
-from scheduling.inference import Inference, News
+from scheduling.inference import Inference, TokenEvent
 from wire.events import Events
 
 
@@ -24,7 +24,7 @@ class Streamer:
     """The thread that writes, started with the first stream."""
 
     def __init__(self) -> None:
-        self._told: SimpleQueue[tuple[Stream, News]] = SimpleQueue()
+        self._told: SimpleQueue[tuple[Stream, TokenEvent]] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -40,7 +40,7 @@ class Streamer:
 
     def _run(self) -> None:
         while True:
-            newest: defaultdict[Stream, dict[int, News]] = defaultdict(dict)
+            newest: defaultdict[Stream, dict[int, TokenEvent]] = defaultdict(dict)
             while not newest or not self._told.empty():
                 stream, told = self._told.get()
                 newest[stream][id(told.inference)] = told
@@ -59,13 +59,13 @@ class Stream:
         self._events = events
         self._connection = connection
         self._lock = threading.Lock()  # of all that follows
-        self._told: dict[int, News] = {}
+        self._told: dict[int, TokenEvent] = {}
         self._direct = False  # whose turn it is: the Streamer's, or the HTTP thread's
         self._unsent = b""  # the rest of a chunk of which the socket took a part
         self._failed: Exception | None = None
         self._turn = threading.Event()  # the HTTP thread has something to do
 
-    def advance(self, told: dict[int, News]) -> None:
+    def advance(self, told: dict[int, TokenEvent]) -> None:
         """The Streamer's: take news, and write if it is its turn and this is not the end."""
         with self._lock:
             self._told |= told

@@ -73,14 +73,47 @@ class Scores:
         return self.first + len(self.of)
 
 
-class News(NamedTuple):
-    """What a stream learns: so many tokens are there, and whether more will come. Consistent,
-    unlike the fields themselves, which the handler thread may be changing.
+class TokenEvent(NamedTuple):
+    """Progress of one inference, for its stream: how many tokens there are, and whether it is over.
+
+    A consistent copy: the handler thread may be changing the fields themselves.
     """
 
     inference: Inference
     n_tokens: int
     is_over: bool
+
+
+@dataclass(slots=True)
+class Standing:
+    """Place of an inference in the waiting queue, and what its order remembers of it."""
+
+    key: tuple[Any, ...] = ()  # sorts; set when it begins to wait, or is paused
+    bin: int = 0  # its queue, in modes with several
+    # completion tokens expected, of a group its longest; orders never see the true number
+    predicted_tokens: int = 0
+    state: Any = None  # the order's own record
+
+
+@dataclass(slots=True)
+class Interruptions:
+    """Preemptions (KV given up and computed again later) and pauses (KV kept) of an inference."""
+
+    preemptions: int = 0
+    preempted_at: float | None = None  # since when it waits again
+    preempted_s: float = 0.0  # how long it waited so
+    paused_at: float | None = None  # since when it runs without being computed
+    paused_s: float = 0.0
+    recompute_until: int = 0  # tokens computed before it was preempted
+    recomputed_tokens: int = 0
+
+    def end(self, now: float) -> None:
+        """Count a preemption's wait or a pause, if there is one, up to now."""
+        if self.preempted_at is not None:
+            self.preempted_s += now - self.preempted_at
+        if self.paused_at is not None:
+            self.paused_s += now - self.paused_at
+        self.preempted_at = self.paused_at = None
 
 
 @dataclass(slots=True, eq=False)
@@ -91,70 +124,48 @@ class Inference:
     num_tokens: int
     sampling: Sampling = Sampling()
     deadline: float | None = None
-    # told each token once; True ends the inference with it
-    stop: Callable[[int], bool] | None = None
-    listener: Callable[[News], None] | None = None  # called for each token and at the end
-    # its caller reads each token at once: in a request-level batch it ends with its own last one
+    stop: Callable[[int], bool] | None = None  # called with each token; True ends the inference
+    listener: Callable[[TokenEvent], None] | None = None  # called for each token and at the end
+    # tokens are sent as they come: in a request-level batch it ends with its own last one
     streamed: bool = False
-
-    user: str | None = None  # on whose behalf it comes
-    request_id: str = ""  # what its client calls the request, for the request log
-    # its level, 1 first; 0: the default one, which is filled in where levels have a meaning
-    priority: int = 0
-    # longest wait that it asks of its level's queue policy, which may be shorter
-    queue_timeout_s: float | None = None
-    # `blocks.block_keys` of its prompt, by which others find its KV blocks and it finds theirs;
-    # with its completion's as it comes. None: it shares nothing
+    user: str | None = None
+    request_id: str = ""  # the client's name for it, for the request log
+    priority: int = 0  # level, 1 first; 0: the default level
+    queue_timeout_s: float | None = None  # shortens the limit of its level's queue policy
+    # `prefix_cache.block_keys` of the prompt, extended as the completion comes; None: its KV blocks
+    # are not shared
     keys: list[bytes] | None = None
-    # the first completion of the same prompt: this one waits for it to compute what both share
+    # first completion of the same prompt; this one waits until it has computed what both share
     leader: Inference | None = None
-    scores: Scores | None = None  # None: it wants none
+    scores: Scores | None = None  # log-probabilities, if wanted
 
-    id: int = -1  # arrival order; given by the scheduler, as are all that follow
-    group: int = -1  # the id of the group's first inference
-    # completion tokens that an order may reckon with, of a group its longest; never the true number
-    predicted_tokens: int = 0
-    longest_prompt: int = 0  # tokens; of a group its longest, too
-    key: tuple[Any, ...] = ()  # its turn when it began to wait, or was paused
-    bin: int = 0  # its queue, in modes with several
-    delayed: bool = False  # behind all others of its level, by a queue policy
-    processed_before: int = 0  # tokens that the server had when it came
-    level: int = 0  # of a multi-level feedback queue, with the tokens it used there, and since when
-    level_tokens: int = 0
-    level_at: float = 0.0
-    batch: int = -1  # counts the times that anyone was admitted
-    position: int = -1  # rows in the batch before it when it was admitted
+    # set by the scheduler
+    id: int = -1  # in arrival order
+    group: int = -1  # id of the first inference of its request
     arrived_at: float = 0.0
+    admitted_at: float | None = None
+    answered_at: float | None = None
+    batch: int = -1  # counts the iterations that admitted anything
+    position: int = -1  # rows before it when it was admitted
+    standing: Standing = field(default_factory=Standing)
+    interruptions: Interruptions = field(default_factory=Interruptions)
 
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are in the cache
-    named: int = 0  # its first blocks, which are full and have keys; nobody writes to them
-    cached_tokens: int = 0  # of its prompt, those that it found computed
+    num_cached_blocks: int = 0  # its first blocks, full and known to the prefix cache: read-only
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     tokens: list[int] = field(default_factory=list)  # completion ids
     token_times: list[float] = field(default_factory=list)
-    admitted_at: float | None = None
-    answered_at: float | None = None
-    preemptions: int = 0  # times that it had to give its KV blocks up and wait again
-    preempted_at: float | None = None  # since when it waits again
-    preempted_s: float = 0.0  # how long it did
-    paused_at: float | None = None  # since when it runs without being computed
-    paused_s: float = 0.0  # how long it did; its KV blocks were kept
-    reached: int = 0  # tokens computed before it was preempted; up to there it recomputes
-    recomputed_tokens: int = 0
     stopped: bool = False  # by `stop`
     error: ServingError | None = None
-    # what is left to compute is the token generated last; else it is a prompt, or what preemption
-    # took
-    decodes: bool = False
-    # nothing is left to compute for it: its row, if it still has one, is idle
-    is_over: bool = False
-    # set when it has its answer; there once a manager has queued it
-    done: threading.Event = field(init=False, repr=False)
+    decodes: bool = False  # only its last token is uncomputed
+    is_over: bool = False  # nothing is left to compute; if it still has a row, that is idle
+    done: threading.Event = field(init=False, repr=False)  # set when it is answered
 
     @property
-    def whole_life(self) -> int:
-        """Tokens that it may come to: prompt + num_tokens."""
+    def total_tokens(self) -> int:
+        """Tokens of prompt and completion at the end, at most."""
         return len(self.prompt_ids) + self.num_tokens
 
     @property
@@ -163,51 +174,45 @@ class Inference:
         return len(self.prompt_ids) + len(self.tokens) - self.computed
 
     @property
-    def left(self) -> int:
-        """Tokens that were never computed: of its prompt, which several completions have once, and
-        of its completion at most.
-        """
+    def remaining_tokens(self) -> int:
+        """Tokens never computed so far; a prompt of several completions counts once."""
         prompt = len(self.prompt_ids) if self.leader is None else 0
-        computed = max(self.computed, self.reached)
+        computed = max(self.computed, self.interruptions.recompute_until)
         return max(0, prompt - computed) + self.num_tokens - len(self.tokens)
 
     def awaits_leader(self, block_size: int) -> bool:
-        """The first completion of its prompt is about to compute full blocks that it will share.
-        One that had to give way may be waiting for this one's blocks, and is not waited for.
+        """Return whether its leader is about to compute full blocks that it will share.
+
+        A preempted leader is not waited for, since it may need this one's blocks.
         """
         leader = self.leader
-        if leader is None or leader.answered_at is not None or leader.preempted_at is not None:
+        if leader is None or leader.answered_at is not None:
+            return False
+        if leader.interruptions.preempted_at is not None:
             return False
         shared = (len(self.prompt_ids) - 1) // block_size * block_size
         return self.computed < shared and leader.computed < shared
 
     @property
     def uncomputed_since(self) -> float | None:
-        """Since when it waits or is paused; None: it is computed."""
+        """Time since when it has been waiting or paused; None: it is computed."""
         if self.state is State.WAITING:
-            return self.arrived_at if self.preempted_at is None else self.preempted_at
-        return self.paused_at
-
-    def resume(self, now: float) -> None:
-        """It no longer waits after a preemption, nor is it paused."""
-        if self.preempted_at is not None:
-            self.preempted_s += now - self.preempted_at
-        if self.paused_at is not None:
-            self.paused_s += now - self.paused_at
-        self.preempted_at = self.paused_at = None
+            again = self.interruptions.preempted_at
+            return self.arrived_at if again is None else again
+        return self.interruptions.paused_at
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
-        """Why a FINISHED inference ended."""
+        """OpenAI's reason why a FINISHED inference ended."""
         return "stop" if self.stopped else "length"
 
-    def tell(self) -> None:
-        """Tell the listener, if there is one, how far this inference has come."""
+    def notify(self) -> None:
+        """Call the listener, if there is one, with the progress so far."""
         if self.listener is not None:
-            self.listener(News(self, len(self.tokens), self.is_over))
+            self.listener(TokenEvent(self, len(self.tokens), self.is_over))
 
     def token(self, position: int) -> int:
-        """The id at `position` of prompt + completion."""
+        """Return the id at `position` of prompt + completion."""
         n = len(self.prompt_ids)
         return self.prompt_ids[position] if position < n else self.tokens[position - n]
 

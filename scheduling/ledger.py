@@ -1,4 +1,4 @@
-"""What each user was served: the counters of fair queueing (VTC; Sheng et al., OSDI 2024).
+"""Service that each user has had: the counters of fair queueing (VTC; Sheng et al., OSDI 2024).
 
 A counter grows by what a user was served, divided by its weight. Who begins to wait, with a new
 request or a preempted one, is lifted to the least counter of those that wait, or to that of the
@@ -15,9 +15,9 @@ from sortedcontainers import SortedDict
 
 from scheduling.inference import Inference
 
-MANY = 4096  # counters kept before those that no longer matter are looked for
+MANY = 4096  # counters kept before those that no longer matter are dropped
 
-User = str | None  # None: all who name nobody
+User = str | None  # None: all requests that name no user
 
 
 class Ledger:

@@ -9,27 +9,78 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
-from scheduling.door import UserLimits, refuse_too_large
+from scheduling.admission import UserLimits, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
-from scheduling.inference import Inference, Iteration, State
-from scheduling.lengths import predictor
-from scheduling.lobby import Lobby
-from scheduling.memory import Memory
-from scheduling.outbox import Outbox
-from scheduling.pauses import Pauses
+from scheduling.extensions import PausedRows, ResponseOrder
+from scheduling.inference import Inference, Iteration, Row, State
+from scheduling.iteration import padding, rows_of
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy, View, chosen
-from scheduling.rows import padding, rows_of
-from scheduling.timers import Timers
-from scheduling.totals import Scene, Snapshot, Totals
+from scheduling.policies.lengths import predictor
+from scheduling.prefix_cache import PrefixCache
+from scheduling.queue import Timers, WaitingQueue
 
 _EXITS: dict[type[ServingError], State] = {
     Cancelled: State.CANCELLED,
     DeadlinePassed: State.EXPIRED,
 }
+
+
+class Snapshot(NamedTuple):
+    """How full a scheduler is, and how many tokens it has seen computed since the start."""
+
+    waiting: int
+    running: int  # held ones too, but not those whose row is idle and who have their answer
+    blocks_used: int
+    n_blocks: int
+    prompt_tokens: int  # those found in the prefix cache, too
+    completion_tokens: int
+    prefix_queries: int  # prompt tokens that were looked for in the prefix cache
+    prefix_hits: int  # those found
+
+
+class Scene(NamedTuple):
+    """What there is to see at one instant."""
+
+    free_blocks: int  # those whose content can still be found, too
+    shared_blocks: int  # that several requests have
+    cached_blocks: int  # of the free ones, those whose content can still be found
+    queue: list[Inference]  # the first of those that wait, in the order
+    n_blocks: int  # in the pool
+
+
+@dataclass(slots=True)
+class Totals:
+    """Tokens since the start. Completions of one prompt count it once."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+    @property
+    def processed(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def looked_for(self, inference: Inference) -> None:
+        """Its prompt, in the prefix cache."""
+        if inference.keys is not None and inference.leader is None:
+            self.prefix_queries += len(inference.prompt_ids)
+
+    def found(self, inference: Inference, tokens: int) -> None:
+        """So many tokens of its prompt, in the prefix cache."""
+        if inference.leader is None:
+            self.prompt_tokens += tokens
+            self.prefix_hits += tokens
+
+    def computed(self, row: Row) -> None:
+        """A row that does not decode."""
+        if row.inference.leader is None:
+            end = min(row.start + row.n_tokens, len(row.inference.prompt_ids))
+            self.prompt_tokens += max(0, end - row.start - row.recomputed)
 
 
 class Scheduler:
@@ -58,11 +109,11 @@ class Scheduler:
         self.limits = limits
         self.max_in_flight = max_in_flight
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
-        self.pool = Memory(n_blocks, limits.block_size)
-        self.lobby = Lobby(order, policy.n_bins, predictor(length_predictor), user_limits)
+        self.pool = PrefixCache(n_blocks, limits.block_size)
+        self.queue = WaitingQueue(order, policy.n_bins, predictor(length_predictor), user_limits)
         self.running: dict[int, Inference] = {}
-        self._pauses = Pauses(order)
-        self._outbox = Outbox() if preserve_ordering else None
+        self._pauses = PausedRows(order)
+        self._response_order = ResponseOrder() if preserve_ordering else None
         self._deadlines: Timers[Inference] = Timers(lambda i: i.answered_at is not None)
         self._next_id = 0
         self._batches = 0
@@ -81,15 +132,14 @@ class Scheduler:
                 f"{len(self.waiting)} requests are waiting and {running} running; try "
                 "again later, or start the server with a larger --max-waiting."
             )
-        self.lobby.check(inferences, now)
+        self.queue.check(inferences, now)
         group = self._next_id
         for inference in inferences:
             inference.id, inference.group, inference.arrived_at = self._next_id, group, now
-            inference.processed_before = self._totals.processed
             self._next_id += 1
-        self.lobby.enter(inferences, now)
-        if self._outbox is not None:
-            self._outbox.expect(inferences)
+        self.queue.enter(inferences, self._totals.processed, now)
+        if self._response_order is not None:
+            self._response_order.expect(inferences)
         for inference in inferences:
             self._pauses.watch(inference)
             if inference.deadline is not None:
@@ -98,12 +148,12 @@ class Scheduler:
     @property
     def waiting(self) -> Mapping[int, Inference]:
         """Who waits, by id."""
-        return self.lobby.waiting
+        return self.queue.waiting
 
     @property
     def _held(self) -> Mapping[int, Inference]:
         """Who is finished, and has its answer once an earlier one has."""
-        return self._outbox.held if self._outbox is not None else {}
+        return self._response_order.held if self._response_order is not None else {}
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
         """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to
@@ -122,7 +172,7 @@ class Scheduler:
 
         for inference in self._pauses.uncomputed_too_long(now):
             if inference.state is State.WAITING:
-                self.lobby.promote(inference, now)
+                self.queue.promote(inference, now)
             else:
                 self._pauses.promote(inference, now)
         view = self._view(now)._replace(found=find)
@@ -157,7 +207,7 @@ class Scheduler:
     def _view(self, now: float) -> View:
         return View(
             now=now,
-            queues=self.lobby.queues,
+            queues=self.queue.queues,
             running=self.running.values(),
             free_blocks=self.pool.free_blocks,
             n_blocks=self.pool.n_blocks,
@@ -167,7 +217,7 @@ class Scheduler:
             rows=self._pauses.rows.values(),
             paused=self._pauses.paused.values(),
             processed=self._totals.processed,
-            ledger=self.lobby.ledger,
+            ledger=self.queue.ledger,
             references=self.pool.references,
         )
 
@@ -200,19 +250,19 @@ class Scheduler:
             if inference.keys is not None:  # a block that it fills can be found by others
                 if not inference.decodes:
                     return 1
-                most = min(most, (inference.named + 1) * size - inference.computed)
+                most = min(most, (inference.num_cached_blocks + 1) * size - inference.computed)
         return most if most < sys.maxsize else 1
 
     def _admit(self, inference: Inference, now: float) -> None:
         """Waiting → running."""
-        self.lobby.leave(inference)
-        self.lobby.charge_prompt(inference)
+        self.queue.leave(inference)
+        self.queue.charge_prompt(inference)
         inference.state = State.RUNNING
         if inference.admitted_at is None:
             inference.admitted_at = now
             inference.batch, inference.position = self._batches, len(self.running)
             self._totals.looked_for(inference)
-        inference.resume(now)
+        inference.interruptions.end(now)
         self.running[inference.id] = inference
         self._pauses.begin(inference)
 
@@ -220,12 +270,14 @@ class Scheduler:
         """Running → waiting: its blocks are free, and its KV is computed again when it is back."""
         self._end_running(inference, now)
         self.pool.release(inference)
-        inference.reached = max(inference.reached, inference.computed)
-        inference.computed = inference.named = 0
+        inference.interruptions.recompute_until = max(
+            inference.interruptions.recompute_until, inference.computed
+        )
+        inference.computed = inference.num_cached_blocks = 0
         inference.decodes = False
-        inference.preempted_at = now
-        inference.preemptions += 1
-        self.lobby.wait_again(inference)
+        inference.interruptions.preempted_at = now
+        inference.interruptions.preemptions += 1
+        self.queue.wait_again(inference)
         self._pauses.watch(inference)
 
     def _end_running(self, inference: Inference, now: float) -> None:
@@ -266,12 +318,15 @@ class Scheduler:
                     over.append(inference)
             if not inference.decodes:
                 self._totals.computed(row)
-                inference.recomputed_tokens += recomputed
+                inference.interruptions.recomputed_tokens += recomputed
                 inference.decodes = bool(inference.tokens) and inference.uncomputed == 1
-            if inference.keys is not None and inference.computed >= (inference.named + 1) * size:
-                self.pool.name_computed(inference, inference.keys)
+            if (
+                inference.keys is not None
+                and inference.computed >= (inference.num_cached_blocks + 1) * size
+            ):
+                self.pool.cache_computed(inference, inference.keys)
         self._totals.completion_tokens += len(served) * n
-        self.lobby.charge_completions(served)
+        self.queue.charge_completions(served)
         return self._release(over, now) if over else []
 
     def forget_prefixes(self) -> None:
@@ -292,13 +347,13 @@ class Scheduler:
         answered = [i for i in over if i.state is State.RUNNING and (leave or i.streamed)]
         for inference in over if leave else ():
             self._end_running(inference, now)
-        if self._outbox is not None:
+        if self._response_order is not None:
             for inference in answered:
                 self.pool.release(inference)
-            answered = self._outbox.hold(answered) + self._outbox.free
+            answered = self._response_order.hold(answered) + self._response_order.free
         for inference in answered:
             self._end(inference, State.FINISHED, now)
-            self.lobby.learn(inference)
+            self.queue.learn(inference)
         return answered
 
     def fail(
@@ -322,7 +377,7 @@ class Scheduler:
             state = _EXITS.get(type(error), State.FAILED)
             if inference.state is State.WAITING:
                 if inference.id in self.waiting:
-                    self.lobby.leave(inference)
+                    self.queue.leave(inference)
             elif inference.state is not State.RUNNING:
                 continue
             elif inference.id in self.running and (
@@ -341,13 +396,13 @@ class Scheduler:
             return []
         passed = DeadlinePassed("The request's deadline passed before its answer.")
         ended = self._fail([(late, passed) for late in self._deadlines.due(now)], now)
-        return ended + self._fail(self.lobby.timed_out(now), now)
+        return ended + self._fail(self.queue.timed_out(now), now)
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
         """Make the pool as large as the engine's, before anything has run; return the requests that
         it can never hold.
         """
-        self.pool = Memory(n_blocks, self.limits.block_size)
+        self.pool = PrefixCache(n_blocks, self.limits.block_size)
         groups: dict[int, list[Inference]] = {}
         for inference in self.waiting.values():
             groups.setdefault(
@@ -363,7 +418,7 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next, if anything has a deadline."""
-        late, timeout = self._deadlines.next, self.lobby.next_timeout
+        late, timeout = self._deadlines.next, self.queue.next_timeout
         if late is None or timeout is None:
             return timeout if late is None else late
         return min(late, timeout)
@@ -390,10 +445,10 @@ class Scheduler:
     def _end(self, inference: Inference, state: State, now: float) -> None:
         self._pauses.resume(inference, now)
         inference.state, inference.answered_at, inference.is_over = state, now, True
-        inference.resume(now)
+        inference.interruptions.end(now)
         self.pool.release(inference)
-        if self._outbox is not None:
-            self._outbox.forget(inference)
+        if self._response_order is not None:
+            self._response_order.forget(inference)
 
 
 def build(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -> Scheduler:

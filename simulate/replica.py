@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 
 from scheduling.errors import Cancelled, ServingError
 from scheduling.inference import Inference, Iteration, Row
-from scheduling.scheduler import Scheduler
-from scheduling.totals import Totals
+from scheduling.scheduler import Scheduler, Totals
 from simulate.loop import COME, END, PLAN, Ended, Event, Group, Loop, nobody
 from simulate.time import not_before, seconds
 
@@ -169,7 +168,7 @@ class Replica:
         """Queue a group, once it is its thread's turn; one that is refused has the refusal as its
         members' error.
         """
-        self._tokens += sum([member.left for member in group])
+        self._tokens += sum([member.remaining_tokens for member in group])
         now, at = self._loop.now, max(self._loop.now, self._turns_end_at)
         self._turns_end_at = at + self.costs.request_turn
         if at == now:
@@ -268,7 +267,7 @@ class Replica:
 
     def _end(self, inferences: Iterable[Inference]) -> None:
         for inference in inferences:
-            self._tokens -= inference.left
+            self._tokens -= inference.remaining_tokens
             at = max(self._loop.now, self._turns_end_at)
             self._turns_end_at = at + self.costs.answer_turn
             self._loop.add(self._ended(seconds(at), inference))

@@ -20,9 +20,9 @@ from client.load import TICK_S, UNSENT, Interrupted, Outcome, Watch
 from config import Config
 from observers.server_stats import ServerStats
 from scheduling import scheduler
-from scheduling.blocks import block_keys
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
 from scheduling.inference import Inference, Iteration, IterationRecord, Observer, Sampling
+from scheduling.prefix_cache import block_keys
 from scheduling.scheduler import Scheduler
 from simulate import Arrival, Loop, any_ids, seconds
 from simulate.costs import Costs

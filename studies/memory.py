@@ -26,7 +26,7 @@ from config import Config, build
 from generate.fake import cost_s
 from scheduling import scheduler
 from scheduling.inference import Inference, Iteration
-from scheduling.policies.demand import VICTIMS
+from scheduling.policies import VICTIMS
 from simulate import drive
 from stats import times_of
 from studies.runner import Case, Cases, Study, apart, over_seeds, parser_of, shown, write
@@ -79,8 +79,8 @@ def serve(config: Config, requests: Sequence[Request]) -> dict[str, float]:
         "mean_s": statistics.mean(latencies),
         "p99_s": float(np.percentile(latencies, 99)),
         "throughput": sum(len(inference.tokens) for inference in served) / end,
-        "preemptions": sum(i.preemptions for i in served) / len(served),
-        "tax": 100 * sum(i.recomputed_tokens for i in served) / computed,
+        "preemptions": sum(i.interruptions.preemptions for i in served) / len(served),
+        "tax": 100 * sum(i.interruptions.recomputed_tokens for i in served) / computed,
     }
 
 

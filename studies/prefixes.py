@@ -23,9 +23,9 @@ from client.data import PromptData, Request
 from config import Config, build
 from generate.fake import PREFILL_TOKEN_S, FakeGenerator, cost_s
 from scheduling import scheduler
-from scheduling.blocks import block_keys
 from scheduling.inference import Inference, Iteration, Sampling
 from scheduling.policies import ORDERS
+from scheduling.prefix_cache import block_keys
 from simulate import Arrival, any_ids, drive
 from stats import times_of
 from studies.prefix_tables import figure, tables
@@ -108,7 +108,7 @@ def serve(config: Config, requests: Sequence[Request]) -> dict[str, float]:
         keys = block_keys(ids, BLOCK) if config.prefix_caching else None
         sampling = Sampling(seed=request.seed or 0)
         inference = Inference(ids, request.num_tokens, sampling, keys=keys)
-        if inference.whole_life <= config.max_model_len:
+        if inference.total_tokens <= config.max_model_len:
             asked[inference] = request
             yield at, [inference]
 

@@ -28,8 +28,8 @@ from client.machine import command_line, stamp
 from compare.report.tables import markdown
 from config import build
 from scheduling import scheduler
-from scheduling.blocks import block_keys
 from scheduling.inference import Inference, Iteration
+from scheduling.prefix_cache import block_keys
 from simulate import drive
 
 Rows = dict[int, tuple[int, int]]  # of each request the first token computed, and how many

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from scheduling.inference import News
+from scheduling.inference import TokenEvent
 from tokenizer import Detokenizer
 from wire.messages import to_json
 from wire.replies import Reply
@@ -30,7 +30,7 @@ class Part:
         self._text = detokenizer.prompt(prompt_ids)
         self._read = self._shown = 0
 
-    def read(self, told: News) -> tuple[str, int]:
+    def read(self, told: TokenEvent) -> tuple[str, int]:
         """The new text and the number of its tokens; none of either while the text is held back."""
         n = min(told.n_tokens, self._most)
         tokens = told.inference.tokens[self._read : n]
@@ -59,7 +59,7 @@ class Events:
         """Nobody else is left once those inferences are over."""
         return not self._parts.keys() - over
 
-    def render(self, told: Mapping[int, News]) -> bytes:
+    def render(self, told: Mapping[int, TokenEvent]) -> bytes:
         """The events for what was told since, by the id() of each inference; with the last of them
         [DONE]. Those that piled up come as one.
 

@@ -11,18 +11,21 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from scheduling.policies.base import Account, Limits, Plan, Policy, View, setting
+from scheduling.policies.demand import VICTIMS, Victim
 from scheduling.policies.dynamic import Dynamic
+from scheduling.policies.fair import Fair
 from scheduling.policies.multibin import MultiBin
 from scheduling.policies.nobatch import NoBatching
-from scheduling.policies.orders import Fair, Fcfs, Order, Priority, Sjf
+from scheduling.policies.orders import Fcfs, Hrrn, Order, Prefix, Sjf
+from scheduling.policies.preemptive import Mlfq, Srpt
+from scheduling.policies.priority import Priority
 from scheduling.policies.static import Static
-from scheduling.policies.turns import Mlfq, Srpt
 from scheduling.policies.windowed import Windowed
-from scheduling.policies.windows import Hrrn, Prefix
 
 __all__ = [
     "MODES",
     "ORDERS",
+    "VICTIMS",
     "Account",
     "Dynamic",
     "Fair",
@@ -40,6 +43,7 @@ __all__ = [
     "Sjf",
     "Srpt",
     "Static",
+    "Victim",
     "View",
     "Windowed",
     "chosen",

@@ -125,9 +125,9 @@ class Account:
     def _needs(self, inference: Inference, tokens: int) -> tuple[Sequence[int], Sequence[int], int]:
         """What is found, which of its own blocks that replaces, and how many more it needs."""
         found, held = self._view.found(inference), len(inference.blocks)
-        end = inference.named + len(found) if found else 0
+        end = inference.num_cached_blocks + len(found) if found else 0
         own = max(0, self._view.limits.blocks(tokens) - max(held, end))
-        return found, inference.blocks[inference.named : end] if found else (), own
+        return found, inference.blocks[inference.num_cached_blocks : end] if found else (), own
 
     def _refer(self, blocks: Sequence[int]) -> None:
         for block in blocks:
@@ -194,7 +194,7 @@ class Policy:
         """Queues that those who wait are put into, by the length that is predicted for them."""
         return 1
 
-    def most_rows(self, max_batch_size: int) -> int:
+    def max_rows(self, max_batch_size: int) -> int:
         """Rows of a batch at most."""
         return max_batch_size
 
@@ -252,7 +252,7 @@ def start(
     """Admit these, each with blocks for its whole life (Orca), and compute all that run, which
     nobody joins before one of them ends.
     """
-    admitted = [(inference, inference.whole_life) for inference in admit]
+    admitted = [(inference, inference.total_tokens) for inference in admit]
     rows = chain(view.running, (inference for inference, _ in admitted))
     run = share_budget(rows, view, counts_decoded)
     everybody = len(run) == len(view.running) + len(admitted)
@@ -289,7 +289,7 @@ def whole_groups(
         if len(taken) + len(group) > rows:
             break
         for inference in group:
-            account.take(inference, inference.whole_life)
+            account.take(inference, inference.total_tokens)
         if account.free < 0:
             break
         taken += group

@@ -25,7 +25,7 @@ def _standing(inference: Inference, view: View) -> tuple[Any, ...]:
     """
     if view.order.is_overdue(inference, view.now):
         return (False,), inference.id
-    rank, *others = inference.key
+    rank, *others = inference.standing.key
     return (True, rank), *others
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from scheduling.inference import Inference
 from scheduling.policies.base import Account, Plan, Policy, View, setting, start
 from scheduling.policies.demand import Victim, on_demand
-from scheduling.policies.turns import by_turns
+from scheduling.policies.preemptive import by_turns
 
 DEMAND = ("kv_reservation", "demand")
 
@@ -53,7 +53,7 @@ class Dynamic(Policy):
         rows, waiting = view.limits.max_batch_size - len(view.running), view.waiting
         account = Account(view)
         for inference in waiting if rows and waiting else ():
-            account.take(inference, inference.whole_life)
+            account.take(inference, inference.total_tokens)
             if account.free < 0:
                 break
             admit.append(inference)

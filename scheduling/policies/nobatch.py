@@ -12,7 +12,7 @@ from scheduling.policies.base import Plan, Policy, View, go_on, start
 class NoBatching(Policy):
     """One request at a time, in the queue's order."""
 
-    def most_rows(self, max_batch_size: int) -> int:
+    def max_rows(self, max_batch_size: int) -> int:
         return 1
 
     def plan(self, view: View) -> Plan:

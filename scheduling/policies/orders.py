@@ -1,24 +1,21 @@
-"""Who goes first among those that wait. Orders that also pause rows are in `turns`."""
+"""Who goes first among those that wait. Orders that also pause rows are in `preemptive`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from heapq import heappop, heappush
-from itertools import takewhile
+from itertools import chain, groupby, islice, takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scheduling.door import EXAMPLE, QueuePolicy, read_queue_policies, read_user_weights
-from scheduling.errors import InvalidRequest
-from scheduling.policies.base import setting
+from scheduling.policies.base import prefills, setting
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
     from scheduling.policies.base import View
     from scheduling.queue import Queue
 
-PROMPT, COMPLETION = 1, 2  # what a token counts in fair queueing
+OLDEST = 128  # requests that `hrrn` sorts
+HOLD_BACK = 32  # tokens
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Order:
     by_service: ClassVar[bool] = False
 
     @property
-    def queue_policies(self) -> Mapping[int, QueuePolicy]:
+    def queue_policies(self) -> Mapping[int, Any]:
         """Of the levels that have one."""
         return {}
 
@@ -56,8 +53,10 @@ class Order:
     def check(self, group: Sequence[Inference]) -> None:
         """Raises InvalidRequest for a request that the order cannot place."""
 
-    def arrive(self, group: Sequence[Inference]) -> None:
-        """A request comes, and gets what its turn goes by."""
+    def arrive(self, group: Sequence[Inference], processed: int) -> None:
+        """Set what the order remembers of an arriving request. processed: tokens of the server's
+        so far.
+        """
 
     def turn(self, inference: Inference) -> tuple[Any, ...]:
         """Where it stands now: its rank, its key, and its id, so that who came first of equals
@@ -80,6 +79,9 @@ class Order:
         """So many tokens were computed for it, recomputed ones aside. Told of `preemptive` orders,
         whose turns it may change.
         """
+
+    def delay(self, inference: Inference) -> None:
+        """Put an inference behind all others of its level."""
 
     def promote(self, inference: Inference, now: float) -> None:
         """It was not computed for `promote_after_s`."""
@@ -126,42 +128,6 @@ class Bounded(Order):
 
 
 @dataclass(frozen=True)
-class Priority(Bounded):
-    """Levels, 1 first; within one as they came (Triton's priority levels; vLLM's priorities).
-
-    With KV blocks on demand, those of the lowest level give way. `queue_policy`: what each level's
-    queue holds, and for how long (Triton's queue policies).
-    """
-
-    priority_levels: int = setting(3, "levels, of which 1 goes first", ge=1, le=64)
-    default_priority_level: int | None = setting(
-        None, "level of a request that names none, or 0", "the middle one", ge=1
-    )
-    queue_policy: str = setting(
-        "", f"of levels, and of all others by default: {EXAMPLE};default:…", "none"
-    )
-
-    @cached_property
-    def queue_policies(self) -> Mapping[int, QueuePolicy]:
-        return read_queue_policies(self.queue_policy, self.priority_levels)
-
-    def check(self, group: Sequence[Inference]) -> None:
-        default = self.default_priority_level or (self.priority_levels + 1) // 2
-        level = group[0].priority or default
-        if not 1 <= level <= self.priority_levels:
-            raise InvalidRequest(
-                f"priority must be 1 … {self.priority_levels}, the level of this server's that it "
-                f"means, or 0 for level {default}.",
-                param="priority",
-            )
-        for member in group:
-            member.priority = level
-
-    def rank(self, inference: Inference) -> tuple[int, bool]:
-        return inference.priority, inference.delayed
-
-
-@dataclass(frozen=True)
 class ByWork(Order):
     """By the work that is left, in decoded tokens: those predicted, and `prefill_weight` for each
     token of the prompt to compute.
@@ -175,14 +141,14 @@ class ByWork(Order):
         0.2, "decoded tokens that a prompt token to compute is worth", ge=0, allow_inf_nan=False
     )
 
-    def arrive(self, group: Sequence[Inference]) -> None:
+    def arrive(self, group: Sequence[Inference], processed: int) -> None:
         longest = max(len(member.prompt_ids) for member in group)
         for member in group:
-            member.longest_prompt = longest
+            member.standing.state = longest
 
     def work(self, inference: Inference) -> float:
         """Of one of which nothing is computed: of its group's longest."""
-        return inference.predicted_tokens + self.prefill_weight * inference.longest_prompt
+        return inference.standing.predicted_tokens + self.prefill_weight * inference.standing.state
 
 
 @dataclass(frozen=True)
@@ -202,62 +168,77 @@ class Sjf(ByWork, Bounded):
         return self.work(inference) + self.aging * inference.arrived_at
 
 
-def prompt_charge(group: Sequence[Inference]) -> int:
-    """What admission costs a group. Completions of one prompt have it once; who was admitted before
-    has paid.
-    """
-    return PROMPT * sum(
-        len(member.prompt_ids)
-        for member in group
-        if member.leader is None and member.admitted_at is None
+def oldest_sorted(
+    queue: Queue, n: int, key: Callable[[Sequence[Inference]], float]
+) -> Iterator[Inference]:
+    """The n requests that came first, smallest key first; then the others as they came."""
+    requests: Iterator[Sequence[Inference]] = (
+        list(members) for _, members in groupby(queue.by_key.values(), key=lambda i: i.group)
     )
+    oldest = sorted(islice(requests, n), key=key)
+    return chain.from_iterable(chain(oldest, requests))
 
 
 @dataclass(frozen=True)
-class Fair(Order):
-    """Who was served least goes first: fair queueing by user, in tokens (VTC; Sheng et al., OSDI
-    2024, algorithm 2). Within a user as they came.
+class Hrrn(Bounded):
+    """The highest response ratio next, with tokens for time, so that it needs no clock (as SGLang
+    has it): tokens that the server processed since a request came ÷ those that it would compute of
+    its own prompt.
+    """
 
-    A counter grows by PROMPT for each prompt token when a request is first admitted, cached ones
-    included, and by COMPLETION for each completion token as it comes; recomputed ones are free.
-    Over any time in which two users wait their service differs by 2 · max(w_p · longest prompt, w_q
-    · tokens in the pool) at most, whoever asks for more, if the KV blocks of whole lives are
-    reserved, and shared with nobody. In any case, as with blocks on demand, by 2 · (w_p · longest
-    prompt + w_q · rows · longest completion): a user's counter is the least when one of its
-    requests is admitted, and until the next one is, its rows add no more than that. Of users with
-    weights, divided by the smaller one.
+    by_service: ClassVar[bool] = True
+
+    def arrive(self, group: Sequence[Inference], processed: int) -> None:
+        for member in group:
+            member.standing.state = processed
+
+    def _others(self, queue: Queue, view: View) -> Iterator[Inference]:
+        def ratio(members: Sequence[Inference]) -> float:
+            own = sum(member.uncomputed - view.cached(member) for member in members)
+            return (view.processed - members[0].standing.state) / own
+
+        return oldest_sorted(queue, OLDEST, lambda members: -ratio(members))
+
+
+@dataclass(frozen=True)
+class Prefix(Order):
+    """The longest cached prefix first, among those that came first (SGLang's longest prefix match;
+    Zheng et al., NeurIPS 2024, section 3).
+
+    *Hold-back*: of requests that have HOLD_BACK tokens or more in common which are not cached, one
+    goes at a time; the others wait until it has computed them, or has ended. Never within one
+    request, and not in request-level modes, where a batch would wait for another one.
     """
 
     in_order: ClassVar[bool] = False
-    by_user: ClassVar[bool] = True
-    by_service: ClassVar[bool] = True
-    user_weights: str = setting("", "shares of users, such as alice=2,bob=1", "1 each")
-
-    @cached_property
-    def weights(self) -> Mapping[str, float]:
-        return read_user_weights(self.user_weights)
+    prefix_window: int = setting(128, "how many requests, from the oldest, it orders", ge=1)
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
-        """Each request that is taken moves its user's counter by its prompt, within the plan."""
-        ledger = view.ledger
-        assert ledger is not None
-        coming = (entry for entry in ledger.by_counter() if entry[2] in queue.by_user)
-        following = next(coming, None)
-        turns: list[tuple[float, int, Iterator[Inference], Inference]] = []  # a heap of users
-        while turns or following is not None:
-            if following is not None and (not turns or following[:2] < turns[0][:2]):
-                counter, number, user = following
-                following = next(coming, None)
-                mine = iter(queue.by_user[user].values())
-                head = next(mine)
-            else:
-                counter, number, mine, head = heappop(turns)
-            group = [head]
-            after = next(mine, None)
-            while after is not None and after.group == head.group:
-                group.append(after)
-                after = next(mine, None)
-            yield from group
-            if after is not None:
-                counter += ledger.charged(head.user, prompt_charge(group))
-                heappush(turns, (counter, number, mine, after))
+        def most_cached_first(members: Sequence[Inference]) -> float:
+            return -max(view.cached(member) for member in members)
+
+        ordered = oldest_sorted(queue, self.prefix_window, most_cached_first)
+        return ordered if view.request_level else _one_of_each(ordered, view)
+
+
+def _one_of_each(ordered: Iterable[Inference], view: View) -> Iterator[Inference]:
+    """Without those that wait for what another one computes.
+
+    Two that have HOLD_BACK uncached tokens in common have so many cached ones in common, too:
+    the key of the block after both tells them.
+    """
+    blocks = view.limits.blocks(HOLD_BACK)
+    computes: dict[bytes, int] = {}  # by which request
+
+    def is_first(inference: Inference, cached: int) -> bool:
+        keys = inference.keys or ()
+        if len(keys) <= cached + blocks:
+            return True
+        return computes.setdefault(keys[cached + blocks], inference.group) == inference.group
+
+    for inference in view.running:
+        if prefills(inference):
+            is_first(inference, inference.num_cached_blocks)
+    for inference in ordered:
+        if is_first(inference, len(view.found(inference))):
+            yield inference

@@ -40,7 +40,7 @@ class Static(Policy):
         first: Sequence[Inference] = (),
     ) -> Plan:
         """A batch of at most so many rows from the head of those that wait, with `first` in it."""
-        most = self.most_rows(view.limits.max_batch_size) if rows is None else rows
+        most = self.max_rows(view.limits.max_batch_size) if rows is None else rows
         return start(whole_groups(view, most, waiting, first), view, reason)
 
     def _continue(self, view: View) -> Plan:

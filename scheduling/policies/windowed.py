@@ -32,11 +32,11 @@ class Delayed(Static):
     batch_size_target: int = setting(4, "a batch forms when this many rows wait", ge=1)
     batch_size_limit: int | None = setting(None, "rows in a batch at most", "none", ge=1)
 
-    def most_rows(self, max_batch_size: int) -> int:
+    def max_rows(self, max_batch_size: int) -> int:
         return min(self.batch_size_limit or max_batch_size, max_batch_size)
 
     def warnings(self, max_batch_size: int) -> list[str]:
-        if self.batch_size_target <= (most := self.most_rows(max_batch_size)):
+        if self.batch_size_target <= (most := self.max_rows(max_batch_size)):
             return []
         return [
             f"batch_size_target {self.batch_size_target} can never be reached with "
@@ -46,7 +46,7 @@ class Delayed(Static):
 
     def _target(self, view: View) -> int:
         """Rows that are enough."""
-        return min(self.batch_size_target, self.most_rows(view.limits.max_batch_size))
+        return min(self.batch_size_target, self.max_rows(view.limits.max_batch_size))
 
     def _due(self, oldest: Inference) -> float:
         """When it has waited long enough."""
@@ -74,7 +74,7 @@ class Windowed(Delayed):
         waiting = view.waiting
         if not (oldest := waiting.oldest):
             return Plan()
-        most = self.most_rows(view.limits.max_batch_size)
+        most = self.max_rows(view.limits.max_batch_size)
         for size in sorted(self.preferred_batch_sizes, reverse=True):
             if size <= min(len(waiting), most):
                 plan = self._begin(waiting, view, "preferred", size)

@@ -109,8 +109,8 @@ def task(case: dict[str, Any], n: int, seed: int, serve: Serve = serve) -> dict[
         **_latency("others", others),
         "wait_s": max(latencies(inferences)),
         "refused": 100 * statistics.mean(i.error is not None for i in inferences),
-        "preempted_urgent": statistics.mean(i.preemptions for i in urgent),
-        "preempted_others": statistics.mean(i.preemptions for i in others),
+        "preempted_urgent": statistics.mean(i.interruptions.preemptions for i in urgent),
+        "preempted_others": statistics.mean(i.interruptions.preemptions for i in others),
         "throughput": sum(len(i.tokens) for i in inferences) / end,
     }
 

@@ -12,7 +12,7 @@ import pytest
 from batching import BatchingManager
 from generate.fake import FakeGenerator, token
 from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed, InvalidRequest
-from scheduling.inference import Generator, Inference, Iteration, IterationRecord, News, State
+from scheduling.inference import Generator, Inference, Iteration, IterationRecord, State, TokenEvent
 from scheduling.policies import Dynamic, NoBatching, Policy, Windowed
 from tests.virtual import every_policy, make_scheduler
 
@@ -320,7 +320,7 @@ def test_a_stream_learns_of_its_end_last(manager_of: Callable[..., BatchingManag
     told: list[bool] = []
     cancelling: list[threading.Thread] = []
 
-    def listen(news: News) -> None:
+    def listen(news: TokenEvent) -> None:
         if not cancelling:
             cancelling.append(threading.Thread(target=manager.cancel, args=([inference],)))
             cancelling[0].start()

@@ -20,7 +20,7 @@ from compare.servers import wait_until_ready
 from config import ConfigError
 from generate.fake import FakeGenerator
 from scheduling.errors import EngineFailed, GenerationFailed
-from scheduling.inference import Generator, Inference, Iteration, News
+from scheduling.inference import Generator, Inference, Iteration, TokenEvent
 from scheduling.policies import Dynamic
 from tests.servers import PATIENCE_S, free_port, launched
 from tests.sse import events
@@ -160,7 +160,7 @@ def test_who_waits_for_a_model_that_cannot_be_loaded_is_answered() -> None:
 
 
 def test_a_listener_that_raises_disturbs_nobody() -> None:
-    def listener(news: News) -> None:
+    def listener(news: TokenEvent) -> None:
         raise ValueError("a defect")
 
     manager, told = started(FakeGenerator(lambda seconds: None))

@@ -12,10 +12,10 @@ import pytest
 from flask.testing import FlaskClient
 
 from model import GPT2
-from scheduling.blocks import block_keys
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Sampling, State
 from scheduling.policies import Dynamic, NoBatching, Policy, Static
+from scheduling.prefix_cache import block_keys
 from serving import member_seed
 from simulate import drive
 from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401

@@ -15,9 +15,9 @@ from generate.attention import KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
 from generate.sampling import sample_on_cpu
 from model import GPT2, KVCache, load_model
-from scheduling.blocks import block_keys
 from scheduling.inference import Inference, Row
 from scheduling.policies import Policy
+from scheduling.prefix_cache import block_keys
 from shapes import SHAPES, Shape
 from tests.app.test_engine import N_VOCAB, POLICIES, serve
 from tests.counts import nightly_but

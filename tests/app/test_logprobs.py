@@ -81,7 +81,7 @@ def test_scores_are_the_models_log_softmax_in_every_mode(
         cached = engine(model, n_blocks, 4, path)
         assert serve(policy, cached, asked, n_blocks=n_blocks) == expected, "scores change no token"
         check(model, asked)
-        preempted += sum(inference.preemptions for inference in asked)
+        preempted += sum(inference.interruptions.preemptions for inference in asked)
     assert preempted > 3, "what is computed again is not scored again"
     asked = scored(12, SAMPLED)
     assert serve(Dynamic(), NaiveGenerator(model, N_VOCAB), asked) == expected

@@ -25,7 +25,7 @@ from client.load import replay
 from compare.servers import wait_until_ready
 from config import MODES
 from observers.request_log import RequestLog
-from scheduling.inference import Generator, Inference, Iteration, State
+from scheduling.inference import Generator, Inference, Iteration, Standing, State
 from tests.counts import nightly_but
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
 
@@ -153,7 +153,9 @@ def test_a_line_says_the_level_of_a_request_and_what_was_predicted_of_its_length
     for priority in (2, 0, -1):
         client.post("/inference", json={"prompt": "hi", "num_tokens": 2, "priority": priority})
     server = client.application.extensions["server"]
-    server.request_log.answered(Inference([0], 9, predicted_tokens=7, answered_at=1.0))
+    server.request_log.answered(
+        Inference([0], 9, standing=Standing(predicted_tokens=7), answered_at=1.0)
+    )
     server.close()
     *served, told = lines(path)
     assert [line["priority"] for line in served] == [2, 0, -1]
@@ -168,7 +170,7 @@ def test_paused_time_is_the_same_in_the_answer_the_log_and_the_stats(
 
         def generate(self, iteration: Iteration) -> list[int]:
             for row in iteration.rows:
-                row.inference.paused_s = 0.25 * len(row.inference.prompt_ids)
+                row.inference.interruptions.paused_s = 0.25 * len(row.inference.prompt_ids)
             return [65 for row in iteration.rows if row.samples]
 
     path = tmp_path / "log.jsonl"

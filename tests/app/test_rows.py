@@ -14,7 +14,7 @@ from generate.attention import PlainAttention
 from generate.fake import cost_s
 from model import KVCache
 from scheduling.errors import InvalidRequest
-from scheduling.inference import Inference, Iteration, News, Row
+from scheduling.inference import Inference, Iteration, Row, TokenEvent
 from scheduling.policies import Dynamic, Policy, Static, Windowed
 from shapes import Shape
 from tests.virtual import make_scheduler, step
@@ -46,7 +46,7 @@ def test_plain_attention_reads_a_rows_own_blocks_in_whatever_order_they_are(
 
 def test_who_only_listens_is_answered_with_its_batch_and_a_stream_with_its_own_last_token() -> None:
     """A listener alone once made a request of a static batch end early, as if it were streamed."""
-    heard: list[News] = []
+    heard: list[TokenEvent] = []
     scheduler = make_scheduler(Static(), max_batch_size=3)
     listener, stream, long = (
         Inference([0], 1, listener=heard.append),

@@ -14,7 +14,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from routes.streams import Stream
-from scheduling.inference import Generator, Inference, Iteration, News
+from scheduling.inference import Generator, Inference, Iteration, TokenEvent
 from tests.counts import SOME_MODES
 from tests.servers import PATIENCE_S, wait_until
 from tests.sse import events
@@ -108,7 +108,7 @@ def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Gate])
 def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> None:
     inference = Inference([1], 5, tokens=list("a€b".encode()))
     part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
-    told = [part.read(News(inference, n, n == 5)) for n in range(1, 6)]
+    told = [part.read(TokenEvent(inference, n, n == 5)) for n in range(1, 6)]
     assert told == [("a", 1), ("", 0), ("", 0), ("€", 3), ("b", 1)]
 
 
@@ -128,7 +128,7 @@ def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> Non
     body = stream.body(lambda turn: wait_until(turn.is_set))
 
     def tell(n: int) -> None:
-        stream.advance({id(inference): News(inference, n, n == 6)})
+        stream.advance({id(inference): TokenEvent(inference, n, n == 6)})
 
     tell(1)
     assert next(body) == b'data: [0,"a",1,false]\n\n'

@@ -19,7 +19,7 @@ from deploy.routers import (
     Router,
     router,
 )
-from scheduling.blocks import block_keys
+from scheduling.prefix_cache import block_keys
 from tests.counts import examples
 
 REPLICAS = st.lists(

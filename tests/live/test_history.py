@@ -13,11 +13,11 @@ from live import page, timeline
 from live.history import KEPT, Cell, History
 from live.observer import BACKLOG, LEASE_S, Kept, Live
 from live.reading import iterations
-from scheduling.blocks import block_keys
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, IterationRecord, Row
 from scheduling.policies import ORDERS, Dynamic, Fcfs, MultiBin, Srpt, Static
-from scheduling.totals import Scene
+from scheduling.prefix_cache import block_keys
+from scheduling.scheduler import Scene
 from simulate import drive
 from tests.virtual import make_scheduler
 

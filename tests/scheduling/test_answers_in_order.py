@@ -290,8 +290,8 @@ def test_those_that_were_answered_meanwhile_are_not_kept_behind_a_long_one() -> 
         scheduler.fail([gone], Cancelled("gone"), second)
         scheduler.enqueue([Inference([0], 1, streamed=True)], second)
         assert len(step(scheduler, second)[1]) == 1
-    assert scheduler._outbox is not None
-    assert len(scheduler._outbox._unanswered) == 1 == len(scheduler.in_flight())
+    assert scheduler._response_order is not None
+    assert len(scheduler._response_order._unanswered) == 1 == len(scheduler.in_flight())
 
 
 # ---- over HTTP

@@ -20,8 +20,7 @@ from config import ConfigError, build, parse
 from model import GPT2
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, Sampling, State
-from scheduling.policies import Dynamic, Plan, View
-from scheduling.policies.demand import VICTIMS, Victim
+from scheduling.policies import VICTIMS, Dynamic, Plan, Victim, View
 from scheduling.scheduler import Scheduler
 from simulate import drive
 from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve, workload  # noqa: F401
@@ -58,8 +57,8 @@ def test_the_worked_example() -> None:
     found = run(demand(), EXAMPLE, n_blocks=3)
     assert " ".join(found.batches) == "AB A A A A B B B B"
     [a], [b] = found.groups
-    assert (a.preemptions, b.preemptions, b.admitted_at) == (0, 1, 0.0)
-    assert (b.preempted_s, b.recomputed_tokens) == (4.0, 4)
+    assert (a.interruptions.preemptions, b.interruptions.preemptions, b.admitted_at) == (0, 1, 0.0)
+    assert (b.interruptions.preempted_s, b.interruptions.recomputed_tokens) == (4.0, 4)
     assert b.token_times == [1.0, 6.0, 7.0, 8.0, 9.0], "it goes on where it stood"
     again = [row for _, iteration in found.iterations for row in iteration.rows if row.recomputed]
     assert [(row.start, row.n_tokens, row.recomputed) for row in again] == [(0, 5, 4)]
@@ -99,7 +98,7 @@ def test_who_has_computed_most_gives_way_though_it_was_planned_already() -> None
     scheduler.apply(iteration, [1, 1, 1], 1.0)
     iteration, _ = scheduler.schedule(1.0)
     assert [row.inference for row in iteration.rows] == [rows[0], rows[2]]
-    assert iteration.preempted == 1 and rows[1].preemptions == 1
+    assert iteration.preempted == 1 and rows[1].interruptions.preemptions == 1
     assert [len(row.blocks) for row in rows] == [1, 0, 3]
 
 
@@ -109,7 +108,7 @@ def test_nobody_joins_in_an_iteration_in_which_somebody_gave_way() -> None:
     scheduler.enqueue([late], 1.0)
     scheduler.schedule(1.0)
     assert rows[2].state is late.state is State.WAITING
-    assert scheduler.lobby.queues[0].oldest == [rows[2]]
+    assert scheduler.queue.queues[0].oldest == [rows[2]]
 
 
 def test_a_head_of_queue_joins_only_if_all_that_is_known_of_it_fits_besides_the_watermark() -> None:
@@ -176,8 +175,8 @@ def test_the_first_in_order_always_progresses(victim: Victim) -> None:
 
     def check(scheduler: Scheduler, iteration: Iteration) -> None:
         if scheduler.running:
-            assert min(scheduler.in_flight(), key=lambda i: i.key) is next(
-                iter(sorted(scheduler.running.values(), key=lambda i: i.key))
+            assert min(scheduler.in_flight(), key=lambda i: i.standing.key) is next(
+                iter(sorted(scheduler.running.values(), key=lambda i: i.standing.key))
             )
         first[:] = [*first, *(row.inference for row in iteration.rows[:1])]
 
@@ -185,8 +184,11 @@ def test_the_first_in_order_always_progresses(victim: Victim) -> None:
     served = run(demand(victim), asks, check, max_batch_size=6, n_blocks=10, token_budget=7)
     inferences = [inference for [inference] in served.groups]
     assert all(inference.state is State.FINISHED for inference in inferences)
-    assert inferences[0].preemptions == 0 and sum(i.preemptions for i in inferences) > 0
-    assert sum(i.recomputed_tokens for i in inferences) > 0
+    assert (
+        inferences[0].interruptions.preemptions == 0
+        and sum(i.interruptions.preemptions for i in inferences) > 0
+    )
+    assert sum(i.interruptions.recomputed_tokens for i in inferences) > 0
 
 
 def test_demand_holds_more_requests_at_once_than_whole() -> None:
@@ -216,7 +218,7 @@ def test_the_texts_are_those_without_preemption(
     neither cache nor preemption.
     """
     expected = serve(Dynamic(), Oracle(model, N_VOCAB), asks())
-    longest = max(ask.whole_life for ask in asks())
+    longest = max(ask.total_tokens for ask in asks())
     preempted = 0
     for block_size, budget in itertools.product((1, 4, 16), (5, 24)):
         n_blocks = -(-longest // block_size) + 3
@@ -226,7 +228,7 @@ def test_the_texts_are_those_without_preemption(
             demand(victim), engine(model, n_blocks, block_size, path), inferences, **limits
         )
         assert found == expected, (block_size, budget)
-        preempted += sum(inference.preemptions for inference in inferences)
+        preempted += sum(inference.interruptions.preemptions for inference in inferences)
     assert preempted > 10
 
 
@@ -243,7 +245,7 @@ def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
         else:
             ended = scheduler.fail([again], Cancelled("gone"), 3.0)
         assert ended == [again] and again not in scheduler.waiting.values()
-        assert again.preempted_s == 2.0
+        assert again.interruptions.preempted_s == 2.0
         drive(scheduler, [], lambda _: 1.0)
         assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration
 from scheduling.ledger import Ledger
-from scheduling.policies import Dynamic, Fair, Fcfs, Policy, Static
-from scheduling.policies.demand import VICTIMS
-from scheduling.policies.orders import COMPLETION, PROMPT
+from scheduling.policies import VICTIMS, Dynamic, Fair, Fcfs, Policy, Static
+from scheduling.policies.fair import COMPLETION, PROMPT
 from scheduling.scheduler import Scheduler
 from tests.counts import examples
 from tests.virtual import Ask, make_scheduler, run
@@ -69,8 +68,8 @@ def test_a_group_pays_for_all_its_members_and_completions_of_a_prompt_once_for_i
         for ask in asks:
             scheduler.enqueue(ask.group(4), 0.0)
         scheduler.schedule(0.0)
-        assert scheduler.lobby.ledger
-        return [scheduler.lobby.ledger.counter(user) for user in ("a", "b")]
+        assert scheduler.queue.ledger
+        return [scheduler.queue.ledger.counter(user) for user in ("a", "b")]
 
     assert counters([Ask(0.0, prompt=5, rows=3, user="a"), Ask(0.0, prompt=5, user="b")]) == [
         15 * PROMPT,
@@ -87,14 +86,14 @@ def test_cancelled_and_recomputed_tokens_are_not_charged() -> None:
     iteration, _ = scheduler.schedule(0.0)
     scheduler.fail([first, second], Cancelled("gone"), 0.5)
     scheduler.apply(iteration, [1], 1.0)
-    ledger = scheduler.lobby.ledger
+    ledger = scheduler.queue.ledger
     assert ledger and (ledger.counter("a"), ledger.counter("b")) == (PROMPT, 0)
     assert not list(ledger.by_counter())
     # on a pool of three blocks somebody recomputes: nobody pays twice
     asks = [Ask(0.0, prompt=4, tokens=5, user="a"), Ask(0.0, prompt=4, tokens=5, user="b")]
     served = run(Dynamic("demand", watermark=0.0), asks, order=Fair(), n_blocks=3)
-    assert sum(i.recomputed_tokens for [i] in served.groups) > 0
-    ledger = served.scheduler.lobby.ledger
+    assert sum(i.interruptions.recomputed_tokens for [i] in served.groups) > 0
+    ledger = served.scheduler.queue.ledger
     assert ledger and ledger.counter("a") == ledger.counter("b") == 4 * PROMPT + 5 * COMPLETION
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from client.data import PromptData
 from scheduling.inference import Inference, Iteration, Sampling
 from scheduling.ledger import Ledger
-from scheduling.lengths import Bins, Predictor, predictor
 from scheduling.policies import (
     ORDERS,
     Dynamic,
@@ -31,6 +30,7 @@ from scheduling.policies import (
     View,
     Windowed,
 )
+from scheduling.policies.lengths import Bins, Predictor, predictor
 from scheduling.queue import Queue
 from scheduling.scheduler import Scheduler
 from tests.counts import examples
@@ -173,7 +173,7 @@ def test_with_bins_too_who_has_waited_long_enough_goes_before_later_ones() -> No
 
     def admitted_at(most_s: float | None) -> float | None:
         served = run(policy, asks, order=Sjf(max_wait_s=most_s), max_batch_size=2)
-        assert [group[0].bin for group in served.groups[8:]] == [1] + 100 * [0]
+        assert [group[0].standing.bin for group in served.groups[8:]] == [1] + 100 * [0]
         return served.groups[8][0].admitted_at
 
     assert admitted_at(5.0) == 16.0, "after the eight that came earlier"
@@ -188,7 +188,7 @@ def test_multibin_serves_batches_of_alike_lengths() -> None:
     asks = [Ask(i / 10, tokens=6 if i % 2 else 1) for i in range(7)]
     policy = MultiBin(bins=2, batch_size_target=2, max_batch_delay_ms=1000.0)
     served = run(policy, asks, order=ORDERS["fcfs"]())
-    bins = [group[0].bin for group in served.groups]
+    bins = [group[0].standing.bin for group in served.groups]
     assert bins[1:] == [1, 0, 1, 0, 1, 0]
     assert not any(row.idle for _, iteration in served.iterations for row in iteration.rows)
     assert all(group[0].answered_at for group in served.groups)
@@ -199,7 +199,7 @@ def test_a_full_bin_goes_first() -> None:
     scheduler = make_scheduler(policy, max_batch_size=2)
     for predicted in (5, 50, 50, 5, 5):
         scheduler.enqueue([Inference([0], predicted)], 0.0)
-    waits = [i.bin for i in scheduler.in_flight()]
+    waits = [i.standing.bin for i in scheduler.in_flight()]
     assert waits == [0, 1, 1, 0, 0]
     iteration, _ = scheduler.schedule(0.0)
     assert [row.inference.num_tokens for row in iteration.rows] == [5, 5] and (
@@ -236,10 +236,10 @@ def test_orders_never_read_how_long_an_answer_may_be(order: type[Order]) -> None
     for i in range(6):
         inference = Secret([0] * (i + 1), 0, user="ab"[i % 2], priority=1 + i % 3)
         inference.id = inference.group = i
-        inference.predicted_tokens = 6 - i
+        inference.standing.predicted_tokens = 6 - i
         own.check([inference])
-        own.arrive([inference])
-        inference.key = own.turn(inference)
+        own.arrive([inference], 0)
+        inference.standing.key = own.turn(inference)
         ledger.waits(inference)
         queue.add(inference, own.by_user)
     view = View(9.0, [queue], [], 9, 9, Limits(2, 9, 4), own, ledger=ledger)
@@ -299,7 +299,7 @@ def test_a_line_is_fitted_on_what_was_answered_and_not_on_what_was_asked() -> No
         while scheduler.has_work:
             iteration, _ = scheduler.schedule(at)
             scheduler.apply(iteration, [0] * len(iteration.rows), at)
-    assert second.predicted_tokens == 3, "what the first one came to"
+    assert second.standing.predicted_tokens == 3, "what the first one came to"
 
 
 @given(st.lists(st.integers(1, 1024), min_size=200, max_size=3000), st.sampled_from([2, 4, 8]))
@@ -321,14 +321,14 @@ def test_groups_go_by_their_longest_prediction_and_stay_together() -> None:
             return len(inference.prompt_ids)
 
     scheduler = make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)
-    scheduler.lobby._predictor = OfPrompt()
+    scheduler.queue._predictor = OfPrompt()
     scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
     scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
-    assert [i.id for i in scheduler.lobby.queues[0].by_key.values()] == [2, 0, 1]
+    assert [i.id for i in scheduler.queue.queues[0].by_key.values()] == [2, 0, 1]
     scheduler = make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)
     scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
     scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
-    assert [i.id for i in scheduler.lobby.queues[0].by_key.values()] == [2, 0, 1], "and prompt"
+    assert [i.id for i in scheduler.queue.queues[0].by_key.values()] == [2, 0, 1], "and prompt"
 
 
 def test_an_order_changes_no_count(monkeypatch: pytest.MonkeyPatch) -> None:

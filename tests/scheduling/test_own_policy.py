@@ -30,14 +30,14 @@ class Bunches(Policy):
     bunch_size: int = setting(2, "rows in a batch at most", ge=1)
     compact_batches: bool = setting(False, "drop rows that are done", "off")
 
-    def most_rows(self, max_batch_size: int) -> int:
+    def max_rows(self, max_batch_size: int) -> int:
         return min(self.bunch_size, max_batch_size)
 
     def plan(self, view: View) -> Plan:
         if view.running:
             rows = [row for row in view.running if not (self.compact_batches and row.is_over)]
             return Plan(run=share_budget(rows, view))
-        return start(whole_groups(view, self.most_rows(view.limits.max_batch_size)), view, "bunch")
+        return start(whole_groups(view, self.max_rows(view.limits.max_batch_size)), view, "bunch")
 
 
 MODES["bunches"] = Bunches

@@ -181,8 +181,8 @@ def test_any_workload_is_served_once_within_every_limit(
 
     def check(scheduler: Scheduler, iteration: Iteration) -> None:
         running = scheduler.running
-        assert len(iteration.rows) <= policy.most_rows(rows)
-        assert order.preemptive or len(running) <= policy.most_rows(rows)
+        assert len(iteration.rows) <= policy.max_rows(rows)
+        assert order.preemptive or len(running) <= policy.max_rows(rows)
         assert len(iteration.rows) <= len(running)
         assert len({row.inference.id for row in iteration.rows}) == len(iteration.rows)
         prefill = [row for row in iteration.rows if not row.decodes]
@@ -222,7 +222,7 @@ def test_any_workload_is_served_once_within_every_limit(
     refused = [
         group
         for group in served.groups
-        if (policy.request_level and len(group) > policy.most_rows(rows))
+        if (policy.request_level and len(group) > policy.max_rows(rows))
         or (isinstance(order, Priority) and not is_a_level(order, group[0]))
     ]
     assert all(

@@ -23,9 +23,9 @@ from compare.measure import Target, measure
 from config import ConfigError, build, parse
 from generate.sampling import sample
 from model import GPT2, KVCache
-from scheduling.blocks import BlockPool, block_keys
 from scheduling.errors import Cancelled, GenerationFailed
 from scheduling.inference import Inference, Sampling
+from scheduling.memory import BlockPool
 from scheduling.policies import (
     Dynamic,
     Fcfs,
@@ -35,6 +35,7 @@ from scheduling.policies import (
     Prefix,
     Static,
 )
+from scheduling.prefix_cache import block_keys
 from simulate import drive
 from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.app.test_engine import POLICIES as ENGINE_POLICIES
@@ -113,7 +114,7 @@ def test_of_what_is_kept_the_longest_unused_goes_first_and_ends_before_beginning
     pool = BlockPool(5)
     old, new = pool.allocate(3), pool.allocate(2)
     for block in (*old, *new):
-        pool.name(block, bytes([block]))
+        pool.cache(block, bytes([block]))
     pool.free(old)
     pool.free(new)
     assert pool.free_blocks == 5
@@ -125,7 +126,7 @@ def test_of_what_is_kept_the_longest_unused_goes_first_and_ends_before_beginning
 def test_who_is_found_again_is_used_again() -> None:
     pool = BlockPool(2)
     for block in pool.allocate(2):
-        pool.name(block, bytes([block]))
+        pool.cache(block, bytes([block]))
         pool.free([block])
     pool.share(pool.find([bytes([0])]))
     assert (pool.free_blocks, pool.references) == (1, [1, 0])
@@ -137,7 +138,7 @@ def test_who_is_found_again_is_used_again() -> None:
 def test_blank_blocks_are_taken_before_anything_is_forgotten() -> None:
     pool = BlockPool(4)
     [block] = pool.allocate(1)
-    pool.name(block, b"key")
+    pool.cache(block, b"key")
     pool.free([block])
     assert pool.allocate(3) == [1, 2, 3] and pool.find([b"key"]) == [0]
 
@@ -174,7 +175,11 @@ def test_a_preempted_request_finds_what_it_had_computed_unless_it_was_needed() -
         asks = [Ask(0.0, 4, tokens, content=1), Ask(0.0, 4, 5, content=2)]
         served = run(DEMAND, asks, n_blocks=3)
         [_], [b] = served.groups
-        assert (b.preemptions, b.recomputed_tokens, b.cached_tokens) == (1, recomputed, 0)
+        assert (
+            b.interruptions.preemptions,
+            b.interruptions.recomputed_tokens,
+            b.cached_tokens,
+        ) == (1, recomputed, 0)
 
 
 def test_forgetting_leaves_what_is_shared_as_it_is() -> None:
@@ -200,7 +205,7 @@ def test_what_is_shared_is_not_paid_for_twice() -> None:
     for policy in (Dynamic(), DEMAND):
         served = run(policy, asks, max_batch_size=8, n_blocks=24)
         assert max(iteration.running for _, iteration in served.iterations) == 8
-        assert sum(member.preemptions for [member] in served.groups) == 0
+        assert sum(member.interruptions.preemptions for [member] in served.groups) == 0
 
 
 SHARED = random.Random(7)
@@ -239,7 +244,7 @@ def test_the_texts_are_those_without_caching(
         found_at_all = 0
         for block_size, spare in itertools.product((4, 16), (1, 60)):
             asks = conversations(block_size, sampling)
-            longest = max(-(-ask.whole_life // block_size) for ask in asks)
+            longest = max(-(-ask.total_tokens // block_size) for ask in asks)
             n_blocks = longest + spare
             texts = serve(
                 policy,

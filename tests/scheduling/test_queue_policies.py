@@ -24,8 +24,8 @@ from scheduling.policies import (
     Static,
     Windowed,
 )
+from scheduling.queue import SPARE, Timers
 from scheduling.scheduler import Scheduler
-from scheduling.timers import SPARE, Timers
 from tests.virtual import Ask, Run, make_scheduler, run, step
 
 MODES: list[Policy] = [
@@ -309,9 +309,9 @@ def test_a_request_that_was_admitted_and_preempted_is_not_timed_out_any_more(act
     order = levels(f"1:timeout_ms=9000,action={action}")
     served = run(policy, asks, order=order, max_batch_size=2, n_blocks=4)
     a, b, c = (group[0] for group in served.groups)
-    assert b.preemptions == 1 and b.preempted_s > 2
+    assert b.interruptions.preemptions == 1 and b.interruptions.preempted_s > 2
     assert states(served) == "FFF"
-    assert not b.delayed
+    assert not b.standing.state
     assert b.answered_at and c.admitted_at is not None
     assert a.answered_at == 11 == c.admitted_at, "both come in when A has left"
 
@@ -409,7 +409,7 @@ def test_a_preempted_request_waits_in_its_levels_queue_again() -> None:
     first, second = Inference([0], 11), Inference([0], 11)
     scheduler.enqueue([first, second], 0.0)
     now = 0
-    while not second.preemptions:
+    while not second.interruptions.preemptions:
         step(scheduler, now)
         now += 1
     assert counts(scheduler) == (1, 1)
@@ -431,7 +431,7 @@ def test_the_times_of_answered_requests_are_not_kept() -> None:
         scheduler.enqueue([gone], float(second))
         scheduler.fail([gone], Cancelled("gone"), float(second))
         scheduler.expire(float(second))
-    assert len(scheduler.lobby._timeouts) <= 2 * 2 + SPARE
+    assert len(scheduler.queue._timeouts) <= 2 * 2 + SPARE
     assert len(scheduler._deadlines) <= 2 * 2 + SPARE
     assert scheduler.next_deadline() == 1e6, "of the one that waits"
 

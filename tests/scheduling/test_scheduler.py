@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.blocks import BlockPool
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State
+from scheduling.memory import BlockPool
 from scheduling.policies import Dynamic, Fair, Plan, Static, View
 from tests.virtual import Ask, make_scheduler, run, step
 

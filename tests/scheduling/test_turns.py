@@ -19,8 +19,7 @@ from compare.measure import Target, measure
 from model import GPT2
 from scheduling.errors import Cancelled, DeadlinePassed
 from scheduling.inference import Inference, Iteration, State
-from scheduling.policies import Dynamic, Mlfq, Order, Srpt
-from scheduling.policies.demand import VICTIMS
+from scheduling.policies import VICTIMS, Dynamic, Mlfq, Order, Srpt
 from scheduling.scheduler import Scheduler
 from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.counts import examples, nightly_but
@@ -45,8 +44,16 @@ def test_the_shortest_remaining_one_runs_and_the_others_are_paused() -> None:
     served = run(Dynamic(), EXAMPLE, order=Srpt(), max_batch_size=1)
     assert " ".join(served.batches) == "A B B C A A A A"
     [a], [b], [c] = served.groups
-    assert (a.paused_s, b.paused_s, c.paused_s) == (3.0, 0.0, 0.0)
-    assert a.admitted_at == 0.0 and a.preemptions == 0 and a.recomputed_tokens == 0
+    assert (a.interruptions.paused_s, b.interruptions.paused_s, c.interruptions.paused_s) == (
+        3.0,
+        0.0,
+        0.0,
+    )
+    assert (
+        a.admitted_at == 0.0
+        and a.interruptions.preemptions == 0
+        and a.interruptions.recomputed_tokens == 0
+    )
     assert served.scheduler.pool.free_blocks == served.scheduler.pool.n_blocks
     assert max(iteration.running for _, iteration in served.iterations) == 2, "paused ones run"
 
@@ -68,7 +75,7 @@ def test_levels_of_the_feedback_queue() -> None:
     levels: list[int] = []
 
     def check(scheduler: Scheduler, iteration: Iteration) -> None:
-        levels.extend(row.inference.level for row in iteration.rows)
+        levels.extend(row.inference.standing.state.number for row in iteration.rows)
 
     order = Mlfq(mlfq_quantum=2, mlfq_levels=3)
     served = run(Dynamic(), MLFQ_EXAMPLE, check, order=order, max_batch_size=1)
@@ -89,13 +96,15 @@ def test_a_level_is_entered_by_the_prompt_and_left_by_the_quantum() -> None:
     order = Mlfq(mlfq_quantum=2, mlfq_levels=3)
     asked = {n: Inference([0] * n, 1) for n in (2, 3, 99)}
     for inference in asked.values():
-        order.arrive([inference])
-    assert [inference.level for inference in asked.values()] == [0, 1, 2]
+        order.arrive([inference], 0)
+    assert [inference.standing.state.number for inference in asked.values()] == [0, 1, 2]
     falls = asked[2]
     order.computed(falls, 1, 4.0)
-    assert (falls.level, falls.level_at) == (0, 0.0)
+    level = falls.standing.state
+    assert (level.number, level.since) == (0, 0.0)
     order.computed(falls, 1, 5.0)
-    assert (falls.level, falls.level_tokens, falls.level_at) == (1, 0, 5.0)
+    level = falls.standing.state
+    assert (level.number, level.tokens, level.since) == (1, 0, 5.0)
 
 
 def test_recomputed_tokens_use_no_quantum_up() -> None:
@@ -110,7 +119,7 @@ def test_recomputed_tokens_use_no_quantum_up() -> None:
     policy = Dynamic("demand", watermark=0.0)
     served = run(policy, asks, order=Counts(mlfq_quantum=2), max_batch_size=2, n_blocks=6)
     inferences = [inference for [inference] in served.groups]
-    assert sum(inference.recomputed_tokens for inference in inferences) > 0
+    assert sum(inference.interruptions.recomputed_tokens for inference in inferences) > 0
     assert set(used.values()) == {4 + 9 - 1}, "its last token is never computed"
 
 
@@ -151,7 +160,7 @@ def test_of_a_prompt_that_is_half_computed_the_rest_counts(tokens: int, goes_fir
 
 def test_what_a_preemption_took_is_left_to_compute_again() -> None:
     order, taken = Srpt(), Inference([0] * 8, 5)
-    taken.predicted_tokens, taken.tokens, taken.admitted_at = 5, [7] * 3, 0.0
+    taken.standing.predicted_tokens, taken.tokens, taken.admitted_at = 5, [7] * 3, 0.0
     assert order.key(taken) == pytest.approx(2 + 0.2 * 11)
     taken.computed, taken.decodes = 10, True
     assert order.key(taken) == 2
@@ -164,14 +173,14 @@ def test_more_are_admitted_than_rows_are_computed_as_far_as_blocks_go() -> None:
     served = run(Dynamic(), asks, order=Srpt(), max_batch_size=1, n_blocks=4)
     assert " ".join(served.batches) == "A B B B B B C C C A A A A A A"
     [a], [b], [c] = served.groups
-    assert (c.admitted_at, a.preemptions, a.paused_s) == (6.0, 0, 8.0)
+    assert (c.admitted_at, a.interruptions.preemptions, a.interruptions.paused_s) == (6.0, 0, 8.0)
     # on demand C, which is shorter, takes a block of A, whose turn comes last
     asks = [Ask(0.0, tokens=7), Ask(1.0, tokens=5), Ask(2.0, prompt=9, tokens=1)]
     policy = Dynamic("demand", watermark=0.0)
     served = run(policy, asks, order=Srpt(), max_batch_size=1, n_blocks=4)
     [a], [b], [c] = served.groups
-    assert (c.admitted_at, a.preemptions, b.preemptions) == (2.0, 1, 0)
-    assert a.recomputed_tokens == 1 and a.preempted_s > 0
+    assert (c.admitted_at, a.interruptions.preemptions, b.interruptions.preemptions) == (2.0, 1, 0)
+    assert a.interruptions.recomputed_tokens == 1 and a.interruptions.preempted_s > 0
     assert [len(group[0].tokens) for group in served.groups] == [7, 5, 1]
 
 
@@ -184,11 +193,11 @@ def test_who_is_paused_is_cancelled_and_expires_like_anybody(order: Order) -> No
         step(scheduler, float(now))
     scheduler.enqueue([short := Inference([0], 1)], 2.0)
     step(scheduler, 2.0)
-    assert short.state is State.FINISHED and long.paused_at == 2.0 and long.blocks
+    assert short.state is State.FINISHED and long.interruptions.paused_at == 2.0 and long.blocks
     assert scheduler.snapshot().running == len(scheduler.running)
     scheduler.enqueue([late], 3.0)
     assert scheduler.fail([long], Cancelled("gone"), 3.5) == [long]
-    assert (long.paused_s, long.blocks) == (1.5, [])
+    assert (long.interruptions.paused_s, long.blocks) == (1.5, [])
     scheduler.schedule(3.5)
     ended = scheduler.expire(4.5)
     assert ended == [late] and isinstance(late.error, DeadlinePassed)
@@ -200,14 +209,18 @@ def test_paused_and_preempted_time_lie_inside_the_latency() -> None:
     for policy in (Dynamic(), Dynamic("demand", watermark=0.0)):
         served = run(policy, asks, order=Srpt(), max_batch_size=3, n_blocks=20)
         inferences = [group[0] for group in served.groups]
-        assert sum(i.paused_s for i in inferences) > 0
+        assert sum(i.interruptions.paused_s for i in inferences) > 0
         for i in inferences:
             assert i.admitted_at is not None and i.answered_at is not None
-            computed = (i.answered_at - i.admitted_at) - i.paused_s - i.preempted_s
+            computed = (
+                (i.answered_at - i.admitted_at)
+                - i.interruptions.paused_s
+                - i.interruptions.preempted_s
+            )
             assert computed >= len(i.tokens), "an iteration a token at least"
         # of those that run, in each iteration who is not computed is paused
         paused = sum(iteration.running - len(iteration.rows) for _, iteration in served.iterations)
-        assert sum(i.paused_s for i in inferences) == pytest.approx(paused)
+        assert sum(i.interruptions.paused_s for i in inferences) == pytest.approx(paused)
 
 
 @pytest.mark.parametrize("order", nightly_but(["mlfq"], ["srpt", "mlfq"]))
@@ -249,7 +262,7 @@ def test_the_texts_are_those_without_pauses(
 ) -> None:
     """In float32, greedy and drawn; the oracle computes every request by itself."""
     expected = serve(Dynamic(), Oracle(model, N_VOCAB), texts_asked())
-    longest = max(ask.whole_life for ask in texts_asked())
+    longest = max(ask.total_tokens for ask in texts_asked())
     paused = 0.0
     for block_size, budget in itertools.product((1, 4), (5, 24)):
         n_blocks = 3 * (-(-longest // block_size))
@@ -257,5 +270,5 @@ def test_the_texts_are_those_without_pauses(
         limits = {"n_blocks": n_blocks, "block_size": block_size, "token_budget": budget}
         runs = engine(model, n_blocks, block_size, path)
         assert serve(policy, runs, inferences, order=order, max_batch_size=3, **limits) == expected
-        paused += sum(inference.paused_s for inference in inferences)
+        paused += sum(inference.interruptions.paused_s for inference in inferences)
     assert paused > 0

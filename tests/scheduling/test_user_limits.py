@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.door import IDLE_USERS, UserLimits
+from scheduling.admission import IDLE_USERS, UserLimits
 from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.policies import Dynamic, Priority
 from tests.counts import SOME_MODES

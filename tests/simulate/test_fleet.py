@@ -13,10 +13,10 @@ import pytest
 
 from compare.analysis import pollaczek_khinchine
 from deploy.autoscaling import Autoscaling
-from scheduling.blocks import block_keys
 from scheduling.errors import Cancelled, EngineFailed
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching, Plan, View
+from scheduling.prefix_cache import block_keys
 from scheduling.scheduler import Scheduler
 from simulate import PS, Arrival, Loop, Replica
 from simulate.costs import Costs, Line

@@ -75,8 +75,7 @@ def serve(
     served = [
         [
             i.id, i.state, i.admitted_at, i.answered_at, i.token_times, i.tokens, i.batch,
-            i.position, i.preemptions, i.preempted_s, i.paused_s, i.cached_tokens,
-            i.recomputed_tokens, type(i.error), i.keys,
+            i.position, i.interruptions, i.cached_tokens, type(i.error), i.keys,
         ]
         for group in groups
         for i in group

@@ -22,8 +22,7 @@ from config import build
 from generate.fake import FakeGenerator, FaultyGenerator
 from scheduling.errors import ServingError
 from scheduling.inference import Generator, Inference, IterationRecord
-from scheduling.policies import ORDERS
-from scheduling.policies.demand import Victim
+from scheduling.policies import ORDERS, Victim
 from serving import Exchange, Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES, nightly_but
@@ -62,7 +61,7 @@ class Witness:
     def answered(self, inference: Inference) -> None:
         self.seen[inference.error.code if inference.error else inference.finish_reason] += 1
         self.seen["found" if inference.leader is None else "shared"] += inference.cached_tokens
-        self.seen["paused"] += inference.paused_s > 0
+        self.seen["paused"] += inference.interruptions.paused_s > 0
 
 
 def asked(server: Server, draw: random.Random) -> list[Inference]:

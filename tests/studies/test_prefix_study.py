@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from scheduling.blocks import block_keys
 from scheduling.inference import Inference
+from scheduling.prefix_cache import block_keys
 from studies import prefixes
 from tests.programs import ran
 

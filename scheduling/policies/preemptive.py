@@ -31,8 +31,17 @@ class Srpt(ByWork):
     def key(self, inference: Inference) -> float:
         if inference.admitted_at is None:
             return self.work(inference)
-        left = max(1, inference.predicted_tokens - len(inference.tokens))
+        left = max(1, inference.standing.predicted_tokens - len(inference.tokens))
         return left + (0 if inference.decodes else self.prefill_weight * inference.uncomputed)
+
+
+@dataclass(slots=True)
+class Level:
+    """Level of an inference, with the tokens computed there, and since when."""
+
+    number: int
+    since: float
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,15 +61,16 @@ class Mlfq(Bounded):
     )
     mlfq_levels: int = setting(6, "levels", ge=1, le=32)
 
-    def arrive(self, group: Sequence[Inference]) -> None:
+    def arrive(self, group: Sequence[Inference], processed: int) -> None:
         prompt = max(len(member.prompt_ids) for member in group)
         fitting = (i for i in range(self.mlfq_levels) if self.quantum(i) >= prompt)
         level = next(fitting, self.mlfq_levels - 1)
         for member in group:
-            member.level, member.level_at = level, member.arrived_at
+            member.standing.state = Level(level, since=member.arrived_at)
 
     def key(self, inference: Inference) -> tuple[int, float]:
-        return inference.level, inference.level_at
+        level: Level = inference.standing.state
+        return level.number, level.since
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         return self._others(queue, view)  # who has waited for long has the first level's turn
@@ -73,16 +83,15 @@ class Mlfq(Bounded):
         return self.mlfq_quantum << level
 
     def computed(self, inference: Inference, tokens: int, now: float) -> None:
-        inference.level_tokens += tokens
-        last = inference.level == self.mlfq_levels - 1
-        if not last and inference.level_tokens >= self.quantum(inference.level):
-            inference.level += 1
-            inference.level_tokens, inference.level_at = 0, now
+        level: Level = inference.standing.state
+        level.tokens += tokens
+        last = level.number == self.mlfq_levels - 1
+        if not last and level.tokens >= self.quantum(level.number):
+            inference.standing.state = Level(level.number + 1, since=now)
 
     def promote(self, inference: Inference, now: float) -> None:
-        if inference.level == 0:  # it is there, and before those that come now
-            return
-        inference.level, inference.level_tokens, inference.level_at = 0, 0, now
+        if inference.standing.state.number:  # in the first level it is ahead of later arrivals
+            inference.standing.state = Level(0, since=now)
 
 
 def by_turns(
@@ -133,7 +142,7 @@ class _Turns:
         turn = view.order.turn
         if any(turn(loser) < turn(inference) for loser in self.plan.preempt):
             return False
-        needed = inference.uncomputed if self._on_demand else inference.whole_life
+        needed = inference.uncomputed if self._on_demand else inference.total_tokens
         account.take(inference, needed)
         if not self._make_room(self._spare if self.plan.run or view.running else 0):
             account.undo(inference, needed)

@@ -1,20 +1,19 @@
-"""Which of those that run are computed, and which are paused: their KV is kept, and they wait for
-their turn.
-"""
+"""Features that the four modes do not need: pauses of preemptive orders, and response ordering."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from sortedcontainers import SortedDict
 
 from scheduling.inference import Inference, Row
 from scheduling.policies import Order
-from scheduling.timers import Timers
+from scheduling.queue import Timers
 
 
-class Pauses:
+class PausedRows:
     """Kept by the scheduler, which also asks it whom the order promotes."""
 
     def __init__(self, order: Order):
@@ -37,10 +36,10 @@ class Pauses:
 
     def resume(self, inference: Inference, now: float) -> None:
         """It is paused no longer, if it was."""
-        if inference.paused_at is not None:
-            del self.paused[inference.key]
+        if inference.interruptions.paused_at is not None:
+            del self.paused[inference.standing.key]
             self.rows[inference.id] = inference
-            inference.resume(now)
+            inference.interruptions.end(now)
 
     def settle(self, rows: Sequence[Row], now: float) -> None:
         """An iteration computes these rows; the others that run are paused."""
@@ -50,8 +49,11 @@ class Pauses:
         for id_ in sorted(self.rows.keys() - chosen.keys()):
             inference = self.rows[id_]
             if not inference.is_over:
-                inference.paused_at, inference.key = now, self._order.turn(inference)
-                self.paused[inference.key] = inference
+                inference.interruptions.paused_at, inference.standing.key = (
+                    now,
+                    self._order.turn(inference),
+                )
+                self.paused[inference.standing.key] = inference
                 self.watch(inference)
         for inference in chosen.values() if self.paused else ():
             self.resume(inference, now)
@@ -70,7 +72,36 @@ class Pauses:
 
     def promote(self, inference: Inference, now: float) -> None:
         """Give one that is paused a new turn."""
-        del self.paused[inference.key]
+        del self.paused[inference.standing.key]
         self._order.promote(inference, now)
-        inference.key = self._order.turn(inference)
-        self.paused[inference.key] = inference
+        inference.standing.key = self._order.turn(inference)
+        self.paused[inference.standing.key] = inference
+
+
+class ResponseOrder:
+    """Plain answers that are finished and wait for an earlier one. A stream, which is read as it
+    comes, neither waits nor is waited for.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[int, Inference] = {}
+        self._unanswered: dict[int, Inference] = {}  # plain ones, as they came
+
+    def expect(self, group: Iterable[Inference]) -> None:
+        self._unanswered |= {each.id: each for each in group if not each.streamed}
+
+    def hold(self, finished: Iterable[Inference]) -> list[Inference]:
+        """Keep those that are plain; return the others."""
+        plain = [inference for inference in finished if not inference.streamed]
+        self.held |= {inference.id: inference for inference in plain}
+        return [inference for inference in finished if inference.streamed]
+
+    @property
+    def free(self) -> list[Inference]:
+        """Held ones before which nobody is left that has no answer."""
+        return [self.held[id] for id in takewhile(self.held.__contains__, self._unanswered)]
+
+    def forget(self, inference: Inference) -> None:
+        """It is answered, whatever with."""
+        self.held.pop(inference.id, None)
+        self._unanswered.pop(inference.id, None)

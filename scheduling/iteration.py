@@ -61,7 +61,7 @@ def rows_of(
             if uncomputed > 1 and inference.keys is not None:  # its last token is always computed
                 cached = view.cached(inference)
                 start, uncomputed = start + cached, uncomputed - cached
-            again = max(0, min(n, inference.reached - start))
+            again = max(0, min(n, inference.interruptions.recompute_until - start))
             charged += n
         elif counts_decoded:
             charged += n

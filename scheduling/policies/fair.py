@@ -1,0 +1,100 @@
+"""Fair queueing by user, in tokens (VTC; Sheng et al., OSDI 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, ClassVar
+
+from scheduling.policies.base import setting
+from scheduling.policies.orders import Order
+
+if TYPE_CHECKING:
+    from scheduling.inference import Inference
+    from scheduling.policies.base import View
+    from scheduling.queue import Queue
+
+PROMPT, COMPLETION = 1, 2  # charge of a token
+
+
+def read_user_weights(text: str) -> dict[str, float]:
+    """Read `NAME=WEIGHT,…`, or none. Raises ValueError with a sentence."""
+    found: dict[str, float] = {}
+    for pair in filter(None, text.split(",") if text != "none" else ()):
+        name, _, value = pair.rpartition("=")
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = 0.0
+        if not name or not 1e-6 <= weight <= 1e6:
+            raise ValueError(
+                f"{pair!r} is no weight; write NAME=WEIGHT with a weight from 0.000001 to 1000000, "
+                "such as alice=2,bob=1"
+            )
+        if name in found:
+            raise ValueError(f"{name} has two weights; give it one")
+        found[name] = weight
+    return found
+
+
+def prompt_charge(group: Sequence[Inference]) -> int:
+    """What admission costs a group. Completions of one prompt have it once; who was admitted before
+    has paid.
+    """
+    return PROMPT * sum(
+        len(member.prompt_ids)
+        for member in group
+        if member.leader is None and member.admitted_at is None
+    )
+
+
+@dataclass(frozen=True)
+class Fair(Order):
+    """Who was served least goes first: fair queueing by user, in tokens (VTC; Sheng et al., OSDI
+    2024, algorithm 2). Within a user as they came.
+
+    A counter grows by PROMPT for each prompt token when a request is first admitted, cached ones
+    included, and by COMPLETION for each completion token as it comes; recomputed ones are free.
+    Over any time in which two users wait their service differs by 2 · max(w_p · longest prompt, w_q
+    · tokens in the pool) at most, whoever asks for more, if the KV blocks of whole lives are
+    reserved, and shared with nobody. In any case, as with blocks on demand, by 2 · (w_p · longest
+    prompt + w_q · rows · longest completion): a user's counter is the least when one of its
+    requests is admitted, and until the next one is, its rows add no more than that. Of users with
+    weights, divided by the smaller one.
+    """
+
+    in_order: ClassVar[bool] = False
+    by_user: ClassVar[bool] = True
+    by_service: ClassVar[bool] = True
+    user_weights: str = setting("", "shares of users, such as alice=2,bob=1", "1 each")
+
+    @cached_property
+    def weights(self) -> Mapping[str, float]:
+        return read_user_weights(self.user_weights)
+
+    def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
+        """Each request that is taken moves its user's counter by its prompt, within the plan."""
+        ledger = view.ledger
+        assert ledger is not None
+        coming = (entry for entry in ledger.by_counter() if entry[2] in queue.by_user)
+        following = next(coming, None)
+        turns: list[tuple[float, int, Iterator[Inference], Inference]] = []  # a heap of users
+        while turns or following is not None:
+            if following is not None and (not turns or following[:2] < turns[0][:2]):
+                counter, number, user = following
+                following = next(coming, None)
+                mine = iter(queue.by_user[user].values())
+                head = next(mine)
+            else:
+                counter, number, mine, head = heappop(turns)
+            group = [head]
+            after = next(mine, None)
+            while after is not None and after.group == head.group:
+                group.append(after)
+                after = next(mine, None)
+            yield from group
+            if after is not None:
+                counter += ledger.charged(head.user, prompt_charge(group))
+                heappush(turns, (counter, number, mine, after))
