@@ -28,8 +28,7 @@ import psutil
 from benchmarks.common import NO_HTTP, Engine, configs, record, run
 from benchmarks.phases import Phases
 from benchmarks.workload import LARGEST, draw
-from client.data import Request
-from client.traces import save_trace
+from client.traces import Request, save_trace
 from config import MODES, Config, ConfigError, Parser
 from scheduling.inference import Sampling
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from client.data import PromptData, save_json
 from client.load import Watch
-from client.machine import command_line, processor, stamp
+from client.machine import command_line, processor, save_json, stamp
 from client.wire import Plain
+from client.workloads import Workload
 from compare.analysis import estimate
 from compare.measure import Target, measure, warm_up
 from compare.report.tables import markdown
@@ -69,7 +69,7 @@ def reader(url: str) -> Iterator[None]:
 
 def throughput(target: Target) -> float:
     """Completion tokens a second of a burst."""
-    requests = PromptData(seed=0).requests(REQUESTS, "burst")
+    requests = Workload(seed=0).requests(REQUESTS, "burst")
     result, _ = measure(target, requests, {}, 600.0, Watch())
     assert result["completed"] == REQUESTS
     return float(result["output_throughput"])

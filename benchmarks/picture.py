@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
-from client.data import PromptData
 from client.machine import ROOT, stamp
+from client.workloads import Workload
 from config import build
 from live.history import DECODE, IDLE, PREFILL
 from live.reading import iterations
@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
 def made() -> dict[str, Any]:
     """The histories of both servers, and how they were made."""
-    trace = PromptData(seed=3, lengths="lognormal:60:0.9:300").requests(REQUESTS, "poisson:40")
+    trace = Workload(seed=3, lengths="lognormal:60:0.9:300").requests(REQUESTS, "poisson:40")
     found = {}
     for mode in NAMES:
         config = build(mode, {"model": "fake", "max_batch_size": ROWS}, {})

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from client.data import PromptData
 from client.machine import ROOT, commit
 from client.traces import load_trace
+from client.workloads import Workload
 from live import page
 from live.saved import serve_again
 from simulate import simulation as simulate
@@ -70,7 +70,7 @@ def html(arguments: str) -> str:
     if options.trace:
         requests = load_trace(options.trace)
     else:
-        data = PromptData(options.lengths or "normal", seed=options.seed)
+        data = Workload(options.lengths or "normal", seed=options.seed)
         requests = list(data.requests(options.numsamples, options.arrival or "burst"))
     return page.saved(
         [

@@ -1,4 +1,4 @@
-"""Single calls of a server: what is asked beside a load."""
+"""Single calls of a server, beside a load."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class ServerError(Exception):
 
 
 def headers(key: str | None) -> dict[str, str]:
-    """Of every request to a server.
-
-    A redirect to another one does not get the key: both libraries take it off.
+    """Headers of every request. A redirect to another server does not get the key: both libraries
+    take it off.
     """
     return {"Content-Type": "application/json"} | (
         {"Authorization": f"Bearer {key}"} if key else {}
@@ -27,13 +26,13 @@ def headers(key: str | None) -> dict[str, str]:
 
 
 def get(url: str, timeout_s: float = 30.0, key: str | None = None) -> dict[str, Any]:
-    """GET a JSON object. Raises ServerError, also where nothing comes for `timeout_s`."""
+    """GET a JSON object. Raises ServerError, also after `timeout_s` without an answer."""
     with _exchange("GET", url, None, timeout_s, key) as response:
         return dict(response.json())
 
 
 def get_text(url: str, timeout_s: float = 30.0) -> str:
-    """GET a text, as /metrics is one. Raises ServerError as `get` does."""
+    """GET a text, such as /metrics. Raises ServerError as `get` does."""
     with _exchange("GET", url, None, timeout_s, None) as response:
         return response.text
 
@@ -71,14 +70,12 @@ def stream(
 def _exchange(
     method: str, url: str, body: Any, timeout_s: float, key: str | None
 ) -> Iterator[requests.Response]:
-    """A request and its answer; what can go wrong with it becomes a ServerError."""
+    """A request and its answer; failures become a ServerError."""
     try:
         with requests.Session() as session:
-            # no proxy between a client and a server whose latencies it tells
-            session.trust_env = False
-            asked = {"json": body} if body is not None else {}
+            session.trust_env = False  # no proxy between a client and a server that it measures
             with session.request(
-                method, url, headers=headers(key), timeout=timeout_s, stream=True, **asked
+                method, url, headers=headers(key), timeout=timeout_s, stream=True, json=body
             ) as response:
                 if response.status_code != 200:
                     raise ServerError(
@@ -86,9 +83,9 @@ def _exchange(
                     )
                 yield response
     except (requests.ConnectionError, requests.Timeout, OSError) as error:
-        why = _why(error)
         raise ServerError(
-            f"no answer from {url} ({why}); is it running? ./server.sh MODE starts one of ours"
+            f"no answer from {url} ({_cause(error)}); is it running? "
+            "./server.sh MODE starts one of ours"
         ) from None
     except (ValueError, KeyError, TypeError):
         raise ServerError(
@@ -97,8 +94,8 @@ def _exchange(
         ) from None
 
 
-def _why(error: BaseException) -> str:
-    """What the system said, below what libraries made of it."""
+def _cause(error: BaseException) -> str:
+    """The system's own message, below those of libraries."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

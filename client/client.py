@@ -32,17 +32,17 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from client.calls import ServerError, stream  # noqa: E402
-from client.data import Request, describe, described  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
-from client.flags import add_workload, contradiction, seconds_say_how_many, workload  # noqa: E402
-from client.load import Outcome  # noqa: E402
+from client.groups import describe, described  # noqa: E402
 from client.machine import command_line  # noqa: E402
+from client.outcomes import Outcome  # noqa: E402
 from client.progress import Progress  # noqa: E402
-from client.traces import replayed, save_trace  # noqa: E402
+from client.traces import Request, replayed, save_trace  # noqa: E402
 from client.wire import APIS  # noqa: E402
+from client.workloads import Workload, add_workload, contradiction, seconds_say_how_many  # noqa: E402
 from compare import runs  # noqa: E402
 from compare.addresses import api_key, server_url, target_of  # noqa: E402
-from compare.measure import measure, with_requests  # noqa: E402
+from compare.measure import Target, measure, with_requests  # noqa: E402
 from compare.options import parse_goodput  # noqa: E402
 from compare.report import drawing, figures, report  # noqa: E402
 from compare.report.sentences import too_long  # noqa: E402
@@ -50,6 +50,10 @@ from config import ConfigError  # noqa: E402
 from stats import MEASURES, latency_line  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
+IN_STATS = (
+    "latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time",
+    "largest_batch", "occupancy", "useful_fraction",
+)  # fmt: skip
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -162,34 +166,77 @@ def one_prompt(url: str, arguments: argparse.Namespace) -> None:
 
 
 def load_of(arguments: argparse.Namespace) -> tuple[Sequence[Request], dict[str, Any]]:
-    """The requests to send, and how a report names them. Raises WorkloadError."""
+    """The requests to send, and their description in a report. Raises WorkloadError."""
     arrival = arguments.arrival or (None if arguments.wait is None else f"wait:{arguments.wait}")
     if arguments.trace:
-        return replayed(arguments.trace, arguments.scale, arrival, arguments.seed)
-    data, arrival = workload(arguments, arguments.seed), arrival or "wait:1"
-    return data.requests(arguments.numsamples, arrival), {"arrival": arrival} | data.told
+        requests, words = replayed(arguments.trace, arguments.scale, arrival, arguments.seed)
+    else:
+        workload, arrival = Workload.of(arguments, arguments.seed), arrival or "wait:1"
+        requests = workload.requests(arguments.numsamples, arrival)
+        words = {"arrival": arrival} | workload.words
+    return requests, describe(requests) | words
 
 
 def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Send a load and show what came of it; return the measurement."""
-    requests, told_of = load_of(arguments)
+    """Send a load, show its result and save it; return the measurement."""
+    requests, description = load_of(arguments)
     goodput = parse_goodput(arguments.goodput)
     if arguments.save_trace:
         save_trace(arguments.save_trace, requests)
     target = target_of(urls, arguments)
     machine = runs.facts() if arguments.out else {}
-    told_of = describe(requests) | told_of
-    console.print(described(told_of), highlight=False)
+    console.print(described(description), highlight=False)
     with Progress(console) as progress, progress.replay(target.name, requests) as watch:
         if not arguments.quiet:
-            watch.tell(lambda outcome: _show_text(outcome, console))
+            watch.show = lambda outcome: _show_text(outcome, console)
         result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
+    _show(result, target, arguments, console)
+    if hint := too_long(description, result["errors"]):
+        console.print(hint)
+    if result["client_limited"]:
+        console.print(
+            "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "
+            "are suspect."
+        )
+    if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
+        tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
+        lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
+        drawing.save(figures.latency_vs_tokens(lines, " and ".join(urls)), arguments.figure)
+        console.print(f"figure: {arguments.figure}")
+    if arguments.out:
+        runs.clear(arguments.out)
+        save_trace(arguments.out / "trace.jsonl", requests)
+        facts = machine | {
+            "goodput": goodput,
+            "stream": arguments.stream or not target.ours,
+            "capacity": None,
+            "seed": arguments.seed,
+            "asked": {"seeds": [arguments.seed], "servers": [target.name]},
+            "started_here": False,
+            "stopped": "interrupted before its end" if result["partial"] else None,
+            "also": {} if target.ours else {target.name: " and ".join(urls)},
+            "sharing": len(urls),
+            "command": command_line("client/client.py", sys.argv[1:]),
+        }
+        results = {target.name: with_requests(result, outcomes)}
+        runs.save(arguments.out, requests, results, description, facts)
+        report.write(runs.load(arguments.out))
+        console.print(f"report.html: {arguments.out}")
+    return result
+
+
+def _show(
+    result: dict[str, Any], target: Target, arguments: argparse.Namespace, console: Console
+) -> None:
     if server := result.get("server"):
-        _show_stats(server, console)
+        console.print("\nThe server's /stats:")
+        for key in IN_STATS:
+            form = ",.4g" if isinstance(server[key], float) else ","
+            console.print(f"  {key}: {server[key]:{form}}")
     if target.others:
         console.print(
-            f"{len(urls)} servers got the requests in turn; what they say of themselves is left "
-            f"out, since each saw a part of them."
+            f"{len(target.servers)} servers got the requests in turn; what they say of themselves "
+            f"is left out, since each saw a part of them."
         )
     table = Table(
         "milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left"
@@ -204,68 +251,16 @@ def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -
         f"{result['output_throughput']:,.1f} tok/s and {result['request_throughput']:.2f} requests "
         f"a second over {result['wall_clock_s']:.1f} s"
     )
-    if goodput:
-        console.print(
-            f"{result['goodput'] or 0:.2f} requests a second within {' '.join(arguments.goodput)}"
-        )
+    if arguments.goodput:
+        limits = " ".join(arguments.goodput)
+        console.print(f"{result['goodput'] or 0:.2f} requests a second within {limits}")
     for reason, n in [*result["errors"].items()][:5]:
         console.print(f"  failed: {reason} ({n} times)", style="red", markup=False)
-    if hint := too_long(told_of, result["errors"]):
-        console.print(hint)
-    if result["client_limited"]:
-        console.print(
-            "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "
-            "are suspect."
-        )
-    answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    if answers:
-        tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
-        lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
-        drawing.save(figures.latency_vs_tokens(lines, " and ".join(urls)), arguments.figure)
-        console.print(f"figure: {arguments.figure}")
-    if arguments.out:
-        runs.clear(arguments.out)
-        save_trace(arguments.out / "trace.jsonl", requests)
-        told = {
-            "goodput": goodput,
-            "stream": arguments.stream or not target.ours,
-            "capacity": None,
-            "seed": arguments.seed,
-            "asked": {"seeds": [arguments.seed], "servers": [target.name]},
-            "started_here": False,
-            "stopped": "interrupted before its end" if result["partial"] else None,
-            "also": {} if target.ours else {target.name: " and ".join(urls)},
-            "sharing": len(urls),
-            "command": command_line("client/client.py", sys.argv[1:]),
-        }
-        runs.save(
-            arguments.out,
-            requests,
-            {target.name: with_requests(result, outcomes)},
-            told_of,
-            machine | told,
-        )
-        report.write(runs.load(arguments.out))
-        console.print(f"report.html: {arguments.out}")
-    return result
 
 
 def _show_text(outcome: Outcome, console: Console) -> None:
     text, style = outcome.error or outcome.text, "red" if outcome.error else None
     console.print(f"[{outcome.request.id}] {text!r}", style=style, markup=False, highlight=False)
-
-
-def _show_stats(stats: dict[str, Any], console: Console) -> None:
-    console.print("\nThe server's /stats:")
-    for key in (
-        "latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time",
-        "largest_batch", "occupancy", "useful_fraction",
-    ):  # fmt: skip
-        console.print(
-            f"  {key}: {stats[key]:,.4g}"
-            if isinstance(stats[key], float)
-            else f"  {key}: {stats[key]:,}"
-        )
 
 
 def main() -> None:

@@ -1,11 +1,15 @@
-"""What is drawn of a workload: lengths and arrivals, by name. `LENGTHS` and `ARRIVALS` name what
-can be asked for.
+"""Random parts of a workload, by name: lengths, arrivals, token ids, shared prefixes and pauses.
+
+`LENGTHS` and `ARRIVALS` list the names. Each part is drawn from the seed apart from the others, so
+that one may change and the others stay.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,15 +18,24 @@ LENGTHS = (
     "lognormal:MEDIAN:SIGMA:CAP"
 )
 ARRIVALS = "wait:SECONDS, poisson:RATE, gamma:RATE:CV, constant:RATE, burst, closed:USERS"
+# of token ids: every tokenizer here has them, so servers with other tokenizers compute the same
+# prompts (GPT-2's first ids are the bytes too, in another order)
+IDS = 256
+COUNTING = [
+    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty"]
+Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 
 class WorkloadError(ValueError):
-    """A workload or trace that cannot be used; the message says what can."""
+    """A workload or trace that cannot be used; the message names what can."""
 
 
-def lengths(spec: str) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """What draws n completion lengths. Raises WorkloadError for a distribution that it does not
-    know.
+def lengths(spec: str) -> Lengths:
+    """Return a function that draws n completion lengths. Raises WorkloadError for an unknown
+    distribution.
     """
     name, *arguments = spec.split(":")
     try:
@@ -39,16 +52,12 @@ def lengths(spec: str) -> Callable[[np.random.Generator, int], np.ndarray]:
             case "fixed", [_]:
                 [length] = whole_numbers(arguments)
                 return lambda rng, n: np.full(n, length)
-            case "exponential", [_, _]:
-                mean, [cap] = number(arguments[0]), whole_numbers(arguments[1:])
-                return lambda rng, n: _whole(rng.exponential(mean, n), cap)
-            case "lognormal", [_, _, _]:
-                median, sigma, [cap] = (
-                    number(arguments[0]),
-                    number(arguments[1]),
-                    whole_numbers(arguments[2:]),
-                )
-                return lambda rng, n: _whole(rng.lognormal(np.log(median), sigma, n), cap)
+            case "exponential", [first, _]:
+                mean, [cap] = number(first), whole_numbers(arguments[1:])
+                return lambda rng, n: _rounded_up(rng.exponential(mean, n), cap)
+            case "lognormal", [first, second, _]:
+                median, sigma, [cap] = number(first), number(second), whole_numbers(arguments[2:])
+                return lambda rng, n: _rounded_up(rng.lognormal(np.log(median), sigma, n), cap)
     except ValueError:
         pass
     raise WorkloadError(f"unknown lengths {spec!r}; valid ones are {LENGTHS}")
@@ -61,6 +70,10 @@ def folded_normal(
     return np.clip(np.abs(np.ceil(rng.normal(mean, std, n))), 1, most).astype(int)
 
 
+def _rounded_up(drawn: np.ndarray, cap: int) -> np.ndarray:
+    return np.clip(np.ceil(drawn), 1, cap).astype(int)
+
+
 def whole_numbers(texts: Sequence[str]) -> list[int]:
     """Each text's number. Raises ValueError for one that is not whole, or below 1."""
     values = [int(text) for text in texts]
@@ -69,28 +82,23 @@ def whole_numbers(texts: Sequence[str]) -> list[int]:
     return values
 
 
-def number(text: str) -> float:
-    """The text's number. Raises ValueError for one that is not above 0 and finite."""
-    if not 0 < (value := float(text)) < float("inf"):
+def number(text: str, or_zero: bool = False) -> float:
+    """The text's number. Raises ValueError for one that is not above 0 (or 0) and finite."""
+    value = float(text)
+    if not (0 < value < math.inf or (or_zero and value == 0)):
         raise ValueError
     return value
 
 
-def _whole(drawn: np.ndarray, cap: int) -> np.ndarray:
-    return np.clip(np.ceil(drawn), 1, cap).astype(int)
-
-
 class Arrivals(NamedTuple):
-    """When requests are sent, in seconds, the first at 0; in a closed loop, how many users send
-    them instead.
-    """
+    """Instants of sending in seconds, the first at 0; in a closed loop, the number of users."""
 
     at: np.ndarray
     users: int | None = None
 
 
 def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
-    """Return the arrivals of n requests. Raises WorkloadError for a process that it does not know.
+    """Return the arrivals of n requests. Raises WorkloadError for an unknown process.
 
     `wait:S`: gaps uniform in 0 … S seconds, as the original's client; `poisson:R`: R a second on
     average; `gamma:R:CV`: the same with gaps of this coefficient of variation, bursty above 1;
@@ -104,8 +112,9 @@ def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
     users, mean = None, 0.0
     try:
         match name, arguments:
-            case "wait", [most] if 0 <= float(most) < float("inf"):
-                gaps, mean = rng.uniform(0, float(most), n), float(most) / 2
+            case "wait", [most]:
+                longest = number(most, or_zero=True)
+                gaps, mean = rng.uniform(0, longest, n), longest / 2
             case "poisson", [rate]:
                 gaps, mean = rng.exponential(1, n) / number(rate), 1 / number(rate)
             case "gamma", [rate, cv]:
@@ -128,18 +137,77 @@ def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
 
 
 def in_microseconds(seconds: np.ndarray) -> np.ndarray:
-    """Rounded to whole ones, as numbers that are written so."""
+    """Seconds rounded to microseconds, as Python rounds."""
     return np.array([round(each, 6) for each in seconds.tolist()], float)
 
 
 def at_rate(arrival: str, rate: float) -> str:
-    """The arrival process at another rate: `gamma:3:2` and 5 give `gamma:5:2`; what has no rate
+    """The arrival process at another rate: `gamma:3:2` and 5 give `gamma:5:2`; one without a rate
     becomes Poisson.
     """
     name, *arguments = arrival.split(":")
     if name in ("gamma", "constant"):
         return ":".join([name, f"{rate:g}", *arguments[1:]])
     return f"poisson:{rate:g}"
+
+
+@functools.cache
+def count(words: int) -> str:
+    """The first `words` counting words: "one two three"."""
+    return " ".join(_in_words(i) for i in range(1, words + 1))
+
+
+def _in_words(i: int) -> str:
+    if i < 20:
+        return COUNTING[i - 1]
+    return TENS[i // 10 - 2] + (f"-{COUNTING[i % 10 - 1]}" if i % 10 else "")
+
+
+class TokenIds(Sequence[list[int]]):
+    """A list of random ids for each length, made at each access; an id takes one byte."""
+
+    def __init__(self, rng: np.random.Generator, lengths: Sequence[int] | np.ndarray):
+        self._ends = np.cumsum(lengths)
+        self._ids = rng.integers(0, IDS, int(self._ends[-1])).astype(np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[n] for n in range(len(self))[i]]
+        n = range(len(self))[i]
+        return self._ids[self._ends[n - 1] if n else 0 : self._ends[n]].tolist()
+
+
+class Prefixes(NamedTuple):
+    """Prefixes that prompts share: `kinds` of them, `tokens` ids each. A prompt begins with the
+    r-th of them with a probability in proportion to r^-zipf (Zipf's law; 0: all alike).
+    """
+
+    kinds: int
+    tokens: int
+    zipf: float
+
+    @classmethod
+    def parse(cls, spec: str) -> Prefixes:
+        """Prefixes(4, 64, 1.0) from "4:64:1". Raises WorkloadError."""
+        try:
+            *whole, zipf = spec.split(":")
+            kinds, tokens = whole_numbers(whole)
+            return cls(kinds, tokens, number(zipf, or_zero=True))
+        except ValueError:
+            raise WorkloadError(
+                f"unknown prefixes {spec!r}; give K:TOKENS:ZIPF, such as 4:64:1: four prefixes of "
+                f"64 tokens, the r-th in proportion to 1/r (ZIPF 0: all alike)"
+            ) from None
+
+    def draw(self, n: int, seed: int) -> list[list[int]]:
+        """The prefix of each of n prompts."""
+        prefixes = [*TokenIds(np.random.default_rng([seed, 4]), [self.tokens] * self.kinds)]
+        weights = np.arange(1, self.kinds + 1) ** -self.zipf
+        ranks = np.random.default_rng([seed, 5]).choice(self.kinds, n, p=weights / weights.sum())
+        return [prefixes[rank] for rank in ranks.tolist()]
 
 
 class Sessions(NamedTuple):
@@ -156,9 +224,7 @@ class Sessions(NamedTuple):
         try:
             text, think_s = spec.split(":")
             [turns] = whole_numbers([text])
-            if not 0 <= float(think_s) < float("inf"):
-                raise ValueError
-            return cls(turns, float(think_s))
+            return cls(turns, number(think_s, or_zero=True))
         except ValueError:
             raise WorkloadError(
                 f"unknown sessions {spec!r}; give TURNS:THINK_S, such as 3:0.5: three requests "
@@ -166,5 +232,5 @@ class Sessions(NamedTuple):
             ) from None
 
     def think(self, n: int, seed: int) -> np.ndarray:
-        """n times of thinking, in seconds; the same for the same seed."""
+        """n times of thinking, in seconds."""
         return np.random.default_rng([seed, 6]).exponential(self.think_s, n).round(6)

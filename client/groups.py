@@ -1,7 +1,7 @@
-"""Who waits: the requests of a trace by length, by user and by priority, and what each group got.
+"""Traces described, and their requests in groups: by length, by user and by priority.
 
-Which request is in which group follows from the trace alone, so a group is the same in every
-variant. Its numbers are keyed by its name: a quartile, a user, a level.
+The group of a request follows from the trace alone, so a group is the same in every variant. Its
+numbers are keyed by its name: a quartile, a user, a level.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from client.columns import NOBODY, Outcomes, Trace
+from client.outcomes import Outcomes
+from client.traces import ANONYMOUS, Request, Trace
 from stats import MEASURES, distribution
 
-TOLD = 6  # users who are told one by one
+MOST_NAMED = 6  # users who are listed one by one
+Groups = dict[str, np.ndarray]  # of each group its requests, by their numbers in the trace
 
 
 def quartiles(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -31,12 +33,15 @@ def quartiles(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.ceil(4 * middle).astype(int)
 
 
-Groups = dict[str, np.ndarray]  # of each group its requests, by their numbers in the trace
+def by_length(trace: Trace) -> Groups:
+    """The quarters of the trace by completion tokens asked for."""
+    quarters = quartiles(trace.num_tokens)
+    return {str(q): np.flatnonzero(quarters == q) for q in np.unique(quarters).tolist()}
 
 
 def by_user(trace: Trace) -> Groups:
-    """Each user's requests, who comes first first; empty where no request names a user."""
-    if list(trace.names) == [NOBODY]:
+    """Each user's requests, by their first ones; empty where no request names a user."""
+    if list(trace.names) == [ANONYMOUS]:
         return {}
     return {name: np.flatnonzero(trace.user == i) for i, name in enumerate(trace.names)}
 
@@ -51,42 +56,80 @@ def by_priority(trace: Trace) -> Groups:
     return {str(level): np.flatnonzero(trace.priority == level) for level in levels}
 
 
-def by_length(trace: Trace) -> Groups:
-    """The quarters of the trace by completion tokens asked for."""
-    quarters = quartiles(trace.num_tokens)
-    return {str(q): np.flatnonzero(quarters == q) for q in np.unique(quarters).tolist()}
+def describe(requests: Sequence[Request]) -> dict[str, Any]:
+    """The load of a trace, as realised.
 
-
-def asked(trace: Trace) -> dict[str, Any]:
-    """What users ask for, from when to when, and how many requests have each level."""
+    In a closed loop the answers set the rate; in conversations they set that of later turns, and
+    the rate is that at which conversations begin.
+    """
+    trace = Trace.of(requests)
+    at = np.sort(trace.at[trace.firsts])
+    span = float(at[-1] - at[0])
+    rate = (len(at) - 1) / span if span else None
+    pauses = trace.think_s[trace.after >= 0]
     users = {
         name: {
-            "requests": len(mine),
-            "first_at": float(trace.at[mine].min()),
-            "last_at": float(trace.at[mine].max()),
+            "requests": len(numbers),
+            "first_at": float(trace.at[numbers].min()),
+            "last_at": float(trace.at[numbers].max()),
         }
-        for name, mine in by_user(trace).items()
+        for name, numbers in by_user(trace).items()
     }
-    levels = {level: len(mine) for level, mine in by_priority(trace).items()}
-    return {"by_user": users, "by_priority": levels}
+    return {
+        "requests": len(trace),
+        "mean_num_tokens": float(np.mean(trace.num_tokens)),
+        "requested_rate": None if len(pauses) else rate,
+        "index_of_dispersion": _index_of_dispersion(at),
+        "users": trace.users,
+        "by_user": users,
+        "by_priority": {level: len(numbers) for level, numbers in by_priority(trace).items()},
+        "conversations": {
+            "number": len(at), "rate": rate, "mean_think_s": float(np.mean(pauses)),
+        } if len(pauses) else None,
+    }  # fmt: skip
 
 
-def asked_in_words(load: Mapping[str, Any]) -> str:
-    """`asked` as the end of a sentence; of a workload without users and levels nothing."""
-    text = ""
-    if users := load.get("by_user"):  # earlier versions knew none
-        said = [
-            f"{mine['requests']} of {name or 'nobody'} from {mine['first_at']:.1f} to "
-            f"{mine['last_at']:.1f} s"
-            for name, mine in users.items()
+def _index_of_dispersion(at: np.ndarray) -> float | None:
+    """Variance / mean of arrivals counted in windows of ten mean gaps: 1 for Poisson, more for
+    bursts; None below 5 windows.
+    """
+    windows = len(at) // 10
+    if windows < 5 or at[0] == at[-1]:
+        return None
+    counts, _ = np.histogram(at, bins=windows)
+    return float(counts.var(ddof=1) / counts.mean())
+
+
+def described(load: Mapping[str, Any]) -> str:
+    """`describe` in words."""
+    talk = load.get("conversations")
+    rate = talk["rate"] if talk else load["requested_rate"]
+    if load["users"]:
+        when = f"{load['users']} users, each of whom sends the next when its last is answered"
+    elif rate is None:
+        when = "all at once"
+    else:
+        when = f"{rate:.4g} {'conversations' if talk else 'requests'} a second"
+        if load["index_of_dispersion"] is not None:
+            when += f" with index of dispersion {load['index_of_dispersion']:.2f}"
+    of = f" in {talk['number']} conversation{'s' * (talk['number'] > 1)}" if talk else ""
+    if talk:
+        when += f", each later turn {talk['mean_think_s']:.3g} s on average after an answer"
+    text = (
+        f"{load['requests']:,} requests{of}, {load['mean_num_tokens']:.1f} completion tokens on "
+        f"average, {when}"
+    )
+    if users := load.get("by_user"):
+        listed = [
+            f"{user['requests']} of {name or 'nobody'} from {user['first_at']:.1f} to "
+            f"{user['last_at']:.1f} s"
+            for name, user in users.items()
         ]
-        text += f"; {', '.join(said)}" if len(said) <= TOLD else f"; of {len(said)} users"
+        text += f"; {', '.join(listed)}" if len(users) <= MOST_NAMED else f"; of {len(users)} users"
     if levels := load.get("by_priority"):
-        said = [
-            f"{n} of {f'level {level}' if level != '0' else 'the default level'}"
-            for level, n in levels.items()
-        ]
-        text += f"; {', '.join(said)}"
+        names = [f"level {level}" if level != "0" else "the default level" for level in levels]
+        listed = [f"{n} of {name}" for name, n in zip(names, levels.values())]
+        text += f"; {', '.join(listed)}"
     return text
 
 
@@ -94,40 +137,37 @@ def measured(
     trace: Trace, outcomes: Outcomes, wall_clock_s: float
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """{"by_length" | "by_user" | "by_priority": {group: its numbers}}, as DEFINITIONS says."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for kind, groups in (
-        ("by_length", by_length(trace)),
-        ("by_user", by_user(trace)),
-        ("by_priority", by_priority(trace)),
-    ):
-        found[kind] = {
-            name: _numbers(outcomes, mine, wall_clock_s) for name, mine in groups.items()
-        }
-        if kind == "by_length":
-            for name, mine in groups.items():
-                lengths = trace.num_tokens[mine]
-                ends = {"least_tokens": int(lengths.min()), "most_tokens": int(lengths.max())}
-                found[kind][name] |= ends
-    return found
+
+    def numbers(groups: Groups) -> dict[str, dict[str, Any]]:
+        return {name: _numbers(outcomes, group, wall_clock_s) for name, group in groups.items()}
+
+    lengths = by_length(trace)
+    of_lengths = numbers(lengths)
+    for name, group in lengths.items():
+        tokens = trace.num_tokens[group]
+        of_lengths[name] |= {"least_tokens": int(tokens.min()), "most_tokens": int(tokens.max())}
+    return {
+        "by_length": of_lengths,
+        "by_user": numbers(by_user(trace)),
+        "by_priority": numbers(by_priority(trace)),
+    }
 
 
-def _numbers(outcomes: Outcomes, mine: np.ndarray, wall_clock_s: float) -> dict[str, Any]:
-    rows, answers = outcomes.rows[mine], outcomes.answers_of(mine)
+def _numbers(outcomes: Outcomes, group: np.ndarray, wall_clock_s: float) -> dict[str, Any]:
+    rows, answers = outcomes.rows[group], outcomes.answers_of(group)
     tokens = int(answers["completion_tokens"].sum())
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "completed": len(answers),
         "failed": int(rows["ended"].sum()) - len(answers),
         "refused": int(rows["refused"].sum()),
         "output_throughput": tokens / wall_clock_s if wall_clock_s else 0.0,
     }
-    found |= _chosen(distribution("e2el", answers.e2e_s))
-    found |= _chosen(distribution("ttft", answers.ttft_s))
-    for name in ("preempted", "paused"):
-        found |= _chosen(distribution(name, answers.values(MEASURES[name])), ("mean",))
-    return found
-
-
-def _chosen(
-    distributed: Mapping[str, float | None], statistics: Sequence[str] = ("mean", "p50", "p99")
-) -> dict[str, float | None]:
-    return {key: value for key, value in distributed.items() if key.split("_")[0] in statistics}
+    for name, statistics in (
+        ("e2el", ("mean", "p50", "p99")),
+        ("ttft", ("mean", "p50", "p99")),
+        ("preempted", ("mean",)),
+        ("paused", ("mean",)),
+    ):
+        values = distribution(name, answers.values(MEASURES[name]))
+        result |= {key: values[key] for key in (f"{each}_{name}_ms" for each in statistics)}
+    return result

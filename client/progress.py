@@ -1,19 +1,21 @@
-"""What long work shows: a line that moves in a terminal, else a plain line every few seconds."""
+"""Progress of long work: a line that moves in a terminal, else a plain line every few seconds."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from client.data import Request
-from client.load import Outcome, Watch
+from client.load import Watch
+from client.outcomes import Outcome
+from client.traces import Request
 
 PLAIN_EVERY_S = 10.0
 BAR = 24
@@ -24,7 +26,7 @@ class Progress:
 
     def __init__(self, console: Console):
         self.console = console
-        self._line: RenderableType = Text("")
+        self._line: RenderableType = ""
         self._table: Table | None = None
         # twice a second: drawing takes time from the replay that it shows
         self._live = Live(
@@ -36,54 +38,43 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._live.stop()
 
     def _render(self) -> RenderableType:
         return Group(self._table, self._line) if self._table else self._line
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def table(self, table: Table) -> None:
-        """Shown above the line from now on, in a terminal."""
+        """Show a table above the line from now on, in a terminal."""
         self._table = table
 
     @contextmanager
     def replay(self, name: str, requests: Sequence[Request]) -> Iterator[Replayed]:
-        """Watches one replay, and shows it while the context lasts."""
+        """Watch one replay, and show it while the context lasts."""
         replayed = Replayed(name, requests, None if self.console.is_terminal else self.say)
         self._line = replayed
         try:
             yield replayed
         finally:
-            self._line = Text("")
+            self._line = ""
 
 
 class Replayed(Watch):
-    """One replay: answered of all, answers a second, in flight, failed, and the time left: that of
-    this clock, whichever the trace goes by.
-
-    `say` it now and then.
+    """One replay: answered of all, answers a second, in flight, failed, and the remaining time on
+    this clock, whichever the trace goes by. `say` prints it now and then.
     """
 
     def __init__(self, name: str, requests: Sequence[Request], say: Callable[[str], None] | None):
         self._name = name
         self._total = len(requests)
         self._say = say
-        self._started = self._said = time.monotonic()
+        self._started = self._printed = time.monotonic()
         self._in_flight = self._ended = self._failed = 0
-        self._tell: Callable[[Outcome], None] | None = None
-
-    def tell(self, of: Callable[[Outcome], None]) -> None:
-        """Call `of` with each outcome from now on."""
-        self._tell = of
+        self.show: Callable[[Outcome], None] = lambda outcome: None  # called with each outcome
 
     def sent(self) -> None:
         self._in_flight += 1
@@ -92,12 +83,11 @@ class Replayed(Watch):
         self._in_flight -= 1
         self._ended += 1
         self._failed += bool(outcome.error)
-        if self._tell:
-            self._tell(outcome)
+        self.show(outcome)
 
     def tick(self) -> None:
-        if self._say and time.monotonic() > self._said + PLAIN_EVERY_S:
-            self._said = time.monotonic()
+        if self._say and time.monotonic() > self._printed + PLAIN_EVERY_S:
+            self._printed = time.monotonic()
             self._say(str(self))
 
     def __str__(self) -> str:
@@ -105,15 +95,13 @@ class Replayed(Watch):
         rate = self._ended / elapsed if elapsed else 0.0
         text = (
             f"{self._name}: {self._ended}/{self._total} ended, {rate:.1f} a second, "
-            f"{self._in_flight} in flight"
+            f"{self._in_flight} in flight, {self._failed} failed"
         )
-        text += f", {self._failed} failed"
         if rate:
             text += f", {(self._total - self._ended) / rate:.0f} s left"
         return text
 
-    def __rich__(self) -> Text:
-        done = round(BAR * self._ended / self._total)
-        return Text.assemble(
-            ("━" * done, "green"), ("━" * (BAR - done), "bright_black"), f" {self}"
-        )
+    def __rich__(self) -> RenderableType:
+        line = Table.grid(padding=(0, 1))
+        line.add_row(ProgressBar(self._total, self._ended, BAR), Text(str(self)))
+        return line

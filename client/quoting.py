@@ -1,7 +1,6 @@
-"""Words of others in our Markdown, which must not become markup of a report.
+"""Texts of servers, settings and command lines in our Markdown, of which none may become markup.
 
-They are what a server, its settings or a command line say. A server's name needs none of this: it
-holds letters, digits and -_. alone (`named`).
+Names of servers need none of this: they have letters, digits and -_. alone (`named`).
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ NAME = re.compile(r"[\w.-]+")
 
 
 def named(text: str) -> str:
-    """A name for a server, made from what it calls itself or its model.
-
-    It is also a file name, and a label in figures.
+    """A name for a server, made from its own or its model's: also a file name, and a label in
+    figures.
     """
     name = "-".join(NAME.findall(text))
     return name if name not in ("", "summary") else f"{name}-model".lstrip("-")
 
 
 def escape(text: object) -> str:
-    """Text in which Markdown means nothing, as one line."""
+    """The text as one line, in which Markdown means nothing."""
     return re.sub(r"([\\`*<>\[\]|&~]|(?<!\w)_|_(?!\w))", r"\\\1", _line(text))
 
 

@@ -1,40 +1,156 @@
-"""Traces: files of JSON lines, one request each, saved and read, in our form or in Mooncake's.
+"""Traces: the requests of a workload as columns and as JSON lines, in our form or in Mooncake's.
 
-Mooncake's public traces hold no texts: of each request when it came (`timestamp`, in milliseconds),
+`at` is seconds from the start. With `users` the loop is closed: a request is sent as soon as fewer
+than `users` are in flight. With `after` it is a later turn of a conversation. `user` and `priority`
+go to the server. Every mode replays the same trace.
+
+Mooncake's public traces have no texts: of each request when it came (`timestamp`, in milliseconds),
 how many tokens it had and got (`input_length`, `output_length`), and an id for each 512 tokens of
-its prompt (`hash_ids`), equal where the prompt is the same so far.
+its prompt (`hash_ids`), equal where prompts are the same so far.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from client.columns import MOST
-from client.data import Request, rescheduled
-from client.draws import WorkloadError
-from client.prompts import TokenIds
+from client.draws import Arrivals, TokenIds, WorkloadError, arrivals
 
+ANONYMOUS = ""  # the user of requests that name none; no user has an empty name
+MOST_SAVED = 100_000  # requests of a trace that is saved
 BLOCK = 512  # tokens that a hash id of Mooncake's stands for
 SCALES = [2**k for k in range(BLOCK.bit_length())]
 Line = TypeVar("Line", bound=BaseModel)
 
 
-class Mooncake(BaseModel):
-    """One line of a trace in Mooncake's format."""
+class Request(BaseModel):
+    """One line of a trace. Fields that are not the client's own go to the server as they are.
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    `prompt` of a later turn is its own words alone, and `at` when its conversation begins.
+    """
 
-    timestamp: float = Field(ge=0, allow_inf_nan=False)
-    input_length: int = Field(ge=1)
-    output_length: int = Field(ge=1)
-    hash_ids: list[Annotated[int, Field(ge=0)]]
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: int
+    at: float = Field(ge=0, allow_inf_nan=False)
+    users: int | None = Field(default=None, ge=1)
+    prompt: str | None = None
+    prompt_ids: list[int] | None = None
+    num_tokens: int = Field(ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    user: str | None = Field(default=None, min_length=1)  # on whose behalf it is sent
+    priority: int | None = Field(default=None, ge=0)  # its level, 1 is the highest
+    after: int | None = None  # id of the turn before it: sent `think_s` after that one's answer
+    think_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body of POST /inference."""
+        own = {"id", "at", "users", "after", "think_s"}
+        return self.model_dump(exclude=own, exclude_none=True)
+
+    @property
+    def ids(self) -> list[int]:
+        """The prompt in ids; of a text, those that `--tokenizer bytes` gives; of a later turn, its
+        own alone.
+        """
+        return self.prompt_ids or list((self.prompt or "").encode())
+
+    def continuing(self, conversation: str) -> Request:
+        """The turn as it is sent: the conversation so far, and its own words after it."""
+        return self.model_copy(update={"prompt": conversation + (self.prompt or "")})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace(Sequence[Request]):
+    """Requests as columns; `make` makes the request of a number."""
+
+    make: Callable[[int], Request]
+    id: np.ndarray
+    at: np.ndarray  # seconds
+    num_tokens: np.ndarray
+    user: np.ndarray  # number of its user in `names`
+    names: Sequence[str]  # of users, by their first requests
+    priority: np.ndarray  # 0: it names none
+    after: np.ndarray  # number of the turn before it; -1: it waits for none
+    think_s: np.ndarray  # NaN: it waits for none
+    users: int | None  # of a closed loop
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> Trace:
+        if isinstance(requests, Trace):
+            return requests
+        numbers = {request.id: i for i, request in enumerate(requests)}
+        users = [request.user or ANONYMOUS for request in requests]
+        names = {name: i for i, name in enumerate(dict.fromkeys(users))}
+        return cls(
+            requests.__getitem__,
+            np.array([request.id for request in requests]),
+            np.array([request.at for request in requests], float),
+            np.array([request.num_tokens for request in requests]),
+            np.array([names[name] for name in users]),
+            list(names),
+            np.array([request.priority or 0 for request in requests]),
+            np.array([-1 if r.after is None else numbers[r.after] for r in requests]),
+            np.array([math.nan if r.think_s is None else r.think_s for r in requests], float),
+            requests[0].users,
+        )
+
+    @property
+    def firsts(self) -> np.ndarray:
+        """Numbers of the requests that wait for no answer."""
+        return np.flatnonzero(self.after < 0)
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, i: Any) -> Any:
+        numbers = range(len(self))[i]
+        return self.make(numbers) if isinstance(numbers, int) else [self.make(n) for n in numbers]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def sent_as(self, arrival: str, seed: int) -> Trace:
+        """The same requests, sent as `arrival` says; of conversations, the first turns.
+
+        Raises WorkloadError for an unknown arrival, or one that conversations cannot have.
+        """
+        firsts, at = self.firsts, self.at.copy()
+        opening = openings(arrival, len(firsts), seed, conversing=len(firsts) < len(self))
+        at[firsts] = opening.at
+        for i in np.flatnonzero(self.after >= 0):
+            at[i] = at[self.after[i]]
+
+        def make(i: int) -> Request:
+            return self.make(i).model_copy(update={"at": float(at[i]), "users": opening.users})
+
+        return replace(self, make=make, at=at, users=opening.users)
+
+
+def openings(
+    arrival: str, n: int, seed: int, scaled: bool = False, conversing: bool = False
+) -> Arrivals:
+    """The arrivals of n requests, or of the first turns of n conversations. Raises
+    WorkloadError.
+    """
+    opening = arrivals(arrival, n, seed, scaled)
+    if conversing and opening.users:
+        raise WorkloadError(
+            f"--arrival {arrival} sends a request for every answer, and in a conversation answers "
+            f"say already what is sent next; name another, such as poisson:2"
+        )
+    return opening
 
 
 def save_trace(path: Path, requests: Sequence[Request]) -> None:
@@ -54,13 +170,13 @@ def load_trace(path: Path, scale: int | None = None) -> list[Request]:
 def replayed(
     path: Path, scale: int | None, arrival: str | None, seed: int
 ) -> tuple[Sequence[Request], dict[str, Any]]:
-    """The requests of a trace, sent as `arrival` says if it says anything, and how a report names
-    them. Raises WorkloadError.
+    """The requests of a trace, sent as `arrival` says if it is given, and their description in a
+    report. Raises WorkloadError.
     """
     requests, scale = _read(path, scale)
     where = f"as in {path}"
-    told = {"lengths": where, "arrival": arrival or where} | ({"scale": scale} if scale else {})
-    return rescheduled(requests, arrival, seed) if arrival else requests, told
+    words = {"lengths": where, "arrival": arrival or where} | ({"scale": scale} if scale else {})
+    return Trace.of(requests).sent_as(arrival, seed) if arrival else requests, words
 
 
 def _read(path: Path, scale: int | None) -> tuple[list[Request], int | None]:
@@ -71,8 +187,8 @@ def _read(path: Path, scale: int | None) -> tuple[list[Request], int | None]:
         hint = ""
         if isinstance(error, FileNotFoundError) and (path.parent / "summary.json").exists():
             hint = (
-                f"; a trace of more than {MOST:,} requests is not saved: give the workload's own "
-                f"options, which report.md names, and the same seed"
+                f"; a trace of more than {MOST_SAVED:,} requests is not saved: give the workload's "
+                f"own options, which report.md names, and the same seed"
             )
         raise WorkloadError(f"cannot read the trace {path}: {error}{hint}") from None
     if not lines:
@@ -87,68 +203,15 @@ def _read(path: Path, scale: int | None) -> tuple[list[Request], int | None]:
     return _of_ours(path, lines), None
 
 
-def _is_mooncakes(line: str) -> bool:
-    try:
-        keys = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(keys, dict) and not keys.keys().isdisjoint(Mooncake.model_fields)
-
-
-def _of_mooncake(path: Path, lines: Sequence[str], scale: int) -> list[Request]:
-    found = []
-    for number, line in enumerate(lines, 1):
-        found.append(told := _parsed(Mooncake, line, f"{path}, line {number}"))
-        if len(told.hash_ids) != (blocks := _scaled(told.input_length, 1)):
-            raise WorkloadError(
-                f"{path}, line {number}: {len(told.hash_ids)} hash_ids for {told.input_length} "
-                f"tokens; one for each {BLOCK} of them, begun or full, would be {blocks}"
-            )
-
-    @functools.cache
-    def block(hash_id: int) -> list[int]:
-        """The same ids wherever this block occurs, in this trace or another."""
-        [ids] = TokenIds(np.random.default_rng([hash_id, 7]), [scale])
-        return ids
-
-    start = min(told.timestamp for told in found)
-    return [
-        Request(
-            id=i,
-            at=round((told.timestamp - start) / 1e3, 6),
-            prompt_ids=[token for hash_id in told.hash_ids for token in block(hash_id)][
-                : _scaled(told.input_length, scale)
-            ],
-            num_tokens=_scaled(told.output_length, scale),
-            seed=i,
-        )
-        for i, told in enumerate(found)
-    ]
-
-
-def _scaled(tokens: int, scale: int) -> int:
-    return -(-tokens * scale // BLOCK)
-
-
 def _of_ours(path: Path, lines: Sequence[str]) -> list[Request]:
     requests: dict[int, Request] = {}
-    followed: set[int] = set()
+    followed: set[int | None] = {None}
     for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
-        request = _parsed(Request, line, where)
-        if (request.prompt is None) == (request.prompt_ids is None):
-            raise WorkloadError(f"{where}: give either prompt or prompt_ids")
-        if not (request.prompt or request.prompt_ids):
-            raise WorkloadError(f"{where}: the prompt is empty")
-        if request.id in requests:
-            raise WorkloadError(
-                f"{where}: an earlier line has the id {request.id} too; number the requests anew"
-            )
-        if wrong := _wrong_turn(request, requests, followed):
-            raise WorkloadError(f"{where}: {wrong}")
+        request = _parsed(Request, line, f"{path}, line {number}")
+        if wrong := _wrong(request, requests, followed):
+            raise WorkloadError(f"{path}, line {number}: {wrong}")
         requests[request.id] = request
-        if request.after is not None:
-            followed.add(request.after)
+        followed.add(request.after)
     if len({request.users for request in requests.values()}) > 1:
         raise WorkloadError(
             f"{path} names different numbers of users; a trace is one closed loop or none"
@@ -156,8 +219,14 @@ def _of_ours(path: Path, lines: Sequence[str]) -> list[Request]:
     return list(requests.values())
 
 
-def _wrong_turn(request: Request, before: dict[int, Request], followed: set[int]) -> str | None:
-    """What is wrong with a request as the turn of a conversation, given those before it."""
+def _wrong(request: Request, before: dict[int, Request], followed: set[int | None]) -> str | None:
+    """Return the fault of a request, given those before it and the turns that others follow."""
+    if (request.prompt is None) == (request.prompt_ids is None):
+        return "give either prompt or prompt_ids"
+    if not (request.prompt or request.prompt_ids):
+        return "the prompt is empty"
+    if request.id in before:
+        return f"an earlier line has the id {request.id} too; number the requests anew"
     if (request.after is None) != (request.think_s is None):
         return "a later turn of a conversation has both after and think_s, others have neither"
     if request.after is None:
@@ -171,6 +240,64 @@ def _wrong_turn(request: Request, before: dict[int, Request], followed: set[int]
     if request.prompt is None or before[request.after].prompt is None:
         return "the turns of a conversation are text, as answers are; give prompt, not prompt_ids"
     return None
+
+
+class Mooncake(BaseModel):
+    """One line of a trace in Mooncake's format."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    timestamp: float = Field(ge=0, allow_inf_nan=False)
+    input_length: int = Field(ge=1)
+    output_length: int = Field(ge=1)
+    hash_ids: list[Annotated[int, Field(ge=0)]]
+
+
+def _is_mooncakes(line: str) -> bool:
+    try:
+        keys = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(keys, dict) and not keys.keys().isdisjoint(Mooncake.model_fields)
+
+
+def _of_mooncake(path: Path, lines: Sequence[str], scale: int) -> list[Request]:
+    parsed = []
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        parsed.append(mooncake := _parsed(Mooncake, line, where))
+        tokens, n = mooncake.input_length, len(mooncake.hash_ids)
+        if n != (blocks := _scaled(tokens, 1)):
+            raise WorkloadError(
+                f"{where}: {n} hash_ids for {tokens} tokens; one for each {BLOCK} of them, begun "
+                f"or full, would be {blocks}"
+            )
+
+    @functools.cache
+    def block(hash_id: int) -> list[int]:
+        """The same ids wherever this block occurs, in this trace or another."""
+        [ids] = TokenIds(np.random.default_rng([hash_id, 7]), [scale])
+        return ids
+
+    def prompt(mooncake: Mooncake) -> list[int]:
+        ids = [token for hash_id in mooncake.hash_ids for token in block(hash_id)]
+        return ids[: _scaled(mooncake.input_length, scale)]
+
+    start = min(mooncake.timestamp for mooncake in parsed)
+    return [
+        Request(
+            id=i,
+            at=round((mooncake.timestamp - start) / 1e3, 6),
+            prompt_ids=prompt(mooncake),
+            num_tokens=_scaled(mooncake.output_length, scale),
+            seed=i,
+        )
+        for i, mooncake in enumerate(parsed)
+    ]
+
+
+def _scaled(tokens: int, scale: int) -> int:
+    return -(-tokens * scale // BLOCK)
 
 
 def _parsed(kind: type[Line], line: str, where: str) -> Line:

@@ -1,4 +1,4 @@
-"""Who sends what: users with a rate and lengths of their own, and the priorities of requests.
+"""Users with a rate and lengths of their own, and the priorities of requests.
 
 Both are drawn from the seed apart from all else, so that a seed's prompts, lengths and arrivals are
 the same with and without priorities.
@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from client import draws
-from client.draws import WorkloadError, in_microseconds, number
+from client.draws import Lengths, WorkloadError, in_microseconds, number
 from client.quoting import NAME
 
 SECONDS = re.compile(r"([\d.]+)-([\d.]+)")
 
 
-class Sent(NamedTuple):
-    """Requests by time: their instants in seconds, whose they are, and what they ask for."""
+class Drawn(NamedTuple):
+    """Requests by time: their instants in seconds, their users and completion tokens."""
 
     at: np.ndarray
     user: np.ndarray  # number of its user in `names`
-    names: list[str]  # who comes first first
+    names: list[str]  # by their first requests
     num_tokens: np.ndarray
 
 
@@ -34,7 +34,7 @@ class Stream(NamedTuple):
 
     user: str
     rate: float
-    lengths: Callable[[np.random.Generator, int], np.ndarray]
+    lengths: Lengths
     begins: float = 0.0
     ends: float | None = None  # None: with the trace
 
@@ -49,9 +49,8 @@ class Stream(NamedTuple):
             begins, ends = map(float, seconds.groups()) if seconds else (0.0, None)
             if not NAME.fullmatch(user) or (ends is not None and not begins < ends < math.inf):
                 raise ValueError
-            return cls(
-                user, number(rate), draws.lengths(lengths if seconds else rest), begins, ends
-            )
+            distribution = draws.lengths(lengths if seconds else rest)
+            return cls(user, number(rate), distribution, begins, ends)
         except WorkloadError as error:
             raise WorkloadError(f"--users {spec!r}: {error}") from None
         except ValueError:
@@ -63,7 +62,7 @@ class Stream(NamedTuple):
     def draw(
         self, n: int | None, until: float, seed: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Instants and lengths of its first n requests; of None of all until then. They are drawn
+        """Instants and lengths of its first n requests; of None, of all until then. They are drawn
         apart, so that the same requests can come at another rate.
         """
         rng = np.random.default_rng([*seed, 0])
@@ -79,7 +78,7 @@ class Users:
     """Two users or more, who send at once."""
 
     def __init__(self, specs: Sequence[str]):
-        """Raises WorkloadError for what is no user, and for one alone."""
+        """Raises WorkloadError for an unknown form, and for one user alone."""
         self._streams = [Stream.parse(spec) for spec in specs]
         if len({stream.user for stream in self._streams}) < 2:
             raise WorkloadError(
@@ -89,9 +88,7 @@ class Users:
 
     @property
     def until(self) -> float | None:
-        """When the trace ends, in seconds: with the last of those that say when they end. None
-        where nobody does.
-        """
+        """End of the trace in seconds: the last stated end of a user; None where none is stated."""
         return max((s.ends for s in self._streams if s.ends is not None), default=None)
 
     @property
@@ -99,27 +96,27 @@ class Users:
         """Requests a second of all, while each of them sends."""
         return sum(s.rate for s in self._streams)
 
-    def draw(self, n: int | None, seed: int) -> Sent:
+    def draw(self, n: int | None, seed: int) -> Drawn:
         """All requests by time: the first n, or those until `until`.
 
         Raises WorkloadError where a user has none of them.
         """
         until = self.until
-        assert (n is None) != (until is None), "seconds say how many, or a number does"
+        assert (n is None) != (until is None), "n is for users without a stated end"
         drawn = [s.draw(n, until or 0.0, [seed, 9, k]) for k, s in enumerate(self._streams)]
         at, tokens = (np.concatenate(columns) for columns in zip(*drawn))
-        streams = np.repeat(np.arange(len(drawn)), [len(mine) for mine, _ in drawn])
+        streams = np.repeat(np.arange(len(drawn)), [len(instants) for instants, _ in drawn])
         by_time = np.argsort(at, kind="stable")[:n]
-        whose = [stream.user for stream in self._streams]
-        names = list(dict.fromkeys(whose[k] for k in streams[by_time].tolist()))
-        if absent := set(whose) - set(names):
+        users = [stream.user for stream in self._streams]
+        names = list(dict.fromkeys(users[k] for k in streams[by_time].tolist()))
+        if absent := set(users) - set(names):
             fix = "give it a higher rate" + (", or more seconds" if until else " or --numsamples")
             raise WorkloadError(
                 f"user {min(absent)} sends none of the {len(by_time)} requests of seed {seed}; "
                 f"{fix}"
             )
-        number = np.array([names.index(user) for user in whose])
-        return Sent(at[by_time], number[streams[by_time]], names, tokens[by_time])
+        number_of = np.array([names.index(user) for user in users])
+        return Drawn(at[by_time], number_of[streams[by_time]], names, tokens[by_time])
 
 
 class Priorities:

@@ -1,7 +1,7 @@
-"""How to ask a server for a completion and read its answer: /inference or OpenAI's /v1/completions.
+"""Requests for a completion and their answers: /inference or OpenAI's /v1/completions.
 
 A wire turns a request into a body, and the pieces of an answer, each with the instant at which it
-came, into an `Answer`. Reading is left until the answer is whole, so that it does not delay the
+came, into an `Answer`. An answer is read when it is whole, so that reading does not delay the
 sending of others. Token counts come from the server's `usage`, never from counting chunks.
 """
 
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
-from client.data import Request
+from client.traces import Request
 from stats import Answer, times_from
 
 APIS = ("inference", "openai")
 
 
 class Unreadable(ValueError):
-    """An answer that is an error, or of another form than asked for; its message is a sentence."""
+    """An answer that is an error, or of another form than expected; its message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for one request.
+    """Bytes of the answer to one request.
 
     Instants are seconds since the run's start; `pieces`: (instant, bytes read).
     """
@@ -54,7 +54,7 @@ class Wire(Protocol):
 
 
 class Plain:
-    """POST /inference, answered as a whole: the server's `timings` tell when tokens came."""
+    """POST /inference, answered as a whole: tokens came as the server's `timings` say."""
 
     path = "/inference"
 
@@ -120,7 +120,7 @@ class OpenAI:
     def read(self, reply: Reply) -> tuple[Answer, str]:
         times, texts, usage = [], [], None
         try:
-            for at, event in (told := events(reply)):
+            for at, event in (arrived := events(reply)):
                 usage = event.get("usage") or usage
                 for choice in event["choices"]:
                     # an empty last chunk brings no token
@@ -134,7 +134,7 @@ class OpenAI:
             if not usage["completion_tokens"]:
                 raise Unreadable("an answer without a token")
             # its tokens decode to nothing; they are tokens all the same
-            times = times or [told[0][0]]
+            times = times or [arrived[0][0]]
             return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
         except (KeyError, TypeError, AttributeError):
             raise Unreadable(
@@ -143,7 +143,7 @@ class OpenAI:
 
 
 def wire(api: str, model: str = "", stream: bool = False) -> Wire:
-    """The wire of an API. OpenAI's always streams: nothing else tells when its tokens came."""
+    """The wire of an API. OpenAI's always streams: its answers have no timings."""
     if api == "openai":
         return OpenAI(model)
     return Streaming() if stream else Plain()
@@ -154,7 +154,7 @@ def events(reply: Reply) -> list[tuple[float, Any]]:
 
     Raises Unreadable, also for an error event.
     """
-    found: list[tuple[float, Any]] = []
+    arrived: list[tuple[float, Any]] = []
     rest = b""
     for at, data in reply.pieces:
         *lines, rest = (rest + data).split(b"\n")
@@ -163,27 +163,27 @@ def events(reply: Reply) -> list[tuple[float, Any]]:
                 continue
             content = line[5:].strip()
             if content == b"[DONE]":
-                if not found:
+                if not arrived:
                     raise Unreadable("a stream without events")
-                return found
+                return arrived
             try:
                 event = json.loads(content)
             except ValueError:
                 raise Unreadable(f"an event that is not JSON: {content[:80]!r}") from None
             if isinstance(event, dict) and "error" in event:
                 raise Unreadable(f"the stream ended with an error: {message(event)}")
-            found.append((at, event))
+            arrived.append((at, event))
     raise Unreadable("the stream ended before [DONE]")
 
 
 def message(body: Any) -> str:
-    """What an error says, in the forms that servers give it."""
+    """The message of an error, in the forms that servers give it."""
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
 
 
 def refusal(status: int, body: bytes) -> str:
-    """What a status other than 200 says, in a sentence."""
+    """A status other than 200, in a sentence."""
     try:
         return f"{status} {message(json.loads(body))}"
     except ValueError:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from client.columns import Answers
+from client.outcomes import Answers
 from stats import Answer
 
 CONFIDENCE = 0.95
@@ -173,7 +173,7 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
 
 def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: float) -> int:
     """Tokens that were made after `begin`, until `end`; first: when each answer's first one was."""
-    decode_s = answers.told("decode_s")
+    decode_s = answers.reported("decode_s")
     last = first + np.where(np.isnan(decode_s), answers.times.decode_s, decode_s)
     whole = (first > begin) & (last <= end)
     tokens = int(answers["completion_tokens"][whole].sum())
@@ -190,7 +190,7 @@ def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: floa
 def slowest_row_s(answers: Answers | Iterable[Answer]) -> float:
     """The longest time from admission to answer: in it a server that begins empty has filled."""
     answers = Answers.of(answers)
-    queue_s = answers.told("queue_s")
+    queue_s = answers.reported("queue_s")
     served_s = answers.e2e_s - np.where(np.isnan(queue_s), answers.ttft_s, queue_s)
     return float(served_s.max(initial=0.0))
 

@@ -18,11 +18,11 @@ from typing import Any
 from rich.console import Console
 
 from client.calls import ServerError
-from client.data import PromptData, save_json
 from client.load import replay
-from client.machine import cache, commit, cpu
+from client.machine import cache, commit, cpu, save_json
 from client.progress import Progress
 from client.wire import wire
+from client.workloads import Workload
 from compare.measure import Target, warm_up
 from compare.servers import server
 from compare.summary import summarise
@@ -85,7 +85,7 @@ def calibrate(progress: Progress) -> dict[str, Any]:
 
 
 def measure(target: Target, rate: float, progress: Progress) -> dict[str, float]:
-    requests = PromptData(f"fixed:{TOKENS}").requests(
+    requests = Workload(f"fixed:{TOKENS}").requests(
         max(30, round(rate * SECONDS)), f"poisson:{rate:g}"
     )
     with progress.replay(f"calibrating the client, {rate:g} a second", requests) as watch:

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from client import columns
+from client import traces
 from client.calls import ServerError
-from client.data import PromptData, Request, describe, described
 from client.draws import WorkloadError
-from client.flags import workload
+from client.groups import describe, described
 from client.machine import command_line
 from client.progress import Progress
 from client.quoting import unescape
-from client.traces import replayed, save_trace
+from client.traces import Request, replayed, save_trace
 from client.wire import wire
+from client.workloads import Workload
 from compare import calibrate, runs, sweep
 from compare.deployments import deployed
 from compare.measure import (
@@ -63,9 +63,9 @@ class Comparison:
             first = self.trace[0]
         else:
             for seed in reversed(self.seeds):
-                data = workload(options, seed)
+                data = Workload.of(options, seed)
                 first = data.requests(options.numsamples, told or "burst")[0]
-            self.told = data.told
+            self.told = data.words
         self.by_ids = first.prompt_ids is not None
         self.capacity: dict[str, Any] | None = None
         self.stopped: KeyboardInterrupt | ServerError | None = None
@@ -140,7 +140,7 @@ class Comparison:
         """Measure what the workload depends on: for `auto` the capacity of the reference."""
         if self.arrival != "auto" or self.trace or self.options.users:
             return
-        data = workload(self.options, self.options.seed)
+        data = Workload.of(self.options, self.options.seed)
         reference = self.options.reference
         n = self.replicas // self.alike * burst_size(self.options.config(reference))
         burst = data.requests(n, "burst", scaled=True)
@@ -169,11 +169,11 @@ class Comparison:
         Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is
         kept, marked as partial.
         """
-        data = workload(self.options, seed)
+        data = Workload.of(self.options, seed)
         requests = self.trace or data.requests(self.options.numsamples, self.arrival)
         folder.mkdir(parents=True, exist_ok=True)
         saved = (
-            bool(self.trace) or len(requests) <= columns.MOST
+            bool(self.trace) or len(requests) <= traces.MOST_SAVED
         )  # what is drawn can be drawn again
         if saved:
             save_trace(folder / "trace.jsonl", requests)
@@ -225,7 +225,7 @@ class Comparison:
     def _sweep(
         self,
         target: Measurable,
-        data: PromptData,
+        data: Workload,
         mine: list[sweep.Point],
         all_: dict[str, list[sweep.Point]],
     ) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 
 from client import groups
 from client.calls import ServerError, get, post
-from client.columns import Answers, Outcomes, Trace
-from client.data import Request, describe
-from client.load import Interrupted, Outcome, Watch, replay
+from client.groups import describe
+from client.load import Interrupted, Watch, replay
+from client.outcomes import Answers, Outcome, Outcomes
+from client.traces import Request, Trace
 from client.wire import Wire
 from compare.analysis import (
     always_waiting,

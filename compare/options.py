@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from client.draws import ARRIVALS
-from client.flags import add_workload, contradiction, seconds_say_how_many
+from client.workloads import add_workload, contradiction, seconds_say_how_many
 from compare.deployments import Deployment, add_deployment, deployment_of
 from compare.servers import ROOT
 from compare.variants import BASIC, Variant, parse_also, parse_modes, parse_variants, settings

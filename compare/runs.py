@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from client.data import Request, describe, save_json
-from client.machine import commit, hardware
+from client.groups import describe
+from client.machine import commit, hardware, save_json
 from client.quoting import NAME
+from client.traces import Request
 from compare import calibrate
 from compare.analysis import identical_outputs
 from compare.results import of_summary

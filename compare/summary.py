@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from client.columns import Answers
+from client.outcomes import Answers
 from stats import (
     CLIENT_LIMITED_MS,
     IN_RESULTS,

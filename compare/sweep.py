@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from client.data import PromptData, Request
 from client.draws import at_rate
+from client.traces import Request
+from client.workloads import Workload
 from compare.analysis import ATTAINMENT, queue_grows
 from compare.results import of_point
 from stats import CLIENT_LIMITED_MS
@@ -44,7 +45,7 @@ def enough_requests(rate: float, slowest_row_s: float) -> int:
 
 def sweep(
     replay: Replay,
-    data: PromptData,
+    data: Workload,
     arrival: str,
     burst: int,
     seconds: float | None,

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client.data import Request
 from client.load import Watch
-from client.traces import load_trace
+from client.traces import Request, load_trace
 from compare.runs import Run, RunError, load
 from config import Config
 from live.observer import Kept, about

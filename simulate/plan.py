@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from client.data import Request
 from client.draws import WorkloadError
+from client.traces import Request
 from compare.measure import burst_size
 from compare.sweep import enough_requests
 from simulate.fleet import Layout

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from client.columns import Outcomes, Trace
-from client.data import Request
 from client.draws import WorkloadError
-from client.load import TICK_S, UNSENT, Interrupted, Outcome, Watch
+from client.load import TICK_S, UNSENT, Interrupted, Watch
+from client.outcomes import Outcome, Outcomes
+from client.traces import Request, Trace
 from config import Config
 from observers.server_stats import ServerStats
 from scheduling import scheduler

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from client.columns import Trace
-from client.data import PromptData, Request, rescheduled
 from client.load import Watch
-from client.traces import load_trace
+from client.traces import Request, Trace, load_trace
+from client.workloads import Workload
 from compare.analysis import queue_grows
 from compare.measure import judged
 from config import Config
@@ -46,7 +45,7 @@ class Question:
 class Traffic(NamedTuple):
     """What arrives: requests that are drawn from a seed, or those of a trace file.
 
-    data: of PromptData. arrival: "" where users or a file say when; of a file others are drawn.
+    data: of Workload. arrival: "" where users or a file say when; of a file others are drawn.
     """
 
     data: Mapping[str, Any]
@@ -57,9 +56,9 @@ class Traffic(NamedTuple):
     def requests(self, n: int | None, seed: int) -> Trace:
         """Raises WorkloadError."""
         if self.trace is None:
-            return PromptData(**self.data, seed=seed).requests(n, self.arrival)
+            return Workload(**self.data, seed=seed).requests(n, self.arrival)
         trace = _loaded(self.trace, self.scale)
-        return rescheduled(trace, self.arrival, seed) if self.arrival else trace
+        return Trace.of(trace).sent_as(self.arrival, seed) if self.arrival else trace
 
 
 @functools.lru_cache(maxsize=1)  # a process serves it many times

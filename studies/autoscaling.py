@@ -22,8 +22,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from client.calls import ServerError, get
-from client.data import PromptData, Request
-from client.load import Outcome, Watch, replay
+from client.load import Watch, replay
+from client.outcomes import Outcome
+from client.traces import Request
+from client.workloads import Workload
 from compare import servers
 from compare.report.drawing import LOOKS, STYLE, caption_of
 from compare.report.tables import markdown
@@ -55,7 +57,7 @@ def burst() -> list[Request]:
     found: list[Request] = []
     begin = 0.0
     for k, (seconds, rate) in enumerate(PHASES):
-        data = PromptData(seed=k, lengths=LENGTHS)
+        data = Workload(seed=k, lengths=LENGTHS)
         for each in data.requests(round(seconds * rate), f"poisson:{rate}", scaled=True):
             at = begin + each.at * seconds / (round(seconds * rate) / rate)
             found.append(each.model_copy(update={"id": len(found), "at": at}))

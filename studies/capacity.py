@@ -18,9 +18,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from client.data import PromptData, Request
-from client.load import Outcome
 from client.machine import stamp
+from client.outcomes import Outcome
+from client.traces import Request
+from client.workloads import Workload
 from compare import sweep
 from compare.measure import burst_size, judged
 from compare.options import SWEEP_GOODPUT, parse_goodput
@@ -72,7 +73,7 @@ def outcome(request: Request, inference: Inference) -> Outcome:
 
 def true_capacity(config: Config, n: int) -> float:
     """Requests completed a second until the last of n, which all came at once, is admitted."""
-    requests = PromptData(LENGTHS, seed=2**31).requests(n, "burst", scaled=True)
+    requests = Workload(LENGTHS, seed=2**31).requests(n, "burst", scaled=True)
     served = serve(config.model_copy(update={"max_waiting": n}), requests)
     times = [times_of(inference) for inference in served]
     end = max(t.admitted_at for t in times)
@@ -92,7 +93,7 @@ def one_sweep(config: Config, seed: int) -> dict[str, Any]:
         return result
 
     sweep.sweep(
-        replay, PromptData(LENGTHS, seed=seed), ARRIVAL, burst_size(config), None, points.append
+        replay, Workload(LENGTHS, seed=seed), ARRIVAL, burst_size(config), None, points.append
     )
     found = sweep.outcome(points)
     kept = (

@@ -19,7 +19,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from client.data import PromptData, Request
+from client.traces import Request
+from client.workloads import Workload
 from compare.report.drawing import STYLE, caption_of, looks
 from compare.report.tables import formatted, markdown
 from config import Config, build
@@ -86,20 +87,20 @@ def serve(config: Config, requests: Sequence[Request]) -> dict[str, float]:
 
 def blocks_of(pool: int) -> int:
     """KV blocks of so many requests of mean length, and at least of the longest."""
-    requests = PromptData(LENGTHS, seed=2**31).requests(2000, "burst")
+    requests = Workload(LENGTHS, seed=2**31).requests(2000, "burst")
     lives = [len(r.ids) + r.num_tokens for r in requests]
     return max(round(pool * statistics.mean(lives) / 16), 1024 // 16)
 
 
 def capacity(n_blocks: int, requests: int) -> float:
     """Requests a second that `whole` completes when all come at once."""
-    burst = PromptData(LENGTHS, seed=2**31).requests(requests, "burst", scaled=True)
+    burst = Workload(LENGTHS, seed=2**31).requests(requests, "burst", scaled=True)
     mean = statistics.mean(request.num_tokens for request in burst)
     return serve(config_of("whole", n_blocks), burst)["throughput"] / mean
 
 
 def task(pool: int, load: float, variant: str, n: int, rate: float, seed: int) -> dict[str, float]:
-    requests = PromptData(LENGTHS, seed=seed).requests(n, f"poisson:{load * rate:g}", scaled=True)
+    requests = Workload(LENGTHS, seed=seed).requests(n, f"poisson:{load * rate:g}", scaled=True)
     return serve(config_of(variant, blocks_of(pool)), requests)
 
 

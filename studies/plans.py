@@ -31,9 +31,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from client.calls import ServerError
-from client.data import PromptData
 from client.load import Watch
 from client.wire import Plain
+from client.workloads import Workload
 from compare.deployments import Deployment, deployed
 from compare.measure import Target, measure, warm_up
 from compare.report.drawing import LOOKS, STYLE, caption_of
@@ -73,7 +73,7 @@ TIMEOUT_S = 600.0
 Told = dict[str, Any]  # what became of a case
 
 
-class Workload(NamedTuple):
+class Condition(NamedTuple):
     """load: the rate, as a part of what both servers can do."""
 
     name: str
@@ -83,15 +83,17 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = (
-    Workload("light", 0.5, {}),
-    Workload("usual", 0.7, {}),
-    Workload("heavy", 0.85, {}),
-    Workload("other lengths", 0.7, {"lengths": "lognormal:60:1:500"}),
-    Workload("bursty", 0.6, {}, "gamma:{:.4g}:3"),
+    Condition("light", 0.5, {}),
+    Condition("usual", 0.7, {}),
+    Condition("heavy", 0.85, {}),
+    Condition("other lengths", 0.7, {"lengths": "lognormal:60:1:500"}),
+    Condition("bursty", 0.6, {}, "gamma:{:.4g}:3"),
 )
 
 
-def asked(name: str, front: str, workload: Workload, costs: Costs, seed: int, options: Any) -> Case:
+def asked(
+    name: str, front: str, workload: Condition, costs: Costs, seed: int, options: Any
+) -> Case:
     """What a case asks: a rate of its load, and limits that most requests meet. seed: of the trace
     that is measured.
     """
@@ -100,7 +102,7 @@ def asked(name: str, front: str, workload: Workload, costs: Costs, seed: int, op
     if front != PLAIN:
         costs = through(front, costs)
     n = options.requests
-    data = PromptData(**workload.drawn, seed=LIMITS_OF)
+    data = Workload(**workload.drawn, seed=LIMITS_OF)
     rate = workload.load * REPLICAS * capacity(config, costs, data) / data.mean_num_tokens
     arrival = workload.arrival.format(rate)
     layout = Layout(REPLICAS, ROUTERS[front])
@@ -124,7 +126,7 @@ def flags_of(name: str, slowdown: float) -> dict[str, Any]:
     return {"model": FAKE.name, "fake_slowdown": slowdown, **VARIANTS[name].flags}
 
 
-def capacity(config: Config, costs: Costs, data: PromptData) -> float:
+def capacity(config: Config, costs: Costs, data: Workload) -> float:
     """Tokens per second of one server while every row is busy."""
     one = Simulated("one", config, costs)
     return float(measure(one, data.requests(BURST), {}, math.inf, Watch())[0]["busy_throughput"])
@@ -155,7 +157,7 @@ def two(case: Case, front: str) -> Iterator[Target]:
         yield Target(case.name, url, Plain(), others=tuple(others))
 
 
-def told(front: str, workload: Workload, case: Case, judged: Judged, share: float) -> Told:
+def told(front: str, workload: Condition, case: Case, judged: Judged, share: float) -> Told:
     low, high = judged.attainment_between
     return {
         "front": front,

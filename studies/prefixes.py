@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from client.data import PromptData, Request
+from client.traces import Request
+from client.workloads import Workload
 from config import Config, build
 from generate.fake import PREFILL_TOKEN_S, FakeGenerator, cost_s
 from scheduling import scheduler
@@ -91,8 +92,8 @@ def config_of(variant: str, kv_blocks: int | None) -> Config:
     )
 
 
-def data_of(trace: str, seed: int) -> PromptData:
-    return PromptData(**({"lengths": LENGTHS} | TRACES[trace]), seed=seed)
+def data_of(trace: str, seed: int) -> Workload:
+    return Workload(**({"lengths": LENGTHS} | TRACES[trace]), seed=seed)
 
 
 def serve(config: Config, requests: Sequence[Request]) -> dict[str, float]:

@@ -27,9 +27,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from client.calls import ServerError
-from client.data import PromptData
-from client.load import Outcome, Watch
+from client.load import Watch
+from client.outcomes import Outcome
 from client.wire import Plain
+from client.workloads import Workload
 from compare.analysis import difference
 from compare.deployments import Deployment, deployed
 from compare.measure import Measurable, warm_up
@@ -81,11 +82,11 @@ MEASURES = {  # heading, format
 REAL, SIMULATED = "real", "simulated"
 
 
-def data_of(trace: Trace, seed: int) -> PromptData:
+def data_of(trace: Trace, seed: int) -> Workload:
     """Users have other names in each trace, by which `session` puts them elsewhere."""
     each = f"{trace.rate / USERS:.6f},{trace.lengths}"
     users = [f"s{seed}u{k},{each}" for k in range(USERS)]
-    return PromptData(seed=seed, users=users, prompts="ids", prefixes=trace.prefixes)
+    return Workload(seed=seed, users=users, prompts="ids", prefixes=trace.prefixes)
 
 
 def served(target: Measurable, trace: Trace, seed: int) -> dict[str, float]:

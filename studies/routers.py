@@ -19,8 +19,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from client.data import PromptData
 from client.load import Watch
+from client.workloads import Workload
 from compare.report.drawing import LOOKS, STYLE, Look, caption_of, plain_log
 from compare.report.tables import formatted, markdown
 from config import build
@@ -100,7 +100,7 @@ def serve(case: dict[str, Any], each: int, costs: str, seed: int) -> dict[str, A
         "max_waiting": 10**6,
     }
     config = build("dynamic", settings | {"prefix_caching": "prefixes" in trace.data}, {})
-    data = PromptData(seed=seed, prompts="ids", **trace.data)
+    data = Workload(seed=seed, prompts="ids", **trace.data)
     arrival = trace.arrival.format(f"{trace.rate * case['replicas']:g}")
     requests = data.requests(n, arrival, scaled=True)
     own = case["stale_s"] == 0

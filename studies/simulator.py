@@ -27,8 +27,9 @@ import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
-from client.data import PromptData
-from client.load import Outcome, Watch
+from client.load import Watch
+from client.outcomes import Outcome
+from client.workloads import Workload
 from compare.measure import measure
 from compare.report.drawing import LOOKS, STYLE, caption_of, plain_log
 from compare.report.tables import markdown
@@ -70,7 +71,7 @@ class _Memory(Watch):
 
 def capacity(costs: str) -> float:
     """Requests a second that a replica answers while its rows are full."""
-    server, data = Simulated("dynamic", settings(BURST), load(costs)), PromptData()
+    server, data = Simulated("dynamic", settings(BURST), load(costs)), Workload()
     result, _ = measure(server, data.requests(BURST), {}, math.inf, Watch())
     return float(result["busy_throughput"]) / data.mean_num_tokens
 
@@ -81,7 +82,7 @@ def serve(replicas: int, requests: int, way: str, costs: str, rate: float) -> di
     server = Simulated("dynamic", settings(requests), load(costs), layout, jump=jump)
     memory = _Memory(requests)
     start = time.perf_counter()
-    trace = PromptData().requests(requests, f"poisson:{rate:g}")
+    trace = Workload().requests(requests, f"poisson:{rate:g}")
     result, _ = measure(server, trace, {}, math.inf, memory)
     taken = time.perf_counter() - start
     assert result["completed"] == requests

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from client.data import PromptData
-from client.load import Outcome, Watch
+from client.load import Watch
 from client.machine import stamp
+from client.outcomes import Outcome
 from client.wire import wire
+from client.workloads import Workload
 from compare.analysis import difference, estimate, expected_useful_fraction, pollaczek_khinchine
 from compare.measure import Target, measure, warm_up
 from compare.servers import server
@@ -34,10 +35,10 @@ def queueing(seeds: int, requests: int, load: float) -> list[dict[str, float]]:
     with server("nobatch", {"model": "fake"}) as url:
         target = Target("nobatch", url, wire("inference"))
         warm_up(target)
-        _, outcomes = measure(target, PromptData(LENGTHS).requests(50, "closed:1"), {}, 60, Watch())
+        _, outcomes = measure(target, Workload(LENGTHS).requests(50, "closed:1"), {}, 60, Watch())
         rate = load / float(np.mean(services(outcomes)))
         for seed in range(seeds):
-            trace = PromptData(LENGTHS, seed=seed).requests(requests, f"poisson:{rate}")
+            trace = Workload(LENGTHS, seed=seed).requests(requests, f"poisson:{rate}")
             result, outcomes = measure(target, trace, {}, 600, Watch())
             queued = [
                 o.answer.timings["queue_s"] for o in outcomes if o.answer and o.answer.timings
@@ -64,7 +65,7 @@ def services(outcomes: list[Outcome]) -> list[float]:
 
 def useful_rows(rows: int) -> dict[str, float]:
     """Useful rows of a static server that always has a batch waiting, measured and expected."""
-    burst = PromptData(seed=1).requests(30 * rows, "burst")
+    burst = Workload(seed=1).requests(30 * rows, "burst")
     with server("static", {"model": "fake", "max_batch_size": rows}) as url:
         result, _ = measure(Target("static", url, wire("inference")), burst, {}, 600, Watch())
     expected = expected_useful_fraction([request.num_tokens for request in burst], [rows])
@@ -77,7 +78,7 @@ def littles_law(requests: int) -> dict[str, dict[str, float]]:
     found = {}
     for mode in MODES:
         with server(mode, {"model": "fake"}) as url:
-            trace = PromptData(seed=2).requests(requests, "poisson:10")
+            trace = Workload(seed=2).requests(requests, "poisson:10")
             result, _ = measure(Target(mode, url, wire("inference")), trace, {}, 600, Watch())
             found[mode] = result["littles_law"]
     return found

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from client.calls import get_text
-from client.data import Request
-from client.load import Outcome
+from client.outcomes import Outcome
+from client.traces import Request
 from compare.servers import free_port, server
 from generate.fake import token
 

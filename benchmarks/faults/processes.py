@@ -15,7 +15,8 @@ from pathlib import Path
 
 from benchmarks.faults.tools import PATIENCE_S, Seen, Served, asks, fault, serving, told, until
 from client.calls import ServerError, get, post
-from client.load import Outcome, replay
+from client.load import replay
+from client.outcomes import Outcome
 from compare.servers import wait_until_ready
 
 FAULTY = ("-m", "benchmarks.faulty", "dynamic")

@@ -16,7 +16,8 @@ import psutil
 
 from benchmarks.faults.tools import Seen, Served, asks, fault, serving, told, until
 from client.calls import ServerError, get
-from client.load import Outcome, replay
+from client.load import replay
+from client.outcomes import Outcome
 
 FLEET = ("-m", "deploy.serve", "dynamic", "--replicas", "2")
 SLOW = {"loop_interval_ms": 20, "max_batch_size": 32}

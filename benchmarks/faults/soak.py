@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.faults.tools import Fault, Seen, Served, serving, until
 from client.calls import get, post
-from client.data import PromptData, Request
 from client.load import Watch, replay
+from client.traces import Request
 from client.wire import wire
+from client.workloads import Workload
 from compare.measure import Target, burst_size, measure_capacity
 from compare.report.drawing import STYLE
 from config import build
@@ -78,7 +79,7 @@ def _rate(served: Served) -> float:
 
     What is cut or invalid computes next to nothing.
     """
-    burst = PromptData().requests(burst_size(build("dynamic", {"model": "demo"}, {})), "burst")
+    burst = Workload().requests(burst_size(build("dynamic", {"model": "demo"}, {})), "burst")
     capacity = measure_capacity(
         Target("dynamic", served.url, wire("inference")), burst, 600, Watch()
     )
@@ -137,7 +138,7 @@ async def _load(
 ) -> tuple[list[dict[str, float]], Counter[str]]:
     """Poisson arrivals; samples of the server, the last when it is idle; {"kind outcome": n}."""
     worker = served.worker
-    requests = PromptData(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
+    requests = Workload(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
     counts: Counter[str] = Counter()
     samples: list[dict[str, float]] = []
     start = time.perf_counter()

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from client.calls import get, get_text
-from client.data import Request
-from client.load import Outcome
+from client.outcomes import Outcome
+from client.traces import Request
 from compare.servers import ROOT, as_flag, free_port, wait_until_ready
 
 PATIENCE_S = 60.0

@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from client.data import described, save_json
-from client.machine import processor
+from client.groups import described
+from client.machine import processor, save_json
 from client.quoting import code, escape, unescape
 from compare import calibrate, sweep
 from compare.analysis import ATTAINMENT, GROWTH, Estimate, estimate

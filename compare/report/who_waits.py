@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from rich.table import Table
 
-from client.columns import NOBODY
 from client.quoting import escape
+from client.traces import ANONYMOUS
 from compare.report import tables
 from compare.report.drawing import legend_below, looks, new_figure, plain_log, styled
 from compare.report.tables import Result, Results
@@ -80,7 +80,7 @@ def _name(kind: str, name: str) -> str:
     if kind == "by_length":
         return QUARTERS[int(name) - 1]
     if kind == "by_user":
-        return name if name != NOBODY else "nobody"
+        return name if name != ANONYMOUS else "nobody"
     return LEVELS.get(name, f"level {name}")
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from client.data import Request
-from client.load import Outcome, Watch
+from client.load import Watch
 from client.machine import ROOT, commit
+from client.outcomes import Outcome
+from client.traces import Request
 from client.wire import Plain
 from compare.measure import Measurable, Target, measure, stats_of, warm_up
 from compare.servers import server

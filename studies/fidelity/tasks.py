@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from client.data import PromptData, Request
-from client.prompts import TokenIds
+from client.draws import TokenIds
+from client.traces import Request
+from client.workloads import Workload
 from compare.variants import Variant
 
 LOADS = (0.5, 0.7, 0.85, 0.95, 1.2)  # parts of the capacity, as a burst on a real server shows it
@@ -154,7 +155,7 @@ def trace(task: Task, rate: float | None) -> Sequence[Request]:
     """What is sent, at so many requests a second; none: all at once."""
     kind, seed = KINDS[task.case.kind], FIRST_SEED + task.seed
     arrival = kind.arrival.format(rate) if rate else "burst"
-    requests = PromptData(seed=seed, **kind.drawn).requests(task.requests, arrival, scaled=True)
+    requests = Workload(seed=seed, **kind.drawn).requests(task.requests, arrival, scaled=True)
     if task.case.kind != "long prompts":
         return requests
     rng = np.random.default_rng([seed, 10])
@@ -170,4 +171,4 @@ def trace(task: Task, rate: float | None) -> Sequence[Request]:
 
 def mean_tokens(kind: str) -> float:
     """Completion tokens of a request on average."""
-    return PromptData(**KINDS[kind].drawn).mean_num_tokens
+    return Workload(**KINDS[kind].drawn).mean_num_tokens

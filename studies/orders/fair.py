@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from client.data import Request
+from client.traces import Request
 from compare.report.drawing import STYLE, caption_of, plain_log
 from compare.report.tables import formatted, markdown
 from scheduling.inference import Inference, IterationRecord, State

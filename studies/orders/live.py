@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from client.calls import ServerError, get, post
-from client.columns import REFUSED
-from client.data import Request
-from client.load import Outcome, replay
+from client.load import replay
+from client.outcomes import REFUSED, Outcome
+from client.traces import Request
 from compare.analysis import difference
 from compare.measure import stats_of
 from compare.report.tables import formatted, markdown

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from matplotlib.figure import Figure
 
-from client.data import PromptData, Request
+from client.traces import Request
+from client.workloads import Workload
 from compare.report.drawing import PALETTE, Look
 from config import build
 from generate.fake import cost_s
@@ -64,8 +65,8 @@ def part_of(name: str, title: str, drawn: str) -> Study:
     return Study("studies.orders", name, title, drawn)
 
 
-def data_of(lengths: str, seed: int) -> PromptData:
-    return PromptData(lengths, seed=seed, prompts="ids")
+def data_of(lengths: str, seed: int) -> Workload:
+    return Workload(lengths, seed=seed, prompts="ids")
 
 
 def asked(requests: Sequence[Request], **who: Any) -> list[Inference]:

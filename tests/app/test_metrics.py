@@ -12,8 +12,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from client.calls import get, post
-from client.data import PromptData
 from client.load import replay
+from client.workloads import Workload
 from config import MODES
 from scheduling.inference import Generator, Inference, Iteration
 from tests.counts import SOME_MODES, nightly_but
@@ -103,7 +103,7 @@ def test_every_name_is_there_with_its_kind_labels_and_unit(
 
 @pytest.mark.parametrize("mode", nightly_but(["dynamic"], MODES))
 def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
-    requests = PromptData("uniform:1:40", seed=2).requests(60, "burst")
+    requests = Workload("uniform:1:40", seed=2).requests(60, "burst")
     with server(mode, {"model": "fake", "decoder_batch_sizes": "32,20,3"}) as url:
         replay(url, requests[:5])  # not of the run
         before = values(scrape(url))

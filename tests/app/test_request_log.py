@@ -20,8 +20,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from client.calls import get
-from client.data import PromptData
 from client.load import replay
+from client.workloads import Workload
 from compare.servers import wait_until_ready
 from config import MODES
 from observers.request_log import RequestLog
@@ -67,7 +67,7 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
     mode: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "log.jsonl"
-    requests = PromptData("uniform:1:30", seed=4).requests(40, "burst")
+    requests = Workload("uniform:1:30", seed=4).requests(40, "burst")
     with server(mode, {"model": "fake", "request_log": str(path), "max_batch_size": 8}) as url:
         outcomes = replay(url, requests)
         assert_all_answered(outcomes)

@@ -20,8 +20,10 @@ import aiohttp
 import pytest
 
 from client.calls import ServerError, get, post
-from client.data import PromptData, Request
-from client.load import Outcome, replay
+from client.load import replay
+from client.outcomes import Outcome
+from client.traces import Request
+from client.workloads import Workload
 from compare.servers import wait_until_ready
 from config import MODES
 from tests.counts import ALL, nightly_but
@@ -403,7 +405,7 @@ def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
 
 
 def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server: Serve) -> None:
-    requests = PromptData("uniform:1:40", seed=1).requests(8, "burst")
+    requests = Workload("uniform:1:40", seed=1).requests(8, "burst")
     served: list[tuple[str, dict[str, Any]]] = [(mode, {}) for mode in MODES]
     served += [("dynamic", {"generator": "naive"})]
     texts: list[list[str]] = []

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from flask.testing import FlaskClient
 
-from client.columns import Answers, Trace
+from client.outcomes import Answers
+from client.traces import Trace
 from client.wire import wire
 from compare import measure
 from observers import server_stats

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from client.calls import get
-from client.data import PromptData
 from client.load import Watch
 from client.wire import wire
+from client.workloads import Workload
 from compare.measure import Target, measure
 from config import MODES
 from tests.counts import nightly_but
@@ -45,7 +45,7 @@ def witnesses(
     """One run, as each of the four tells it; the client's whole result; and the milliseconds in
     which they may differ.
     """
-    requests = PromptData("uniform:150:350", seed=3).requests(
+    requests = Workload("uniform:150:350", seed=3).requests(
         20, "poisson:8"
     )  # long, so that HTTP's milliseconds are few
     with server(mode, {"model": "fake", "max_batch_size": 8, "request_log": str(log)}) as url:

@@ -16,7 +16,7 @@ from benchmarks import calibration
 from benchmarks.calibration import Segment, Traffic, at_once
 from benchmarks.costs import turns
 from benchmarks.fitting import Observed, Served, fit, nonnegative, observe, residuals
-from client.data import Request
+from client.traces import Request
 from config import Config, ConfigError, build
 from scheduling import scheduler
 from scheduling.inference import Inference

@@ -15,12 +15,12 @@ import pytest
 from scipy.special import gammainc
 
 from client.calls import ServerError, get
-from client.data import PromptData, Request, describe, described, rescheduled
-from client.draws import WorkloadError, arrivals, at_rate
+from client.draws import WorkloadError, arrivals, at_rate, count
+from client.groups import describe, described
 from client.load import replay
-from client.prompts import count
-from client.traces import load_trace, save_trace
+from client.traces import Request, Trace, load_trace, save_trace
 from client.wire import wire
+from client.workloads import Workload
 from compare import addresses
 from compare.results import OURS
 from tests.programs import ran
@@ -29,7 +29,7 @@ from tests.stub import stub
 
 
 def tokens(lengths: str, n: int = 4000) -> np.ndarray:
-    return np.array([request.num_tokens for request in PromptData(lengths, seed=2).requests(n)])
+    return np.array([request.num_tokens for request in Workload(lengths, seed=2).requests(n)])
 
 
 def test_lengths_follow_their_distributions() -> None:
@@ -85,7 +85,7 @@ def test_unknown_lengths_are_refused_with_the_valid_ones(spec: str) -> None:
     with pytest.raises(
         WorkloadError, match=r"valid ones are normal, choice.*lognormal:MEDIAN:SIGMA:CAP"
     ):
-        PromptData(spec)
+        Workload(spec)
 
 
 def gaps(arrival: str, n: int = 5001) -> np.ndarray:
@@ -163,7 +163,7 @@ def test_unknown_arrivals_are_refused_with_the_valid_ones(spec: str) -> None:
 
 def test_a_workload_says_what_was_realised() -> None:
     said = {
-        arrival: describe(PromptData(seed=3).requests(2000, arrival))
+        arrival: describe(Workload(seed=3).requests(2000, arrival))
         for arrival in (
             "poisson:20",
             "gamma:20:3",
@@ -185,45 +185,43 @@ def test_a_workload_says_what_was_realised() -> None:
         said["closed:7"]
     )
     assert "20 requests a second with index of dispersion 0.0" in described(said["constant:20"])
-    few = describe(PromptData().requests(20, "poisson:5"))
+    few = describe(Workload().requests(20, "poisson:5"))
     assert few["index_of_dispersion"] is None and "dispersion" not in described(few)
 
 
 def test_prompts_are_counting_words() -> None:
     assert count(3) == "one two three" and count(21).endswith("nineteen twenty twenty-one")
     words = [
-        len(request.prompt.split())
-        for request in PromptData(seed=0).requests(2000)
-        if request.prompt
+        len(request.prompt.split()) for request in Workload(seed=0).requests(2000) if request.prompt
     ]
     assert min(words) >= 1 and max(words) <= 64 and np.mean(words) == pytest.approx(11.6, abs=0.6)
 
 
 def test_a_workload_is_the_same_for_the_same_seed_and_longest_first_when_asked() -> None:
-    one, same, other = (PromptData(seed=seed).requests(50, "poisson:3") for seed in (1, 1, 2))
+    one, same, other = (Workload(seed=seed).requests(50, "poisson:3") for seed in (1, 1, 2))
     assert one == same != other
-    descending = PromptData(selection="descend", seed=1).requests(50, "poisson:3")
+    descending = Workload(selection="descend", seed=1).requests(50, "poisson:3")
     lengths = [request.num_tokens for request in descending]
     assert lengths == sorted(lengths, reverse=True) and sorted(lengths) == sorted(
         request.num_tokens for request in one
     )
     assert [request.at for request in descending] == [request.at for request in one]
     with pytest.raises(WorkloadError, match="random, descend"):
-        PromptData(selection="ascend")
+        Workload(selection="ascend")
 
 
 def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
-    requests = PromptData(seed=1).requests(20, "poisson:3")
+    requests = Workload(seed=1).requests(20, "poisson:3")
     save_trace(tmp_path / "trace.jsonl", requests)
     assert load_trace(tmp_path / "trace.jsonl") == requests
     realised = describe(requests)
     assert realised["requests"] == 20 and realised["requested_rate"] == pytest.approx(
         19 / requests[-1].at
     )
-    closed = PromptData(seed=1).requests(20, "closed:3")
+    closed = Workload(seed=1).requests(20, "closed:3")
     save_trace(tmp_path / "closed.jsonl", closed)
     assert load_trace(tmp_path / "closed.jsonl") == closed and closed[0].users == 3
-    opened = rescheduled(closed, "poisson:3", seed=1)
+    opened = Trace.of(closed).sent_as("poisson:3", seed=1)
     assert opened == requests and "users" not in opened[0].body(), (
         "only when they are sent is another"
     )

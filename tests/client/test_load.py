@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.data import PromptData, Request
-from client.load import Interrupted, Outcome, Watch, replay
+from client.load import Interrupted, Watch, replay
+from client.outcomes import Outcome
+from client.traces import Request
 from client.wire import wire
+from client.workloads import Workload
 from compare.comparison import sigterm_is_ctrl_c
 from compare.measure import Target, measure, openai_model, with_requests
 from compare.summary import summarise
@@ -66,7 +68,7 @@ def test_what_is_measured_of_a_stream_is_what_the_server_did() -> None:
 
 @alone
 def test_a_closed_loop_never_has_more_in_flight_than_users_and_keeps_them_busy() -> None:
-    requests = PromptData("fixed:2").requests(20, "closed:4")
+    requests = Workload("fixed:2").requests(20, "closed:4")
     with stub(first_s=0.05) as server:
         outcomes = replay(server.url, requests, STUB)
     assert_all_answered(outcomes)
@@ -128,7 +130,7 @@ def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> 
     """Twenty requests a second and twenty counts a second: at equal intervals each count fell on
     the same instant of a gap.
     """
-    requests = PromptData("fixed:2").requests(60, "constant:20")
+    requests = Workload("fixed:2").requests(60, "constant:20")
     with stub(first_s=0.025) as server:
         result, _ = measure(Target("stub", server.url, STUB, ours=False), requests, {}, 10, Watch())
     assert result["mean_in_flight"] == pytest.approx(
@@ -184,7 +186,7 @@ def test_a_later_turn_repeats_the_conversation_after_a_time_of_thinking() -> Non
 
 
 def test_nothing_follows_a_turn_that_failed() -> None:
-    requests = PromptData("fixed:2", sessions="3:0").requests(8, "constant:50")
+    requests = Workload("fixed:2", sessions="3:0").requests(8, "constant:50")
     with stub() as server:
         target = Target("stub", server.url, wire("openai", "absent"), ours=False)
         result, outcomes = measure(target, requests, {"e2el": 60e3}, 10, Watch())
@@ -212,7 +214,7 @@ def test_a_server_that_is_none_of_ours_has_no_engine_numbers() -> None:
         target = Target("other", server.url, STUB, ours=False)
         result, outcomes = measure(
             target,
-            PromptData("uniform:2:9").requests(12, "poisson:200"),
+            Workload("uniform:2:9").requests(12, "poisson:200"),
             {"e2el": 1.0},
             10,
             Telling(),

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from client.data import PromptData, Request, describe, described
 from client.draws import WorkloadError
+from client.groups import describe, described
 from client.load import replay
 from client.progress import Progress
-from client.traces import load_trace, save_trace
+from client.traces import Request, load_trace, save_trace
 from client.wire import wire
+from client.workloads import Workload
 from compare.comparison import Comparison
 from compare.options import parse
 from config import ConfigError
@@ -32,7 +33,7 @@ def of(requests: Sequence[Request], user: str) -> list[Request]:
 
 
 def test_each_user_sends_at_a_rate_with_lengths_and_in_seconds_of_its_own() -> None:
-    requests = PromptData(users=[GREEDY, MODEST], seed=3).requests(None)
+    requests = Workload(users=[GREEDY, MODEST], seed=3).requests(None)
     at = [request.at for request in requests]
     assert at == sorted(at) and max(at) < 40, "the trace ends with the last TO"
     assert [request.id for request in requests] == list(range(len(requests)))
@@ -45,19 +46,19 @@ def test_each_user_sends_at_a_rate_with_lengths_and_in_seconds_of_its_own() -> N
     assert min(r.num_tokens for r in greedy) >= 50 and max(r.num_tokens for r in greedy) <= 200
     gaps = np.diff([request.at for request in greedy])
     assert np.std(gaps) == pytest.approx(np.mean(gaps), rel=0.15), "exponential, as Poisson's are"
-    assert requests == PromptData(users=[GREEDY, MODEST], seed=3).requests(None)
-    assert requests != PromptData(users=[GREEDY, MODEST], seed=4).requests(None)
+    assert requests == Workload(users=[GREEDY, MODEST], seed=3).requests(None)
+    assert requests != Workload(users=[GREEDY, MODEST], seed=4).requests(None)
 
 
 def test_users_without_seconds_send_as_many_as_are_asked_for() -> None:
-    requests = PromptData(users=["a,30,fixed:5", "b,10,fixed:7"]).requests(2000)
+    requests = Workload(users=["a,30,fixed:5", "b,10,fixed:7"]).requests(2000)
     assert len(requests) == 2000 and len(of(requests, "a")) == pytest.approx(1500, abs=80)
     assert requests[-1].at == pytest.approx(50, abs=5)
 
 
 def test_one_users_requests_do_not_depend_on_what_the_other_asks() -> None:
     def greedy(modest: str) -> list[tuple[float, int]]:
-        requests = PromptData(users=["greedy,20,uniform:50:200,0-30", modest]).requests(None)
+        requests = Workload(users=["greedy,20,uniform:50:200,0-30", modest]).requests(None)
         return [(request.at, request.num_tokens) for request in of(requests, "greedy")]
 
     assert greedy("modest,2,fixed:3,0-30") == greedy("modest,9,normal,10-12")
@@ -65,34 +66,34 @@ def test_one_users_requests_do_not_depend_on_what_the_other_asks() -> None:
 
 def test_a_user_who_comes_back_is_named_twice() -> None:
     users = ["greedy,5,fixed:9", "modest,5,fixed:9,0-10", "modest,5,fixed:9,20-30"]
-    at = np.array([r.at for r in of(PromptData(users=users).requests(None), "modest")])
+    at = np.array([r.at for r in of(Workload(users=users).requests(None), "modest")])
     assert np.any(at < 10) and not np.any((at > 10) & (at < 20)) and np.any(at > 20)
 
 
 def test_priorities_are_drawn_in_their_shares_and_change_nothing_else() -> None:
-    plain = PromptData(seed=3, prefixes="2:9:1").requests(3000, "poisson:5")
-    requests = PromptData(seed=3, prefixes="2:9:1", priorities=LEVELS).requests(3000, "poisson:5")
+    plain = Workload(seed=3, prefixes="2:9:1").requests(3000, "poisson:5")
+    requests = Workload(seed=3, prefixes="2:9:1", priorities=LEVELS).requests(3000, "poisson:5")
     levels = [request.priority for request in requests]
     assert levels.count(1) == pytest.approx(300, abs=50) and levels.count(2) == 3000 - levels.count(
         1
     )
     assert [r.model_copy(update={"priority": None}) for r in requests] == plain
-    some = PromptData(priorities=["0.5:1", "0.5:0"]).requests(200)
+    some = Workload(priorities=["0.5:1", "0.5:0"]).requests(200)
     assert {request.priority for request in some} == {1, None}, "the default needs no saying"
-    talks = PromptData(sessions="4:1", priorities=["0.5:1", "0.5:2"]).requests(80, "poisson:5")
+    talks = Workload(sessions="4:1", priorities=["0.5:1", "0.5:2"]).requests(80, "poisson:5")
     by_talk = [{r.priority for r in talks[i : i + 4]} for i in range(0, 80, 4)]
     assert all(len(levels) == 1 for levels in by_talk), "a conversation keeps its level"
     assert {1} in by_talk and {2} in by_talk
 
 
 def test_a_workload_says_whose_its_requests_are() -> None:
-    requests = PromptData(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
+    requests = Workload(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
     said = described(describe(requests))
     n = len(of(requests, "modest"))
     assert f"{n} of modest from 1" in said and " of level 1, " in said and " of level 2" in said
     many = [Request(id=i, at=i, prompt="a", num_tokens=1, user=str(i)) for i in range(50)]
     assert described(describe(many)).endswith("; of 50 users")
-    assert "level" not in described(describe(PromptData().requests(3)))
+    assert "level" not in described(describe(Workload().requests(3)))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_workload_says_whose_its_requests_are() -> None:
 )
 def test_what_is_no_user_or_no_priority_is_refused(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
-        PromptData(**asked)
+        Workload(**asked)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +154,11 @@ def test_a_user_who_would_send_nothing_is_found_before_any_server_starts() -> No
 
 def test_a_trace_keeps_users_and_priorities(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    requests = PromptData(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
+    requests = Workload(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
     save_trace(path, requests)
     assert load_trace(path) == requests
     assert {"user", "priority"} <= json.loads(path.read_text().splitlines()[0]).keys()
-    save_trace(path, PromptData().requests(1))
+    save_trace(path, Workload().requests(1))
     assert not {"user", "priority"} & json.loads(path.read_text()).keys()
     for line in ('"user": ""', '"priority": -1', '"priority": "high"'):
         path.write_text(f'{{"id": 0, "at": 0, "prompt": "a", "num_tokens": 1, {line}}}')
@@ -175,7 +176,7 @@ def test_a_server_is_told_user_and_priority_where_there_are_any(api: str) -> Non
 
 
 def test_what_is_sent_is_what_the_trace_says() -> None:
-    requests = PromptData(
+    requests = Workload(
         users=["a,200,fixed:2", "b,100,fixed:4"], priorities=["0.5:1", "0.5:0"]
     ).requests(20)
     with stub() as server:

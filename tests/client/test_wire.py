@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client.data import Request
+from client.traces import Request
 from client.wire import OpenAI, Plain, Reply, Streaming, Unreadable, refusal, wire
 
 ASK = Request(id=7, at=1.0, prompt="hi", num_tokens=3, seed=5)

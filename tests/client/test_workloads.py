@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.data import PromptData, Request, describe, described, rescheduled
 from client.draws import WorkloadError
+from client.groups import describe, described
 from client.load import replay
-from client.traces import load_trace, save_trace
+from client.traces import Request, Trace, load_trace, save_trace
 from client.wire import wire
+from client.workloads import Workload
 from studies import memory
 from tests.servers import Serve, assert_all_answered
 from tests.traces import save_mooncake
@@ -32,33 +33,33 @@ def but_prompts(requests: Sequence[Request]) -> list[Request]:
 
 
 def test_prompts_of_ids_are_random_and_all_else_is_as_with_text() -> None:
-    text = PromptData(seed=3).requests(200, "poisson:5")
-    requests = PromptData(seed=3, prompts="ids").requests(200, "poisson:5")
+    text = Workload(seed=3).requests(200, "poisson:5")
+    requests = Workload(seed=3, prompts="ids").requests(200, "poisson:5")
     assert but_prompts(requests) == but_prompts(text)
     ids = ids_of(requests)
     assert [len(each) for each in ids] == [len(str(request.prompt).split()) for request in text]
     drawn = np.concatenate(ids)
     assert set(drawn) == set(range(256)), "every id that any tokenizer has, and no other"
-    assert ids == ids_of(PromptData(seed=3, prompts="ids").requests(200))
-    assert ids != ids_of(PromptData(seed=4, prompts="ids").requests(200))
+    assert ids == ids_of(Workload(seed=3, prompts="ids").requests(200))
+    assert ids != ids_of(Workload(seed=4, prompts="ids").requests(200))
 
 
 @pytest.mark.parametrize(("zipf", "shares"), [(0, [1 / 3] * 3), (1, [6 / 11, 3 / 11, 2 / 11])])
 def test_prompts_share_prefixes_as_often_as_zipfs_law_says(zipf: int, shares: list[float]) -> None:
-    alone = PromptData(seed=3, prompts="ids").requests(3000, "poisson:5")
-    requests = PromptData(seed=3, prefixes=f"3:40:{zipf}").requests(3000, "poisson:5")
+    alone = Workload(seed=3, prompts="ids").requests(3000, "poisson:5")
+    requests = Workload(seed=3, prefixes=f"3:40:{zipf}").requests(3000, "poisson:5")
     assert but_prompts(requests) == but_prompts(alone)
     assert [ids[40:] for ids in ids_of(requests)] == ids_of(alone), "only what comes first is new"
     times = Counter(tuple(ids[:40]) for ids in ids_of(requests))
     found = [n / 3000 for _, n in times.most_common()]
     assert found == pytest.approx(shares, abs=0.03)
-    other = PromptData(seed=4, prefixes=f"3:40:{zipf}").requests(3000)
+    other = Workload(seed=4, prefixes=f"3:40:{zipf}").requests(3000)
     assert times.keys().isdisjoint(tuple(ids[:40]) for ids in ids_of(other)), "of each seed its own"
 
 
 def test_the_rates_of_a_sweep_share_prefixes_and_nothing_else_of_their_prompts() -> None:
     """They meet one server: with one draw for all rates, a prefix cache had every prompt whole."""
-    data = PromptData(seed=3, prefixes="2:40:1")
+    data = Workload(seed=3, prefixes="2:40:1")
     slow, fast, again = (
         ids_of(data.requests(200, f"poisson:{rate}", scaled=True)) for rate in (5, 6, 5)
     )
@@ -69,10 +70,10 @@ def test_the_rates_of_a_sweep_share_prefixes_and_nothing_else_of_their_prompts()
 
 
 def test_conversations_begin_as_the_arrival_says_and_go_on_after_answers() -> None:
-    alone = PromptData(seed=3).requests(3000)
-    requests = PromptData(seed=3, sessions="4:0.5").requests(3000, "poisson:5")
+    alone = Workload(seed=3).requests(3000)
+    requests = Workload(seed=3, sessions="4:0.5").requests(3000, "poisson:5")
     firsts = [request for request in requests if request.after is None]
-    opening = PromptData(seed=3).requests(750, "poisson:5")
+    opening = Workload(seed=3).requests(750, "poisson:5")
     assert [r.at for r in firsts] == [r.at for r in opening]
     by_id = {request.id: request for request in requests}
     for request in requests:
@@ -85,30 +86,30 @@ def test_conversations_begin_as_the_arrival_says_and_go_on_after_answers() -> No
     assert [r.num_tokens for r in requests] == [r.num_tokens for r in alone]
     think_s = [request.think_s for request in requests if request.think_s is not None]
     assert np.mean(think_s) == pytest.approx(0.5, abs=0.05) == np.std(think_s), "exponential"
-    few = PromptData(seed=3, sessions="4:0").requests(6, "constant:2")
+    few = Workload(seed=3, sessions="4:0").requests(6, "constant:2")
     assert [r.after for r in few] == [None, 0, 1, 2, None, 4], "the last is cut short"
 
 
 def test_a_workload_of_conversations_says_how_they_begin() -> None:
-    requests = PromptData(seed=3, sessions="4:0.5").requests(800, "constant:5")
+    requests = Workload(seed=3, sessions="4:0.5").requests(800, "constant:5")
     load = describe(requests)
     assert load["requested_rate"] is None, "answers say when most of them are sent"
     assert load["conversations"]["number"] == 200
     said = described(load)
     assert "800 requests in 200 conversations" in said and "5 conversations a second" in said
     assert "s on average after an answer" in said
-    at_once = described(describe(PromptData(sessions="2:1").requests(4)))
+    at_once = described(describe(Workload(sessions="2:1").requests(4)))
     assert "4 requests in 2 conversations" in at_once and "all at once" in at_once
 
 
 def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> None:
-    data = PromptData(seed=3, sessions="3:1")
+    data = Workload(seed=3, sessions="3:1")
     slow = data.requests(9, "poisson:5")
-    assert rescheduled(slow, "burst", 3) == data.requests(9, "burst") != slow
+    assert Trace.of(slow).sent_as("burst", 3) == data.requests(9, "burst") != slow
     with pytest.raises(WorkloadError, match="closed:2 sends a request for every answer"):
         data.requests(9, "closed:2")
     with pytest.raises(WorkloadError, match="closed:2 sends a request for every answer"):
-        rescheduled(slow, "closed:2", 3)
+        Trace.of(slow).sent_as("closed:2", 3)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +134,14 @@ def test_what_is_unknown_or_does_not_go_together_is_refused(
     asked: dict[str, str], said: str
 ) -> None:
     with pytest.raises(WorkloadError, match=said):
-        PromptData(**asked)  # type: ignore[arg-type]
+        Workload(**asked)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("asked", [{"prefixes": "2:5:1"}, {"sessions": "3:0.5"}])
 def test_every_workload_survives_the_way_to_a_file_and_back(
     asked: dict[str, str], tmp_path: Path
 ) -> None:
-    requests = PromptData(seed=1, **asked).requests(20, "poisson:3")  # type: ignore[arg-type]
+    requests = Workload(seed=1, **asked).requests(20, "poisson:3")  # type: ignore[arg-type]
     save_trace(tmp_path / "trace.jsonl", requests)
     assert load_trace(tmp_path / "trace.jsonl") == requests
 
@@ -238,7 +239,7 @@ def test_virtual_time_knows_prefixes_too() -> None:
     rows = {
         tokens: memory.serve(
             memory.config_of("whole", 100),
-            PromptData("fixed:50", prefixes=f"2:{tokens}:1").requests(50),
+            Workload("fixed:50", prefixes=f"2:{tokens}:1").requests(50),
         )["rows"]
         for tokens in (16, 320)
     }
@@ -246,7 +247,7 @@ def test_virtual_time_knows_prefixes_too() -> None:
 
 
 def test_both_wires_carry_ids_and_servers_compute_those(shared_server: Serve) -> None:
-    requests = PromptData("fixed:6", seed=2, prefixes="2:9:1").requests(6)
+    requests = Workload("fixed:6", seed=2, prefixes="2:9:1").requests(6)
     with shared_server("dynamic", {"model": "fake"}) as url:
         plain = replay(url, requests)
         openai = replay(url, requests, wire("openai", "fake"))

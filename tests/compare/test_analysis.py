@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client.data import PromptData
 from client.draws import arrivals
+from client.workloads import Workload
 from compare.analysis import (
     GROWTH,
     batch_sizes,
@@ -96,7 +96,7 @@ def test_growth_tells_a_queue_that_only_grows(
     """
     verdicts = []
     for seed in range(100):
-        tokens = np.array([request.num_tokens for request in PromptData(seed=seed).requests(400)])
+        tokens = np.array([request.num_tokens for request in Workload(seed=seed).requests(400)])
         capacity = 7.0 if kind == "one at a time" else 32 / (200 * 0.0055)
         n = max(30, int(20 * load * capacity))
         at = np.array(arrivals(f"poisson:{load * capacity}", n, seed).at)
@@ -127,7 +127,7 @@ def test_growth_is_zero_where_nothing_can_grow() -> None:
 
 
 def test_the_useful_fraction_of_request_level_batches() -> None:
-    lengths = PromptData(seed=4).requests(20_000)
+    lengths = Workload(seed=4).requests(20_000)
     tokens = [request.num_tokens for request in lengths]
     assert expected_useful_fraction([7, 7, 7], [3, 5]) == 1.0
     assert expected_useful_fraction([1, 3], [2]) == pytest.approx(

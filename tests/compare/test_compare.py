@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from client.calls import ServerError, get
-from client.data import PromptData
 from client.draws import WorkloadError
 from client.traces import load_trace, save_trace
+from client.workloads import Workload
 from compare.analysis import identical_outputs
 from compare.options import parse, parse_goodput
 from compare.report.sentences import identity
@@ -459,7 +459,7 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
 @pytest.mark.usefixtures("undrawn")
 def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:
     old, out = tmp_path / "old.jsonl", tmp_path / "out"
-    save_trace(old, PromptData().requests(4, "poisson:50"))
+    save_trace(old, Workload().requests(4, "poisson:50"))
     done = compare(
         "--model",
         "fake",

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from client.data import PromptData
-from client.load import Outcome
+from client.outcomes import Outcome
 from client.progress import Progress, Replayed
+from client.workloads import Workload
 from compare import calibrate, runs
 from compare.report import drawing, figures, report, side_by_side, tables
 from compare.report.page import as_page
@@ -301,7 +301,7 @@ def test_figures_are_drawn_of_runs_in_which_nothing_was_answered_or_all_is_equal
 def test_progress_tells_rate_flight_failures_and_the_time_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    requests = PromptData().requests(10, "constant:10")
+    requests = Workload().requests(10, "constant:10")
     with (
         Progress(Console(force_terminal=False)) as progress,
         progress.replay("static", requests) as watch,
@@ -317,7 +317,7 @@ def test_progress_tells_rate_flight_failures_and_the_time_left(
         and line.endswith(" s left")
     )
     assert capsys.readouterr().out == "", "a quick replay says nothing in between"
-    virtual = Replayed("static", PromptData().requests(10, "constant:0.001"), None)
+    virtual = Replayed("static", Workload().requests(10, "constant:0.001"), None)
     virtual._started -= 10
     for request in requests[:4]:
         virtual.sent()
@@ -325,7 +325,7 @@ def test_progress_tells_rate_flight_failures_and_the_time_left(
     assert str(virtual).endswith(" 0 failed, 15 s left"), "hours of a trace may pass in seconds"
     said: list[str] = []
     slow = Replayed("static", requests, said.append)
-    slow._said -= 11  # ten seconds have passed
+    slow._printed -= 11  # ten seconds have passed
     slow.sent()
     slow.tick()
     slow.tick()
@@ -338,7 +338,7 @@ def test_progress_moves_in_a_terminal() -> None:
     console = Console(force_terminal=True, width=100, record=True)
     with (
         Progress(console) as progress,
-        progress.replay("static", PromptData().requests(3)) as watch,
+        progress.replay("static", Workload().requests(3)) as watch,
     ):
         progress.table(tables.sweep_table({"static": []}))
         watch.sent()

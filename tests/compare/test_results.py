@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from client.data import Request
-from client.load import Outcome
+from client.outcomes import Outcome
+from client.traces import Request
 from compare import results
 from compare.measure import judged
 from compare.results import KEYS, Key, keys, of_point, of_summary

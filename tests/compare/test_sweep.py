@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from client.data import PromptData, Request
+from client.traces import Request
+from client.workloads import Workload
 from compare import sweep
 from compare.report.tables import capacity_table, point_line
 from compare.sweep import Point
@@ -144,7 +145,7 @@ def test_a_server_that_answers_nothing_at_once_has_no_rates() -> None:
         asked.append(what)
         return {"completed": 0}
 
-    sweep.sweep(replay, PromptData(), "poisson:1", 8, None, told.append)
+    sweep.sweep(replay, Workload(), "poisson:1", 8, None, told.append)
     assert asked == ["all at once"] and told == [] and sweep.outcome(told)["capacity"] is None
 
 

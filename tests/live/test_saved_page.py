@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from client.data import PromptData
+from client.workloads import Workload
 from config import build
 from live import page as live_page
 from live.saved import serve_again
@@ -47,7 +47,7 @@ REACHES_OUT = """(address) => new Promise((done) => {
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of two simulated servers."""
-    trace = PromptData(seed=1).requests(30, "poisson:60")
+    trace = Workload(seed=1).requests(30, "poisson:60")
     histories = [
         serve_again(mode, build(mode, {"model": "fake", "max_batch_size": 8}, {}), FAKE, trace, "x")
         for mode in ("static", "dynamic")

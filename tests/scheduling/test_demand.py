@@ -12,9 +12,9 @@ from typing import Literal, get_args
 
 import pytest
 
-from client.data import PromptData
 from client.load import Watch
 from client.wire import wire
+from client.workloads import Workload
 from compare.measure import Target, measure
 from config import ConfigError, build, parse
 from model import GPT2
@@ -294,7 +294,7 @@ def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream
     """With a pool of one longest request for eight rows the client, /stats, /metrics and
     the request log tell the same story.
     """
-    requests = PromptData("uniform:20:90", seed=3).requests(40, "burst")
+    requests = Workload("uniform:20:90", seed=3).requests(40, "burst")
     common = {"model": "fake", "max_batch_size": 8, "max_model_len": 400}
     expected = [fake_text(request) for request in requests]
     log = tmp_path / "log.jsonl"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.data import PromptData
+from client.workloads import Workload
 from scheduling.inference import Inference, Iteration, Sampling
 from scheduling.ledger import Ledger
 from scheduling.policies import (
@@ -274,12 +274,12 @@ def test_traces_of_two_seeds_are_mispredicted_otherwise_and_one_always_alike() -
 
     def errors(seed: int) -> list[int]:
         noisy = predictor("noisy:0.7")
-        requests = PromptData("fixed:1000", seed=seed).requests(300)
+        requests = Workload("fixed:1000", seed=seed).requests(300)
         return [noisy.predict(Inference([0], 1000, Sampling(seed=r.seed or 0))) for r in requests]
 
     assert errors(0) == errors(0) and errors(1) == errors(1)
     assert abs(statistics.correlation(errors(0), errors(1))) < 0.2
-    far = PromptData(seed=10**18).requests(2)
+    far = Workload(seed=10**18).requests(2)
     assert all(0 <= (request.seed or 0) < 2**63 for request in far), "which a server takes"
 
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.calls import post
-from client.data import Request
 from client.load import Watch
+from client.traces import Request
 from client.wire import wire
 from compare.measure import Target, measure
 from config import ConfigError, build, parse

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.data import PromptData
 from client.load import Watch
 from client.wire import wire
+from client.workloads import Workload
 from compare.measure import Target, measure
 from model import GPT2
 from scheduling.errors import Cancelled, DeadlinePassed
@@ -226,7 +226,7 @@ def test_paused_and_preempted_time_lie_inside_the_latency() -> None:
 @pytest.mark.parametrize("order", nightly_but(["mlfq"], ["srpt", "mlfq"]))
 def test_live_the_texts_are_the_same_and_pauses_are_told_alike(tmp_path: Path, order: str) -> None:
     """With four rows the client, /stats and the request log tell the same story."""
-    requests = PromptData("uniform:5:60", seed=3).requests(30, "burst")
+    requests = Workload("uniform:5:60", seed=3).requests(30, "burst")
     common = {"model": "fake", "max_batch_size": 4, "max_model_len": 300}
     expected = [fake_text(request) for request in requests]
     log = tmp_path / "log.jsonl"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from client import machine
-from client.data import PromptData
 from client.traces import save_trace
+from client.workloads import Workload
 from config import build
 from simulate import plan
 from simulate.costs import FAKE, save
@@ -116,7 +116,7 @@ def test_users_and_conversations_are_planned_for(
 
 @pytest.mark.usefixtures("cheap")
 def test_a_trace_is_the_same_for_each_seed(tmp_path: Path) -> None:
-    requests = PromptData(lengths="fixed:2").requests(60, "poisson:15")
+    requests = Workload(lengths="fixed:2").requests(60, "poisson:15")
     save_trace(file := tmp_path / "trace.jsonl", requests)
     traffic, more = ["--trace", str(file)], ["--slo", "e2el:500", "--repeats", "2"]
     found = planned(tmp_path, *more, traffic=traffic)

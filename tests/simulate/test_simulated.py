@@ -20,12 +20,14 @@ import pytest
 from matplotlib.patches import StepPatch
 from rich.console import Console
 
-from client import columns
-from client.data import PromptData, Request
-from client.load import Outcome, Watch
+from client import outcomes, traces
+from client.load import Watch
 from client.machine import cpu
+from client.outcomes import Outcome
 from client.progress import Progress, Replayed
 from client.quoting import unescape
+from client.traces import Request
+from client.workloads import Workload
 from compare import runs
 from compare.measure import measure, with_requests
 from compare.report import drawing, replicas, report, side_by_side
@@ -64,7 +66,7 @@ def latencies(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 def test_a_request_alone_takes_what_its_iterations_take() -> None:
-    result, outcomes = served(PromptData("fixed:10", prompts="ids").requests(30, "constant:50"))
+    result, outcomes = served(Workload("fixed:10", prompts="ids").requests(30, "constant:50"))
     for outcome in outcomes:
         answer = outcome.answer
         assert answer and answer.e2e_s == pytest.approx(
@@ -82,7 +84,7 @@ def test_a_request_alone_takes_what_its_iterations_take() -> None:
 
 def test_a_queue_of_requests_one_at_a_time_is_lindleys() -> None:
     """Each waits for what is left of all before it."""
-    result, outcomes = served(PromptData("normal", prompts="ids").requests(200, "poisson:10"))
+    result, outcomes = served(Workload("normal", prompts="ids").requests(200, "poisson:10"))
     free_at = 0.0
     for outcome in outcomes:
         answer, begins = outcome.answer, max(free_at, outcome.sent_at)
@@ -253,7 +255,7 @@ def test_jumping_gives_what_stepping_does_to_the_byte(
     mode: str, settings: dict[str, Any], arrival: str, drawn: dict[str, Any]
 ) -> None:
     settings = {"max_batch_size": 4, "max_model_len": 480, **settings}
-    requests = PromptData("uniform:1:60", seed=3, **drawn).requests(30, arrival)
+    requests = Workload("uniform:1:60", seed=3, **drawn).requests(30, arrival)
     around = Costs("around", FAKE.line, gap=MS // 3, request=MS, answer=MS)
     plain, stepped, again = (
         json.dumps(
@@ -457,8 +459,8 @@ def test_of_a_large_run_a_sample_is_kept_and_all_else_is_of_all(
     one, two, again = tmp_path / "one", tmp_path / "two", tmp_path / "again"
     asked = [*SMALL, "--arrival", "poisson:60", "--max-batch-size", "1"]
     assert simulate(one, *asked).returncode == 0
-    monkeypatch.setattr(columns, "MOST", 39)
-    monkeypatch.setattr(columns, "SAMPLE", 10)
+    monkeypatch.setattr(traces, "MOST_SAVED", 39)
+    monkeypatch.setattr(outcomes, "SAMPLE", 10)
     for out in (two, again):
         done = simulate(out, *asked)
         assert done.returncode == 0, done.stderr
@@ -495,19 +497,19 @@ def test_of_a_large_run_a_sample_is_kept_and_all_else_is_of_all(
 def test_memory_does_not_grow_with_requests_beyond_their_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(columns, "MOST", 0)
-    monkeypatch.setattr(columns, "SAMPLE", 10)
+    monkeypatch.setattr(traces, "MOST_SAVED", 0)
+    monkeypatch.setattr(outcomes, "SAMPLE", 10)
 
     def grown(n: int) -> int:
         tracemalloc.start()
-        served(PromptData("fixed:9", priorities=["0.5:1", "0.5:2"]).requests(n, "poisson:90"))
+        served(Workload("fixed:9", priorities=["0.5:1", "0.5:2"]).requests(n, "poisson:90"))
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         return most
 
     grown(20)  # what is made once
     few, many = grown(500), grown(1500)
-    assert (many - few) / 1000 < 4 * columns.ROW.itemsize, "bytes of a request"
+    assert (many - few) / 1000 < 4 * outcomes.ROW.itemsize, "bytes of a request"
 
 
 @pytest.mark.parametrize(

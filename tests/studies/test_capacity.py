@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client.data import PromptData, describe
-from client.load import Outcome
+from client.groups import describe
+from client.outcomes import Outcome
+from client.workloads import Workload
 from compare.analysis import always_waiting, difference, estimate, growth, growth_in_flight
 from compare.measure import judged
 from compare.report import tables
@@ -35,7 +36,7 @@ def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
 
 @pytest.mark.parametrize("lengths", ["normal", "choice:1,25,100", "lognormal:50:1:1000", "fixed:7"])
 def test_a_scaled_trace_asks_for_what_its_names_say(lengths: str) -> None:
-    data = PromptData(lengths, seed=5)
+    data = Workload(lengths, seed=5)
     for arrival in ("poisson:5", "gamma:5:2", "constant:5", "wait:0.4"):
         asked = describe(data.requests(200, arrival, scaled=True))
         assert asked["requested_rate"] == pytest.approx(5, rel=1e-4)
@@ -47,11 +48,11 @@ def test_a_scaled_trace_asks_for_what_its_names_say(lengths: str) -> None:
         "no length that is not the distribution's"
     )
     assert sum(a == b for a, b in zip(scaled, drawn)) > 120, "most are as drawn"
-    again = PromptData(lengths, seed=5).requests(200, "poisson:5", scaled=True)
+    again = Workload(lengths, seed=5).requests(200, "poisson:5", scaled=True)
     assert (
         again
         == data.requests(200, "poisson:5", scaled=True)
-        != PromptData(lengths, seed=6).requests(200, "poisson:5", True)
+        != Workload(lengths, seed=6).requests(200, "poisson:5", True)
     )
 
 
@@ -111,7 +112,7 @@ def test_what_stays_in_flight_grows_although_nothing_waits() -> None:
 
 
 def test_a_point_says_what_was_asked_for_and_what_was_made_of_it() -> None:
-    requests = PromptData("fixed:7").requests(30, "poisson:3", scaled=True)
+    requests = Workload("fixed:7").requests(30, "poisson:3", scaled=True)
     served = capacity.serve(build("nobatch", {"model": "fake"}, {}), requests)
     outcomes: list[Outcome] = [
         capacity.outcome(request, inference) for request, inference in zip(requests, served)

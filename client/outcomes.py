@@ -1,0 +1,185 @@
+"""Outcomes of a trace's requests as columns, numbers in arrays; and as objects.
+
+Of more than MOST_SAVED outcomes that were simulated, a SAMPLE is kept as objects; those that were
+measured are all kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from client import traces
+from client.traces import Request, Trace
+from stats import TIMINGS, Answer, Measure, Times, times_from
+
+SAMPLE = 20_000
+REFUSED = "429 "  # how such an error begins: the queue is full, or a user beyond a limit
+# fields of an answer's `timings`
+REPORTED = ("arrived_at", *(measure.field for measure in TIMINGS))
+# a server of ours that never preempts need not report these
+ZERO = {"preempted_s": 0.0, "paused_s": 0.0}
+ROW = np.dtype(
+    [(name, bool) for name in ("ended", "sent", "answered", "refused")]
+    + [(name, float) for name in ("scheduled_at", "sent_at", "ended_at")]
+    + [(name, float) for name in ("first_token_at", "last_token_at")]
+    + [(name, np.int32) for name in ("prompt_tokens", "completion_tokens")]
+    + [(f"reported_{name}", float) for name in REPORTED]
+)
+
+
+class Outcome(NamedTuple):
+    """The outcome of a request: an answer with its text, or the error in a sentence."""
+
+    request: Request
+    scheduled_at: float
+    sent_at: float
+    ended_at: float  # when it was answered, or failed
+    answer: Answer | None = None
+    text: str = ""
+    error: str = ""
+    sent: bool = True  # false where an earlier turn failed, and there was nothing to send
+
+    @property
+    def row(self) -> tuple[float, ...]:
+        """Its row of ROW."""
+        stamps = self.scheduled_at, self.sent_at, self.ended_at
+        if (answer := self.answer) is not None:
+            return _row(answer)
+        refused = self.error.startswith(REFUSED)
+        return (True, self.sent, False, refused, *stamps, 0, 0, 0, 0, *(math.nan for _ in REPORTED))
+
+
+def _row(answer: Answer) -> tuple[float, ...]:
+    timings = answer.timings or {}
+    default = ZERO if timings else {}
+    return (
+        True, True, True, False, answer.scheduled_at, answer.sent_at, answer.answered_at,
+        answer.first_token_at, answer.last_token_at,
+        answer.prompt_tokens, answer.completion_tokens,
+        *(timings.get(name, default.get(name, math.nan)) for name in REPORTED),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers as columns, rows of ROW; and by their row those that are kept, with the gaps between
+    their tokens.
+    """
+
+    rows: np.ndarray
+    kept: Mapping[int, Answer]
+
+    @classmethod
+    def of(cls, answers: Answers | Iterable[Answer]) -> Answers:
+        if isinstance(answers, Answers):
+            return answers
+        kept = list(answers)
+        return cls(np.array([_row(answer) for answer in kept], ROW), dict(enumerate(kept)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A column of ROW."""
+        column: np.ndarray = self.rows[name]
+        return column
+
+    def reported(self, name: str) -> np.ndarray:
+        """A field of `timings`, one of REPORTED; NaN where a server did not report it."""
+        return self[f"reported_{name}"]
+
+    def values(self, measure: Measure) -> np.ndarray:
+        """A measure of each answer, as this client saw it; NaN where it has none."""
+        if measure.pooled:
+            return self.gaps
+        return self.reported(measure.field) if measure.by_server else measure.of(self.times)
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """Seconds between tokens, of the answers that are kept."""
+        return np.concatenate([[], *(answer.itl_s for answer in self.kept.values())])
+
+    @property
+    def times(self) -> Times:
+        """As this client saw them."""
+        first, last, end = self["first_token_at"], self["last_token_at"], self["ended_at"]
+        return Times(self["sent_at"], np.nan, first, last, end, self["completion_tokens"])
+
+    @property
+    def times_at_server(self) -> Times:
+        """As servers recorded them; NaN where they did not."""
+        timings = {measure.field: self.reported(measure.field) for measure in TIMINGS}
+        return times_from(timings, self.reported("arrived_at"))
+
+    ttft_s = property(lambda answers: answers.times.ttft_s)
+    tpot_s = property(lambda answers: answers.times.tpot_s)
+    e2e_s = property(lambda answers: answers.times.e2e_s)
+    lag_s = property(lambda answers: answers["sent_at"] - answers["scheduled_at"])
+
+
+class Outcomes:
+    """Outcomes of the requests of a trace, by their number: a row of ROW for each."""
+
+    def __init__(self, n: int, whole: bool = False):
+        """whole: keep all, however many."""
+        self.rows = np.zeros(n, ROW)
+        self.errors: Counter[str] = Counter()
+        self._sampled = n > traces.MOST_SAVED and not whole
+        self._kept: dict[int, Outcome] = {}
+        self._keep = np.full(n, not self._sampled)
+        if self._sampled:
+            self._keep[np.random.default_rng(0).choice(n, SAMPLE, replace=False)] = True
+
+    @classmethod
+    def of(cls, trace: Trace, outcomes: Outcomes | Iterable[Outcome]) -> Outcomes:
+        if isinstance(outcomes, Outcomes):
+            return outcomes
+        result = cls(len(trace), whole=True)
+        numbers = {id: i for i, id in enumerate(trace.id.tolist())}
+        for outcome in outcomes:
+            result.add(numbers[outcome.request.id], outcome)
+        return result
+
+    def keeps(self, i: int) -> bool:
+        """Return whether this one is kept as an object, too."""
+        return bool(self._keep[i])
+
+    def add(self, i: int, outcome: Outcome) -> None:
+        self.rows[i] = outcome.row
+        if outcome.error:
+            self.errors[outcome.error] += 1
+        if self._keep[i]:
+            self._kept[i] = outcome
+
+    def __iter__(self) -> Iterator[Outcome]:
+        """Those that are kept, in the order of the trace."""
+        return (self._kept[i] for i in sorted(self._kept))
+
+    @property
+    def sample(self) -> int | None:
+        """How many are kept, where that is not all that ended."""
+        return len(self._kept) if self._sampled else None
+
+    @property
+    def ended(self) -> np.ndarray:
+        """The rows of all that ended."""
+        rows: np.ndarray = self.rows[self.rows["ended"]]
+        return rows
+
+    @property
+    def answers(self) -> Answers:
+        answered = self.rows["answered"]
+        numbers = np.cumsum(answered) - 1
+        kept = {int(numbers[i]): o.answer for i, o in sorted(self._kept.items()) if o.answer}
+        return Answers(self.rows[answered], kept)
+
+    def answers_of(self, numbers: np.ndarray) -> Answers:
+        """Of some requests alone, without the gaps between tokens."""
+        rows = self.rows[numbers]
+        return Answers(rows[rows["answered"]], {})

@@ -1,0 +1,294 @@
+"""Workloads: requests drawn once from a seed, and the flags that name them. `Workload.requests`
+makes a trace, which every mode replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from client import draws
+from client.draws import (
+    LENGTHS,
+    Arrivals,
+    Prefixes,
+    Sessions,
+    TokenIds,
+    WorkloadError,
+    count,
+    folded_normal,
+)
+from client.traces import ANONYMOUS, BLOCK, SCALES, Request, Trace, openings
+from client.users import Drawn, Priorities, Users
+from config import flag
+
+SELECTIONS = ("random", "descend")
+PROMPTS = ("text", "ids")
+# between the seeds of two traces' requests: what is drawn by them differs from trace to trace, such
+# as the texts, and the errors of a length predictor
+SEEDS_APART = 10**6
+REFERENCE = 2**20  # draws, whose mean is a distribution's within 0.1% (of a standard deviation)
+
+
+class Workload:
+    """Draws requests: completion lengths from `lengths`, prompts of |N(10, 10)| counting words or
+    token ids, arrivals apart.
+
+    Lengths: `normal` is the original experiment's clip(|⌈N(100, 100)⌉|, 1, 200), `choice` its
+    choice of 1, 25 and 100; `exponential` and `lognormal` are rounded up, and cut at their cap.
+    Selection: `random`, or `descend` for the longest first. Prompts: `text`, or random `ids`, as
+    many as there would be words; `prefixes` ("K:TOKENS:ZIPF") put shared ids before them.
+    `sessions` ("TURNS:THINK_S") make conversations of the requests; `priorities` ("SHARE:LEVEL"
+    each) draw a level for each request or conversation. None of this changes the lengths or the
+    arrivals that are drawn from a seed. `users` ("NAME,RATE,LENGTHS[,FROM-TO]" each) bring lengths
+    and arrivals of their own. Raises WorkloadError for unknown values, and those that do not go
+    together.
+    """
+
+    def __init__(
+        self,
+        lengths: str | None = None,
+        selection: str | None = None,
+        seed: int = 0,
+        temperature: float = 0.0,
+        prompts: str | None = None,
+        prefixes: str | None = None,
+        sessions: str | None = None,
+        users: Sequence[str] | None = None,
+        priorities: Sequence[str] | None = None,
+    ):
+        lengths = "normal" if lengths is None else lengths
+        selection = "random" if selection is None else selection
+        for kind, given, valid in (
+            ("selection", selection, SELECTIONS),
+            ("prompts", prompts or "text", PROMPTS),
+        ):
+            if given not in valid:
+                raise WorkloadError(f"unknown {kind} {given!r}; valid ones are {', '.join(valid)}")
+        self._draw_lengths = draws.lengths(lengths)
+        self._prefixes = Prefixes.parse(prefixes) if prefixes else None
+        self._sessions = Sessions.parse(sessions) if sessions else None
+        self._users = Users(users) if users else None
+        self._priorities = Priorities(priorities) if priorities else None
+        if prefixes and prompts == "text":
+            raise WorkloadError("shared prefixes are token ids; leave out --prompts text")
+        if sessions and (prefixes or prompts == "ids"):
+            raise WorkloadError(
+                "a conversation is text, as its answers are, and shares its own past; with "
+                "--sessions leave out --prompts ids and --prefixes"
+            )
+        self._as_ids = prompts == "ids" or prefixes is not None
+        self._turns = self._sessions.turns if self._sessions else 1
+        self.selection, self.seed, self.temperature = selection, seed, temperature
+        words = {
+            "lengths": "of each user" if users else lengths,
+            "selection": selection,
+            "prefixes": prefixes,
+            "prompts": "ids" if self._as_ids else None,
+            "sessions": sessions,
+            "priorities": " ".join(priorities or ()),
+            "arrival": " ".join(users or ()),
+        }
+        self.words = {name: value for name, value in words.items() if value}  # for a report
+
+    @classmethod
+    def of(cls, options: Any, seed: int) -> Workload:
+        """The workload of parsed flags, or of options of their names. Raises WorkloadError."""
+        names = ("lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities")
+        return cls(seed=seed, **{name: getattr(options, name) for name in names})
+
+    @functools.cached_property
+    def mean_num_tokens(self) -> float:
+        """Mean completion tokens of the distribution; a draw's own mean differs."""
+        return float(np.mean(self._draw_lengths(np.random.default_rng(0), REFERENCE)))
+
+    def requests(self, n: int | None, arrival: str = "burst", scaled: bool = False) -> Trace:
+        """Return n requests that arrive as `arrival` says; the same for the same arguments.
+
+        Of conversations the first turns arrive so. Users arrive as they say, and where they say
+        until when, n is None. scaled: the mean length is the distribution's own, as nearly as its
+        lengths allow, and the rate exactly that of `arrival`. A draw of a few hundred is apart from
+        either by several percent. Raises WorkloadError for an unknown arrival, or one that
+        conversations cannot have.
+        """
+        rng = np.random.default_rng(self.seed)
+        if self._users:
+            drawn = self._users.draw(n, self.seed)
+            words = folded_normal(rng, len(drawn.at), mean=10, std=10, most=64)
+            return self._trace(Arrivals(drawn.at), drawn.num_tokens, words, "", drawn)
+        assert n is not None, "only users can have a stated end instead"
+        tokens = self._draw_lengths(rng, n)
+        if scaled:
+            self._to_mean(tokens)
+        words = folded_normal(rng, n, mean=10, std=10, most=64)
+        if self.selection == "descend":
+            longest_first = np.argsort(-tokens, kind="stable")
+            tokens, words = tokens[longest_first], words[longest_first]
+        conversations = math.ceil(n / self._turns)
+        opening = openings(arrival, conversations, self.seed, scaled, self._turns > 1)
+        return self._trace(opening, tokens, words, arrival if scaled else "")
+
+    def _trace(
+        self,
+        opening: Arrivals,
+        tokens: np.ndarray,
+        words: np.ndarray,
+        draw: str,
+        drawn: Drawn | None = None,
+    ) -> Trace:
+        """Requests of so many tokens and words; `opening` of conversations. draw: of `_prompts`."""
+        n, number = len(tokens), np.arange(len(tokens))
+        conversation = number // self._turns
+        after = np.where(number % self._turns, number - 1, -1)
+        at, think_s, priority = opening.at[conversation], np.full(n, math.nan), np.zeros(n, int)
+        if self._sessions:
+            think_s = np.where(after < 0, math.nan, self._sessions.think(n, self.seed))
+        if self._priorities:  # a conversation keeps its own
+            levels = self._priorities.draw(math.ceil(n / self._turns), self.seed)
+            priority = levels[conversation]
+        user, names = (drawn.user, drawn.names) if drawn else (np.zeros(n, int), [ANONYMOUS])
+        prompt = self._prompts(words, draw)
+
+        def make(i: int) -> Request:
+            later = after[i] >= 0
+            return Request(
+                id=i,
+                at=float(at[i]),
+                users=opening.users,
+                num_tokens=int(tokens[i]),
+                temperature=self.temperature,
+                seed=(self.seed * SEEDS_APART + i) % 2**63,
+                user=names[user[i]] or None,
+                priority=int(priority[i]) or None,
+                after=i - 1 if later else None,
+                think_s=float(think_s[i]) if later else None,
+                **prompt(i),
+            )
+
+        return Trace(make, number, at, tokens, user, names, priority, after, think_s, opening.users)
+
+    def _prompts(self, words: np.ndarray, draw: str) -> Callable[[int], dict[str, Any]]:
+        """Return a function from a request's number to its prompt, as long as its words.
+
+        draw: which one of own ids. A sweep's rates meet one server: prompts of an earlier rate are
+        in its cache, and own ids that are sent again would be found there.
+        """
+        if not self._as_ids:
+            turns = self._turns
+            return lambda i: {"prompt": " " * (i % turns > 0) + count(int(words[i]))}
+        own = TokenIds(np.random.default_rng([self.seed, 3, zlib.crc32(draw.encode())]), words)
+        if self._prefixes:
+            shared = self._prefixes.draw(len(own), self.seed)
+            return lambda i: {"prompt_ids": shared[i] + own[i]}
+        return lambda i: {"prompt_ids": own[i]}
+
+    def _to_mean(self, tokens: np.ndarray) -> None:
+        """Draw lengths anew, here and there, as long as that brings their mean nearer to the
+        distribution's.
+        """
+        rng = np.random.default_rng([self.seed, 2])
+        missing = round(self.mean_num_tokens * len(tokens)) - int(tokens.sum())
+        tries = 100 * len(tokens)
+        for i, drawn in zip(rng.integers(0, len(tokens), tries), self._draw_lengths(rng, tries)):
+            if not missing:
+                break
+            change = int(drawn - tokens[i])
+            if abs(missing - change) < abs(missing):
+                tokens[i] = drawn
+                missing -= change
+
+
+DRAWN = (
+    "numsamples", "lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities",
+)  # fmt: skip
+OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --users say themselves
+
+
+def add_workload(parser: argparse._ActionsContainer) -> None:
+    """Add the flags of a workload, which compare.sh and client.py share."""
+    add = parser.add_argument
+    add("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
+    add(
+        "--selection",
+        choices=SELECTIONS,
+        help="of lengths: random, or descend (longest first; default: random)",
+    )
+    add(
+        "--prompts",
+        choices=PROMPTS,
+        help="counting words, or as many random token ids below 256, which are the same prompts "
+        "for every tokenizer (default: text)",
+    )
+    add(
+        "--prefixes",
+        metavar="K:TOKENS:ZIPF",
+        help="put one of K shared prefixes of TOKENS ids before each prompt, the r-th in "
+        "proportion to r^-ZIPF (0: all alike); implies --prompts ids",
+    )
+    add(
+        "--sessions",
+        metavar="TURNS:THINK_S",
+        help="make conversations of TURNS requests: --arrival says when they begin, and each later "
+        "turn repeats the conversation so far, THINK_S seconds on average (exponential) after the "
+        "answer",
+    )
+    add(
+        "--users",
+        nargs="+",
+        metavar="NAME,RATE,LENGTHS[,FROM-TO]",
+        help="instead of --arrival and --lengths: two users or more, each with Poisson arrivals of "
+        "RATE requests a second and LENGTHS of its own, FROM second TO second or all the time; the "
+        "trace ends with the last TO; a user who comes back is named twice",
+    )
+    add(
+        "--priorities",
+        nargs="+",
+        metavar="SHARE:LEVEL",
+        help="give a SHARE of the requests priority LEVEL, 1 the highest; shares sum to 1",
+    )
+    add(
+        "--trace",
+        type=Path,
+        help="replay this trace.jsonl, or one in Mooncake's format, at its own times unless "
+        "--arrival says others",
+    )
+    add(
+        "--scale",
+        type=int,
+        choices=SCALES,
+        metavar="TOKENS",
+        help=f"of a trace in Mooncake's format: make each block of {BLOCK} tokens so many, and "
+        f"prompts and completions shorter by as much (a power of two; default: {BLOCK}, as it is)",
+    )
+
+
+def contradiction(known: argparse.Namespace) -> str | None:
+    """The contradiction of these flags of a workload, in a sentence; None if they agree."""
+
+    def given(names: Sequence[str]) -> str:
+        return ", ".join(flag(name) for name in names if getattr(known, name, None) is not None)
+
+    if known.trace is not None:
+        drawn = given(DRAWN)
+        return f"--trace holds the requests; leave out {drawn}" if drawn else None
+    if known.scale is not None:
+        return "--scale is of a trace; add --trace FILE"
+    if not known.users:
+        return None
+    if of_users := given(OF_USERS):
+        return f"--users say who sends what, and when; leave out {of_users}"
+    if known.numsamples is not None and seconds_say_how_many(known):
+        return "the seconds of --users say how long they send; leave out them or --numsamples"
+    return None
+
+
+def seconds_say_how_many(known: argparse.Namespace) -> bool:
+    """Return whether users send in stated seconds alone. Raises WorkloadError."""
+    return bool(known.users) and Users(known.users).until is not None
