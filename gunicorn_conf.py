@@ -13,11 +13,8 @@ from config import END_S, HANDOFF, Config
 
 resolved = Config.model_validate_json(os.environ[HANDOFF])
 
-bind = (
-    f"[{resolved.host}]:{resolved.port}"
-    if ":" in resolved.host
-    else f"{resolved.host}:{resolved.port}"
-)
+host = f"[{resolved.host}]" if ":" in resolved.host else resolved.host
+bind = f"{host}:{resolved.port}"
 workers = 1
 worker_class = "front_door.worker.Worker"
 threads = resolved.http_threads
@@ -30,7 +27,7 @@ timeout = 0  # never kill the worker, and with it the batch, because its threads
 graceful_timeout = ceil(resolved.drain_timeout_s + END_S) + 5
 preload_app = False
 control_socket_disable = True
-# whoever comes from this machine would be taken for a proxy that knows better
+# a client on this machine would be taken for a trusted proxy
 forwarded_allow_ips = ""
 forwarder_headers = ""
 loglevel = "warning" if resolved.log_level == "info" else resolved.log_level

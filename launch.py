@@ -1,10 +1,9 @@
-"""The launcher: checks the settings, fetches what is missing, says what will be served and becomes
+"""The launcher: checks the settings, fetches missing files, prints what will be served and becomes
 gunicorn, whose worker serves `app.py`.
 
     python launch.py MODE [settings]
 
 It resolves the Config once and hands it on; a bad setting ends with exit 2 before any worker boots.
-It imports nothing of the server, which gunicorn's worker imports anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from weights import WeightsUnavailable, locate
 
 
 def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
-    """`entry`: what gunicorn's worker calls."""
+    """Become gunicorn, whose worker calls `entry`."""
     try:
         config = parse(argv)
         load_tokenizer(config.tokenizer)
@@ -36,22 +35,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
         sys.exit(2)
     for warning in config.warnings():
         print(f"warning: {warning}", file=sys.stderr)
-    blocks = (
-        f"{config.n_blocks} KV blocks"
-        if config.pool_is_known
-        else "what memory is left in KV blocks"
-    )
-    kv = (
-        f"{blocks} of {config.block_size} tokens" if config.generator == "cached" else "no KV cache"
-    )
-    print(
-        f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, "
-        f"{config.device}, "
-        f"{config.threads} threads, attention {config.attention}, linear {config.linear}, sampler "
-        f"{config.sampler}) in mode {config.mode}: "
-        f"at most {config.max_batch_size} rows, {kv}",
-        file=sys.stderr,
-    )
+    print(_served(config), file=sys.stderr)
     if config.host == "127.0.0.1":
         print(
             "listening to this machine alone; --host 0.0.0.0 listens to others too", file=sys.stderr
@@ -65,9 +49,23 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
     os.execv(sys.executable, command)
 
 
+def _served(config: Config) -> str:
+    kv = "no KV cache"
+    if config.generator == "cached":
+        known = config.pool_is_known
+        blocks = f"{config.n_blocks} KV blocks" if known else "what memory is left in KV blocks"
+        kv = f"{blocks} of {config.block_size} tokens"
+    return (
+        f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, "
+        f"{config.device}, {config.threads} threads, attention {config.attention}, linear "
+        f"{config.linear}, sampler {config.sampler}) in mode {config.mode}: at most "
+        f"{config.max_batch_size} rows, {kv}"
+    )
+
+
 def _clear_gunicorns_own() -> None:
-    """gunicorn_conf.py follows from the Config, and gunicorn lets its variables go before it: a
-    second worker would be a second engine.
+    """Delete gunicorn's variables, which it reads before gunicorn_conf.py: a second worker would be
+    a second engine.
     """
     for name in sorted(os.environ):
         if name.startswith("GUNICORN_") or name in ("WEB_CONCURRENCY", "FORWARDED_ALLOW_IPS"):
@@ -80,17 +78,17 @@ def _clear_gunicorns_own() -> None:
 
 
 def _allow_files(config: Config) -> None:
-    """Every connection is an open file; many systems allow 1,024 unless asked, and some no more
-    even then.
+    """Raise the limit of open files, of which every connection is one: many systems allow 1,024
+    unless asked, and some no more even then.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.http_connections + SPARE_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if allowed < wanted:
         print(
-            f"warning: this system allows {hard:,} open files, so "
-            f"{config.connections_within(hard):,} connections are open at "
-            f"once at most instead of {config.http_connections:,}; raise `ulimit -n` to {wanted:,}",
+            f"warning: this system allows {hard:,} open files, so at most "
+            f"{config.connections_within(hard):,} connections are open at once instead of "
+            f"{config.http_connections:,}; raise `ulimit -n` to {wanted:,}",
             file=sys.stderr,
         )
     more = wanted + DOOMED_FILES
@@ -99,11 +97,9 @@ def _allow_files(config: Config) -> None:
 
 
 def _check_files(config: Config) -> None:
-    """Raises ConfigError if what the server appends to cannot be written."""
-    for path, what, setting in (
-        (config.request_log, "request log", "--request-log"),
-        (config.record, "recording", "--record"),
-    ):
+    """Raise ConfigError if a file that the server appends to cannot be written."""
+    files = (config.request_log, "request log"), (config.record, "recording")
+    for (path, what), setting in zip(files, ("--request-log", "--record")):
         if path is None:
             continue
         try:
@@ -113,7 +109,7 @@ def _check_files(config: Config) -> None:
                 f"the {what} {path} cannot be written ({error.strerror}); choose another {setting}"
             ) from None
         if stat.S_ISFIFO(os.fstat(file).st_mode):
-            # gunicorn's master holds it: a close would be the end to the pipe's reader
+            # gunicorn's master keeps it open: a close would be the end to the pipe's reader
             os.set_inheritable(file, True)
         else:
             os.close(file)

@@ -1,7 +1,7 @@
 """The architecture as numbers: how large a model is, before torch is imported or a weight is read.
 
-The launcher needs this arithmetic to refuse what cannot fit; `model.py` builds the same shape.
-Whatever else of a checkpoint's config.json changes what the model computes is here too, or refused.
+The launcher refuses what cannot fit by this arithmetic; `model.py` builds the same shape. Every
+field of a checkpoint's config.json that changes the computation is here, or refused.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 GPT2_REPOSITORIES = {
-    "gpt2": "openai-community/gpt2",
-    "gpt2-medium": "openai-community/gpt2-medium",
-    "gpt2-large": "openai-community/gpt2-large",
-    "gpt2-xl": "openai-community/gpt2-xl",
+    name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 }
 ALIASES = {  # names that Hugging Face's GPT2Config takes besides its own
     "n_layer": ("num_hidden_layers",),
@@ -23,9 +20,8 @@ ALIASES = {  # names that Hugging Face's GPT2Config takes besides its own
     "n_embd": ("hidden_size",),
     "n_ctx": ("n_positions", "max_position_embeddings"),
 }
-# What changes the function besides the fields of Shape, and the values that can be served. The
-# dropouts are training's, the summary's another head's; reorder_and_upcast_attn changes rounding
-# alone.
+# Fields that change the computation besides those of Shape, and the values that can be served.
+# Dropouts belong to training, summaries to another head; reorder_and_upcast_attn changes rounding.
 ONLY: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
     "tie_word_embeddings": (True,),
@@ -63,36 +59,29 @@ class Shape:
         return self.n_embd // self.n_head
 
     def query_factor(self, layer: int) -> float:
-        """What to multiply a layer's queries by.
-
-        Scores over √head_size are then scaled as this model scales them.
-        """
+        """Return the factor of a layer's queries that makes scores over √head_size this model's."""
         factor = 1.0 if self.scale_attn_weights else self.head_size**0.5
         return factor / (layer + 1) if self.scale_attn_by_inverse_layer_idx else factor
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """kv_dtype: of DTYPE_BYTES, or int8, with a float32 scale for each head."""
+        """Return the bytes of a token's keys and values; int8 has a float32 scale for each head."""
         head = self.head_size + 4 if kv_dtype == "int8" else self.head_size * DTYPE_BYTES[kv_dtype]
         return 2 * self.n_layer * self.n_head * head
 
     def step_bytes(self, rows: int, context: int, weights: str, kv_dtype: str) -> int:
-        """Bytes that an iteration of `rows` decode rows must read.
-
-        They are every weight but the embeddings' rows, and live KV.
+        """Return the bytes that an iteration of decode rows must read: every weight but the
+        position embeddings, and live KV.
         """
         read = self.parameters - self.n_ctx * self.n_embd
         return read * DTYPE_BYTES[weights] + rows * context * self.kv_bytes_per_token(kv_dtype)
 
     def step_flops(self, rows: int, context: int) -> int:
-        """Floating-point operations of such an iteration.
-
-        They are two a weight and row, and two a key and value element.
-        """
+        """Return its floating-point operations: two a weight and row, two an element of the KV."""
         head = self.vocab_size * self.n_embd
         return 2 * rows * (self._matrices + head + 2 * context * self.n_layer * self.n_embd)
 
     def weight_bytes(self, dtype: str, weights: str) -> int:
-        """weights: the type of the linear layers'; the others are of dtype."""
+        """Return the bytes of all weights. weights: type of the linear layers', dtype: others'."""
         others = self.parameters - self._matrices
         return others * DTYPE_BYTES[dtype] + self._matrices * DTYPE_BYTES[weights]
 
@@ -104,8 +93,7 @@ class Shape:
 
 SHAPES = {
     "demo": Shape(n_layer=2, n_head=4, n_embd=256, vocab_size=257),
-    # no tensors: blocks are only counted
-    "fake": Shape(n_layer=1, n_head=1, n_embd=1, vocab_size=257),
+    "fake": Shape(n_layer=1, n_head=1, n_embd=1, vocab_size=257),  # has no tensors
     "gpt2": Shape(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": Shape(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": Shape(n_layer=36, n_head=20, n_embd=1280),
@@ -127,10 +115,8 @@ def shape_of(model: str) -> Shape:
     try:
         config = json.loads(path.read_text())
         if config.get("model_type", "gpt2") != "gpt2":
-            raise ValueError(
-                f"{path} describes a {config['model_type']!r} model; only GPT-2 checkpoints can be "
-                f"served"
-            )
+            kind = config["model_type"]
+            raise ValueError(f"{path} describes a {kind!r} model; only GPT-2 can be served")
         for name, others in ALIASES.items():
             for other in others:
                 if other in config:
@@ -157,10 +143,7 @@ def shape_of(model: str) -> Shape:
         ) from None
     except (TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a GPT-2 configuration: {error}") from None
-    if (
-        min(sizes.values()) < 1
-        or shape.n_embd % shape.n_head
-        or not 0 < shape.layer_norm_epsilon < 1
-    ):
+    whole = min(sizes.values()) >= 1 and shape.n_embd % shape.n_head == 0
+    if not (whole and 0 < shape.layer_norm_epsilon < 1):
         raise ValueError(f"{path} has sizes that make no GPT-2: {shape}")
     return shape

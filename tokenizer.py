@@ -2,7 +2,7 @@
 
 Special-token text in a prompt ("<|endoftext|>") is ordinary text: encode with `encode_ordinary`.
 
-    StopRule       where a completion ends before it has all its tokens
+    StopRule       ends a completion before it has all its tokens
     Detokenizer    ids in, text out, piece by piece
 """
 
@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import tiktoken
 
-# The longest text that one id stands for, in UTF-8 bytes: a prompt of n bytes has at least n / this
-# many ids.
+# bytes of the longest text that one id stands for: a prompt of n bytes has at least n / this ids
 LONGEST_TOKEN = {"r50k_base": 128, "bytes": 1}
 
 
@@ -47,11 +46,11 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
 
 
 class StopRule:
-    """Where a completion ends before it has all its tokens: at one of some ids or a stop string.
+    """Ends a completion before it has all its tokens, at one of some ids or a stop string.
 
     Works on bytes, as a stop string may begin or end inside a token, and a token in a character.
-    `hidden`: ids whose text is not shown, which are those and end-of-text. A string that is whole
-    with the first `min_tokens` tokens ends nothing; that no such id is among them is the sampler's.
+    `hidden`: these ids and end-of-text, whose text is not shown. A string that is whole with the
+    first `min_tokens` tokens ends nothing; the sampler draws no such id among them.
     """
 
     def __init__(
@@ -69,7 +68,9 @@ class StopRule:
         self.min_tokens = min_tokens
 
     def new(self) -> Callable[[int], bool]:
-        """`Inference.stop` of one inference: told its tokens one by one, it says when to end."""
+        """Return `Inference.stop` of one inference: it takes the tokens one by one, and returns
+        whether to end.
+        """
         tail, n = b"", 0
 
         def stop(token: int) -> bool:
@@ -81,31 +82,23 @@ class StopRule:
                 return False
             new = self._tokenizer.decode_single_token_bytes(token)
             tail += new
-            # each string where it can end in the new bytes: this runs between iterations, for every
-            # row
-            found = n > self.min_tokens and any(
+            # only where a string can end in the new bytes: this runs for every row and iteration
+            ended = n > self.min_tokens and any(
                 tail.find(string, max(0, len(tail) - len(new) - len(string) + 1)) >= 0
                 for string in self._strings
             )
-            # what may be the beginning of a stop string
-            tail = tail[max(0, len(tail) - self._longest + 1) :]
-            return found
+            tail = tail[max(0, len(tail) - self._longest + 1) :]  # a stop string may begin in it
+            return ended
 
         return stop
 
     def find(self, text: bytes, after: int = 0) -> int | None:
-        """Where the first stop string in `text` begins that ends after so many bytes."""
-        return min(
-            (
-                at
-                for string in self._strings
-                if (at := text.find(string, max(0, after - len(string) + 1))) >= 0
-            ),
-            default=None,
-        )
+        """Return where the first stop string in `text` begins that ends after so many bytes."""
+        places = [text.find(string, max(0, after - len(string) + 1)) for string in self._strings]
+        return min((place for place in places if place >= 0), default=None)
 
     def held_back(self, text: bytes) -> int:
-        """How many bytes at the end of `text` may be the beginning of a stop string."""
+        """Return how many bytes at the end of `text` may begin a stop string."""
         longest = 0
         for string in self._strings:
             at = max(0, len(text) - len(string) + 1)
@@ -119,8 +112,8 @@ class Detokenizer:
     """Ids in, text out, piece by piece; the pieces together are the text of all ids at once.
 
     Bytes of an unfinished character are held back until it is whole; bytes that are no UTF-8 become
-    U+FFFD. With a StopRule, so is what may be the beginning of a stop string; the text ends before
-    one, and end-of-text is not shown.
+    U+FFFD. With a StopRule, the possible beginning of a stop string is held back, too; the text
+    ends before one, and end-of-text is not shown.
     """
 
     def __init__(self, tokenizer: tiktoken.Encoding, rule: StopRule | None = None):
@@ -128,27 +121,22 @@ class Detokenizer:
         self._rule = rule
         self._held = b""
         self._early = 0  # bytes of `_held` in which no stop string may end
-        self._left = rule.min_tokens if rule else 0  # tokens that are still to come of those
+        self._unstoppable = rule.min_tokens if rule else 0  # next tokens in which nothing may end
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def prompt(self, ids: Sequence[int]) -> str:
-        """The text of an echoed prompt, in which no stop string is looked for. Before all else."""
+        """Return the text of an echoed prompt, whose stop strings do not count. Call it first."""
         return self._utf8.decode(self._tokenizer.decode_bytes(ids))
 
     def completion(self, ids: Sequence[int], last: bool) -> str:
-        """The text that the next completion ids add.
-
-        `last`: no more will come, so nothing is held back.
-        """
+        """Return the text that the next completion ids add; after the `last` none is held back."""
         if self._rule is None:
             return self._utf8.decode(self._tokenizer.decode_bytes(ids), last)
         early, later = (
-            self._tokenizer.decode_bytes(
-                [token for token in some if token not in self._rule.hidden]
-            )
-            for some in (ids[: self._left], ids[self._left :])
+            self._tokenizer.decode_bytes([id_ for id_ in some if id_ not in self._rule.hidden])
+            for some in (ids[: self._unstoppable], ids[self._unstoppable :])
         )
-        self._left = max(0, self._left - len(ids))
+        self._unstoppable = max(0, self._unstoppable - len(ids))
         text = self._held + early + later
         self._early += len(early)
         end = self._rule.find(text, self._early) if last else None

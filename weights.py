@@ -1,7 +1,7 @@
-"""Where weights come from: find or fetch a checkpoint; check it before anything is read. No torch.
+"""Checkpoints: found or fetched, and checked before anything is read. No torch.
 
-A checkpoint is Hugging Face's safetensors form of GPT-2, tensor names with or
-without the `transformer.` prefix.
+A checkpoint is Hugging Face's safetensors form of GPT-2, tensor names with or without the
+`transformer.` prefix.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class WeightsUnavailable(Exception):
 
 
 def locate(config: Config) -> Path | None:
-    """Return the safetensors file that `config` asks for, or None for seeded random weights.
+    """Return the safetensors file of `config`, fetched if need be; None for random weights.
 
-    It is fetched if need be. Raises WeightsUnavailable, within seconds when there is no network.
+    Raises WeightsUnavailable, within seconds when there is no network.
     """
     if config.weights == "random" or config.model == "fake":
         return None
@@ -37,15 +37,11 @@ def locate(config: Config) -> Path | None:
         path = _fetch(config.model)
     else:
         path = (DEMO if config.model == "demo" else Path(config.model)) / "model.safetensors"
-    if not path.is_file() and config.model == "demo":
-        raise WeightsUnavailable(
-            f"{path} is gone; restore it with git checkout, or use --weights random"
-        )
     if not path.is_file():
-        raise WeightsUnavailable(
-            f"{path} does not exist; save the checkpoint in safetensors form, or use --weights "
-            f"random"
-        )
+        mend = "restore it with git checkout"
+        if config.model != "demo":
+            mend = "save the checkpoint in safetensors form"
+        raise WeightsUnavailable(f"{path} does not exist; {mend}, or use --weights random")
     check(path, config.shape)
     return path
 
@@ -71,15 +67,13 @@ def _fetch(model: str) -> Path:
 
 
 def expected_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Names and sizes of a GPT-2's tensors, in the order of the computation.
-
-    Linear weights are [in, out].
+    """Return names and sizes of a GPT-2's tensors, in the order of the computation. Linear weights
+    are [in, out].
     """
     e = shape.n_embd
     tensors: dict[str, tuple[int, ...]] = {
-        "wte.weight": (shape.vocab_size, e),
-        "wpe.weight": (shape.n_ctx, e),
-    }
+        "wte.weight": (shape.vocab_size, e), "wpe.weight": (shape.n_ctx, e)
+    }  # fmt: skip
     block: dict[str, tuple[int, ...]] = {
         "ln_1.weight": (e,), "ln_1.bias": (e,),
         "attn.c_attn.weight": (e, 3 * e), "attn.c_attn.bias": (3 * e,),
@@ -111,13 +105,11 @@ def check(path: Path, shape: Shape) -> dict[str, str]:
                     raise WeightsUnavailable(
                         f"{path} has no tensor {ours}; it is not a GPT-2 of {shape}"
                     )
-                found, kind = (
-                    tuple(file.get_slice(theirs).get_shape()),
-                    file.get_slice(theirs).get_dtype(),
-                )
-                if found != size:
+                tensor = file.get_slice(theirs)
+                actual, kind = tuple(tensor.get_shape()), tensor.get_dtype()
+                if actual != size:
                     raise WeightsUnavailable(
-                        f"{path}: tensor {theirs} has shape {found}, and config.json wants {size}"
+                        f"{path}: tensor {theirs} has shape {actual}, and config.json wants {size}"
                     )
                 if kind not in ("F32", "F16", "BF16", "F64"):
                     raise WeightsUnavailable(
@@ -138,7 +130,7 @@ def check(path: Path, shape: Shape) -> dict[str, str]:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """A safetensors file's description of its tensors, and where its data begin."""
+    """Return a safetensors file's description of its tensors, and where its data begin."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         return json.loads(file.read(length)), 8 + length
@@ -157,11 +149,8 @@ def _truncated(path: Path, error: Exception) -> str:
     try:
         header, data = _header(path)
         size = path.stat().st_size - data
-        ends = sorted(
-            (entry["data_offsets"][1], name)
-            for name, entry in header.items()
-            if name != "__metadata__"
-        )
+        header.pop("__metadata__", None)
+        ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items())
         return next(f"it ends inside tensor {name}" for end, name in ends if end > size)
     except (OSError, ValueError, KeyError, TypeError, StopIteration, MemoryError, OverflowError):
         return str(error)

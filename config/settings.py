@@ -36,7 +36,8 @@ END_S = 1.5
 HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # the variable that hands the Config to gunicorn's worker
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ConfigError(Exception):
@@ -50,160 +51,105 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
     )
 
+    # fmt: off
     max_batch_size: Count = setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU")
-    token_budget: Count = setting(
-        256, "prefill tokens in an iteration at most", "256 on a CPU, 2048 on a GPU"
-    )
-    loop_interval_ms: float = setting(
-        0.0, "sleep between iterations; 10 reproduces the original experiment's loop",
-        ge=0, allow_inf_nan=False,
-    )  # fmt: skip
+    token_budget: Count = setting(256, "prefill tokens in an iteration at most",
+        "256 on a CPU, 2048 on a GPU")
+    loop_interval_ms: NotNegative = setting(0.0,
+        "sleep between iterations; 10 reproduces the original experiment's loop")
 
-    length_predictor: str = setting(
-        "exact",
+    length_predictor: str = setting("exact",
         "completion tokens that orders and bins by length go by: exact (the stated ones), "
-        "noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)",
-    )
-    preserve_ordering: bool = setting(
-        False, "plain answers leave in the order in which their requests came", "off"
-    )
+        "noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)")
+    preserve_ordering: bool = setting(False,
+        "plain answers leave in the order in which their requests came", "off")
 
-    kv_cache: str = setting(
-        "90%",
+    kv_cache: str = setting("90%",
         "memory for keys and values: 4GB (of 10^9 bytes), 2048blocks, or 90% (of a GPU's memory, "
-        "which weights and CUDA graphs fill, too)",
-        "4GB on a CPU, 90% on a GPU",
-    )
-    kv_dtype: Literal["auto", "int8"] = setting(
-        "auto",
+        "which weights and CUDA graphs fill, too)", "4GB on a CPU, 90% on a GPU")
+    kv_dtype: Literal["auto", "int8"] = setting("auto",
         "CPU: type of keys and values, auto (as --dtype) or int8 with a scale for each token and "
-        "head: half of bfloat16's memory",
-    )
+        "head: half of bfloat16's memory")
     block_size: Count = setting(16, "tokens in a KV block; max_model_len gives a slot per request")
     max_model_len: int = setting(1024, "prompt + completion tokens of a request at most", ge=2)
-    prefix_caching: bool = setting(
-        False, "keep computed KV blocks, and share them among requests that begin alike", "off"
-    )
+    prefix_caching: bool = setting(False,
+        "keep computed KV blocks, and share them among requests that begin alike", "off")
 
-    model: str = setting(
-        "",
-        f"{', '.join(SHAPES)}, or the folder of a Hugging Face GPT-2",
-        "auto: gpt2-medium on a GPU, demo on a CPU",
-    )
-    weights: Literal["pretrained", "random"] = setting(
-        "pretrained", "pretrained, or random: seeded, no download of weights, the same speed"
-    )
+    model: str = setting("", f"{', '.join(SHAPES)}, or the folder of a Hugging Face GPT-2",
+        "auto: gpt2-medium on a GPU, demo on a CPU")
+    weights: Literal["pretrained", "random"] = setting("pretrained",
+        "pretrained, or random: seeded, no download of weights, the same speed")
     weights_seed: Seed = setting(0, "seed of random weights")
-    tokenizer: Literal["r50k_base", "bytes"] = setting(
-        "bytes",
-        "r50k_base (GPT-2's BPE) or bytes",
-        "auto: the one whose ids are the vocabulary, 50,257 or 257",
-    )
+    tokenizer: Literal["r50k_base", "bytes"] = setting("bytes", "r50k_base (GPT-2's BPE) or bytes",
+        "auto: the one whose ids are the vocabulary, 50,257 or 257")
     device: Literal["cpu", "cuda"] = setting("cpu", "cpu or cuda", "auto: cuda if there is a GPU")
-    dtype: Literal["float32", "bfloat16"] = setting(
-        "float32",
-        "float32 or bfloat16",
-        "auto: bfloat16 where the processor computes it natively, float32 for demo",
-    )
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "float32 or bfloat16",
+        "auto: bfloat16 where the processor computes it natively, float32 for demo")
     threads: Count = setting(1, "torch threads", "auto: physical cores, 1 for demo")
-    kernels: Literal["auto", "plain"] = setting(
-        "auto", "auto (the fastest parts that run here) or plain (PyTorch's own operations)"
-    )
-    generator: Literal["cached", "naive"] = setting(
-        "cached", "cached, or naive: recompute everything, no KV cache"
-    )
-    fake_slowdown: Seconds = setting(
-        1.0, "with --model fake: factor by which its iterations take longer"
-    )
-    attention: Literal["kernel", "triton", "plain"] = setting(
-        "plain",
+    kernels: Literal["auto", "plain"] = setting("auto",
+        "auto (the fastest parts that run here) or plain (PyTorch's own operations)")
+    generator: Literal["cached", "naive"] = setting("cached",
+        "cached, or naive: recompute everything, no KV cache")
+    fake_slowdown: Positive = setting(1.0,
+        "with --model fake: factor by which its iterations take longer")
+    attention: Literal["kernel", "triton", "plain"] = setting("plain",
         "attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)",
-        "auto: kernel on a CPU with a C++ compiler, triton on a GPU",
-    )
-    linear: Literal["kernel", "int8", "onednn", "plain"] = setting(
-        "plain",
+        "auto: kernel on a CPU with a C++ compiler, triton on a GPU")
+    linear: Literal["kernel", "int8", "onednn", "plain"] = setting("plain",
         "linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to 8 bits), "
         "onednn (weights packed once) or plain (PyTorch's)",
-        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm",
-    )
-    sampler: Literal["kernel", "plain"] = setting(
-        "plain",
+        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm")
+    sampler: Literal["kernel", "plain"] = setting("plain",
         "sampling: kernel (our C++) or plain (PyTorch's)",
-        "auto: kernel on a CPU with a C++ compiler",
-    )
-    norms: Literal["kernel", "triton", "plain"] = setting(
-        "plain",
+        "auto: kernel on a CPU with a C++ compiler")
+    norms: Literal["kernel", "triton", "plain"] = setting("plain",
         "additions and norms: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's)",
-        "auto: kernel on a CPU with a C++ compiler, triton on a GPU",
-    )
-    decoder_batch_sizes: tuple[int, ...] = setting(
-        (),
+        "auto: kernel on a CPU with a C++ compiler, triton on a GPU")
+    decoder_batch_sizes: tuple[int, ...] = setting((),
         "decode iterations are filled up with padding rows to the smallest that holds them: "
         "32,8,4,1, or none",
-        "none on a CPU; 256,128,64,32,16,8,4,2,1 on a GPU, where each has a CUDA graph",
-    )
+        "none on a CPU; 256,128,64,32,16,8,4,2,1 on a GPU, where each has a CUDA graph")
     enforce_eager: bool = setting(False, "GPU: no CUDA graphs; slower, for comparison", "off")
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
     port: int = setting(8500, "port to listen on", ge=1, le=65535)
     # keys are in no dump, repr or message: the launcher hands them on by `handoff`
-    api_key: SecretStr | None = setting(
-        None,
-        "clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps",
-        "none",
-        exclude=True,
-        repr=False,
-    )
-    api_keys: dict[str, str] | None = setting(  # the user of each, by its digest
-        None,
+    api_key: SecretStr | None = setting(None,
+        "clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps", "none",
+        exclude=True, repr=False)
+    # the user of each key, by its digest
+    api_keys: dict[str, str] | None = setting(None,
         "a key for each user: a file of lines NAME KEY; limits, fairness and logs go by that name",
-        "none",
-        exclude=True,
-        repr=False,
-    )
-    allowed_hosts: str = setting(
-        "",
+        "none", exclude=True, repr=False)
+    allowed_hosts: str = setting("",
         "without a key: names beside localhost by which clients may reach this server, separated "
-        "by commas; *: any",
-        "addresses and localhost",
-    )
-    max_waiting: int = setting(
-        1024, "requests that may wait beside max_batch_size running ones; beyond it 429", ge=0
-    )
-    user_requests_per_minute: Count | None = setting(
-        None, "requests that each user may send in a minute; beyond it 429", "none"
-    )
-    user_tokens_per_minute: Count | None = setting(
-        None, "the same of tokens, prompt and completion as stated", "none"
-    )
-    request_timeout_s: Seconds | None = setting(
-        None, "answer 504 after this long; a request may set its own", "none"
-    )
-    header_timeout_s: Seconds = setting(
-        10.0, "answer 408 if a request's headers are not whole after this long"
-    )
-    body_timeout_s: Seconds = setting(30.0, "the same for its body, once the headers are there")
-    drain_timeout_s: float = setting(
-        3600.0, "SIGTERM finishes requests in flight; after this long they get an error",
-        ge=0, allow_inf_nan=False,
-    )  # fmt: skip
+        "by commas; *: any", "addresses and localhost")
+    max_waiting: int = setting(1024,
+        "requests that may wait beside max_batch_size running ones; beyond it 429", ge=0)
+    user_requests_per_minute: Count | None = setting(None,
+        "requests that each user may send in a minute; beyond it 429", "none")
+    user_tokens_per_minute: Count | None = setting(None,
+        "the same of tokens, prompt and completion as stated", "none")
+    request_timeout_s: Positive | None = setting(None,
+        "answer 504 after this long; a request may set its own", "none")
+    header_timeout_s: Positive = setting(10.0,
+        "answer 408 if a request's headers are not whole after this long")
+    body_timeout_s: Positive = setting(30.0, "the same for its body, once the headers are there")
+    drain_timeout_s: NotNegative = setting(3600.0,
+        "SIGTERM finishes requests in flight; after this long they get an error")
 
-    live: Literal["on", "off"] = setting(
-        "on", "GET /live shows the rows of the batch while somebody looks: on or off"
-    )
-    live_prompts: bool = setting(
-        False, "show there the beginning of each prompt, which is its sender's data", "off"
-    )
-    request_log: str | None = setting(
-        None, "append a JSON line for every request that ended to this file", "none", min_length=1
-    )
-    record: str | None = setting(
-        None, "append every call that changes the scheduler to this file, for ./simulate.sh "
-              "--replay", "none", min_length=1,
-    )  # fmt: skip
-    log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "debug, info, warning or error"
-    )
+    live: Literal["on", "off"] = setting("on",
+        "GET /live shows the rows of the batch while somebody looks: on or off")
+    live_prompts: bool = setting(False,
+        "show there the beginning of each prompt, which is its sender's data", "off")
+    request_log: str | None = setting(None,
+        "append a JSON line for every request that ended to this file", "none", min_length=1)
+    record: str | None = setting(None,
+        "append every call that changes the scheduler to this file, for ./simulate.sh --replay",
+        "none", min_length=1)
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info",
+        "debug, info, warning or error")
+    # fmt: on
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,15 +33,13 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Where a row's tokens lie: queries in the flat list, keys and values in the cache."""
+    """Places of a row's tokens: queries in the flat list, keys and values in the cache."""
 
     first: int
     end: int
-    # that hold the tokens up to the last query; None: the row has no blocks any more
-    blocks: Tensor | None
+    blocks: Tensor | None  # of the tokens up to the last query; None: the row has none any more
     length: int  # tokens up to the last query
-    # which live tokens each query sees, for a chunk that is not the first; bool [T, L]
-    mask: Tensor | None
+    mask: Tensor | None  # live tokens of each query, for a later chunk: bool [T, L]
 
 
 class PlainAttention:
@@ -71,22 +69,22 @@ class PlainAttention:
             if write_to is not None:
                 self.cache.write(layer, write_to, qkv[write_from, 1:])
             q, _, v = qkv.transpose(0, 2)[None].unbind(2)  # 3 × [1, H, T, D]
-            answers = []
+            outputs = []
             for span in spans:
                 queries = q[:, :, span.first : span.end]
                 # an idle row whose cache was given back attends to itself alone
                 if span.blocks is None:
-                    answers.append(v[:, :, span.first : span.end])
+                    outputs.append(v[:, :, span.first : span.end])
                     continue
                 kv = self.cache.read(layer, span.blocks, span.length).to(qkv.dtype)
                 keys, values = kv[:, None]  # 2 × [1, H, L, D]
                 causal = span.mask is None and span.end - span.first > 1
-                answers.append(
+                outputs.append(
                     F.scaled_dot_product_attention(
                         queries, keys, values, span.mask, is_causal=causal
                     )
                 )
-            return torch.cat(answers, 2)[0].transpose(0, 1)  # [T, H, D]
+            return torch.cat(outputs, 2)[0].transpose(0, 1)  # [T, H, D]
 
         return attend
 
@@ -107,24 +105,18 @@ class KernelAttention:
             (layer.data_ptr(), None if scale is None else scale.data_ptr())
             for layer, scale in zip(cache.layers, scales)
         ]
-        library = kernels.load()
-        self.kernels: dict[torch.dtype, Any] = {  # by the type of the queries
-            torch.float32: library.paged_attention_float32,
-            torch.bfloat16: library.paged_attention_bfloat16,
+        name = "paged_attention" if cache.scales is None else "paged_attention_int8"
+        self.kernels = {  # by the type of the queries
+            dtype: kernels.function(name, dtype) for dtype in (torch.float32, torch.bfloat16)
         }
-        if cache.scales is not None:
-            self.kernels = {
-                torch.float32: library.paged_attention_int8_float32,
-                torch.bfloat16: library.paged_attention_int8_bfloat16,
-            }
 
     def prepare(self, rows: list[Row]) -> KernelAttend:
         return KernelAttend(self, rows)
 
 
 class KernelAttend:
-    """Where each token of an iteration stands in its row, and where its row's blocks are listed:
-    what kernels/attention.cpp reads. A row without blocks has none listed: −1.
+    """An iteration as kernels/attention.cpp reads it: each token's position in its row, and where
+    its row's blocks are listed. A row without blocks has −1.
     """
 
     def __init__(self, attention: KernelAttention, rows: list[Row]):
@@ -138,28 +130,19 @@ class KernelAttend:
         self.addresses = [each.buffer_info()[0] for each in self._arrays]
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        qkv = qkv.contiguous()  # the kernel is told an address and no strides
+        qkv = qkv.contiguous()  # the kernel takes an address and no strides
         n_tokens, _, n_head, head_size = qkv.shape
         y = qkv.new_empty(n_tokens, n_head, head_size)  # [T, H, D]
         self._attention.kernels[qkv.dtype](
-            qkv.data_ptr(),
-            y.data_ptr(),
-            *self._attention.addresses[layer],
-            *self.addresses,
-            n_tokens,
-            n_head,
-            self._attention.cache.block_size,
-            head_size,
-            torch.get_num_threads(),
-        )
+            qkv.data_ptr(), y.data_ptr(), *self._attention.addresses[layer], *self.addresses,
+            n_tokens, n_head, self._attention.cache.block_size, head_size, torch.get_num_threads(),
+        )  # fmt: skip
         return y
 
 
 class TritonAttention:
-    """What an iteration's rows are lies in one buffer, which a captured `attend` reads again.
-
-    So one that was captured for as many tokens, in rows of one token each, computes whatever rows
-    were prepared last.
+    """Describes an iteration's rows in one buffer, which a captured `attend` reads again: captured
+    for as many tokens, in rows of one token each, it computes whatever rows were prepared last.
     """
 
     def __init__(self, cache: KVCache, max_tokens: int):
@@ -174,7 +157,7 @@ class TritonAttention:
         most, size = self._kernel.QUERIES, self._kernel.TILE
         tiles: list[int] = []
         tables: list[int] = []
-        n = 0
+        n = 0  # tokens so far
         for row in rows:
             start, table = (row.start, len(tables)) if row.blocks else (0, -1)
             for at in range(0, row.n_tokens, most):

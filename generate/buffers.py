@@ -1,4 +1,4 @@
-"""Integers and floats of the host, on their way to the device, without making the host wait."""
+"""Numbers of the host, copied to the device without making the host wait."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ DTYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32, "d": torch.flo
 
 
 def to_device(values: array[Any], device: torch.device) -> Tensor:
-    """A new tensor of an array that is not empty: 1-D, of the array's type."""
+    """Return a new tensor of an array that is not empty: 1-D, of the array's type."""
     return _on_host(values, device).to(device, non_blocking=True)
 
 
 class Buffer:
-    """A tensor that stays where it is, for values that change.
-
-    A captured graph reads this memory again and again.
-    """
+    """A tensor that stays in place for values that change: a captured graph reads its memory."""
 
     def __init__(self, size: int, typecode: str, device: torch.device):
         self._tensor = torch.zeros(size, dtype=DTYPES[typecode], device=device)
@@ -36,9 +33,8 @@ class Buffer:
 
 
 def _on_host(values: array[Any], device: torch.device) -> Tensor:
-    """Page-locked for a GPU, whose copy then runs beside the host.
-
-    PyTorch keeps such memory until the copy is over.
+    """Return a tensor of an array's memory; for a GPU page-locked, and kept by PyTorch until the
+    copy, which runs beside the host, is over.
     """
     tensor = torch.frombuffer(values, dtype=DTYPES[values.typecode])
     return tensor.pin_memory() if device.type == "cuda" else tensor

@@ -1,9 +1,8 @@
 """A generator without a model: deterministic ids at a stated cost. Needs no torch.
 
 It serves tests, virtual time and `--model fake`, where everything but the engine is real. Its cost
-is a straight line fitted by eye to `demo` on two CPU cores: an iteration costs something, and so
-does each row and each prompt token. `FaultyGenerator` breaks it, or any other, in stated ways
-(benchmarks/faulty.py).
+is linear in rows and prompt tokens, fitted by eye to `demo` on two CPU cores. `FaultyGenerator`
+breaks it, or any other, in stated ways (benchmarks/faulty.py).
 """
 
 from __future__ import annotations
@@ -28,15 +27,14 @@ MOST_ROWS = 1024  # of an iteration that are remembered; more are right, too
 
 
 def cost_s(iteration: Iteration) -> float:
-    """Seconds that an iteration takes."""
+    """Return the seconds that an iteration takes."""
     prefill = sum(row.n_tokens for row in iteration.rows if not row.decodes)
-    return (
-        ITERATION_S + ROW_S * (len(iteration.rows) + iteration.padding) + PREFILL_TOKEN_S * prefill
-    )
+    rows = len(iteration.rows) + iteration.padding
+    return ITERATION_S + ROW_S * rows + PREFILL_TOKEN_S * prefill
 
 
 def token(prompt_ids: list[int], seed: int, index: int) -> int:
-    """The completion id at `index`: a letter that only prompt, seed and index decide."""
+    """Return the completion id at `index`: a letter that depends on prompt, seed and index."""
     return _letter(_checksum(prompt_ids, seed), index)
 
 
@@ -49,7 +47,7 @@ def _letter(checksum: int, index: int) -> int:
 
 
 class FakeGenerator(Generator):
-    """slowdown: an iteration takes so many times its stated cost."""
+    """Takes the stated cost of each iteration, times `slowdown`, and returns letters."""
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep, slowdown: float = 1.0):
         self._sleep, self._slowdown = sleep, slowdown

@@ -1,18 +1,19 @@
 """The model's forward pass as one call of kernels/forward.cpp, where all parts are kernels. CPU.
 
-They are called as model.GPT2.forward calls them, so that it comes to the same bits.
+It calls them as model.GPT2.forward does, so that it comes to the same bits.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 import kernels
+from config import Config
 from generate.attention import KernelAttention
 from generate.cached import flat
 from generate.linear import INPUTS, PackedLinear
@@ -20,12 +21,9 @@ from generate.norms import KernelAddNorm
 from model import GPT2, Block
 from scheduling.inference import Row
 
-if TYPE_CHECKING:
-    from config import Config
-
 
 def in_one_call(config: Config) -> bool:
-    """Whether all parts are kernels, and take each other's output as it lies in memory."""
+    """Return whether all parts are kernels that take each other's output as it lies in memory."""
     kernel = config.linear in ("kernel", "int8") and config.attention == config.norms == "kernel"
     return kernel and config.shape.n_embd % INPUTS == 0
 
@@ -64,9 +62,7 @@ class KernelForward:
 
     def __call__(self, rows: list[Row], every: bool = False) -> Tensor:
         """Compute the rows' tokens into the cache; return the logits after rows that sample, or
-        after every token.
-
-        Those are [N, V]. Raises IndexError for an id or a position that the model has not.
+        after every token: [N, V]. Raises IndexError for an id or a position that the model has not.
         """
         ids, _, samples = arrays = flat(rows, every)
         attend = self._attention.prepare(rows)
@@ -74,17 +70,9 @@ class KernelForward:
         at_ids, at_positions, at_samples = (each.buffer_info()[0] for each in arrays)
         _, tables, blocks = attend.addresses
         if not self._kernel(
-            ctypes.byref(self._struct),
-            at_ids,
-            at_positions,
-            tables,
-            blocks,
-            at_samples,
-            len(ids),
-            len(samples),
-            logits.data_ptr(),
-            torch.get_num_threads(),
-        ):
+            ctypes.byref(self._struct), at_ids, at_positions, tables, blocks, at_samples,
+            len(ids), len(samples), logits.data_ptr(), torch.get_num_threads(),
+        ):  # fmt: skip
             raise IndexError("an id or a position is out of the model's range")
         return logits
 

@@ -15,14 +15,13 @@ from torch import Tensor
 
 @functools.cache
 def _beside() -> torch.cuda.Stream:
-    """The stream on which all is captured: libraries keep memory for each stream that they see."""
+    """Return the one stream of all captures: libraries keep memory for each stream they see."""
     return torch.cuda.Stream()
 
 
 class Capture:
-    """Turns a forward pass into one that replays it.
-
-    All share memory: one must be read before the next is replayed.
+    """Turns a forward pass into one that replays it. All share memory: the logits of one must be
+    read before the next is replayed.
     """
 
     def __init__(self) -> None:

@@ -4,9 +4,8 @@
     int8      the same with weights and tokens rounded to int8: half of bfloat16's bytes to read
     onednn    PyTorch's own library: bfloat16 where the processor has AMX, and on Arm
 
-The plain layers (model.Linear) hand their weights over in PyTorch's order, which is put
-into such an order again at every call: at 8 to 64 tokens that takes as long as the
-product (benchmarks/README.md).
+Weights of the plain layers (model.Linear) are put into such an order again at every call: at 8 to
+64 tokens that takes as long as the product (benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class PackedLinear(Module):
     def __init__(self, kernel: Any, operands: dict[str, Tensor], weight: Tensor, gelu: bool):
         super().__init__()
         self.kernel = kernel
-        self._operands = operands  # their memory lives as long as their addresses are used
+        self._operands = operands  # keeps the addresses valid
         addresses = {name: tensor.data_ptr() for name, tensor in operands.items()}
         n_in, n_out = weight.shape
         self.struct = kernels.Linear(
@@ -41,15 +40,10 @@ class PackedLinear(Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] % INPUTS:
             x = F.pad(x, (0, -x.shape[1] % INPUTS))
-        x = x.contiguous()  # the kernel is told an address and no strides
+        x = x.contiguous()  # the kernel takes an address and no strides
         y = x.new_empty(x.shape[0], self.struct.n_out)
-        self.kernel(
-            ctypes.byref(self.struct),
-            x.data_ptr(),
-            y.data_ptr(),
-            x.shape[0],
-            torch.get_num_threads(),
-        )
+        threads = torch.get_num_threads()
+        self.kernel(ctypes.byref(self.struct), x.data_ptr(), y.data_ptr(), x.shape[0], threads)
         return y
 
 
@@ -60,29 +54,20 @@ class KernelLinear(PackedLinear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
-        library = kernels.load()
-        if weight.dtype == torch.float32:
-            kernel, together = library.linear_float32, 1
-        else:
-            kernel, together = library.linear_bfloat16, 2
+        together = 1 if weight.dtype == torch.float32 else 2
         operands = {"packed": _in_panels(weight, together), "bias": _of_outputs(weight, bias)}
-        super().__init__(kernel, operands, weight, gelu)
+        super().__init__(kernels.function("linear", weight.dtype), operands, weight, gelu)
 
 
 class Int8Linear(PackedLinear):
     """The same with weights and tokens rounded to int8; x, b and what it returns keep their dtype.
 
-    A weight is kept as the nearest of 255 multiples of a scale, one for each output; so is an
-    element of x, with a scale for each token, found anew in every layer (LLM.int8(), Dettmers et
+    A weight becomes the nearest of 255 multiples of a scale, one for each output; so does an
+    element of x, with a scale for each token, computed anew in every layer (LLM.int8(), Dettmers et
     al. 2022, section 2.1: vector-wise quantization). Raises kernels.KernelUnavailable.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
-        library = kernels.load()
-        kernel = {
-            torch.float32: library.linear_int8_float32,
-            torch.bfloat16: library.linear_int8_bfloat16,
-        }[weight.dtype]
         largest = weight.abs().amax(0).float()  # [out]
         scales = torch.where(largest > 0, largest / 127, 1.0)
         rounded = torch.round(weight.float() / scales).to(torch.int8)
@@ -94,7 +79,7 @@ class Int8Linear(PackedLinear):
             "scales": _of_outputs(weight, scales),
             "bias": _of_outputs(weight, bias),
         }
-        super().__init__(kernel, operands, weight, gelu)
+        super().__init__(kernels.function("linear_int8", weight.dtype), operands, weight, gelu)
 
 
 def _in_panels(weight: Tensor, together: int) -> Tensor:
@@ -122,9 +107,7 @@ class OneDNNLinear(Module):
         super().__init__()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.T.contiguous())
         self._bias = bias
-        self._after: tuple[str, list[float], str] = (
-            ("gelu", [], "tanh") if gelu else ("none", [], "")
-        )
+        self._after: Any = ("gelu", [], "tanh") if gelu else ("none", [], "")
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, *self._after)
@@ -142,7 +125,6 @@ def pack(model: GPT2, linear: str) -> None:
 
     The LM head becomes a packed copy of wte, which stays for reading rows.
     """
-
     kind = KINDS[linear]
 
     def packed(layer: nn.Module, gelu: bool = False) -> nn.Module:
@@ -153,9 +135,24 @@ def pack(model: GPT2, linear: str) -> None:
         assert isinstance(block, Block)
         attention, mlp = block.attn, block.mlp
         attention.c_attn, attention.c_proj = packed(attention.c_attn), packed(attention.c_proj)
-        mlp.c_fc, mlp.c_proj, mlp.gelu = (
-            packed(mlp.c_fc, gelu=True),
-            packed(mlp.c_proj),
-            nn.Identity(),
-        )
+        mlp.c_fc, mlp.c_proj = packed(mlp.c_fc, gelu=True), packed(mlp.c_proj)
+        mlp.gelu = nn.Identity()
     model.lm_head = kind(model.wte.weight.detach().T, None)
+
+
+class PaddedHead(Module):
+    """A GPU's LM head: a copy of wte with rows of zeros up to a multiple of 64, as 50,257 logits a
+    row are no aligned output. Returns [N, V up to that]; samplers read the tokenizer's ids alone.
+    """
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self._weight = F.pad(weight.detach(), (0, 0, 0, -weight.shape[0] % 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight)
+
+
+def pad_head(model: GPT2) -> None:
+    """Replace the model's LM head."""
+    model.lm_head = PaddedHead(model.wte.weight)

@@ -1,6 +1,5 @@
-"""The oracle: no KV cache, no batching; the whole sequence is computed again for every token.
-
-What the engine must agree with, and the measured cost of having no cache. Rows run one by one.
+"""The oracle of the engine, and the cost of having no KV cache: rows run one by one, and the whole
+sequence is computed again for every token.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ class NaiveGenerator(Generator):
 
     @torch.inference_mode()
     def generate(self, iteration: Iteration) -> list[int]:
-        """Return an id for each row that samples; a prompt's chunk that does not costs nothing."""
+        """Return an id for each row that samples; other chunks of a prompt cost nothing."""
         rows = [row for row in iteration.rows if row.samples]
         with memory_for(f"an iteration of {len(rows)} rows"):
             logits = [self._last_logits(row) for row in rows]
             return choose(torch.cat(logits), rows, self._n_vocab, sample) if rows else []
 
     def _last_logits(self, row: Row) -> torch.Tensor:
-        """The logits after the row's last token: [1, V]; its prompt is scored besides."""
+        """Return the logits after the row's last token: [1, V]; score its prompt besides."""
         inference, end = row.inference, row.start + row.n_tokens
         scores = inference.scores
         if scores is None or row.idle or scores.next >= end:
@@ -39,8 +38,8 @@ class NaiveGenerator(Generator):
         return logits[-1:]
 
     def logits(self, inference: Inference, length: int, first: int | None = None) -> torch.Tensor:
-        """The logits after the first `length` tokens of prompt + completion: [1, V]; or after the
-        first `first`, `first` + 1, … `length`: [N, V].
+        """Return the logits after the first `length` tokens of prompt + completion: [1, V]; or
+        after the first `first`, `first` + 1, … `length`: [N, V].
         """
         device = self._model.wte.weight.device
         ids = torch.tensor([inference.token(position) for position in range(length)], device=device)

@@ -1,6 +1,7 @@
-"""Residual additions and the norms that read their sums, both in one call. CPU.
+"""Residual additions and the norms of their sums, both in one call.
 
-PyTorch's take two calls, and its norm reads from memory what its addition has just written there.
+PyTorch's take two: its norm reads from memory what its addition has just written there, and on a
+GPU a launch takes longer to begin than to run.
 """
 
 from __future__ import annotations
@@ -16,38 +17,48 @@ from model import GPT2, AddNorm, Block, Module
 
 
 class KernelAddNorm(Module):
-    """(x + y, norm(x + y)) by kernels/norms.cpp. x, y: [T, E].
+    """(x + y, norm(x + y)) by kernels/norms.cpp, on a CPU. x, y: [T, E].
 
     Raises kernels.KernelUnavailable where the kernel cannot be loaded.
     """
 
     def __init__(self, norm: AddNorm):
         super().__init__()
-        library = kernels.load()
-        self.kernel = {
-            torch.float32: library.add_norm_float32,
-            torch.bfloat16: library.add_norm_bfloat16,
-        }[norm.weight.dtype]
+        self.kernel = kernels.function("add_norm", norm.weight.dtype)
         self._weight, self._bias, self.epsilon = norm.weight, norm.bias, norm.eps
         self.addresses = norm.weight.data_ptr(), norm.bias.data_ptr()
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = x.contiguous(), y.contiguous()  # the kernel is told addresses and no strides
+        x, y = x.contiguous(), y.contiguous()  # the kernel takes addresses and no strides
         total, out = torch.empty_like(x), torch.empty_like(x)
         self.kernel(
-            x.data_ptr(),
-            y.data_ptr(),
-            *self.addresses,
-            total.data_ptr(),
-            out.data_ptr(),
-            *x.shape,
-            self.epsilon,
-            torch.get_num_threads(),
-        )
+            x.data_ptr(), y.data_ptr(), *self.addresses, total.data_ptr(), out.data_ptr(),
+            *x.shape, self.epsilon, torch.get_num_threads(),
+        )  # fmt: skip
         return total, out
 
 
-def fuse_norms(model: GPT2, kind: Callable[[AddNorm], nn.Module]) -> None:
+class TritonAddNorm(Module):
+    """The same by kernels/add_norm.py, on a GPU."""
+
+    def __init__(self, norm: AddNorm):
+        from kernels.add_norm import add_norm  # the package triton is there on a GPU
+
+        super().__init__()
+        self._add_norm = add_norm
+        self.weight, self.bias, self._epsilon = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self._add_norm(x, y, self.weight, self.bias, self._epsilon)
+
+
+NORMS: dict[str, Callable[[AddNorm], Module]] = {  # of the setting --norms
+    "kernel": KernelAddNorm,
+    "triton": TritonAddNorm,
+}
+
+
+def fuse_norms(model: GPT2, kind: Callable[[AddNorm], Module]) -> None:
     """Replace the model's additions and norms."""
 
     def fused(norm: nn.Module) -> nn.Module:

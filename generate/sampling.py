@@ -1,14 +1,12 @@
 """From logits to ids.
 
-A draw depends on (request seed, token index) and on the row's own logits, never on neighbours.
-
     sample            PyTorch's operations; any device
     sample_on_cpu     kernels/sampling.cpp: without sorting for top-p; 10 to 30 times faster
     penalized         the logits from which either chooses
 
-Every step works on each row alone. Where sums could depend on the batch's shape they
-are kept in blocks with float64 partials: a float32 running sum over 50,257 entries
-flips about one draw in a thousand.
+A draw depends on (request seed, token index) and on the row's own logits alone. Sums that could
+depend on the batch's shape are taken in blocks with float64 partials: a float32 running sum over
+50,257 entries flips about one draw in a thousand.
 """
 
 from __future__ import annotations
@@ -28,14 +26,11 @@ import kernels
 from generate.buffers import to_device
 from scheduling.inference import Inference, Sampling
 
-# for each row how to sample, and the index of the token in its completion
-Draws = Sequence[tuple[Sampling, int]]
+Draws = Sequence[tuple[Sampling, int]]  # for each row, with its token's index in the completion
 Sample = Callable[[Tensor, Draws, int], list[int]]
 BLOCK = 256
 ALL = 2.0  # a top_p that no sum of probabilities reaches
-MIN_TEMPERATURE = (
-    1e-6  # below it float32 cannot tell the quotients apart: greedy but for exact ties
-)
+MIN_TEMPERATURE = 1e-6  # below it float32 quotients are greedy but for exact ties
 
 
 def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
@@ -56,13 +51,11 @@ def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
         # largest first at 0, so that no temperature, however small, overflows
         scaled = logits[at].float()
         scaled = (scaled - scaled.amax(-1, keepdim=True)) / temperature[:, None]  # [R, V]
-        if cut := [
-            i for i, (s, _) in enumerate(chosen) if s.top_k is not None or s.top_p is not None
-        ]:
-            top_k = array("q", [min(chosen[i][0].top_k or n_vocab, n_vocab) for i in cut])
-            top_p = array(
-                "d", [ALL if (p := chosen[i][0].top_p) is None or p == 1 else p for i in cut]
-            )
+        cut = [i for i, (s, _) in enumerate(chosen) if (s.top_k, s.top_p) != (None, None)]
+        if cut:
+            limits = [(chosen[i][0].top_k or n_vocab, chosen[i][0].top_p or 1) for i in cut]
+            top_k = array("q", [min(k, n_vocab) for k, _ in limits])
+            top_p = array("d", [ALL if p == 1 else p for _, p in limits])
             which = to_device(array("q", cut), device)
             kept = scaled[which]
             if min(top_k) < n_vocab:
@@ -80,8 +73,7 @@ def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
 
     logits: [N, V] on the CPU. Raises kernels.KernelUnavailable where the kernel cannot be loaded.
     """
-    library = kernels.load()
-    kernel = library.sample_float32 if logits.dtype == torch.float32 else library.sample_bfloat16
+    kernel = kernels.function("sample", logits.dtype)
     temperatures = array(
         "f", [max(s.temperature, MIN_TEMPERATURE) if s.temperature else 0.0 for s, _ in draws]
     )
@@ -97,9 +89,9 @@ def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
 
 
 def penalized(logits: Tensor, inferences: Sequence[Inference]) -> Tensor:
-    """The logits from which ids are chosen: [N, V], the same tensor if no row's change.
+    """Return the logits from which ids are chosen: [N, V], the same tensor if no row's change.
 
-    OpenAI's formula: a completion token that is there n times loses presence_penalty + n ×
+    OpenAI's formula: a token that the completion has n times loses presence_penalty + n ×
     frequency_penalty; ids that may not come yet lose all. float32 logits are changed in place.
     """
     if not any(inference.sampling.penalizes for inference in inferences):
@@ -124,7 +116,7 @@ def penalized(logits: Tensor, inferences: Sequence[Inference]) -> Tensor:
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on the request's seed and the token's index alone."""
+    """Return a number in [0, 1) that depends on the request's seed and the token's index alone."""
     digest = hashlib.blake2b(struct.pack("<Qq", seed, index), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
@@ -152,7 +144,7 @@ def _nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _invert(probabilities: Tensor, u: Tensor) -> Tensor:
-    """The id at which each row's cumulative distribution passes u: [R, V], [R] -> int64 [R]."""
+    """Return the id at which each row's cumulative distribution passes u: [R, V], [R] -> [R]."""
     n_rows, n_vocab = probabilities.shape
     # [R, V / 256, 256]
     blocks = F.pad(probabilities, (0, -n_vocab % BLOCK)).view(n_rows, -1, BLOCK).double()

@@ -1,7 +1,5 @@
-"""Log-probabilities of tokens, for the requests that want them.
-
-They are of the logits as the model gives them (vLLM's raw_logprobs): before penalties, temperature,
-top-k and top-p, over the ids that the tokenizer can decode.
+"""Log-probabilities of tokens, for the requests that want them: of the model's logits before
+penalties, temperature, top-k and top-p (vLLM's raw_logprobs), over the ids of the tokenizer.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from generate.sampling import Sample, penalized
 from scheduling.inference import Row, Score, Scores
 
 PASS = 128  # prompt tokens that are scored at once: of GPT-2 their logits are 26 MB
-LEAST = -9999.0  # what JSON can hold of minus infinity, as OpenAI's and vLLM's answers do
+LEAST = -9999.0  # minus infinity in JSON, as in OpenAI's and vLLM's answers
 
 
 def choose(logits: Tensor, rows: Sequence[Row], n_vocab: int, sample: Sample) -> list[int]:
-    """Return an id for each row, and give its score to who wants it. logits: [N, V]."""
+    """Return an id for each row, and append its score where one is wanted. logits: [N, V]."""
     inferences = [row.inference for row in rows]
     scored = [
         (i, scores)
@@ -52,17 +50,17 @@ def record(logits: Tensor, wanted: Sequence[tuple[Scores, int]], n_vocab: int) -
 def split(rows: Sequence[Row]) -> tuple[list[Row], list[list[Row]]]:
     """Take the prompt tokens that are to be scored out of an iteration's rows.
 
-    Return what is left of the rows, and passes to compute before, in order: each of PASS tokens at
-    most, after all of which the logits are wanted. So memory does not grow with the prompts.
+    Return the remaining rows, and passes to compute before them, in order: of at most PASS tokens,
+    so that memory does not grow with the prompts. Logits are wanted after each of their tokens.
     """
-    left: list[Row] = []
+    remaining: list[Row] = []
     passes: list[list[Row]] = [[]]
     room = PASS
     for row in rows:
         scores, start = row.inference.scores, row.start
         end = start + row.n_tokens - row.samples  # the token after the last one is sampled
         if scores is None or row.idle or scores.next > end:
-            left.append(row)
+            remaining.append(row)
             continue
         while start < end:
             if not room:
@@ -72,14 +70,14 @@ def split(rows: Sequence[Row]) -> tuple[list[Row], list[list[Row]]]:
             passes[-1].append(row._replace(start=start, n_tokens=n, samples=False))
             start, room = start + n, room - n
         if row.samples:
-            left.append(row._replace(start=end, n_tokens=1))
-    return left, [some for some in passes if some]
+            remaining.append(row._replace(start=end, n_tokens=1))
+    return remaining, [rows for rows in passes if rows]
 
 
 def record_prompts(logits: Tensor, rows: Sequence[Row], n_vocab: int) -> None:
     """Append the scores of the tokens after all of the rows' tokens. logits: [T, V].
 
-    Those that are there already, of what is computed again after preemption, are left alone.
+    Tokens that are computed again after preemption have theirs already.
     """
     at: list[int] = []
     wanted: list[tuple[Scores, int]] = []

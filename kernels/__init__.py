@@ -1,9 +1,9 @@
-"""What PyTorch does not do well enough: in C++ for CPUs, and in Triton for GPUs.
+"""Operations that PyTorch does too slowly: in C++ for CPUs, and in Triton for GPUs
+(paged_attention.py, add_norm.py).
 
-The C++ is built by one compiler call, kept in the user's cache folder, called by ctypes. Knows the
-compiler and what is handed to it, and imports no torch. The sources include no header of torch's
-either, so that a build takes seconds, and a call passes addresses and lets other threads
-run meanwhile. In Triton are paged_attention.py and add_norm.py.
+The C++ is built once, kept in the user's cache folder, and called by ctypes. Neither this module
+nor the sources know torch, so that a build takes seconds; a call passes addresses, and other
+threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 # -ffast-math: without it the compiler may not turn sums and exp into vectors
@@ -34,7 +35,7 @@ LARGEST_TRITON_HEAD = 64
 
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FLOATS, _INT8 = ("float32", "bfloat16"), ("int8_float32", "int8_bfloat16")
-# of the functions that are there for each of some types, by the first part of their names
+# arguments of the functions that exist for several types, and the types at the end of their names
 SIGNATURES = {
     ("linear", _FLOATS + _INT8): [_ADDRESS] * 3 + [_SIZE, _INT],
     ("add_norm", _FLOATS): [_ADDRESS] * 6 + [_SIZE] * 2 + [ctypes.c_float, _INT],
@@ -44,14 +45,15 @@ SIGNATURES = {
 
 
 class Linear(ctypes.Structure):
-    """A linear layer as linear.cpp takes it: addresses, numbers of inputs and outputs, and whether
-    a gelu follows.
-    """
+    """A linear layer as linear.cpp takes it: addresses, sizes, and whether a gelu follows."""
 
     _fields_ = [
         *((name, _ADDRESS) for name in ("packed", "start", "scales", "bias")),
         *((name, _SIZE) for name in ("n_in", "n_out", "with_gelu")),
     ]
+
+
+_LINEAR = ctypes.POINTER(Linear)
 
 
 class Norm(ctypes.Structure):
@@ -61,14 +63,11 @@ class Norm(ctypes.Structure):
 
 
 class Block(ctypes.Structure):
-    """One of the model as forward.cpp takes it. cache, scales: its keys and values."""
+    """A block of the model as forward.cpp takes it. cache, scales: its keys and values."""
 
     _fields_ = [
         *((name, Norm) for name in ("ln_1", "ln_2")),
-        *(
-            (name, ctypes.POINTER(Linear))
-            for name in ("c_attn", "attn_c_proj", "c_fc", "mlp_c_proj")
-        ),
+        *((name, _LINEAR) for name in ("c_attn", "attn_c_proj", "c_fc", "mlp_c_proj")),
         *((name, _ADDRESS) for name in ("cache", "scales")),
     ]
 
@@ -80,7 +79,7 @@ class Model(ctypes.Structure):
         *((name, _ADDRESS) for name in ("linear", "add_norm", "attention", "wte", "wpe")),
         ("h", ctypes.POINTER(Block)),
         ("ln_f", Norm),
-        ("lm_head", ctypes.POINTER(Linear)),
+        ("lm_head", _LINEAR),
         *((name, _SIZE) for name in ("n_layer", "n_head", "n_vocab", "n_ctx")),
         *((name, _SIZE) for name in ("width", "element", "block_size")),
         ("epsilon", ctypes.c_float),
@@ -93,9 +92,8 @@ class KernelUnavailable(Exception):
 
 @functools.cache
 def build() -> Path:
-    """Compile the kernels if that was not done on such a processor yet; return the library.
-
-    Raises KernelUnavailable.
+    """Return the library, compiled unless it is there for such a processor. Raises
+    KernelUnavailable.
     """
     if sys.platform != "linux":
         raise KernelUnavailable("the C++ kernels are built on Linux only")
@@ -103,46 +101,44 @@ def build() -> Path:
     sources = sorted(FOLDER.glob("*.cpp"))
     texts = [path.read_text() for path in (*sources, *sorted(FOLDER.glob("*.h")))]
     key = "\0".join([*compiler, *FLAGS, *texts, _processor()])
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-        / "effective-batching"
-    )
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = Path(caches, "effective-batching")
     library = cache / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if library.is_file():
         return library
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            made = Path(folder) / library.name
-            objects = [f"{folder}/{source.stem}.o" for source in sources]
+            objects = {str(source): f"{folder}/{source.stem}.o" for source in sources}
             commands = [
-                [*compiler, *FLAGS, "-c", str(source), "-o", each]
-                for source, each in zip(sources, objects)
+                [*compiler, *FLAGS, "-c", source, "-o", object]
+                for source, object in objects.items()
             ]
-            with ThreadPoolExecutor(os.cpu_count()) as at_once:
-                list(at_once.map(_run, commands))  # raises the first error
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(_run, commands))  # raises the first error
+            linked = Path(folder, library.name)
             # not with an OpenMP runtime: see `load`
-            _run([*compiler, "-shared", *objects, "-o", str(made)])
-            made.replace(library)  # whole or not at all, whoever else is building it
+            _run([*compiler, "-shared", *objects.values(), "-o", str(linked)])
+            linked.replace(library)  # whole or not at all: another process may build it, too
     except FileNotFoundError:
         raise KernelUnavailable(
             f"no C++ compiler {compiler[0]!r}; install g++, or name one in CXX"
         ) from None
     except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines()
-        raise KernelUnavailable(f"{compiler[0]} failed: {said[-1] if said else error}") from None
+        lines = error.stderr.strip().splitlines()
+        raise KernelUnavailable(f"{compiler[0]} failed: {lines[-1] if lines else error}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelUnavailable(f"the C++ kernels could not be built ({error})") from None
     return library
 
 
-def _compiler(named: str) -> list[str]:
-    """The words of CXX, which may also be a path that holds spaces."""
+def _compiler(command: str) -> list[str]:
+    """Return the words of CXX, which may also be a path that holds spaces."""
     try:
-        return [named] if shutil.which(named) else shlex.split(named)
+        return [command] if shutil.which(command) else shlex.split(command)
     except ValueError as error:
         raise KernelUnavailable(
-            f"CXX is {named!r}, which is no command ({error}); correct or unset it"
+            f"CXX is {command!r}, which is no command ({error}); correct or unset it"
         ) from None
 
 
@@ -151,10 +147,7 @@ def _run(command: list[str]) -> None:
 
 
 def why_unavailable() -> str | None:
-    """Why the kernels cannot be used here, or None if they can.
-
-    It builds and loads them, as serving will.
-    """
+    """Return why the kernels cannot be built and loaded here, or None if they can."""
     try:
         load()
     except KernelUnavailable as error:
@@ -163,9 +156,8 @@ def why_unavailable() -> str | None:
 
 
 def why_no_triton(head_size: int) -> str | None:
-    """Why kernels in Triton cannot be used here, or None if they can.
-
-    Triton builds its launcher with a C compiler.
+    """Return why kernels in Triton, which needs a C compiler, cannot be used here; None if they
+    can.
     """
     if head_size > LARGEST_TRITON_HEAD:
         return f"the model's heads of {head_size} are larger than {LARGEST_TRITON_HEAD}"
@@ -180,13 +172,11 @@ def why_no_triton(head_size: int) -> str | None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Return the library, its functions declared as their sources document them.
+    """Return the library, its functions declared as their sources document them. Raises
+    KernelUnavailable.
 
-    Raises KernelUnavailable.
-
-    The threads are torch's: a second OpenMP runtime in the process would bring threads
-    of its own, which wait for work by spinning and take the cores from torch's. torch
-    itself need not be imported yet.
+    The threads are torch's: a second OpenMP runtime in the process would bring threads of its own,
+    which wait for work by spinning and take the cores from torch's. torch need not be imported yet.
     """
     path = build()
     try:
@@ -198,28 +188,35 @@ def load() -> ctypes.CDLL:
             f"the C++ kernels cannot be loaded beside torch's OpenMP ({error}); reinstall torch"
         ) from None
     for (name, types), arguments in SIGNATURES.items():
-        for each in types:
-            function = getattr(library, f"{name}_{each}")
-            function.argtypes, function.restype = arguments, None
+        for dtype in types:
+            declared = getattr(library, f"{name}_{dtype}")
+            declared.argtypes, declared.restype = arguments, None
     library.forward.argtypes = [_ADDRESS] * 6 + [_SIZE] * 2 + [_ADDRESS, _INT]
     library.read_int64.argtypes = [_ADDRESS, _SIZE, _INT]
     library.read_int64.restype = _SIZE
     return library
 
 
+def function(name: str, dtype: object) -> Any:
+    """Return a function of the library for torch.float32 or torch.bfloat16. Raises
+    KernelUnavailable.
+    """
+    return getattr(load(), f"{name}_{str(dtype).removeprefix('torch.')}")
+
+
 def _openmp() -> list[str]:
-    """torch's OpenMP runtime: its package's, else what this process has, else the system's."""
+    """Find torch's OpenMP runtime: its package's, else this process's, else the system's."""
     spec = importlib.util.find_spec("torch")
-    torch = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
-    brought = [
+    roots = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+    packaged = [
         str(file)
-        for root in torch
+        for root in roots
         for file in (*root.glob("lib/lib*omp*"), *root.parent.glob("torch.libs/lib*omp*"))
     ]
     # the sixth field of a line is a path, which may hold spaces
     fields = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     mapped = {line[5] for line in fields if len(line) == 6}
-    return _runtimes(brought) or _runtimes(mapped) or ["libgomp.so.1"]
+    return _runtimes(packaged) or _runtimes(mapped) or ["libgomp.so.1"]
 
 
 def _runtimes(paths: Iterable[str]) -> list[str]:
@@ -227,17 +224,10 @@ def _runtimes(paths: Iterable[str]) -> list[str]:
 
 
 def _processor() -> str:
-    """What -march=native depends on: a home folder may be shared by different machines."""
+    """Return what -march=native depends on: different machines may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
-    return "\n".join(
-        sorted(
-            {
-                line
-                for line in lines
-                if line.startswith(("flags", "Features", "model name", "CPU part"))
-            }
-        )
-    )
+    kinds = ("flags", "Features", "model name", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))

@@ -123,7 +123,6 @@ EXTRAS = {
     "deploy.ingress": "fastapi",
     "deploy.ray_serve": "fastapi",
     "deploy.ray_routers": "ray",
-    "generate.gpu": "triton",
     "kernels.add_norm": "triton",
     "kernels.paged_attention": "triton",
 }

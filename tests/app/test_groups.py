@@ -18,7 +18,7 @@ from scheduling.policies import Dynamic, NoBatching, Policy, Static
 from scheduling.prefix_cache import block_keys
 from serving import member_seed
 from simulate import drive
-from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
+from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.sse import events
 from tests.virtual import Ask, make_scheduler, run, step
 

@@ -23,7 +23,7 @@ from generate.sampling import penalized, sample, sample_on_cpu
 from model import GPT2, load_model
 from scheduling.inference import Inference, Sampling, Scores
 from scheduling.policies import Dynamic, NoBatching, Policy
-from tests.app.test_engine import N_VOCAB, POLICIES, SHAPE, engine, enliven, serve, workload
+from tests.oracle import N_VOCAB, POLICIES, SHAPE, engine, enliven, serve, workload
 from tests.sse import events
 from wire.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from wire.request import RequestReader

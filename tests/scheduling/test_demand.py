@@ -23,8 +23,8 @@ from scheduling.inference import Inference, Iteration, Sampling, State
 from scheduling.policies import VICTIMS, Dynamic, Plan, Victim, View
 from scheduling.scheduler import Scheduler
 from simulate import drive
-from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve, workload  # noqa: F401
 from tests.counts import nightly_but
+from tests.oracle import N_VOCAB, Oracle, engine, model, serve, workload  # noqa: F401
 from tests.servers import fake_text, metric, server
 from tests.virtual import Ask, make_scheduler, run
 

@@ -37,9 +37,9 @@ from scheduling.policies import (
 )
 from scheduling.prefix_cache import block_keys
 from simulate import drive
-from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
-from tests.app.test_engine import POLICIES as ENGINE_POLICIES
 from tests.counts import examples, nightly_but
+from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
+from tests.oracle import POLICIES as ENGINE_POLICIES
 from tests.servers import fake_text, metric, server
 from tests.virtual import Ask, make_scheduler, run, step
 

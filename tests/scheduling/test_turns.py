@@ -21,8 +21,8 @@ from scheduling.errors import Cancelled, DeadlinePassed
 from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import VICTIMS, Dynamic, Mlfq, Order, Srpt
 from scheduling.scheduler import Scheduler
-from tests.app.test_engine import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.counts import examples, nightly_but
+from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.scheduling.test_demand import asks as texts_asked
 from tests.servers import fake_text, metric, server
 from tests.virtual import Ask, make_scheduler, run, step

@@ -1,4 +1,4 @@
-"""The kernel of additions and norms against PyTorch's, on odd sizes and values of any size."""
+"""The kernels of additions and norms equal PyTorch's, on odd sizes and values of any size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = list(TOLERANCE)
 
 
 def plain_norm(width: int, dtype: torch.dtype) -> AddNorm:
-    """One with weights that are all different."""
+    """A norm with weights that are all different."""
     norm = AddNorm(width, 1e-5).requires_grad_(False)
     norm.weight.normal_(1, 0.3, generator=torch.Generator().manual_seed(width))
     norm.bias.normal_(0, 0.3, generator=torch.Generator().manual_seed(width + 1))

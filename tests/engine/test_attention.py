@@ -1,8 +1,10 @@
-"""The C++ attention kernel against PyTorch's: ragged batches, scattered blocks, odd sizes."""
+"""The C++ attention kernel equals PyTorch's: ragged batches, scattered blocks, odd sizes."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,6 +21,11 @@ DTYPES = list(TOLERANCE)
 KEPT = [(dtype, dtype) for dtype in DTYPES] + [(dtype, torch.int8) for dtype in DTYPES]
 
 
+def row(start: int, n_tokens: int, blocks: list[int]) -> Row:
+    inference = Inference([0] * (start + n_tokens), 1)
+    return Row(inference, start, n_tokens, blocks, samples=True, idle=not blocks)
+
+
 def rows_of(
     rng: random.Random, n_rows: int, block_size: int, n_blocks: int, most: int
 ) -> list[Row]:
@@ -30,19 +37,18 @@ def rows_of(
     for _ in range(n_rows):
         end = rng.choice([1, block_size, block_size + 1, rng.randint(1, most)])
         n_tokens = min(end, rng.choice([1, 1, 1, end, rng.randint(1, 40)]))
-        blocks = [free.pop() for _ in range(-(-end // block_size))]
-        rows.append(
-            Row(
-                Inference([0] * end, 1),
-                end - n_tokens,
-                n_tokens,
-                sorted(blocks),
-                samples=True,
-                idle=False,
-            )
-        )
-    rows.insert(n_rows // 2, Row(Inference([0], 1), 0, 1, [], samples=True, idle=True))
+        blocks = sorted(free.pop() for _ in range(-(-end // block_size)))
+        rows.append(row(end - n_tokens, n_tokens, blocks))
+    rows.insert(n_rows // 2, row(0, 1, []))
     return rows
+
+
+@contextlib.contextmanager
+def threads_of_torch(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    yield
+    torch.set_num_threads(before)
 
 
 def filled_cache(shape: Shape, n_blocks: int, block_size: int, kept: torch.dtype) -> KVCache:
@@ -64,26 +70,18 @@ def stored(cache: KVCache) -> list[Tensor]:
 
 
 def random_qkv(rows: list[Row], shape: Shape, dtype: torch.dtype) -> Tensor:
-    n = sum(row.n_tokens for row in rows)
-    return torch.randn(
-        n, 3, shape.n_head, shape.head_size, generator=torch.Generator().manual_seed(2)
-    ).to(dtype)
+    size = sum(row.n_tokens for row in rows), 3, shape.n_head, shape.head_size
+    return torch.randn(size, generator=torch.Generator().manual_seed(2)).to(dtype)
 
 
 @pytest.mark.parametrize(("dtype", "kept"), KEPT, ids=str)
 @pytest.mark.parametrize(
     ("n_rows", "block_size", "head_size", "most"),
     [
-        (1, 16, 64, 1024),
-        (64, 16, 64, 300),
-        (5, 1, 16, 50),
-        (7, 4, 10, 90),
-        (3, 64, 128, 200),
-        (3, 3, 64, 100),
-        (2, 16, 256, 300),
-        (4, 1024, 64, 1024),
+        (1, 16, 64, 1024), (64, 16, 64, 300), (5, 1, 16, 50), (7, 4, 10, 90),
+        (3, 64, 128, 200), (3, 3, 64, 100), (2, 16, 256, 300), (4, 1024, 64, 1024),
     ],
-)
+)  # fmt: skip
 def test_the_attention_kernel_equals_pytorchs(
     dtype: torch.dtype, kept: torch.dtype, n_rows: int, block_size: int, head_size: int, most: int
 ) -> None:
@@ -93,12 +91,10 @@ def test_the_attention_kernel_equals_pytorchs(
         rows = rows_of(random.Random(seed), n_rows, block_size, n_blocks, most)
         qkv = random_qkv(rows, shape, dtype)
         ours, plain = (filled_cache(shape, n_blocks, block_size, kept) for _ in range(2))
-        found, expected = KernelAttention(ours).prepare(rows), PlainAttention(plain).prepare(rows)
+        kernel, pytorch = KernelAttention(ours).prepare(rows), PlainAttention(plain).prepare(rows)
         for layer in range(shape.n_layer):
-            assert (found(layer, qkv) - expected(layer, qkv)).abs().max() < TOLERANCE[dtype]
-        assert all(torch.equal(a, b) for a, b in zip(stored(ours), stored(plain))), (
-            "other keys and values were stored"
-        )
+            assert (kernel(layer, qkv) - pytorch(layer, qkv)).abs().max() < TOLERANCE[dtype]
+        assert all(torch.equal(a, b) for a, b in zip(stored(ours), stored(plain)))
 
 
 @pytest.mark.parametrize(("dtype", "kept"), KEPT, ids=str)
@@ -108,14 +104,14 @@ def test_attention_of_a_row_is_the_same_to_the_bit_alone_and_among_others(
     shape = Shape(n_layer=1, n_head=4, n_embd=256)
     rows = rows_of(random.Random(0), 20, 16, 200, 150)
     qkv = random_qkv(rows, shape, dtype)
-    together = KernelAttention(filled_cache(shape, 200, 16, kept)).prepare(rows)(0, qkv)
-    first = 0
-    for row in rows:
-        mine = slice(first, first := first + row.n_tokens)
-        alone = KernelAttention(filled_cache(shape, 200, 16, kept)).prepare([row])(
-            0, qkv[mine].contiguous()
-        )
-        assert torch.equal(alone, together[mine])
+
+    def computed(rows: list[Row], qkv: Tensor) -> Tensor:
+        return KernelAttention(filled_cache(shape, 200, 16, kept)).prepare(rows)(0, qkv)
+
+    together, first = computed(rows, qkv), 0
+    for each in rows:
+        own = slice(first, first := first + each.n_tokens)
+        assert torch.equal(computed([each], qkv[own].contiguous()), together[own])
 
 
 @pytest.mark.parametrize("head_size", [16, 64])
@@ -130,37 +126,32 @@ def test_no_bit_depends_on_where_blocks_lie_how_large_they_are_or_how_many_threa
         n_blocks = -(-300 // block_size)
         order = random.Random(1).sample(range(n_blocks), n_blocks) if scatter else range(n_blocks)
         attention = KernelAttention(KVCache(shape, n_blocks, block_size, kept, "cpu"))
-        before = torch.get_num_threads()
-        torch.set_num_threads(n_threads)
-        try:
+        with threads_of_torch(n_threads):
             for start, n in ((0, 299), (299, 1)):
-                row = Row(Inference([0] * 300, 1), start, n, list(order), True, False)
-                y = attention.prepare([row])(0, tokens[start : start + n])
-        finally:
-            torch.set_num_threads(before)
+                y = attention.prepare([row(start, n, list(order))])(0, tokens[start : start + n])
         return y
 
-    expected = last(16, False, 1)
-    for block_size, scatter, n_threads in (
-        (16, True, 1),
-        (16, True, 3),
-        (7, True, 2),
-        (300, False, 8),
-    ):
-        assert torch.equal(last(block_size, scatter, n_threads), expected)
+    for other in ((16, True, 1), (16, True, 3), (7, True, 2), (300, False, 8)):
+        assert torch.equal(last(*other), last(16, False, 1))
 
 
 def test_attention_reads_nothing_but_the_rows_own_live_tokens() -> None:
     shape = Shape(n_layer=1, n_head=2, n_embd=128)
     cache = KVCache(shape, 8, 16, torch.float32, "cpu")
     cache.layers[0].fill_(float("nan"))  # what a former owner left behind
-    rows = [
-        Row(Inference([0] * 20, 1), 0, 20, [5, 2], True, False),
-        Row(Inference([0], 1), 0, 1, [7], True, False),
-    ]
-    assert (
-        KernelAttention(cache)
-        .prepare(rows)(0, random_qkv(rows, shape, torch.float32))
-        .isfinite()
-        .all()
+    rows = [row(0, 20, [5, 2]), row(0, 1, [7])]
+    attend = KernelAttention(cache).prepare(rows)
+    assert attend(0, random_qkv(rows, shape, torch.float32)).isfinite().all()
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)])
+def test_the_attention_kernel_reads_its_input_by_its_strides(order: tuple[int, ...]) -> None:
+    shape = Shape(n_layer=1, n_head=3, n_embd=48)
+    qkv = torch.randn(20, 3, 3, 16)
+    strided = qkv.permute(order).contiguous().permute(*[order.index(i) for i in range(4)])
+    rows = [row(0, 20, [1, 0])]
+    one, other = (
+        KernelAttention(KVCache(shape, 2, 16, torch.float32, "cpu")).prepare(rows)(0, x)
+        for x in (qkv, strided)
     )
+    assert not strided.is_contiguous() and torch.equal(one, other)

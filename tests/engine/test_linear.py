@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from tests.builds import BUILDS, FUSED, TILED, built_for
 from tests.counts import nightly_but
 
 DTYPES = [torch.float32, torch.bfloat16]
-KINDS = [KernelLinear, Int8Linear]
+Kind = type[KernelLinear] | type[Int8Linear]
+KINDS: list[Kind] = [KernelLinear, Int8Linear]
 
 
 @pytest.fixture(params=nightly_but(["this processor"], BUILDS))
@@ -29,30 +31,22 @@ def build(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def sizes() -> list[tuple[int, int]]:
-    return [(256, 768), (64, 64), (65, 1), (1, 63), (130, 257), (48, 144)]
+SIZES = [(256, 768), (64, 64), (65, 1), (1, 63), (130, 257), (48, 144)]
 
 
 @pytest.mark.parametrize("kind", [KernelLinear, OneDNNLinear])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n_in", "n_out"), sizes())
+@pytest.mark.parametrize(("n_in", "n_out"), SIZES)
 def test_a_packed_layer_equals_the_plain_one(
-    kind: type[KernelLinear] | type[OneDNNLinear],
-    dtype: torch.dtype,
-    n_in: int,
-    n_out: int,
-    threads: int,
+    kind: Any, dtype: torch.dtype, n_in: int, n_out: int, threads: int
 ) -> None:
     if kind is OneDNNLinear and dtype == torch.bfloat16 and not onednn_multiplies_bfloat16():
         pytest.skip("oneDNN has no bfloat16 for this processor")
     generator = torch.Generator().manual_seed(n_in)
     weight = (torch.randn(n_in, n_out, generator=generator) * n_in**-0.5).to(dtype)
     bias = torch.randn(n_out, generator=generator).to(dtype)
-    plain, with_gelu, no_bias = (
-        kind(weight, bias),
-        kind(weight, bias, gelu=True),
-        kind(weight, None),
-    )
+    plain, no_bias = kind(weight, bias), kind(weight, None)
+    with_gelu = kind(weight, bias, gelu=True)
     for n_tokens in (0, 1, 2, 5, 6, 7, 12, 64, 300):
         x = torch.randn(n_tokens, n_in, generator=generator).to(dtype)
         exact = x.double() @ weight.double()
@@ -61,17 +55,28 @@ def test_a_packed_layer_equals_the_plain_one(
             (with_gelu, F.gelu(exact + bias, approximate="tanh")),
             (no_bias, exact),
         ):
-            found = layer(x)
-            assert found.shape == expected.shape and found.dtype == dtype
-            assert torch.allclose(
-                found.double(), expected, rtol=8e-3 if dtype == torch.bfloat16 else 0, atol=1e-5
-            )
+            y = layer(x)
+            assert y.shape == expected.shape and y.dtype == dtype
+            rtol = 8e-3 if dtype == torch.bfloat16 else 0
+            assert torch.allclose(y.double(), expected, rtol=rtol, atol=1e-5)
+
+
+def test_a_packed_layer_reads_its_input_by_its_strides() -> None:
+    layer = KernelLinear(torch.randn(48, 64), torch.randn(64))
+    for x in (
+        torch.randn(48, 30).T,
+        torch.randn(30, 96)[:, ::2],
+        torch.randn(60, 48)[::2],
+        torch.randn(1, 48).expand(30, 48),
+    ):
+        whole = x.clone(memory_format=torch.contiguous_format)
+        assert not x.is_contiguous() and torch.equal(layer(x), layer(whole))
 
 
 def test_gelu_stays_finite_for_values_of_any_size() -> None:
     x = torch.tensor([[-1e9], [-300.0], [-9.0], [-1.0], [0.0], [1.0], [9.0], [300.0], [1e9]])
-    found = KernelLinear(torch.ones(1, 1), None, gelu=True)(x)
-    assert torch.allclose(found, F.gelu(x, approximate="tanh"), atol=1e-6)
+    y = KernelLinear(torch.ones(1, 1), None, gelu=True)(x)
+    assert torch.allclose(y, F.gelu(x, approximate="tanh"), atol=1e-6)
 
 
 def random_layer(
@@ -88,7 +93,7 @@ def random_layer(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tokens_result_does_not_depend_on_the_other_tokens(
-    kind: type[KernelLinear] | type[Int8Linear], dtype: torch.dtype, build: str, threads: int
+    kind: Kind, dtype: torch.dtype, build: str, threads: int
 ) -> None:
     weight, bias, x = random_layer(200, 300, dtype, 70)
     layer = kind(weight, bias)
@@ -100,15 +105,11 @@ def test_a_tokens_result_does_not_depend_on_the_other_tokens(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n_in", "n_out"), sizes())
+@pytest.mark.parametrize(("n_in", "n_out"), SIZES)
 @pytest.mark.parametrize("build", FUSED, indirect=True)
 @pytest.mark.nightly
 def test_every_processor_comes_to_the_same_bits(
-    kind: type[KernelLinear] | type[Int8Linear],
-    dtype: torch.dtype,
-    n_in: int,
-    n_out: int,
-    build: str,
+    kind: Kind, dtype: torch.dtype, n_in: int, n_out: int, build: str
 ) -> None:
     for n_tokens in (1, 9, 33):
         weight, bias, x = random_layer(n_in, n_out, dtype, n_tokens)
@@ -151,22 +152,19 @@ def test_an_int8_layer_is_exact_where_nothing_is_rounded(dtype: torch.dtype, bui
     weight, x = weight.to(dtype) / 64, x.to(dtype) / 16
     bias = torch.randn(257, generator=generator).to(dtype)
     exact = x.double() @ weight.double() + bias.double()
-    found = Int8Linear(weight, bias)(x)
-    assert torch.allclose(
-        found.double(), exact, rtol=8e-3 if dtype == torch.bfloat16 else 1e-6, atol=1e-4
-    )
-    assert torch.equal(found[5], bias) and torch.equal(found[:, 3], bias[3].expand(20))
+    y = Int8Linear(weight, bias)(x)
+    rtol = 8e-3 if dtype == torch.bfloat16 else 1e-6
+    assert torch.allclose(y.double(), exact, rtol=rtol, atol=1e-4)
+    assert torch.equal(y[5], bias) and torch.equal(y[:, 3], bias[3].expand(20))
 
 
 def test_an_int8_sum_of_the_largest_products_does_not_overflow(build: str) -> None:
     """6,400 inputs, as the widest layer of gpt2-xl has; the instruction for bytes of older
     processors saturates at two products.
     """
-    for sign in (1, -1):
-        layer = Int8Linear(torch.full((6400, 70), 1.0), None)
-        assert torch.allclose(
-            layer(torch.full((7, 6400), float(sign))), torch.tensor(6400.0 * sign)
-        )
+    layer = Int8Linear(torch.full((6400, 70), 1.0), None)
+    for sign in (1.0, -1.0):
+        assert torch.allclose(layer(torch.full((7, 6400), sign)), torch.tensor(6400 * sign))
 
 
 def test_an_int8_layer_is_near_the_layer_it_stands_for(build: str) -> None:
@@ -174,8 +172,7 @@ def test_an_int8_layer_is_near_the_layer_it_stands_for(build: str) -> None:
     weight = torch.randn(768, 300, generator=generator)
     x = torch.randn(40, 768, generator=generator)
     exact = F.gelu(x @ weight, approximate="tanh")
-    found = Int8Linear(weight, None, gelu=True)(x)
-    assert (found - exact).std() < 0.02 * exact.std()
+    assert (Int8Linear(weight, None, gelu=True)(x) - exact).std() < 0.02 * exact.std()
 
 
 def test_a_number_that_is_none_is_not_rounded_away(build: str) -> None:

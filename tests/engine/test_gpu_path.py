@@ -1,11 +1,12 @@
-"""What a GPU runs, on a CPU: its attention kernel in Triton's interpreter, and captured passes
-without the capture.
+"""The GPU's path, on a CPU: its kernels in Triton's interpreter, and captured passes without the
+capture.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
+import json
 import os
 import random
 import subprocess
@@ -17,23 +18,22 @@ from typing import Any
 import pytest
 import torch
 
-import model as model_module
 from config import Config, build, resolve
-from generate import OutOfMemory, graphs, load_generator, memory_for
+from generate import OutOfMemory, load_generator, loading, memory_for
 from generate.attention import PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
-from generate.memory import fitting_blocks
+from generate.linear import pad_head
+from generate.loading import fitting_blocks
+from generate.norms import TritonAddNorm, fuse_norms
 from generate.sampling import sample
 from model import GPT2, AddNorm, KVCache, load_model
 from scheduling.inference import Inference, Iteration, Row, Sampling
 from scheduling.policies import Dynamic, NoBatching, Static
 from shapes import Shape
-from tests.app.test_engine import N_VOCAB, Oracle, enliven, serve
+from tests.oracle import N_VOCAB, Oracle, enliven, serve
 from tests.servers import ROOT
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-from generate.gpu import TritonAddNorm, pad_head
-from generate.norms import fuse_norms
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -48,26 +48,23 @@ def test_the_kernel_agrees_with_pytorchs_attention_and_stores_the_same(
     caches[1].layers[0].copy_(caches[0].layers[0])
     inference = Inference([0] * 200, 1)
     rows = [
-        Row(
-            inference, 70, 1, list(range(19, 37)), samples=True, idle=False
-        ),  # decodes; its cache takes two rounds of keys
-        Row(inference, 0, 1, [], samples=True, idle=True),  # gave its blocks back
-        Row(
-            inference, 0, 37, [1, 3, 5, 7, 9, 11, 13, 15, 17, 0], samples=True, idle=False
-        ),  # a prompt of three tiles
-        Row(
-            inference, 6, 21, [2, 4, 6, 8, 10, 12, 14], samples=False, idle=False
-        ),  # a chunk that starts inside a block
-        Row(inference, 3, 1, [38], samples=True, idle=True),  # computes its last position again
+        # decodes; its cache takes two rounds of keys
+        Row(inference, 70, 1, list(range(19, 37)), samples=True, idle=False),
+        # has no blocks any more
+        Row(inference, 0, 1, [], samples=True, idle=True),
+        # a prompt of three tiles
+        Row(inference, 0, 37, [1, 3, 5, 7, 9, 11, 13, 15, 17, 0], samples=True, idle=False),
+        # a chunk that starts inside a block
+        Row(inference, 6, 21, [2, 4, 6, 8, 10, 12, 14], samples=False, idle=False),
+        # computes its last position again
+        Row(inference, 3, 1, [38], samples=True, idle=True),
     ]
     qkv = torch.randn(61, 3, 2, head_size, generator=rng).to(dtype)
-    expected, found = (
-        attention.prepare(rows)(0, qkv)
+    plain, triton = (
+        attention.prepare(rows)(0, qkv).float()
         for attention in (PlainAttention(caches[0]), TritonAttention(caches[1], 61))
     )
-    assert (found.float() - expected.float()).abs().max() < (
-        1e-5 if dtype == torch.float32 else 0.02
-    )
+    assert (triton - plain).abs().max() < (1e-5 if dtype == torch.float32 else 0.02)
     assert torch.equal(caches[0].layers[0], caches[1].layers[0])
 
 
@@ -77,12 +74,9 @@ def test_an_addition_and_its_norm_in_one_launch_give_the_same(dtype: torch.dtype
     plain.weight.normal_()
     plain.bias.normal_()
     x, y = (torch.randn(5, 48) * 3).to(dtype), torch.randn(5, 48).to(dtype)
-    for expected, found in zip(plain(x, y), TritonAddNorm(plain)(x, y)):
-        assert torch.allclose(
-            found.float(),
-            expected.float(),
-            *((1e-5, 1e-5) if dtype == torch.float32 else (0.02, 0.02)),
-        )
+    near = 1e-5 if dtype == torch.float32 else 0.02
+    for expected, result in zip(plain(x, y), TritonAddNorm(plain)(x, y)):
+        assert torch.allclose(result.float(), expected.float(), near, near)
 
 
 COMPILE = """
@@ -133,17 +127,13 @@ def tiny() -> GPT2:
     return enliven(load_model(TINY, None, seed=3, dtype=torch.float32, device="cpu"))
 
 
-def asks() -> list[Inference]:
+def requests() -> list[Inference]:
     rng = random.Random(1)
-    sizes = [(3, 4), (21, 2), (1, 6)]
-    return [
-        Inference(
-            [rng.randrange(N_VOCAB) for _ in range(prompt)],
-            tokens,
-            Sampling(temperature=i / 2, seed=i),
-        )
-        for i, (prompt, tokens) in enumerate(sizes)
-    ]
+    inferences = []
+    for i, (n_prompt, n_tokens) in enumerate([(3, 4), (21, 2), (1, 6)]):
+        prompt = [rng.randrange(N_VOCAB) for _ in range(n_prompt)]
+        inferences.append(Inference(prompt, n_tokens, Sampling(temperature=i / 2, seed=i)))
+    return inferences
 
 
 def test_the_largest_iteration_fits_the_buffers_of_a_pool_for_one_request(tiny: GPT2) -> None:
@@ -181,7 +171,7 @@ class Replaying:
 @pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda policy: type(policy).__name__)
 def test_what_was_captured_once_computes_any_iteration(tiny: GPT2, policy: Any) -> None:
     """A graph repeats what was recorded, so nothing but the content of the buffers may matter."""
-    expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), asks())
+    expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
     fused = copy.deepcopy(tiny)
     fuse_norms(fused, TritonAddNorm)
     pad_head(fused)
@@ -190,10 +180,8 @@ def test_what_was_captured_once_computes_any_iteration(tiny: GPT2, policy: Any) 
     capture = Replaying()
     generator.capture([1, 3, 7], capture)
     limits = {"n_blocks": 30, "max_batch_size": 3, "token_budget": 6, "decoder_batch_sizes": [3, 1]}
-    assert serve(policy, generator, asks(), **limits) == expected
-    assert set(capture.replayed) == {1, 3, 7}, (
-        "decode iterations of two sizes, and some with a prompt in them"
-    )
+    assert serve(policy, generator, requests(), **limits) == expected
+    assert set(capture.replayed) == {1, 3, 7}, "decodes of two sizes, and some with a prompt"
 
 
 def test_a_batch_of_sampled_ids_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +199,9 @@ def test_a_batch_of_sampled_ids_is_read_once(monkeypatch: pytest.MonkeyPatch) ->
 
     for name in ("tolist", "item", "__bool__", "__int__", "__float__", "numpy", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, counted(name, getattr(torch.Tensor, name)))
-    samplings = [
-        Sampling(),
-        Sampling(1.0),
-        Sampling(0.5, top_k=3),
-        Sampling(2.0, top_p=0.5),
-        Sampling(1.0, 9, 0.9),
-    ]
-    ids = sample(torch.randn(5, 300), [(sampling, 1) for sampling in samplings], 257)
+    samplings = [Sampling(), Sampling(1.0), Sampling(0.5, top_k=3), Sampling(2.0, top_p=0.5)]
+    samplings.append(Sampling(1.0, 9, 0.9))
+    ids = sample(torch.randn(5, 300), [(how, 1) for how in samplings], 257)
     assert len(ids) == 5 and reads == ["tolist"]
 
 
@@ -239,29 +222,25 @@ def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.Monkey
     assert tried == [64], "one request of 1,024 tokens"
     assert n_blocks == 64 + (15_000_000_000 - 10_000_000_000) // block < config.n_blocks == 256 * 64
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75_000_000_000, 80_000_000_000))
-    assert fitting_blocks(config, tried.append) == config.n_blocks, (
-        "never more than the rows can use"
-    )
+    assert fitting_blocks(config, tried.append) == config.n_blocks, "as many as the rows can use"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (9_000_000_000, 20_000_000_000))
-    with pytest.raises(
-        OutOfMemory, match=r"1\.00 GB more than 50% of this GPU's 20\.0 GB; lower --max-batch-size"
-    ):
+    message = r"1\.00 GB more than 50% of this GPU's 20\.0 GB; lower --max-batch-size"
+    with pytest.raises(OutOfMemory, match=message):
         fitting_blocks(config, tried.append)
+
+
+def run_out(*_: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_memory_that_runs_out_in_an_iteration_names_the_settings_to_lower(
     tiny: GPT2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generator = CachedGenerator(
-        tiny, N_VOCAB, PlainAttention(KVCache(TINY, 4, 4, torch.float32, "cpu")), sample, 40
-    )
-
-    def full(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(generator, "sample", full)
+    cache = KVCache(TINY, 4, 4, torch.float32, "cpu")
+    generator = CachedGenerator(tiny, N_VOCAB, PlainAttention(cache), sample, 40)
+    monkeypatch.setattr(generator, "sample", run_out)
     row = Row(Inference([1], 1), 0, 1, [0], samples=True, idle=False)
-    said = "memory does not hold an iteration of 1 rows; lower --token-budget, --max-batch-size, "
+    said = "memory does not hold an iteration of 1 rows; lower --token-budget, --max-batch-size or "
     with pytest.raises(OutOfMemory, match=said):
         generator.generate(Iteration([row], 1, 0, 1))
     with pytest.raises(torch.AcceleratorError, match="illegal"), memory_for("anything"):
@@ -271,15 +250,10 @@ def test_memory_that_runs_out_in_an_iteration_names_the_settings_to_lower(
 def test_memory_that_does_not_hold_the_model_names_the_settings_to_lower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def full(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
-    monkeypatch.setattr(model_module, "load_model", full)
-    with pytest.raises(
-        OutOfMemory,
-        match="does not hold gpt2-medium and an iteration of 256 rows; lower --token-budget",
-    ):
+    monkeypatch.setattr(loading, "load_model", run_out)
+    message = "does not hold gpt2-medium and an iteration of 256 rows; lower --token-budget"
+    with pytest.raises(OutOfMemory, match=message):
         load_generator(gpu_config(), None, 257)
 
 
@@ -287,45 +261,31 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: GPT2
 ) -> None:
     """All that load_generator does there, but for CUDA's own calls."""
-    (tmp_path / "config.json").write_text(
-        '{"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 64, '
-        '"vocab_size": 300}'
-    )
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 64, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
-    limits = {
-        "max_batch_size": "3",
-        "token_budget": "150",
-        "decoder_batch_sizes": "3,1",
-        "block_size": "4",
-    }
-    config = gpu_config(
-        model=str(tmp_path), tokenizer="bytes", dtype="float32", **limits
-    ).model_copy(update={"device": "cpu"})
+    limits: dict[str, Any] = {"max_batch_size": 3, "token_budget": 150}
+    settings = limits | {"decoder_batch_sizes": "3,1", "block_size": 4, "dtype": "float32"}
+    config = gpu_config(model=str(tmp_path), tokenizer="bytes", **settings)
+    config = config.model_copy(update={"device": "cpu"})
     captures: list[Replaying] = []
 
     def capture() -> Replaying:
         captures.append(Replaying())
         return captures[-1]
 
-    monkeypatch.setattr(graphs, "Capture", capture)
+    monkeypatch.setattr(loading, "Capture", capture)
     room = 0.1 * 10**9 + 7 * config.block_bytes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (room, 10**9))
-    monkeypatch.setattr(model_module, "load_model", lambda *_: copy.deepcopy(tiny))
+    monkeypatch.setattr(loading, "load_model", lambda *_: copy.deepcopy(tiny))
     generator = load_generator(config, None, N_VOCAB)
-    assert isinstance(generator, CachedGenerator) and isinstance(
-        generator.model.ln_f, TritonAddNorm
-    )
+    assert isinstance(generator, CachedGenerator)
+    assert isinstance(generator.model.ln_f, TritonAddNorm)
     assert generator.n_blocks == 16 + 7, "one request of 64 tokens, and what was left"
     gc.collect()
-    assert sum(type(thing) is CachedGenerator for thing in gc.get_objects()) == 1, (
-        "the trial is gone"
-    )
-    expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), asks())
-    settings = {
-        "n_blocks": 23,
-        "max_batch_size": 3,
-        "token_budget": 150,
-        "decoder_batch_sizes": [3, 1],
-    }
-    assert serve(Dynamic(), generator, asks(), **settings) == expected
+    engines = sum(type(thing) is CachedGenerator for thing in gc.get_objects())
+    assert engines == 1, "the trial is gone"
+    expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
+    limits |= {"n_blocks": 23, "decoder_batch_sizes": [3, 1]}
+    assert serve(Dynamic(), generator, requests(), **limits) == expected
     assert len(captures) == 2 and set(captures[1].replayed) == {1, 3}

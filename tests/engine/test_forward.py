@@ -1,4 +1,4 @@
-"""The forward pass in one call: the bits of the kernels called one by one, whatever their types."""
+"""The forward pass in one call comes to the bits of the kernels called one by one, of all types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from config import Config, build
+from config import build
 from generate import load_generator
 from generate.cached import CachedGenerator
 from generate.forward import KernelForward
@@ -45,12 +45,12 @@ def folder(path: Path, width: int) -> str:
     return str(path)
 
 
-def loaded(model: str, **settings: str) -> tuple[Config, CachedGenerator]:
+def loaded(model: str, **settings: str) -> CachedGenerator:
     given = {"model": model, "weights": "random", "tokenizer": "bytes", "device": "cpu"}
     config = build("dynamic", given | {"dtype": "float32", "kv_cache": "70blocks"} | settings, {})
     generator = load_generator(config, locate(config), 257)
     assert isinstance(generator, CachedGenerator)
-    return config, generator
+    return generator
 
 
 def computed(
@@ -58,7 +58,7 @@ def computed(
     one_call: Callable[[list[Row], bool], Tensor] | None,
     rows: list[Row],
 ) -> tuple[Tensor, list[Tensor]]:
-    """Logits, and what the cache then holds."""
+    """Return the logits, and the tensors of the cache after them."""
     cache, rng = generator.attention.cache, torch.Generator().manual_seed(0)
     for layer in cache.layers:
         layer.copy_(torch.randint(-2, 3, layer.shape, generator=rng))
@@ -77,7 +77,7 @@ def computed(
 def test_one_call_comes_to_the_bits_of_many(
     width: int, dtype: str, linear: str, kv_dtype: str, batch: str, threads: int, tmp_path: Path
 ) -> None:
-    _, generator = loaded(folder(tmp_path, width), dtype=dtype, linear=linear, kv_dtype=kv_dtype)
+    generator = loaded(folder(tmp_path, width), dtype=dtype, linear=linear, kv_dtype=kv_dtype)
     torch.set_num_threads(threads)
     one_call = generator.one_call
     assert isinstance(one_call, KernelForward)
@@ -89,7 +89,7 @@ def test_one_call_comes_to_the_bits_of_many(
 
 @pytest.mark.parametrize("ids", [[-1, 5], [5, 300]])
 def test_ids_that_the_model_has_not_are_refused(ids: list[int], tmp_path: Path) -> None:
-    _, generator = loaded(folder(tmp_path, 32), linear="kernel")
+    generator = loaded(folder(tmp_path, 32), linear="kernel")
     rows = [Row(Inference(ids, 1), 0, 2, [1], samples=True, idle=False)]
     for one_call in (generator.one_call, None):
         with pytest.raises(IndexError):
@@ -99,20 +99,18 @@ def test_ids_that_the_model_has_not_are_refused(ids: list[int], tmp_path: Path) 
 
 def test_it_is_taken_where_every_part_is_a_kernel(tmp_path: Path) -> None:
     model = folder(tmp_path, 64)
-    kernels = {"linear": "kernel"}
-    assert isinstance(loaded(model, **kernels)[1].one_call, KernelForward)
-    for other in ({"linear": "onednn"}, {"linear": "plain"}, {"attention": "plain"}):
-        _, generator = loaded(model, **(kernels | other))
-        assert generator.one_call is None
-    _, generator = loaded(model, **kernels, norms="plain")
-    assert generator.one_call is None
+    assert isinstance(loaded(model, linear="kernel").one_call, KernelForward)
+    for other in ({"linear": "onednn"}, {"attention": "plain"}, {"norms": "plain"}):
+        assert loaded(model, **{"linear": "kernel", **other}).one_call is None
 
 
 def test_layers_of_odd_widths_are_called_one_by_one(tmp_path: Path) -> None:
     """Their inputs are filled up with zeros in between."""
-    _, generator = loaded(folder(tmp_path, 48), linear="kernel")
+    model = folder(tmp_path, 48)
+    generator = loaded(model, linear="kernel")
     assert generator.one_call is None
-    plain = {"linear": "plain", "attention": "plain", "norms": "plain"}
-    _, expected = loaded(folder(tmp_path, 48), **plain)
-    found, same = (computed(g, None, BATCHES["mixed"])[0] for g in (generator, expected))
-    assert torch.allclose(found, same, atol=1e-4)
+    ours, plain = (
+        computed(each, None, BATCHES["mixed"])[0]
+        for each in (generator, loaded(model, kernels="plain"))
+    )
+    assert torch.allclose(ours, plain, atol=1e-4)

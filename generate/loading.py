@@ -1,0 +1,96 @@
+"""A generator put together as a Config says: model, parts, KV cache, CUDA graphs, warm-up."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from config import Config
+from generate import OutOfMemory, memory_for
+from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
+from generate.cached import CachedGenerator
+from generate.forward import KernelForward, in_one_call
+from generate.graphs import Capture
+from generate.linear import pack, pad_head
+from generate.naive import NaiveGenerator
+from generate.norms import NORMS, fuse_norms
+from generate.sampling import sample, sample_on_cpu
+from model import GPT2, KVCache, load_model
+from scheduling.inference import Generator
+
+
+def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
+    """See generate.load_generator."""
+    torch.set_num_threads(config.threads)
+    with memory_for(f"{config.model} and an iteration of {config.max_batch_size} rows"):
+        dtype = getattr(torch, config.dtype)
+        model = load_model(config.shape, path, config.weights_seed, dtype, config.device)
+        if config.generator == "naive":
+            return NaiveGenerator(model, n_vocab)
+        if config.linear != "plain":
+            pack(model, config.linear)
+        if config.norms != "plain":
+            fuse_norms(model, NORMS[config.norms])
+        if config.device == "cuda":
+            pad_head(model)
+
+        def on_pool(n_blocks: int) -> CachedGenerator:
+            return _cached(config, model, n_vocab, n_blocks)
+
+        return on_pool(config.n_blocks if config.pool_is_known else fitting_blocks(config, on_pool))
+
+
+def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedGenerator:
+    """Return the engine on a pool of n_blocks, captured where it can be, and warm."""
+    dtype = getattr(torch, config.kept_as)
+    cache = KVCache(config.shape, n_blocks, config.block_size, dtype, config.device)
+    max_tokens = config.max_batch_size + config.token_budget
+    attention: Attention = PlainAttention(cache)
+    one_call = None
+    if config.attention == "kernel":
+        attention = KernelAttention(cache)
+        one_call = KernelForward(model, attention) if in_one_call(config) else None
+    elif config.attention == "triton":
+        attention = TritonAttention(cache, max_tokens)
+    sampler = sample_on_cpu if config.sampler == "kernel" else sample
+    generator = CachedGenerator(model, n_vocab, attention, sampler, max_tokens, n_blocks, one_call)
+    if config.captures:
+        generator.capture(config.decoder_batch_sizes, Capture())
+    longest = config.max_model_len - 1
+    generator.warm_up(config.max_batch_size, config.token_budget, longest, config.block_size)
+    return generator
+
+
+def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:
+    """Return the KV blocks that fit into kv_cache's share of a GPU, beside weights, CUDA graphs and
+    the largest iteration, which are tried, not estimated; without prefix_caching at most as many
+    as the rows can use.
+
+    trial(n_blocks): builds an engine on a pool of that size and runs its largest iterations; it is
+    thrown away. Raises OutOfMemory if a request of max_model_len does not fit.
+    """
+    least = config.blocks_per_request
+    _release()  # an earlier engine of this process
+    engine = trial(least)
+    free, total = torch.cuda.mem_get_info()  # beside the trial's memory
+    del engine
+    _release()
+    room = free - (1 - config.pool.amount / 100) * total
+    fitting = least + int(room // config.block_bytes)
+    if fitting < least:
+        raise OutOfMemory(
+            f"{config.model}, its largest iteration and a request of {config.max_model_len} tokens "
+            f"need {-room / 1e9:.2f} GB more than {config.pool} of this GPU's {total / 1e9:.1f} "
+            "GB; lower --max-batch-size, --token-budget or --max-model-len, raise --kv-cache, or "
+            "end what else runs on the GPU"
+        )
+    return fitting if config.prefix_caching else min(fitting, config.n_blocks)
+
+
+def _release() -> None:
+    """Give unused memory back to the GPU: captured passes lie in cycles of references."""
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -1,0 +1,1 @@
+from tests.oracle import model as model  # a fixture
