@@ -1,4 +1,4 @@
-"""Which servers client.py asks: their addresses, the key to them, and what they serve."""
+"""The servers that client.py measures: their addresses, the key to them, and what they serve."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from config import MODES, ConfigError, read_key
 
 
 def server_url(given: str | None) -> str:
-    """--url, else IP from the environment, client/.env or .env, else this machine.
-
-    The port is 8500 unless one is named.
+    """--url, else IP from the environment, client/.env or .env, else this machine; on port 8500
+    unless one is named.
     """
     address = base_url(given or _setting("IP") or "127.0.0.1")
     if "//" not in address:
@@ -50,8 +49,8 @@ def api_key(given: str | None) -> str | None:
 
 
 def target_of(urls: Sequence[str], arguments: argparse.Namespace) -> Target:
-    """The servers to ask. Raises ServerError, also for several of different modes or models, and
-    ConfigError for a key that is none.
+    """The servers to measure. Raises ServerError, also for several of different modes or models,
+    and ConfigError for an invalid key.
     """
     first, *others = [_server(url, arguments) for url in urls]
     for other in others:

@@ -1,6 +1,5 @@
-"""What several measurements say together. Pure.
-
-Intervals over seeds, a queue that grows, and what theory expects of a run.
+"""Statistics of several measurements: intervals over seeds, a queue that grows, and what theory
+expects of a run. Pure.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Estimate:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval leaves out zero, so that a difference is more than chance."""
+        """True if the interval leaves out zero, so that a difference is more than chance."""
         return self.half is not None and abs(self.mean) > self.half
 
 
@@ -90,10 +89,10 @@ def growth(answers: Answers | Iterable[Answer]) -> float:
 def growth_in_flight(
     sent: Sequence[float] | np.ndarray, ended: Sequence[float] | np.ndarray, fill_s: float
 ) -> float:
-    """Which part of what is sent stays.
+    """The share of sent requests that stay in flight: the slope of the number in flight, less twice
+    its error, over the rate of sending.
 
-    That is the slope of the number in flight, less twice its error, over the rate of sending. It
-    tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended:
+    It tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended:
     instants of every request, in seconds. fill_s: so long from the first send on a server that
     began empty fills, which is no growth; half of the sending at most.
     """
@@ -105,7 +104,7 @@ def growth_in_flight(
     width = edges[1] - edges[0]
 
     def mean_count(instants: np.ndarray) -> np.ndarray:
-        """How many of the instants lie before a moment of each block, averaged over its moments."""
+        """Instants before a moment of each block, averaged over its moments."""
         sums = np.concatenate([[0.0], np.cumsum(instants)])
         n = np.searchsorted(instants, edges)
         return np.diff(n * edges - sums[n]) / width
@@ -119,12 +118,12 @@ def growth_in_flight(
 
 
 def queue_grows(result: Mapping[str, float]) -> bool:
-    """Whether a queue only grew, by both growths of a measurement (`compare.measure.judged`)."""
+    """True of a queue that only grew, by both growths of a measurement (`measure.judged`)."""
     return max(result["growth"], result["growth_in_flight"]) > GROWTH
 
 
 def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
-    """Of the least-squares line, less its standard error; at least 0, and 0 without a line."""
+    """Slope of the least-squares line, less its standard error; 0 at least, and without a line."""
     if len(x) < 3 or x.std() < 1e-3:
         return 0.0
     slope, intercept = np.polyfit(x, y, 1)
@@ -139,9 +138,13 @@ class Stretch(NamedTuple):
     tokens: int
     seconds: float
 
+    @property
+    def throughput(self) -> float | None:
+        return self.tokens / self.seconds if self.seconds else None
+
 
 def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
-    """The longest stretch from admission to admission that never left the queue empty.
+    """The longest stretch from admission to admission that never waiting_after the queue empty.
 
     It has no seconds where there is none. From its first admission on, all rows are full, and
     request-level batches are whole, so tokens / seconds is what the server can do. Instants are the
@@ -150,18 +153,18 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
     """
     answers = Answers.of(answers)
     server, client = answers.times_at_server, answers.times
-    told = ~np.isnan(server.started_at)
-    arrived_at = np.where(told, server.started_at, client.started_at)
-    first = np.where(told, server.first_token_at, client.first_token_at)
-    admitted_at = np.where(told, server.admitted_at, first)
+    known = ~np.isnan(server.started_at)
+    arrived_at = np.where(known, server.started_at, client.started_at)
+    first = np.where(known, server.first_token_at, client.first_token_at)
+    admitted_at = np.where(known, server.admitted_at, first)
     arrived, admitted = np.sort(arrived_at), np.sort(admitted_at)
     # of those admitted together
     last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)
     # waiting after each admission
-    left = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)
+    waiting_after = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)
     best = (0.0, 0.0)
     start = None
-    for instant, waiting in zip(admitted[last].tolist(), left.tolist()):
+    for instant, waiting in zip(admitted[last].tolist(), waiting_after.tolist()):
         if start is not None and instant - start > best[1] - best[0]:
             best = (start, instant)
         start = None if not waiting else instant if start is None else start
@@ -207,7 +210,7 @@ def batch_sizes(answers: Answers | Iterable[Answer]) -> list[int]:
 def expected_useful_fraction(
     lengths: Sequence[int] | np.ndarray, sizes: Sequence[int]
 ) -> float | None:
-    """Which part of their rows request-level batches of these sizes use.
+    """The share of their rows that request-level batches of these sizes use.
 
         Σ B · mean(g) / Σ B · E[max of B draws of g]
 
@@ -258,7 +261,7 @@ def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How many of the requests that all variants answered got one text, and where others part.
+    """Requests that all variants answered, those of them with one text, and where others part.
 
     `parted_after`: per request whose texts differ, the fraction of the longest that all share.
     """

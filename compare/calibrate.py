@@ -1,10 +1,10 @@
-"""How fast this client can send: up to which rate of streaming requests it keeps its schedule.
+"""The client's own limit: up to which rate of streaming requests it keeps its schedule.
 
     python -m compare.calibrate
 
-Against `--model fake` on the same machine, so the server takes its share of the processor. What
-comes out is a limit of client and machine together, and every report names it: latencies measured
-near it are partly the client's own.
+Measured against `--model fake` on the same machine, so the server takes its share of the processor.
+The limit is one of client and machine together, and every report names it: latencies measured near
+it are partly the client's own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from typing import Any
 from rich.console import Console
 
 from client.calls import ServerError
-from client.load import replay
 from client.machine import cache, commit, cpu, save_json
 from client.progress import Progress
 from client.wire import wire
 from client.workloads import Workload
-from compare.measure import Target, warm_up
+from compare.measure import Target, judged, warm_up
 from compare.servers import server
-from compare.summary import summarise
 from stats import CLIENT_LIMITED_MS
 
 TOKENS = 16
@@ -33,20 +31,23 @@ SECONDS = 4.0  # of sending at each rate
 RATES = [100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000]
 SERVER = {"model": "fake", "max_batch_size": 256}
 FILE = "client.json"
+KEPT = (
+    "failed", "achieved_rate", "request_throughput", "p50_schedule_lag_ms", "p99_schedule_lag_ms"
+)  # fmt: skip
 
 
 def key() -> str:
-    """What the limit depends on, as far as it is known before a run."""
+    """Facts that the limit depends on, as far as they are known before a run."""
     return f"{platform.node()} {cpu()} {platform.python_version()}"
 
 
 def known() -> dict[str, Any] | None:
-    """What was measured here before, if it was."""
+    """An earlier measurement on this machine, if there is one."""
     try:
-        found = json.loads((cache() / FILE).read_text())
+        saved = json.loads((cache() / FILE).read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.get("key") == key() else None
+    return saved if isinstance(saved, dict) and saved.get("key") == key() else None
 
 
 def calibrate(progress: Progress) -> dict[str, Any]:
@@ -60,9 +61,9 @@ def calibrate(progress: Progress) -> dict[str, Any]:
         warm_up(target)
         for rate in RATES:
             points.append(point := measure(target, rate, progress))
-            if not kept(point):  # once: the machine may have stood still just then
+            if not in_time(point):  # twice more: the machine may have stood still just then
                 points.extend(again := [measure(target, rate, progress) for _ in range(2)])
-                if not all(map(kept, again)):
+                if not all(map(in_time, again)):
                     break
             best = rate
     if not best:
@@ -85,29 +86,19 @@ def calibrate(progress: Progress) -> dict[str, Any]:
 
 
 def measure(target: Target, rate: float, progress: Progress) -> dict[str, float]:
-    requests = Workload(f"fixed:{TOKENS}").requests(
-        max(30, round(rate * SECONDS)), f"poisson:{rate:g}"
-    )
+    n = max(30, round(rate * SECONDS))
+    requests = Workload(f"fixed:{TOKENS}").requests(n, f"poisson:{rate:g}")
     with progress.replay(f"calibrating the client, {rate:g} a second", requests) as watch:
-        outcomes = replay(target.url, requests, target.wire, watch=watch)
-    answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {})
-    keys = (
-        "failed",
-        "achieved_rate",
-        "request_throughput",
-        "p50_schedule_lag_ms",
-        "p99_schedule_lag_ms",
-    )
-    return {"rate": rate, **{key: result[key] for key in keys}}
+        result = judged(requests, target.replay(requests, 3600, watch), {})
+    return {"rate": rate, **{name: result[name] for name in KEPT}}
 
 
-def kept(point: dict[str, float]) -> bool:
+def in_time(point: dict[str, float]) -> bool:
     return not point["failed"] and point["p99_schedule_lag_ms"] <= CLIENT_LIMITED_MS
 
 
 def sentence(result: dict[str, Any] | None) -> str:
-    """What a report says of the client's own limit."""
+    """The client's own limit, for a report."""
     if result is None:
         return (
             "How fast this client can send was not measured on this machine; `python -m "
@@ -126,13 +117,10 @@ def main() -> None:
         with Progress(Console()) as progress:
             result = calibrate(progress)
             for p in result["points"]:
-                lags = (
-                    f"lag p50 {p['p50_schedule_lag_ms']:.2f} ms, p99 "
-                    f"{p['p99_schedule_lag_ms']:.2f} ms"
-                )
                 progress.say(
-                    f"{p['rate']:>5g} requests/s: {lags}; answered "
-                    f"{p['request_throughput']:.0f}/s, {p['failed']} failed"
+                    f"{p['rate']:>5g} requests/s: lag p50 {p['p50_schedule_lag_ms']:.2f} ms, p99 "
+                    f"{p['p99_schedule_lag_ms']:.2f} ms; answered {p['request_throughput']:.0f}/s, "
+                    f"{p['failed']} failed"
                 )
             progress.say(sentence(result))
     except ServerError as error:

@@ -2,8 +2,7 @@
 figures.
 
 ./compare.sh [--modes a,b | --variant NAME='MODE --setting …'] [--also NAME=URL] [--sweep]
-[--repeats R] [workload]
-             [--out DIR] [any server setting]
+             [--repeats R] [workload] [--out DIR] [any server setting]
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from client.calls import ServerError
 from client.draws import WorkloadError
 from client.groups import describe, described
 from client.machine import command_line
+from client.outcomes import Outcome
 from client.progress import Progress
 from client.quoting import unescape
 from client.traces import Request, replayed, save_trace
@@ -55,41 +55,58 @@ class Comparison:
         self.options = options
         self.progress = progress
         self.arrival = options.arrival
-        told = None if self.arrival == "auto" else self.arrival
+        arrival = None if self.arrival == "auto" else self.arrival
         self.trace: Sequence[Request] | None = None
-        # one that cannot be drawn, of any seed, is found before any server starts
+        # a workload that cannot be drawn, of any seed, is found before any server starts
         if options.trace:
-            self.trace, self.told = replayed(options.trace, options.scale, told, options.seed)
+            self.trace, self.workload = replayed(
+                options.trace, options.scale, arrival, options.seed
+            )
             first = self.trace[0]
         else:
             for seed in reversed(self.seeds):
                 data = Workload.of(options, seed)
-                first = data.requests(options.numsamples, told or "burst")[0]
-            self.told = data.words
+                first = data.requests(options.numsamples, arrival or "burst")[0]
+            self.workload = data.words
         self.by_ids = first.prompt_ids is not None
         self.capacity: dict[str, Any] | None = None
         self.stopped: KeyboardInterrupt | ServerError | None = None
         self.machine = runs.facts()
 
     def facts(self) -> dict[str, Any]:
-        """What every seed's summary says alike."""
+        """Facts that every seed's summary has alike."""
         options = self.options
-        told: dict[str, Any] = {
+        return self.machine | {
             "goodput": options.goodput,
             "stream": options.stream,
             "also": options.also,
-            "deployment": options.deployment.told() if options.deployment else None,
+            "deployment": options.deployment.as_json() if options.deployment else None,
             "capacity": self.capacity,
-        }
-        told |= {
             "baseline": options.baseline,
+            "asked": {"seeds": self.seeds, "servers": options.names},
+            "started_here": True,
+            "command": command_line(self.program, sys.argv[1:]),
         }
-        told |= {"asked": {"seeds": self.seeds, "servers": options.names}, "started_here": True}
-        return self.machine | told | {"command": command_line(self.program, sys.argv[1:])}
 
     @property
     def seeds(self) -> list[int]:
         return list(range(self.options.seed, self.options.seed + self.options.repeats))
+
+    @property
+    def replicas(self) -> int:
+        """Servers of a variant that share the load."""
+        return self.options.deployment.replicas if self.options.deployment else 1
+
+    @property
+    def alike(self) -> int:
+        """Servers of which `alone` starts one. Real ones share a machine, so that two need not do
+        twice what one does: it starts all of them.
+        """
+        return 1
+
+    def alone(self, name: str) -> contextlib.AbstractContextManager[Measurable]:
+        """The servers whose capacity is measured: all of a variant's, or one of so many `alike`."""
+        return self.target(name)
 
     @contextlib.contextmanager
     def target(self, name: str) -> Iterator[Measurable]:
@@ -97,20 +114,6 @@ class Comparison:
         with self._other(name) if name in self.options.also else self._ours(name) as target:
             warm_up(target, self.by_ids)
             yield target
-
-    @property
-    def replicas(self) -> int:
-        """Servers of a variant that share the load."""
-        return self.options.deployment.replicas if self.options.deployment else 1
-
-    def alone(self, name: str) -> contextlib.AbstractContextManager[Measurable]:
-        """What tells a variant's capacity: all of its servers, or one of so many `alike`."""
-        return self.target(name)
-
-    @property
-    def alike(self) -> int:
-        """Real servers share a machine, so that two need not do twice what one does."""
-        return 1
 
     @contextlib.contextmanager
     def _ours(self, name: str) -> Iterator[Target]:
@@ -148,14 +151,12 @@ class Comparison:
             self.alone(reference) as target,
             self.progress.replay(f"capacity of {reference}", burst) as watch,
         ):
-            self.capacity = measure_capacity(target, burst, self.options.timeout, watch) | {
-                "load": LOAD,
-                "of": reference,
-            }
+            capacity = measure_capacity(target, burst, self.options.timeout, watch)
+        self.capacity = capacity | {"load": LOAD, "of": reference}
         mean = float(np.mean(data.requests(self.options.numsamples).num_tokens))
-        all_can = self.alike * self.capacity["output_throughput"]
-        self.arrival = f"poisson:{LOAD * all_can / mean:.4g}"
-        reached = f"{self.capacity['output_throughput']:,.0f} tok/s"
+        rate = LOAD * self.alike * capacity["output_throughput"] / mean
+        self.arrival = f"poisson:{rate:.4g}"
+        reached = f"{capacity['output_throughput']:,.0f} tok/s"
         if self.alike > 1:
             reached += f" each of {self.alike} replicas"
         self.progress.say(
@@ -172,27 +173,19 @@ class Comparison:
         data = Workload.of(self.options, seed)
         requests = self.trace or data.requests(self.options.numsamples, self.arrival)
         folder.mkdir(parents=True, exist_ok=True)
-        saved = (
-            bool(self.trace) or len(requests) <= traces.MOST_SAVED
-        )  # what is drawn can be drawn again
-        if saved:
+        # a large trace is drawn again where it is needed
+        if saved := bool(self.trace) or len(requests) <= traces.MOST_SAVED:
             save_trace(folder / "trace.jsonl", requests)
         self.progress.say(f"seed {seed}: {described(describe(requests))}")
         results: dict[str, dict[str, Any]] = {}
-        points: dict[str, list[dict[str, Any]]] = {}
+        points: dict[str, list[sweep.Point]] = {}
         swept: list[str] = []
         names = self.options.names
-        if (
-            seed - self.options.seed
-        ) % 2:  # there and back, so that a machine that slows down is not held against the last
-            names = names[::-1]
-        try:
-            for name in names:
+        # there and back, so that a machine that slows down is not held against the last
+        for name in names[::-1] if (seed - self.options.seed) % 2 else names:
+            try:
                 with self.target(name) as target:
-                    with self.progress.replay(name, requests) as watch:
-                        result, outcomes = measure(
-                            target, requests, self.options.goodput, self.options.timeout, watch
-                        )
+                    result, outcomes = self._replay(target, name, requests)
                     results[name] = with_requests(result, outcomes)
                     self.progress.say(tables.result_line(name, result))
                     if result["partial"]:
@@ -200,58 +193,58 @@ class Comparison:
                     if self.options.sweep:
                         self._sweep(target, data, points.setdefault(name, []), points)
                         swept.append(name)
-        except (KeyboardInterrupt, ServerError) as stopped:
-            self.stopped = stopped
-        reason = (
-            "interrupted before its end"
-            if isinstance(self.stopped, KeyboardInterrupt)
-            else self.stopped and str(self.stopped)
-        )
-        facts = self.facts() | {"seed": seed, "stopped": reason}
-        results = {name: results[name] for name in self.options.names if name in results}
-        points = {name: points[name] for name in results if name in points}
-        if results:
+            except (KeyboardInterrupt, ServerError) as stopped:
+                self.stopped = stopped
+                break
+        stopped_by = str(self.stopped) if self.stopped else None
+        if isinstance(self.stopped, KeyboardInterrupt):
+            stopped_by = "interrupted before its end"
+        measured = [name for name in names if name in results]
+        if measured:
             runs.save(
                 folder,
                 requests,
-                results,
-                {"arrival": self.arrival, "saved": saved} | self.told,
-                facts,
-                points if self.options.sweep else None,
+                {name: results[name] for name in measured},
+                {"arrival": self.arrival, "saved": saved} | self.workload,
+                self.facts() | {"seed": seed, "stopped": stopped_by},
+                {n: points[n] for n in measured if n in points} if self.options.sweep else None,
                 swept,
             )
-        return bool(results)
+        return bool(measured)
+
+    def _replay(
+        self, target: Measurable, title: str, requests: Sequence[Request]
+    ) -> tuple[dict[str, Any], list[Outcome]]:
+        options = self.options
+        with self.progress.replay(title, requests) as watch:
+            return measure(target, requests, options.goodput, options.timeout, watch)
 
     def _sweep(
         self,
         target: Measurable,
         data: Workload,
-        mine: list[sweep.Point],
-        all_: dict[str, list[sweep.Point]],
+        points: list[sweep.Point],
+        all_points: dict[str, list[sweep.Point]],
     ) -> None:
-        """Run one server at the rates of a sweep; each point goes to `mine`. Raises
+        """Run one server at the rates of a sweep; each point goes to `points`. Raises
         KeyboardInterrupt.
         """
 
         def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
-            with self.progress.replay(f"{target.name} {what}", requests) as watch:
-                result, _ = measure(
-                    target, requests, self.options.goodput, self.options.timeout, watch
-                )
+            result, _ = self._replay(target, f"{target.name} {what}", requests)
             if result["partial"]:
                 raise KeyboardInterrupt
             return result
 
-        def tell(point: sweep.Point) -> None:
-            mine.append(point)
-            mine.sort(key=lambda p: p["rate"])
+        def measured(point: sweep.Point) -> None:
+            points.append(point)
+            points.sort(key=lambda p: p["rate"])
             self.progress.say(tables.point_line(target.name, point))
-            self.progress.table(tables.sweep_table(all_))
+            self.progress.table(tables.sweep_table(all_points))
 
-        burst = self.replicas * burst_size(
-            self.options.config(target.name if target.ours else self.options.reference)
-        )
-        sweep.sweep(replay, data, self.arrival, burst, self.options.seconds, tell)
+        name = target.name if target.ours else self.options.reference
+        burst = self.replicas * burst_size(self.options.config(name))
+        sweep.sweep(replay, data, self.arrival, burst, self.options.seconds, measured)
 
 
 def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | None]:
@@ -269,7 +262,7 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
         f"{options.out}"
     )
     try:
-        for url in options.also.values():  # what is not there is found now, not after the others
+        for url in options.also.values():  # a missing server is found now, not after the others
             openai_model(url)
         if options.calibration and not comparison.machine["calibration"]:
             comparison.calibrate()
@@ -312,7 +305,7 @@ def run_and_exit(
 ) -> None:
     """Run a comparison as a program does, with its exit status.
 
-    kept, lost: what is said of one that was interrupted, if it left anything, and if not.
+    kept, lost: of an interrupted one, printed if it left anything, and if not.
     """
     console = Console()
     sigterm_is_ctrl_c()

@@ -1,7 +1,5 @@
-"""Several servers of ours behind one front end: the flags that ask for them, how they are measured,
-and what they say of themselves together.
-
-All run on this machine, so that their clocks are one.
+"""Several servers of ours behind one front end: their flags, and how they are measured and
+reported together. All run on this machine, so that their clocks are one.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ import numpy as np
 
 from client.calls import ServerError, get
 from client.wire import Wire
-from compare.measure import BINS, Target, stats_of
+from compare.measure import BINS, Report, Target, stats_of
 from compare.servers import server
 from config import ConfigError
 from deploy.kinds import KINDS, Kind
 from stats import DEFINITIONS, ROW_KINDS, occupancy_over_time
 
 REPLICAS = 2
-# of reports of single servers, what adds up
+# counts in reports of single servers, which add up
 SUMS = (
     "kv_blocks", "total-tokens-handled", "completed", "failed", "cancelled", "expired", "refused",
     "invalid", "total_input_tokens", "total_output_tokens",
@@ -58,16 +56,16 @@ class Deployment:
 
     @property
     def start(self) -> list[str]:
-        """What Python is given to start it, before the mode and its settings."""
+        """Python's arguments to start it, before the mode and its settings."""
         words = ["-m", self.kind.module, "--replicas", str(self.replicas)]
         return words + (["--router", self.router] if len(self.kind.routers) > 1 else [])
 
-    def told(self) -> dict[str, Any]:
-        """What a summary says of it."""
+    def as_json(self) -> dict[str, Any]:
+        """The deployment as a summary has it."""
         return {"front": self.name, "replicas": self.replicas, "router": self.router}
 
     def names(self, url: str, key: str | None = None) -> list[str]:
-        """Of the servers, by which each is at /replicas/NAME. Raises ServerError."""
+        """Names of the servers, each of which is at /replicas/NAME. Raises ServerError."""
         if self.kind.merges:
             return sorted(get(f"{url}/stats", key=key)["replicas"])
         return [str(k + 1) for k in range(self.replicas)]
@@ -75,40 +73,42 @@ class Deployment:
 
 def add_deployment(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("several servers of each variant").add_argument
-    add(
-        "--deploy", choices=list(KINDS), help="start each variant as replicas behind this front end"
-    )
+    deploy = "start each variant as replicas behind this front end"
+    add("--deploy", choices=list(KINDS), help=deploy)
     add("--replicas", type=int, metavar="N", help=f"with --deploy: servers (default: {REPLICAS})")
-    add("--router", metavar="NAME", help="with --deploy ray: what chooses a replica for a request, "
-        f"{', '.join(KINDS['ray'].routers)} (default: {KINDS['ray'].routers[0]})")  # fmt: skip
+    routers = KINDS["ray"].routers
+    router = "with --deploy ray: what chooses a replica for a request, "
+    router += f"{', '.join(routers)} (default: {routers[0]})"
+    add("--router", metavar="NAME", help=router)
 
 
 def deployment_of(known: argparse.Namespace) -> Deployment | None:
-    """What the flags say. Raises ConfigError."""
+    """The deployment that the flags name. Raises ConfigError."""
     if known.deploy is None:
-        if given := [name for name in ("replicas", "router") if getattr(known, name) is not None]:
-            raise ConfigError(
-                f"--{given[0]} is of servers behind a front end; add --deploy "
-                f"{' or '.join(KINDS)}, or simulate them with ./simulate.sh"
-            )
+        for name in ("replicas", "router"):
+            if getattr(known, name) is not None:
+                raise ConfigError(
+                    f"--{name} is of servers behind a front end; add --deploy "
+                    f"{' or '.join(KINDS)}, or simulate them with ./simulate.sh"
+                )
         return None
     kind = KINDS[known.deploy]
-    if known.replicas is not None and known.replicas < 1:
-        raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
+    replicas = REPLICAS if known.replicas is None else known.replicas
+    if replicas < 1:
+        raise ConfigError(f"--replicas {replicas}: give 1 or more")
     if known.router not in (None, *kind.routers):
         raise ConfigError(
             f"--router {known.router!r}: --deploy {known.deploy} has {', '.join(kind.routers)}"
         )
     if kind.package and importlib.util.find_spec(kind.package) is None:
         raise ConfigError(f"--deploy {known.deploy} needs what is not installed: {kind.install}")
-    replicas = REPLICAS if known.replicas is None else known.replicas
     return Deployment(known.deploy, replicas, known.router or kind.routers[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed(Target):
-    """Servers behind a front end, to measure: requests go to the front end, and each server is
-    asked what it did.
+    """Servers behind a front end, to measure: requests go to the front end, and each server reports
+    what it did.
     """
 
     deployment: Deployment
@@ -126,25 +126,23 @@ class Deployed(Target):
     def has_report(self) -> bool:
         return True
 
-    def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Counts are of all, and an occupancy is of the rows of those that compute. Raises
-        ServerError, also if a replica took another one's place: what that one counted is gone.
+    def report(self) -> Report:
+        """The report of all: counts are sums, and an occupancy is of the rows of replicas that
+        compute. Raises ServerError, also if a replica was replaced: its counts are lost.
         """
         if self.deployment.names(self.url, self.key) != [*self.replicas]:
             raise ServerError("a replica was replaced, and what it had counted went with it")
-        each, iterations = {}, []
-        for name, url in zip(self.replicas, self.servers):
-            each[name], mine = stats_of(url, self.key)
-            iterations.append(mine)
+        each = {name: stats_of(url, self.key) for name, url in zip(self.replicas, self.servers)}
         if self.deployment.kind.merges:
             engine = get(f"{self.url}/stats", key=self.key)
             del engine["replicas"]
         else:
-            engine = together(list(each.values()))
-        by_replica = {name: {key: mine[key] for key in OF_EACH} for name, mine in each.items()}
-        over_time = added_over_time(iterations)
-        config = get(self.url, key=self.key)["config"]
-        return engine | {"by_replica": by_replica}, over_time, config
+            engine = together([stats for stats, _ in each.values()])
+        engine["by_replica"] = {
+            name: {key: stats[key] for key in OF_EACH} for name, (stats, _) in each.items()
+        }
+        over_time = added_over_time(iterations for _, iterations in each.values())
+        return engine, over_time, get(self.url, key=self.key)["config"]
 
 
 @contextlib.contextmanager
@@ -193,12 +191,12 @@ def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def added_over_time(iterations: Iterable[Sequence[Sequence[float]]]) -> dict[str, Any]:
-    """Rows over time of all servers, by each one's iterations."""
-    busy = [mine for mine in iterations if mine]
-    begun = min((mine[0][0] for mine in busy), default=0.0)
-    ended = max((mine[-1][0] + mine[-1][1] for mine in busy), default=0.0)
-    parts = [occupancy_over_time(mine, BINS, (begun, ended)) for mine in busy]
-    if not parts:
+    """Rows over time of all servers, from the iterations of each."""
+    busy = [rows for rows in iterations if rows]
+    if not busy:
         return occupancy_over_time([])
+    started = min(rows[0][0] for rows in busy)
+    ended = max(rows[-1][0] + rows[-1][1] for rows in busy)
+    parts = [occupancy_over_time(rows, BINS, (started, ended)) for rows in busy]
     sums = {kind: np.sum([part[kind] for part in parts], axis=0).tolist() for kind in ROW_KINDS}
     return parts[0] | sums

@@ -1,5 +1,5 @@
-"""Measuring one server: warm it up, replay a trace, and put together what its client and its own
-statistics say.
+"""Measuring one server: warm it up, replay a trace, and combine the measures of its client with its
+own statistics.
 """
 
 from __future__ import annotations
@@ -17,15 +17,7 @@ from client.load import Interrupted, Watch, replay
 from client.outcomes import Answers, Outcome, Outcomes
 from client.traces import Request, Trace
 from client.wire import Wire
-from compare.analysis import (
-    always_waiting,
-    batch_sizes,
-    expected_useful_fraction,
-    growth,
-    growth_in_flight,
-    littles_law,
-    slowest_row_s,
-)  # fmt: skip
+from compare import analysis
 from compare.results import OURS
 from compare.summary import summarise
 from config import Config
@@ -39,10 +31,11 @@ ENGINE = (
     "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
     "cached_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),
 )  # fmt: skip
+Report = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 class Measurable(Protocol):
-    """What serves a trace, and may tell how: a server, or one that is simulated."""
+    """A server that serves a trace, real or simulated."""
 
     @property
     def name(self) -> str: ...
@@ -52,16 +45,16 @@ class Measurable(Protocol):
 
     @property
     def are_several(self) -> bool:
-        """Whether there are several servers that share the load."""
+        """True of several servers that share the load."""
         ...
 
     @property
     def has_report(self) -> bool:
-        """Whether it says what it did, besides what a client sees."""
+        """True if it reports what it did, besides what a client sees."""
         ...
 
     def begin(self) -> None:
-        """Nothing is counted yet, and the prefix cache is empty. Raises ServerError."""
+        """Reset all counts, and empty the prefix cache. Raises ServerError."""
         ...
 
     def replay(
@@ -70,7 +63,7 @@ class Measurable(Protocol):
         """Serve a trace. Raises Interrupted on Ctrl-C."""
         ...
 
-    def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def report(self) -> Report:
         """/stats since it began, the rows over time, and the config. Raises ServerError."""
         ...
 
@@ -78,7 +71,7 @@ class Measurable(Protocol):
 @dataclass(frozen=True, slots=True)
 class Target:
     """A server to measure: one of ours in a mode, or any other (`ours` false), of which only the
-    client's side is known; so it is where `others` share the load, each in its turn.
+    client's side is known, as where `others` share the load, each in its turn.
     """
 
     name: str
@@ -98,7 +91,7 @@ class Target:
 
     @property
     def servers(self) -> Sequence[str]:
-        """URLs, one of each."""
+        """The URL of each."""
         return (self.url, *self.others)
 
     def begin(self) -> None:
@@ -109,10 +102,10 @@ class Target:
     def replay(self, requests: Sequence[Request], timeout_s: float, watch: Watch) -> list[Outcome]:
         return replay(self.url, requests, self.wire, timeout_s, watch, self.key, others=self.others)
 
-    def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def report(self) -> Report:
         engine, iterations = stats_of(self.url, self.key)
-        over_time = occupancy_over_time(iterations, BINS)
-        return engine, over_time, get(self.url, key=self.key)["config"]
+        config = get(self.url, key=self.key)["config"]
+        return engine, occupancy_over_time(iterations, BINS), config
 
 
 def openai_model(url: str, key: str | None = None) -> str:
@@ -125,7 +118,7 @@ def openai_model(url: str, key: str | None = None) -> str:
 
 
 def warm_up(target: Target, by_ids: bool = False) -> None:
-    """Two short requests to each server, as text or as ids: one without a tokenizer takes ids
+    """Send two short requests to each server, as text or as ids: one without a tokenizer takes ids
     alone. Raises ServerError if one fails.
     """
     text = "warm up"
@@ -141,24 +134,24 @@ def warm_up(target: Target, by_ids: bool = False) -> None:
 
 
 class _Counting(Watch):
-    """Counts what is in flight at every tick, and hands on what it is told."""
+    """Counts requests in flight at every tick, and notifies another watch of all events."""
 
-    def __init__(self, then: Watch):
-        self._then = then
+    def __init__(self, other: Watch):
+        self._other = other
         self._now = 0
         self.counts: list[int] = []
 
     def sent(self) -> None:
         self._now += 1
-        self._then.sent()
+        self._other.sent()
 
     def ended(self, outcome: Outcome) -> None:
         self._now -= 1
-        self._then.ended(outcome)
+        self._other.ended(outcome)
 
     def tick(self) -> None:
         self.counts.append(self._now)
-        self._then.tick()
+        self._other.tick()
 
 
 def measure(
@@ -171,21 +164,20 @@ def measure(
     """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is
     `partial`, and has what ended.
 
-    A server of ours begins it with nothing counted and an empty prefix cache, so that it finds what
-    this trace computed and not what an earlier one did. What several say of themselves is left out:
-    each has counted a part of the load, on a clock of its own.
+    A server of ours begins with nothing counted and an empty prefix cache, so that it finds what
+    this trace computed and not what an earlier one did. The reports of several servers are left
+    out: each has counted a part of the load, on a clock of its own.
     """
     if target.ours:
         target.begin()
-    partial, counting = False, _Counting(watch)
+    interrupted, counting = False, _Counting(watch)
     try:
         outcomes = target.replay(requests, timeout_s, counting)
-    except Interrupted as interrupted:
-        partial, outcomes = True, interrupted.outcomes
+    except Interrupted as stopped:
+        interrupted, outcomes = True, stopped.outcomes
     trace = Trace.of(requests)
     ended = Outcomes.of(trace, outcomes)
-    result: dict[str, Any] = {"variant": target.name} | judged(trace, ended, goodput)
-    result["partial"] = partial
+    result = {"variant": target.name} | judged(trace, ended, goodput) | {"partial": interrupted}
     if counting.counts:
         result["mean_in_flight"] = float(np.mean(counting.counts))
     if target.are_several:
@@ -193,11 +185,11 @@ def measure(
     if target.has_report:
         try:
             result |= _engine(target, trace, ended.answers)
-        except ServerError as error:  # what this client measured is told all the same
+        except ServerError as error:  # what this client measured is kept all the same
             result["errors"][f"the server's /stats are missing: {error}"] = 1
         except KeyboardInterrupt:
             result["partial"] = True
-        result["littles_law"] = littles_law(result)
+        result["littles_law"] = analysis.littles_law(result)
     return result, list(ended)
 
 
@@ -206,42 +198,44 @@ def judged(
     outcomes: Outcomes | Iterable[Outcome],
     goodput: Mapping[str, float],
 ) -> dict[str, Any]:
-    """What the outcomes of a trace say by themselves, whoever served it; the rest is None."""
+    """The measures that follow from the outcomes of a trace alone, whichever server served it; the
+    rest is None.
+    """
     trace = Trace.of(requests)
     outcomes = Outcomes.of(trace, outcomes)
     answers, rows = outcomes.answers, outcomes.ended
     sent = rows[rows["sent"]]
     sends = np.stack([sent[name] for name in ("scheduled_at", "sent_at", "ended_at")], axis=1)
     result = summarise(answers, sends, goodput, unsent=len(rows) - len(sent))
-    result |= {"partial": False, "sample": outcomes.sample}
-    result |= {"mean_in_flight": None, **dict.fromkeys(OURS)}
-    asked = describe(trace)
-    rate, mean = asked["requested_rate"], asked["mean_num_tokens"]
-    result |= {
+    workload = describe(trace)
+    rate, mean = workload["requested_rate"], workload["mean_num_tokens"]
+    # once no more conversations begin, the load only falls, and a queue with it
+    until = outcomes.rows["sent_at"][trace.firsts].max()
+    sent = sent[sent["sent_at"] <= until]
+    fill_s = analysis.slowest_row_s(answers)
+    busy = analysis.always_waiting(answers)
+    other_length = outcomes.rows["completion_tokens"] != trace.num_tokens
+    return result | {
+        "partial": False,
+        "sample": outcomes.sample,
+        "mean_in_flight": None,
+        **dict.fromkeys(OURS),
         "requested_rate": rate,
         "mean_num_tokens": mean,
         "offered_throughput": rate and rate * mean,
-    }
-    # once no more conversations begin, the load only falls, and a queue with it
-    until = outcomes.rows["sent_at"][trace.firsts].max()
-    result["growth"] = growth(Answers(answers.rows[answers["sent_at"] <= until], {}))
-    result["slowest_row_s"] = fill_s = slowest_row_s(answers)
-    sent = sent[sent["sent_at"] <= until]
-    result["growth_in_flight"] = growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s)
-    busy = always_waiting(answers)
-    result |= {
+        "growth": analysis.growth(Answers(answers.rows[answers["sent_at"] <= until], {})),
+        "slowest_row_s": fill_s,
+        "growth_in_flight": analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
         "busy_s": busy.seconds,
-        "busy_throughput": busy.tokens / busy.seconds if busy.seconds else None,
+        "busy_throughput": busy.throughput,
+        **groups.measured(trace, outcomes, result["wall_clock_s"]),
+        "other_length": int((other_length & outcomes.rows["answered"]).sum()),
+        "errors": dict(outcomes.errors.most_common()),
     }
-    result |= groups.measured(trace, outcomes, result["wall_clock_s"])
-    other = outcomes.rows["completion_tokens"] != trace.num_tokens
-    result["other_length"] = int((other & outcomes.rows["answered"]).sum())
-    result["errors"] = dict(outcomes.errors.most_common())
-    return result
 
 
 def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[list[float]]]:
-    """What a server of ours says of its run, and of each iteration. Raises ServerError."""
+    """/stats of a server of ours, and a row for each of its iterations. Raises ServerError."""
     engine = get(f"{url}/stats?iterations=1", 120, key)
     iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
     while following is not None:
@@ -251,29 +245,30 @@ def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[lis
 
 
 def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any]:
-    """What a server of ours says of the run itself. Raises ServerError."""
+    """The measures that a server of ours reports of the run. Raises ServerError."""
     engine, over_time, config = target.report()
     engine.pop("definitions")
-    found = {key: engine[key] for key in ENGINE} | {"server": engine, "config": config}
     prompt_tokens = engine["total_input_tokens"]
-    found["cached_fraction"] = engine["cached_tokens"] / prompt_tokens if prompt_tokens else None
-    found["occupancy_over_time"] = over_time
+    measures = {key: engine[key] for key in ENGINE} | {
+        "server": engine,
+        "config": config,
+        "cached_fraction": engine["cached_tokens"] / prompt_tokens if prompt_tokens else None,
+        "occupancy_over_time": over_time,
+    }
     policy = MODES[config["mode"]]
-    by_chance = policy.in_order and config["order"] == "fcfs"  # who comes together in a batch
     # of several servers two batches that begin at one instant would seem to be one
-    by_chance = by_chance and not target.are_several
+    by_chance = policy.in_order and config["order"] == "fcfs" and not target.are_several
     if policy.request_level and by_chance and not config["compact_batches"]:
-        sizes = batch_sizes(answers)
-        found["expected_useful_fraction"] = expected_useful_fraction(trace.num_tokens, sizes)
-    return found
+        sizes = analysis.batch_sizes(answers)
+        expected = analysis.expected_useful_fraction(trace.num_tokens, sizes)
+        measures["expected_useful_fraction"] = expected
+    return measures
 
 
 def with_requests(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """NAME.json: a measurement with every request."""
-    return result | {
-        "definitions": DEFINITIONS,
-        "requests": [_record(outcome) for outcome in outcomes],
-    }
+    requests = [_record(outcome) for outcome in outcomes]
+    return result | {"definitions": DEFINITIONS, "requests": requests}
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
@@ -281,19 +276,14 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     record: dict[str, Any] = outcome.request.model_dump(
         include={"id", "num_tokens", "user", "priority"}, exclude_none=True
     )
-    if not outcome.sent:
+    if outcome.sent:
+        stamps = ("scheduled_at", "sent_at", "ended_at")
+        record |= {name: getattr(outcome, name) for name in stamps}
+    if (answer := outcome.answer) is None:
         return record | {"error": outcome.error}
-    record |= {
-        "scheduled_at": outcome.scheduled_at,
-        "sent_at": outcome.sent_at,
-        "ended_at": outcome.ended_at,
-    }
-    if outcome.answer is None:
-        return record | {"error": outcome.error}
-    answer = {name: getattr(outcome.answer, name) for name in ANSWERED}
-    timings = outcome.answer.timings
-    known = {name: timings[name] for name in timings if name != "itl_s"} if timings else timings
-    return record | answer | {"timings": known, "text": outcome.text}
+    record |= {name: getattr(answer, name) for name in ANSWERED}
+    timings = answer.timings and {k: v for k, v in answer.timings.items() if k != "itl_s"}
+    return record | {"timings": timings, "text": outcome.text}
 
 
 def burst_size(config: Config) -> int:
@@ -314,16 +304,12 @@ def measure_capacity(
     result, outcomes = measure(target, burst, {}, timeout_s, watch)
     if result["partial"]:
         raise KeyboardInterrupt
+    busy = analysis.always_waiting([outcome.answer for outcome in outcomes if outcome.answer])
+    wrong = None if busy.seconds else "fits into one batch"
     if result["failed"]:
-        error = next(iter(result["errors"]))
+        wrong = f"failed ({next(iter(result['errors']))})"
+    if wrong:
         raise ServerError(
-            f"the burst that measures capacity failed ({error}); name a rate with --arrival "
-            f"poisson:RATE"
+            f"the burst that measures capacity {wrong}; name a rate with --arrival poisson:RATE"
         )
-    busy = always_waiting([outcome.answer for outcome in outcomes if outcome.answer])
-    if not busy.seconds:
-        raise ServerError(
-            "the burst that measures capacity fits into one batch; name a rate with --arrival "
-            "poisson:RATE"
-        )
-    return {"output_throughput": busy.tokens / busy.seconds, "requests": len(burst)}
+    return {"output_throughput": busy.throughput, "requests": len(burst)}

@@ -12,9 +12,10 @@ from typing import Any
 
 from client.draws import ARRIVALS
 from client.workloads import add_workload, contradiction, seconds_say_how_many
+from compare import variants
 from compare.deployments import Deployment, add_deployment, deployment_of
 from compare.servers import ROOT
-from compare.variants import BASIC, Variant, parse_also, parse_modes, parse_variants, settings
+from compare.variants import BASIC, Variant
 from config import (
     Config,
     ConfigError,
@@ -31,7 +32,11 @@ from stats import LIMITED
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
 REQUESTS = 300
-MOST = 12  # that are told apart in a figure
+MOST = 12  # variants that are told apart in a figure
+AS_GIVEN = (
+    "lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities", "trace",
+    "scale", "seed", "repeats", "sweep", "seconds", "stream",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,7 @@ class Options:
     baseline: str  # with which the others are compared
     numsamples: int | None  # None: as many as users send in their seconds
     arrival: str
-    lengths: str | None  # of a workload what was given, here and below
+    lengths: str | None  # None, here and below: as the workload has it by default
     selection: str | None
     prompts: str | None
     prefixes: str | None
@@ -77,27 +82,17 @@ class Options:
         """The variant whose capacity `auto` arrivals go by: a plain `dynamic` if there is one, else
         the baseline.
         """
-        plain = [
-            name for name, variant in self.variants.items() if variant == Variant("dynamic", {})
-        ]
-        return next(
-            iter(
-                [
-                    *plain,
-                    *([self.baseline] if self.baseline in self.variants else []),
-                    *self.variants,
-                ]
-            )
-        )
+        for name, variant in self.variants.items():
+            if variant == Variant("dynamic", {}):
+                return name
+        return self.baseline if self.baseline in self.variants else next(iter(self.variants))
 
     def settings(self, name: str) -> dict[str, Any]:
-        """What a variant's server is started with: its own settings, and those of all that have a
-        meaning in its mode.
+        """The settings that a variant's server is started with: its own, and those of all that have
+        a meaning in its mode.
         """
-        variant = self.variants[name]
-        return {
-            key: value for key, value in self.flags.items() if meaningful(key, variant.mode)
-        } | variant.flags
+        mode, own = self.variants[name].mode, self.variants[name].flags
+        return {k: value for k, value in self.flags.items() if meaningful(k, mode)} | own
 
     def config(self, name: str) -> Config:
         """All settings of a variant. Raises ConfigError."""
@@ -105,7 +100,7 @@ class Options:
 
 
 def parser_of(program: str, description: str) -> Parser:
-    """What compare.sh and simulate.sh both understand, but for server settings."""
+    """A parser of the flags that compare.sh and simulate.sh share, but for server settings."""
     parser = Parser(
         prog=program,
         description=description,
@@ -127,37 +122,31 @@ def parser_of(program: str, description: str) -> Parser:
         help="what the others are compared with in pairs (default: the first)",
     )
     add("--numsamples", type=int, help=f"requests (default: {REQUESTS})")
-    add("--arrival", help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity "
-                                          f"of dynamic, or of the "
-        "baseline where no plain dynamic is compared (default: auto)")  # fmt: skip
+    add(
+        "--arrival",
+        help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity of dynamic, or of the "
+        "baseline where no plain dynamic is compared (default: auto)",
+    )
     add_workload(parser)
     add("--seed", type=int, default=0, help="of the trace (default: 0)")
+    sweep = "then run every variant at rates from light to beyond its capacity"
+    add("--sweep", action="store_true", help=sweep)
     add(
-        "--sweep",
-        action="store_true",
-        help="then run every variant at rates from light to beyond its capacity",
+        "--seconds",
+        type=float,
+        help="of sending at each rate of a sweep (default: as long as 200 requests need, and slow "
+        "rows to fill twice, from 10 to 300)",
     )
-    add("--seconds", type=float, help="of sending at each rate of a sweep (default: as long as 200 "
-                                      "requests need, "
-        "and slow rows to fill twice, from 10 to 300)")  # fmt: skip
-    add(
-        "--repeats",
-        type=int,
-        default=1,
-        metavar="R",
-        help="run R seeds, and give intervals over them (default: 1)",
-    )
+    repeats = "run R seeds, and give intervals over them (default: 1)"
+    add("--repeats", type=int, default=1, metavar="R", help=repeats)
     add(
         "--goodput",
         nargs="+",
         metavar="NAME:MS",
         help=f"limits on ttft, tpot, e2el (default: none; of a sweep {' '.join(SWEEP_GOODPUT)})",
     )
-    add(
-        "--stream",
-        action="store_true",
-        help="ask for streams; plain answers come when their batch is done",
-    )
+    stream = "ask for streams; plain answers come when their batch is done"
+    add("--stream", action="store_true", help=stream)
     add("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
     return parser
 
@@ -174,95 +163,86 @@ def parse(argv: Sequence[str]) -> Options:
         help="compare with this server too: one that runs already and speaks OpenAI's API; implies "
         "--stream",
     )
-    add(
-        "--timeout",
-        type=float,
-        default=3600,
-        help="seconds that an answer may take (default: 3600)",
-    )
-    add(
-        "--skip-calibration",
-        action="store_true",
-        help="do not measure first, once a machine, how fast this client can send",
-    )
+    timeout = "seconds that an answer may take (default: 3600)"
+    add("--timeout", type=float, default=3600, help=timeout)
+    calibration = "do not measure first, once a machine, how fast this client can send"
+    add("--skip-calibration", action="store_true", help=calibration)
     add_deployment(parser)
     add_settings(parser)
     known = read(parser, argv)
-    given = chosen(known) | {"deployment": deployment_of(known)}
-    also = parse_also(known.also, given["variants"])
-    given |= {"also": also, "stream": known.stream or bool(also), "timeout": known.timeout}
+    given = chosen(known) | {"deployment": deployment_of(known), "timeout": known.timeout}
+    given["also"] = variants.parse_also(known.also, given["variants"])
+    given["stream"] = known.stream or bool(known.also)
     options = Options(**given, calibration=not known.skip_calibration)
     check(options)
     return options
 
 
 def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """What a command line says. Raises ConfigError; exits 0 after --help."""
+    """The flags of a command line. Raises ConfigError for unknown ones, and for those that
+    contradict each other; exits 0 after --help.
+    """
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
-    if known.modes and known.variant:
-        raise ConfigError(
-            "--modes and --variant both say what is compared; name the modes as variants, "
-            "--variant base=dynamic"
-        )
-    if wrong := contradiction(known):
-        raise ConfigError(wrong)
     repeats = known.repeats > 1 and not vars(known).get("plan")  # of one trace, too
-    if known.trace and (known.sweep or repeats):
-        raise ConfigError("--sweep and --repeats draw traces of their own; leave out --trace")
-    if known.sessions and known.sweep:
-        raise ConfigError(
+    for refused, sentence in (
+        (
+            known.modes and known.variant,
+            "--modes and --variant both say what is compared; name the modes as variants, "
+            "--variant base=dynamic",
+        ),
+        (wrong := contradiction(known), wrong),
+        (
+            known.trace and (known.sweep or repeats),
+            "--sweep and --repeats draw traces of their own; leave out --trace",
+        ),
+        (
+            known.sessions and known.sweep,
             "--sweep sends at rates of its own, and in conversations answers say when requests are "
-            "sent; leave out --sweep or --sessions"
-        )
-    if known.users and known.sweep:
-        raise ConfigError(
-            "--sweep sends at rates of its own, and --users have theirs; leave out one of them"
-        )
-    if known.sessions and (known.arrival or "auto") == "auto":
-        raise ConfigError(
+            "sent; leave out --sweep or --sessions",
+        ),
+        (
+            known.users and known.sweep,
+            "--sweep sends at rates of its own, and --users have theirs; leave out one of them",
+        ),
+        (
+            known.sessions and (known.arrival or "auto") == "auto",
             "--sessions needs an --arrival, such as poisson:2 (conversations a second): auto goes "
-            "by what a server can do with single requests, and later turns have longer prompts"
-        )
-    if known.seconds is not None and not known.sweep:
-        raise ConfigError("--seconds is of a sweep; add --sweep")
+            "by what a server can do with single requests, and later turns have longer prompts",
+        ),
+        (known.seconds is not None and not known.sweep, "--seconds is of a sweep; add --sweep"),
+    ):
+        if refused:
+            raise ConfigError(sentence)
     return known
 
 
 def chosen(known: argparse.Namespace) -> dict[str, Any]:
-    """What `parser_of` understands, as options. Raises ConfigError."""
+    """The fields of Options that `parser_of` knows. Raises ConfigError."""
     goodput = known.goodput if known.goodput is not None else SWEEP_GOODPUT if known.sweep else []
-    flags = settings(known)
-    variants = parse_variants(known.variant) if known.variant else parse_modes(known.modes)
+    flags = variants.settings(known)
+    compared = (
+        variants.parse_variants(known.variant)
+        if known.variant
+        else variants.parse_modes(known.modes)
+    )
+    numsamples = known.numsamples
+    if numsamples is None and not seconds_say_how_many(known):
+        numsamples = REQUESTS
     return {
-        "variants": variants,
-        "baseline": known.baseline or next(iter(variants)),
-        "numsamples": REQUESTS
-        if known.numsamples is None and not seconds_say_how_many(known)
-        else known.numsamples,
+        "variants": compared,
+        "baseline": known.baseline or next(iter(compared)),
+        "numsamples": numsamples,
         "arrival": known.arrival or "auto",
-        "lengths": known.lengths,
-        "selection": known.selection,
-        "prompts": known.prompts,
-        "prefixes": known.prefixes,
-        "sessions": known.sessions,
-        "users": known.users,
-        "priorities": known.priorities,
-        "trace": known.trace,
-        "scale": known.scale,
-        "seed": known.seed,
-        "repeats": known.repeats,
-        "sweep": known.sweep,
-        "seconds": known.seconds,
         "goodput": parse_goodput(goodput),
-        "stream": known.stream,
         "out": known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}",
         "flags": flags,
+        **{name: getattr(known, name) for name in AS_GIVEN},
     }
 
 
 def check(options: Options) -> None:
-    """Raises ConfigError for what cannot be compared."""
+    """Raise ConfigError for what cannot be compared."""
     if any("api_keys" in options.settings(name) for name in options.variants):
         raise ConfigError(
             "--api-keys is of a server with several users, and here one client asks; use --api-key"
@@ -283,13 +263,13 @@ def check(options: Options) -> None:
             f"--baseline {options.baseline!r} is not compared; name one of "
             f"{', '.join(options.names)}"
         )
-    for name, value in (("numsamples", options.numsamples), ("repeats", options.repeats)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag(name)} must be at least 1")
     if options.seed < 0:
         raise ConfigError("--seed must be 0 or more")
-    for name, seconds in (("seconds", options.seconds), ("timeout", options.timeout)):
-        if seconds is not None and not 0 < seconds < float("inf"):
+    for name in ("numsamples", "repeats"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise ConfigError(f"{flag(name)} must be at least 1")
+    for name in ("seconds", "timeout"):
+        if (number := getattr(options, name)) is not None and not 0 < number < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds above 0")
 
 

@@ -1,4 +1,4 @@
-"""What a result says: every number declared once, with where it is repeated and how tables show it.
+"""Numbers of a result, each declared once: where it is repeated, and how tables show it.
 
 NAME.json has more; a summary, and each rate of a sweep, repeat what is declared here.
 """
@@ -18,11 +18,10 @@ Part = Literal["point", "summary", "sweep", "group"]
 class Key:
     """A number of a result.
 
-    part: what repeats it: each rate of a sweep and the summary ("point"), the summary alone, or
-    none of them, since the sweep itself finds it, or groups of requests alone have it ("group").
-    heading: in report.md; none: in no table. scale:
-    what it is multiplied with there. short: heading in the terminal; none: not shown there. rare:
-    shown only where it is not zero for somebody.
+    part: its places: each rate of a sweep and the summary ("point"), the summary alone, or neither,
+    since the sweep itself finds it, or groups of requests alone have it ("group"). heading: in
+    report.md; empty: in no table. scale: factor there. short: heading in the terminal; empty: not
+    shown there. rare: shown only where a result has more than zero.
     """
 
     name: str
@@ -34,9 +33,7 @@ class Key:
     rare: bool = False
 
     def of(self, result: Mapping[str, Any]) -> Any:
-        """The number in a saved result; None where there is none, or an earlier version knew
-        none.
-        """
+        """The number in a result; None where it has none."""
         return result.get(self.name)
 
 
@@ -128,12 +125,10 @@ def keys(*names: str) -> list[Key]:
 
 
 def of_point(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What one rate of a sweep repeats of a measurement. Raises KeyError for what was not
-    measured.
-    """
+    """Numbers of a measurement for a rate of a sweep. Raises KeyError for one not measured."""
     return {name: result[name] for name, key in KEYS.items() if key.part == "point"}
 
 
 def of_summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary repeats of a measurement. Raises KeyError for what was not measured."""
+    """Numbers of a measurement for a summary. Raises KeyError for one that was not measured."""
     return {name: result[name] for name, key in KEYS.items() if key.part in ("point", "summary")}

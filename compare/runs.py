@@ -136,14 +136,14 @@ def load(folder: Path, requests: bool = True) -> Run:
 
 def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
     """Each seed's summary, by its folder and in the order of seeds."""
-    found = {path.parent: _read_json(path) for path in folder.glob("seed-*/summary.json")}
+    summaries = {path.parent: _read_json(path) for path in folder.glob("seed-*/summary.json")}
     if (own := folder / "summary.json").exists() and "workload" in (summary := _read_json(own)):
-        found = {folder: summary}  # a run of one seed, whatever lies beside it
-    if not found:
+        summaries = {folder: summary}  # a run of one seed, whatever lies beside it
+    if not summaries:
         raise RunError(
             f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote"
         )
-    return dict(sorted(found.items(), key=lambda item: item[1]["seed"]))
+    return dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -177,8 +177,8 @@ def save(
         save_json(folder / f"{name}.json", result)
     variants = {name: of_summary(result) for name, result in results.items()}
     for name in swept:
-        found = outcome((points or {})[name])
-        variants[name] |= {key: found[key] for key in ("capacity", "goodput_rate")}
+        swept_to = outcome((points or {})[name])
+        variants[name] |= {key: swept_to[key] for key in ("capacity", "goodput_rate")}
     compared = {name: result for name, result in results.items() if name not in facts["also"]}
     summary = {
         "variants": variants,  # simulated ones have no texts
@@ -209,7 +209,7 @@ def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each variant its mode, and the settings in which variants differ, as far as they have a
+    """Mode of each variant, and the settings in which variants differ, as far as they have a
     meaning in its mode.
     """
     configs = {name: result["config"] for name, result in results.items() if result.get("config")}

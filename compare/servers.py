@@ -23,7 +23,7 @@ from config import flag, meaningful
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600
-ALONE: Sequence[str] = (str(ROOT / "launch.py"),)  # what Python is given to start a single server
+ALONE: Sequence[str] = (str(ROOT / "launch.py"),)  # Python's arguments to start a single server
 
 
 def free_port() -> int:
@@ -44,21 +44,13 @@ def server(
     """Start a server on a free port; yield its URL once it is ready and known to be ours; stop it
     whatever happens.
 
-    `key`: its API key, told by the environment, since everyone on this machine sees a command line.
-    `name`: what errors call it, if not by its mode. `start`: what Python is given to start it, if
+    `key`: its API key, passed in the environment, since every user of this machine sees a command
+    line. `name`: its name in errors, if not its mode. `start`: Python's arguments to start it, if
     it is no single server. Raises ServerError with the end of the server's own output if it does
     not come up.
     """
     port = free_port()
-    command = [
-        sys.executable,
-        *start,
-        mode,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+    command = [sys.executable, *start, mode, "--host", "127.0.0.1", "--port", str(port)]
     for setting, value in flags.items():
         if meaningful(setting, mode) and setting != "api_key":
             command += as_flag(setting, value)
@@ -71,8 +63,8 @@ def server(
         process = subprocess.Popen(
             command, stdout=output, stderr=output, start_new_session=True, env=environment
         )
+        url = f"http://127.0.0.1:{port}"
         try:
-            url = f"http://127.0.0.1:{port}"
             wait_until_ready(process, url, patience_s)
             pids = get(url, key=key)["pids"]
             if not any(started(process, pid) for pid in pids):
@@ -83,19 +75,18 @@ def server(
             yield url
         except ServerError as error:
             output.seek(0)
-            said = output.read().decode(errors="replace").strip()[-2000:]
-            raise ServerError(
-                f"{name or mode}: {error}" + (f"\nThe server said:\n{said}" if said else "")
-            ) from None
+            words = output.read().decode(errors="replace").strip()[-2000:]
+            words = f"\nThe server said:\n{words}" if words else ""
+            raise ServerError(f"{name or mode}: {error}{words}") from None
         finally:
             _stop(process)
 
 
 def started(process: subprocess.Popen[Any], pid: int) -> bool:
-    """Whether a process is this one, or came of it."""
+    """True of this process and its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        told = psutil.Process(pid)
-        return process.pid in (pid, *(parent.pid for parent in told.parents()))
+        parents = psutil.Process(pid).parents()
+        return process.pid in (pid, *(parent.pid for parent in parents))
     return False
 
 
@@ -123,7 +114,7 @@ def wait_until_ready(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGINT ends what is in flight at once; what is left of the session after that is killed."""
+    """End all in flight at once by a SIGINT, and kill what remains of the session after that."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
 """A sweep: one server at rates from light to beyond its capacity.
 
-A burst tells roughly where the capacity is, rates around it tell where the queue begins to grow,
-and what the server did while requests were always waiting, at all rates beyond, is its capacity.
+A burst shows roughly where the capacity is, and rates around it where the queue begins to grow. The
+capacity is what the server completed while requests were always waiting, at all rates beyond.
 All rates lie on one lattice, 2^(k/8) requests a second, so that modes meet at the same rates.
 """
 
@@ -33,12 +33,12 @@ Replay = Callable[[str, Sequence[Request]], Mapping[str, Any]]
 
 
 def requests_at(rate: float, seconds: float) -> int:
-    """So many that are sent in `seconds`, but a few at least."""
+    """Requests that are sent in `seconds`, but a few at least."""
     return max(FEWEST_REQUESTS, math.ceil(rate * seconds))
 
 
 def enough_requests(rate: float, slowest_row_s: float) -> int:
-    """Requests that tell what a server does at a rate, if sending them does not take too long."""
+    """Requests that show what a server does at a rate, if sending them does not take too long."""
     enough = max(LEAST_REQUESTS, requests_at(rate, max(LEAST_SECONDS, FILLS * slowest_row_s)))
     return min(enough, requests_at(rate, MOST_SECONDS))
 
@@ -49,11 +49,11 @@ def sweep(
     arrival: str,
     burst: int,
     seconds: float | None,
-    tell: Callable[[Point], None],
+    measured: Callable[[Point], None],
 ) -> None:
-    """Measure one server at the rates of a sweep, and `tell` each point.
+    """Measure one server at the rates of a sweep, and call `measured` with each point.
 
-    replay: measures a trace; it gets a word for it, and gives what `compare.measure.judged` does.
+    replay: measures a trace under a title, and returns the result of `compare.measure.judged`.
     burst: requests that come at once, and more than the server has rows for. seconds: of sending at
     a rate, if not as long as its numbers need.
     """
@@ -67,7 +67,7 @@ def sweep(
         result = replay(f"at {rate:g} a second", data.requests(n, process, scaled=True))
         point = {"rate": rate, "arrival": process, "nominal_num_tokens": data.mean_num_tokens}
         point |= of_point(result) | verdict(result)
-        tell(point)
+        measured(point)
         return point
 
     rough = first["busy_throughput"] and first["busy_throughput"] / data.mean_num_tokens
@@ -75,7 +75,7 @@ def sweep(
 
 
 def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether a rate was beyond the server's capacity, or beyond this client's.
+    """The verdict on a rate: beyond the server's capacity, beyond this client's, or neither.
 
     Beyond the server's its queue only grew, or requests failed. A client that is behind at most
     sends, and not at one in a hundred, says nothing of the server.
@@ -120,12 +120,9 @@ def search(measure: Callable[[float], Point], about: float) -> None:
     while k > first - FEWEST_OCTAVES * OCTAVE and (k > high - 2 * OCTAVE or misses(at(k))):
         k -= OCTAVE
         at(k)
-    meeting = [k for k, point in points.items() if meets(point)]
-    missing = [
-        k for k, point in points.items() if not meets(point) and meeting and k > max(meeting)
-    ]
-    if missing:
-        bisect(max(meeting), min(missing), meets)
+    best = max((k for k, point in points.items() if meets(point)), default=None)
+    if best is not None and (missing := [k for k in points if k > best]):
+        bisect(best, min(missing), meets)
 
 
 def sustained(point: Mapping[str, Any]) -> bool:
@@ -133,15 +130,10 @@ def sustained(point: Mapping[str, Any]) -> bool:
 
 
 def meets(point: Mapping[str, Any]) -> bool:
-    """Whether a rate's goodput meets the limits, and would go on to.
-
-    Nine in ten of its requests do, and no queue grows.
+    """True where nine in ten of a rate's requests meet the limits, and no queue grows, so that they
+    would go on to.
     """
-    return (
-        not point["saturated"]
-        and point["attainment"] is not None
-        and point["attainment"] >= ATTAINMENT
-    )
+    return not point["saturated"] and (point["attainment"] or 0.0) >= ATTAINMENT
 
 
 def misses(point: Mapping[str, Any]) -> bool:
@@ -149,30 +141,23 @@ def misses(point: Mapping[str, Any]) -> bool:
 
 
 def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
-    """Requests a second that a server completes while requests are always waiting.
+    """Requests a second that a server completes while requests are always waiting, over all
+    stretches of these points.
 
-    That is over all stretches of these points. A request counts by its tokens: so many of them are
-    the distribution's mean request. None where nothing waited.
+    A request counts by its tokens: as many as the distribution's mean request has. None where
+    nothing waited.
     """
-    busy_s = sum(point["busy_s"] for point in points)
-    if not busy_s:
-        return None
-    return (
-        sum(
-            point["busy_throughput"] * point["busy_s"] / point["nominal_num_tokens"]
-            for point in points
-        )
-        / busy_s
-    )
+    busy_s = sum(p["busy_s"] for p in points)
+    requests = sum(p["busy_throughput"] * p["busy_s"] / p["nominal_num_tokens"] for p in points)
+    return requests / busy_s if busy_s else None
 
 
 def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a sweep found.
+    """The result of a sweep: the most that the server completes (`capacity`), the rates between
+    which its queue begins to grow (`sustained_rate`, with its point, and `saturated_rate`), and the
+    same of the limits (`goodput_rate`, `missed_rate`).
 
-    It holds what the server completes at most (`capacity`), between which rates its queue begins to
-    grow (`sustained_rate`, with its point, and `saturated_rate`), and the same of the limits
-    (`goodput_rate`, `missed_rate`). `capacity` is None where no rate was beyond it: interrupted, or
-    this client was the limit.
+    `capacity` is None where no rate was beyond it: interrupted, or this client was the limit.
     """
     beyond = [p for p in points if p["saturated"]]
     lowest = min((p["rate"] for p in beyond), default=math.inf)

@@ -1,4 +1,4 @@
-"""What a comparison compares: modes with settings of their own, and servers that run already."""
+"""Variants that are compared: modes with settings of their own, and servers that run already."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared if nothing else
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A mode with settings of its own: what a comparison compares, under a name. A bare mode is its
-    own variant.
+    """A mode with settings of its own, which is compared under a name. A bare mode is its own
+    variant.
     """
 
     mode: str
@@ -51,7 +51,7 @@ def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
     """{"small": Variant("dynamic", {"token_budget": "32"})} from ["small=dynamic --token-budget
     32"]. Raises ConfigError.
     """
-    found: dict[str, Variant] = {}
+    variants: dict[str, Variant] = {}
     for text in texts:
         name, _, words = text.partition("=")
         parser = Parser(prog="--variant", add_help=False, allow_abbrev=False)
@@ -64,13 +64,13 @@ def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
                     "give NAME='MODE --setting …', such as small='dynamic --token-budget 32'"
                 )
             refuse_unknown(parser, unknown)
-            if name in found or name == "summary" or (name in MODES and name != known.mode):
+            if name in variants or name == "summary" or (name in MODES and name != known.mode):
                 raise ConfigError(f"{name} is taken; choose another name")
-            found[name] = Variant(known.mode, settings(known))
-            build(known.mode, found[name].flags, {})
+            variants[name] = Variant(known.mode, settings(known))
+            build(known.mode, variants[name].flags, {})
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"--variant {text!r}: {error}") from None
-    return found
+    return variants
 
 
 def parse_also(texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
@@ -87,5 +87,5 @@ def parse_also(texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, s
 
 
 def base_url(url: str) -> str:
-    """Where a server's routes begin: OpenAI's clients write /v1 after it."""
+    """The address before a server's routes: OpenAI's clients write /v1 after it."""
     return url.rstrip("/").removesuffix("/v1")

@@ -1,1 +1,1 @@
-"""What a saved run says: tables, sentences, figures, and a page that needs no network."""
+"""Reports of saved runs: tables, sentences, figures, and a page that needs no network."""

@@ -20,7 +20,7 @@ LINES = (("-", "o"), ("--", "s"))  # and markers
 
 
 class Look(NamedTuple):
-    """How a variant is drawn."""
+    """Colour, line and marker of a variant."""
 
     colour: str
     line: str

@@ -216,7 +216,7 @@ def _curves(axis: Any, sweeps: Sweeps, x: str, y: str) -> None:
 def computed_rows(
     rows: Mapping[str, Mapping[str, int]], expected: Mapping[str, float | None], caption: str
 ) -> Figure:
-    """Where computed rows went, a bar a variant, with the useful fraction that theory expects as a
+    """Kinds of computed rows, a bar a variant, with the useful fraction that theory expects as a
     tick.
 
     rows: {variant: {"live", KIND: rows summed over iterations}}. expected: {variant: useful

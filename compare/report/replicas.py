@@ -16,15 +16,15 @@ Changes = list[tuple[float, int, int]]  # seconds, replicas that take requests, 
 
 
 def simulated(run: Run) -> dict[str, Mapping[str, Any]]:
-    """Of each variant the replicas of the first seed; none of a single one that was up all the
-    time.
+    """Simulated replicas of each variant, in the first seed; without those of a variant that had a
+    single one all the time.
     """
     servers = {name: result.get("server", {}) for name, result in run.results[0].items()}
     return {
-        name: mine
+        name: replicas
         for name, server in servers.items()
-        if (mine := server.get("replicas"))
-        and (len(mine["requests"]) > 1 or len(_changes(mine)) > 1 or mine["missed"])
+        if (replicas := server.get("replicas"))
+        and (len(replicas["requests"]) > 1 or len(_changes(replicas)) > 1 or replicas["missed"])
     }
 
 
@@ -34,9 +34,9 @@ def _changes(replicas: Mapping[str, Any]) -> Changes:
 
 
 def changes(run: Run) -> dict[str, Changes]:
-    """Of each variant the replicas over time; empty where their number was always the same."""
-    found = {name: _changes(mine) for name, mine in simulated(run).items()}
-    return found if any(len(mine) > 1 for mine in found.values()) else {}
+    """Replicas of each variant over time; empty where their number was always the same."""
+    by_variant = {name: _changes(replicas) for name, replicas in simulated(run).items()}
+    return by_variant if any(len(replicas) > 1 for replicas in by_variant.values()) else {}
 
 
 def simulated_part(run: Run, figure: Sequence[str]) -> list[str]:

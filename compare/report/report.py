@@ -44,7 +44,7 @@ def drawings(run: Run) -> dict[str, Drawing]:
     caption = _caption(run, f"{all_requests}, {load['arrival']}")
     of_points = _caption(run, f"{points_of}, {load['arrival']}")
     of_one = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")
-    found: dict[str, Drawing] = {}
+    drawn: dict[str, Drawing] = {}
 
     answered = {name: run.answered(name) for name in run.names}
     lines = {}
@@ -52,16 +52,16 @@ def drawings(run: Run) -> dict[str, Drawing]:
         tokens = [r["completion_tokens"] for r in records]
         seconds = [r["answered_at"] - r["sent_at"] for r in records]
         lines[name] = (tokens, seconds, latency_line(tokens, seconds))
-    found["latency_vs_tokens"] = partial(figures.latency_vs_tokens, lines, of_points)
+    drawn["latency_vs_tokens"] = partial(figures.latency_vs_tokens, lines, of_points)
     if who_waits.groups(run.variants, "by_length"):
-        found["who_waits"] = partial(who_waits.figure, run.variants, caption)
+        drawn["who_waits"] = partial(who_waits.figure, run.variants, caption)
 
     if points := run.points:
         n = sum(len(rates) for seeds in points.values() for rates in seeds)
         of_rates = _caption(run, f"{n} rates, lengths {load['lengths']}")
-        found["latency_vs_throughput"] = partial(figures.latency_vs_throughput, points, of_rates)
+        drawn["latency_vs_throughput"] = partial(figures.latency_vs_throughput, points, of_rates)
         if limits:
-            found["goodput"] = partial(figures.goodput, points, limits, of_rates)
+            drawn["goodput"] = partial(figures.goodput, points, limits, of_rates)
 
     first = run.results[0]
     over_time = {
@@ -71,20 +71,20 @@ def drawings(run: Run) -> dict[str, Drawing]:
         configs = [(r["config"], _replicas(r)) for r in first.values() if r.get("config")]
         rows = max(config["max_batch_size"] * n for config, n in configs)
         whole = {name: not r["partial"] for name, r in first.items()}
-        found["occupancy"] = partial(figures.occupancy, over_time, whole, rows, of_one)
+        drawn["occupancy"] = partial(figures.occupancy, over_time, whole, rows, of_one)
         computed = {
             name: {kind: sum(r[f"{kind}_rows"] or 0 for r in seeds) for kind in ROW_KINDS}
             for name, seeds in run.variants.items()
             if seeds[0]["live_rows"] is not None
         }
         expected = {name: run.variants[name][0]["expected_useful_fraction"] for name in computed}
-        found["rows"] = partial(figures.computed_rows, computed, expected, caption)
+        drawn["rows"] = partial(figures.computed_rows, computed, expected, caption)
     if changes := replicas.changes(run):
         ends_s = {name: first[name]["wall_clock_s"] for name in changes}
-        found["replicas"] = partial(figures.replicas, changes, ends_s, of_one)
+        drawn["replicas"] = partial(figures.replicas, changes, ends_s, of_one)
     distributed = {name: distributions(records) for name, records in answered.items()}
-    found["distributions"] = partial(figures.distributions, distributed, of_points)
-    return found
+    drawn["distributions"] = partial(figures.distributions, distributed, of_points)
+    return drawn
 
 
 def _replicas(result: Mapping[str, Any]) -> int:
@@ -161,19 +161,19 @@ def facts(run: Run) -> list[str]:
         )
     seeds = ", ".join(str(s["seed"]) for s in run.summaries)
     where = "`trace.jsonl`" if load.get("saved", True) else "not saved: these draw it again"
-    found = [f"workload: {escape(described(load))}; {', '.join(given)}; seed {seeds} ({where})"]
+    lines = [f"workload: {escape(described(load))}; {', '.join(given)}; seed {seeds} ({where})"]
     if config:
         apart = differing(run.results[0])
         named = {key for settings in apart.values() for key in settings}
         common = {k: v for k, v in config.items() if k not in named and v is not None}
-        found.append(f"settings: {_settings(common)}")
+        lines.append(f"settings: {_settings(common)}")
         for name, settings in apart.items():
             if len(settings) > 1 or name != settings["mode"]:
                 own = {key: value for key, value in settings.items() if key != "mode"}
-                found.append(
+                lines.append(
                     f"{name}: {', '.join(filter(None, (settings['mode'], _settings(own))))}"
                 )
-    found += [
+    lines += [
         f"{name}: {escape(url)}, through OpenAI's API as a stream; its engine and hardware are not "
         f"known here"
         for name, url in summary["also"].items()
@@ -181,15 +181,15 @@ def facts(run: Run) -> list[str]:
     whose = "hardware" if summary["started_here"] else "the client's hardware"
     whose = "simulated on" if summary.get("simulated") else whose
     gpu = f"{escape(hardware['gpu'])}; " if hardware.get("gpu") else ""
-    found.append(
+    lines.append(
         f"{whose}: {gpu}{escape(hardware['cpu'])}, {hardware['cores']} cores, "
         f"{hardware['memory_gb']:.0f} GB; {hardware['system']}; Python {hardware['python']}, "
         f"torch {hardware['torch']}"
     )
     if not summary.get("simulated"):
-        found.append(f"client: {calibrate.sentence(summary['calibration'])}")
+        lines.append(f"client: {calibrate.sentence(summary['calibration'])}")
     made = f"commit {summary['commit']}, {summary['date']}, {code(summary['command'])}"
-    return [*found, made]
+    return [*lines, made]
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -261,7 +261,7 @@ def over_seeds(run: Run) -> dict[str, Any]:
 
 
 def _estimates(keys: Iterable[Key], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each number that all seeds have its mean, half of its interval, and its values."""
+    """Mean, half of its interval and values of each number that all seeds have."""
     return {
         key.name: {**asdict(estimate(values, tables.STEPS.get(key.name, 0.0))), "values": values}
         for key in keys

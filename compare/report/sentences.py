@@ -15,9 +15,9 @@ from stats import CLIENT_LIMITED_MS
 
 
 def sentences(run: Run) -> list[str]:
-    """All that apply, the gravest first."""
+    """Sentences that apply to a run, the gravest first."""
     errors = [error for results in run.variants.values() for r in results for error in r["errors"]]
-    found = [
+    applying = [
         simulated(run),
         partial(run),
         *failures(run),
@@ -30,7 +30,7 @@ def sentences(run: Run) -> list[str]:
         littles_law(run),
         seeds(run),
     ]
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in applying if sentence]
 
 
 def partial(run: Run) -> str | None:
@@ -53,15 +53,15 @@ def partial(run: Run) -> str | None:
 
 def failures(run: Run) -> list[str]:
     """Reasons why requests failed, the three commonest of each server."""
-    found = []
+    reasons_by_server = []
     for name, results in run.variants.items():
         errors: Counter[str] = Counter()
         for result in results:
             errors.update(result["errors"])
         reasons = [f"{n} × {escape(e.rstrip('.'))}" for e, n in errors.most_common(3)]
         if reasons:
-            found.append(f"**Failed in {name}**: {'; '.join(reasons)}.")
-    return found
+            reasons_by_server.append(f"**Failed in {name}**: {'; '.join(reasons)}.")
+    return reasons_by_server
 
 
 def too_long(load: Mapping[str, Any], errors: Iterable[str]) -> str | None:
@@ -86,15 +86,15 @@ def too_long(load: Mapping[str, Any], errors: Iterable[str]) -> str | None:
 
 def other_lengths(run: Run) -> list[str]:
     """Servers that computed other tokens than asked: their latencies are of other work."""
-    found = []
+    warnings = []
     for name, results in run.variants.items():
         other, all_ = (sum(r[key] for r in results) for key in ("other_length", "completed"))
         if other:
-            found.append(
+            warnings.append(
                 f"**{name} computed another number of tokens than asked in {other} of {all_} "
                 f"answers** (does it ignore `ignore_eos`?): its latencies are of other work."
             )
-    return found
+    return warnings
 
 
 def client_limited(run: Run) -> str | None:
@@ -166,14 +166,14 @@ def sample(run: Run) -> int:
 
 
 def identity(run: Run) -> str | None:
-    """Whether the variants gave the same texts; they must for greedy answers in float32."""
-    found = [summary["identical_outputs"] for summary in run.summaries]
-    n, identical = (sum(same[key] for same in found) for key in ("requests", "identical"))
+    """Share of requests with the same text in all variants; all, for greedy answers in float32."""
+    texts = [summary["identical_outputs"] for summary in run.summaries]
+    n, identical = (sum(same[key] for same in texts) for key in ("requests", "identical"))
     if len([name for name in run.names if name not in run.first["also"]]) < 2 or not n:
         return None
     if n == identical:
         return f"All {n} requests that every variant answered got the same text in each."
-    parted = sorted(100 * share for same in found for share in same["parted_after"])
+    parted = sorted(100 * share for same in texts for share in same["parted_after"])
     sentence = (
         f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every variant answered got "
         f"the same text in each; the texts of the others part after {parted[0]:.0f} to "
@@ -225,7 +225,7 @@ def deployed(summary: Mapping[str, Any]) -> str | None:
 
 
 def conditions(run: Run) -> str:
-    """What latencies are of, and where the servers ran."""
+    """Conditions of a run: kind of answers, and place of the servers."""
     summary, n = run.first, run.first.get("sharing", 1)
     text = "Latencies are of streams."
     if not summary["stream"]:

@@ -96,12 +96,12 @@ def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
 
 
 def _remarks(run: Run) -> list[str]:
-    """Whether a run can be trusted, and its conditions."""
-    found = [sentences.simulated(run), sentences.partial(run), *sentences.failures(run)]
-    found += [sentences.client_limited(run), sentences.conditions(run)]
+    """Conditions of a run, after the reasons not to trust it."""
+    remarks = [sentences.simulated(run), sentences.partial(run), *sentences.failures(run)]
+    remarks += [sentences.client_limited(run), sentences.conditions(run)]
     if not run.first.get("simulated"):
-        found.append(calibrate.sentence(run.first["calibration"]))
-    return [sentence for sentence in found if sentence]
+        remarks.append(calibrate.sentence(run.first["calibration"]))
+    return [sentence for sentence in remarks if sentence]
 
 
 def _foreign_costs(runs: Mapping[str, Run]) -> list[str]:
@@ -111,16 +111,16 @@ def _foreign_costs(runs: Mapping[str, Run]) -> list[str]:
         for label, run in runs.items()
         if not run.first.get("simulated")
     }
-    found = []
+    warnings = []
     for label, run in runs.items():
         simulated = run.first.get("simulated")
         if not simulated or not simulated["hardware"]:
             continue
         fitted = simulated["hardware"]["cpu"]
         if others := [other for other, cpu in measured.items() if cpu != fitted]:
-            found.append(
+            warnings.append(
                 f"**{label} reckons with another machine**: its costs were fitted on "
                 f"{escape(fitted)}, and {', '.join(others)} ran on "
                 f"{escape(measured[others[0]])}; fit them there with `python -m benchmarks.costs`."
             )
-    return found
+    return warnings

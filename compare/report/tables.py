@@ -45,7 +45,7 @@ def markdown(rows: Rows, left: int = 1) -> str:
 
 
 def terminal(rows: Rows, left: int = 1, wrap: bool = False, caption: str | None = None) -> Table:
-    """The same for the terminal; intervals are left out. wrap: headings over several lines."""
+    """A table for the terminal, without intervals. wrap: headings over several lines."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption)
     for i, heading in enumerate(rows[0]):
         table.add_column(heading, justify="left" if i < left else "right", no_wrap=not wrap)
@@ -216,7 +216,7 @@ def _changed(
 
 
 def capacity_table(sweeps: Mapping[str, Sequence[Result]], goodput: bool) -> str:
-    """What sweeps found, a list of outcomes (one a seed) for each server."""
+    """Results of sweeps, a list of outcomes (one a seed) for each server."""
     heading = ["variant", KEYS["capacity"].heading, "its queue begins to grow, requests/s"]
     heading += ["throughput sustained, tok/s", "latency per token p50 there, ms"]
     rows = [[*heading, KEYS["goodput_rate"].heading]]

@@ -1,4 +1,4 @@
-"""Who waits: what each variant does to short and long requests, to users and to priorities.
+"""Section "Who waits": effect of each variant on short and long requests, users and priorities.
 
 Groups are those of client.groups; of several seeds numbers are means over seeds, as in every table.
 """
@@ -55,7 +55,7 @@ def groups(results: Results, kind: str) -> list[Group]:
         for seed in by_seed
         for group in seed.values()
     )
-    found = []
+    ordered = []
     for name in names:
         numbers = {
             variant: [(result.get(kind) or {}).get(name, {}) for result in seeds]
@@ -67,8 +67,8 @@ def groups(results: Results, kind: str) -> list[Group]:
         if kind == "by_length":
             shown = shown if quarters else ""
             size = _tokens([seed[name] for seed in by_seed if name in seed])
-        found.append(Group(shown, size, requests, numbers))
-    return found
+        ordered.append(Group(shown, size, requests, numbers))
+    return ordered
 
 
 def _order(kind: str) -> Callable[[str], float]:
@@ -96,21 +96,21 @@ def _sum(numbers: Iterable[Result], what: str) -> int:
 
 def busiest(results: Results, kind: str) -> tuple[list[Group], str]:
     """The groups to show, and a remark where that is not all of them."""
-    found = groups(results, kind)
-    if len(found) <= MOST:
-        return found, ""
-    most = sorted(found, key=lambda group: -group.requests)[:MOST]
-    return most, f"the {MOST} of {len(found)} who ask most often"
+    all_groups = groups(results, kind)
+    if len(all_groups) <= MOST:
+        return all_groups, ""
+    most = sorted(all_groups, key=lambda group: -group.requests)[:MOST]
+    return most, f"the {MOST} of {len(all_groups)} who ask most often"
 
 
 def table(results: Results, kind: str) -> str:
     """A row for each variant and group; columns without a number are left out."""
-    found, remark = busiest(results, kind)
+    shown, remark = busiest(results, kind)
     columns = [*LATENCIES, *SET_ASIDE] if kind == "by_length" else COLUMNS
-    columns = tables.present(columns, [group.numbers for group in found])
+    columns = tables.present(columns, [group.numbers for group in shown])
     rows = [["variant", ": ".join(filter(None, (HEAD[kind], remark))), "answered"]]
     rows[0] += [key.heading for key in columns]
-    for variant, group, cells in _cells(results, found, columns):
+    for variant, group, cells in _cells(results, shown, columns):
         size = group.size if kind == "by_length" else ""
         rows.append([variant, escape(": ".join(filter(None, (group.name, size)))), *cells])
     return tables.markdown(rows, left=2)
@@ -118,20 +118,20 @@ def table(results: Results, kind: str) -> str:
 
 def terminal_table(results: Results, kind: str) -> Table | None:
     """Users or levels, for the terminal; None where the trace has none."""
-    found, remark = busiest(results, kind)
+    shown, remark = busiest(results, kind)
     columns = [key for key in COLUMNS[:4] if key.short]
     rows = [["variant", HEAD[kind], "answered", *(key.short for key in columns)]]
-    for variant, group, cells in _cells(results, found, columns):
+    for variant, group, cells in _cells(results, shown, columns):
         rows.append([variant, group.name, *cells])
-    return tables.terminal(rows, left=2, caption=remark or None) if found else None
+    return tables.terminal(rows, left=2, caption=remark or None) if shown else None
 
 
 def _cells(
-    results: Results, found: Sequence[Group], columns: Sequence[Key]
+    results: Results, shown: Sequence[Group], columns: Sequence[Key]
 ) -> Iterable[tuple[str, Group, list[str]]]:
-    """Of each variant and group how many were answered, and its numbers."""
+    """Answered requests and other numbers of each variant and group."""
     for variant, seeds in results.items():
-        for group in found:
+        for group in shown:
             numbers = group.numbers[variant]
             cells = [_answered(numbers), *(tables.cell_of(key, numbers) for key in columns)]
             yield tables.label(variant, seeds), group, cells
@@ -148,7 +148,7 @@ def of_groups(
     results: Sequence[Result],
     estimates: Callable[[Iterable[Key], Sequence[Result]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Of one variant the estimates of each group, by kind and name; a result a seed."""
+    """Estimates of each group of one variant, by kind and name; a result a seed."""
     return {
         kind: {
             name: estimates(COLUMNS, [(r.get(kind) or {}).get(name, {}) for r in results])
@@ -174,13 +174,13 @@ def part(results: Results, figure: Sequence[str]) -> list[str]:
 
 def sections(results: Results) -> dict[str, list[Group]]:
     """Groups to draw, by title: quarters always, users and levels where there are several."""
-    found = {}
+    drawn = {}
     for kind, title in HEAD.items():
-        mine, remark = busiest(results, kind)
-        if kind == "by_length" or len(mine) > 1:
+        shown, remark = busiest(results, kind)
+        if kind == "by_length" or len(shown) > 1:
             title = "length of the completion" if kind == "by_length" else title
-            found[", ".join(filter(None, (title, remark)))] = mine
-    return found
+            drawn[", ".join(filter(None, (title, remark)))] = shown
+    return drawn
 
 
 @styled
@@ -220,7 +220,7 @@ def figure(results: Results, caption: str) -> Figure:
 
 
 def _seconds(group: Group) -> dict[str, list[float]]:
-    """Of each variant mean and p99 of latency; nothing of one that answered none of them."""
+    """Mean and p99 of latency of each variant; empty where it answered none of them."""
     return {
         variant: [
             mean(values) / 1e3

@@ -354,7 +354,7 @@ def test_the_client_is_calibrated_once_a_machine(
     monkeypatch.setattr(calibrate, "SECONDS", 0.1)
     assert calibrate.known() is None and "was not measured" in calibrate.sentence(calibrate.known())
     monkeypatch.setattr(
-        calibrate, "kept", lambda point: True
+        calibrate, "in_time", lambda point: True
     )  # whatever this machine does just now
     with Progress(Console(file=io.StringIO())) as progress:
         found = calibrate.calibrate(progress)
