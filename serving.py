@@ -160,7 +160,7 @@ class Server:
         config = self.config
         blocks = self.manager.snapshot().n_blocks
         told = {"mode": config.mode, "model": config.model, "kv_blocks": blocks}
-        told |= self.stats.run().told()
+        told |= self.stats.run().report()
         return told if since is None else told | self.stats.iterations(since)
 
     def refused(self, group: Sequence[Inference]) -> None:

@@ -25,9 +25,9 @@ def stats(
     """
     head = {"mode": config.mode, "model": config.model}
     run = added([own, *(each.run for each in replicas)])
-    result = head | {"kv_blocks": sum(each.kv_blocks for each in replicas)} | run.told()
+    result = head | {"kv_blocks": sum(each.kv_blocks for each in replicas)} | run.report()
     result["replicas"] = {
-        each.name: head | {"kv_blocks": each.kv_blocks} | each.run.told() for each in replicas
+        each.name: head | {"kv_blocks": each.kv_blocks} | each.run.report() for each in replicas
     }
     for each in result["replicas"].values():
         del each["definitions"]  # once is enough

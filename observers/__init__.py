@@ -1,1 +1,1 @@
-"""What is told of every iteration and answer: statistics, Prometheus, the request log."""
+"""Observers of every iteration and answer: statistics, Prometheus, request log, recording."""

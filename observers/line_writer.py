@@ -1,8 +1,9 @@
 """Lines appended to a file by a thread of its own, so that neither a slow nor a full disk disturbs
 serving.
 
-Lines that cannot be written are lost, counted, and spoken of in the server's log. No line is ever
-half there: of a file the half is taken back, and the next reader of a pipe gets the rest.
+Lines that cannot be written are lost and counted, with a warning in the server's log. No line is
+ever cut off: a file is truncated to its last whole line, and the next reader of a pipe gets the
+rest.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def open_log(path: str) -> int:
 
 
 class LineWriter(Generic[T]):
-    """A line for each entry, as `line_of` says, which that thread calls too. Raises OSError if it
-    cannot open the file.
+    """Writes a line for each entry, made by `line_of` in that thread. Raises OSError if it cannot
+    open the file.
 
-    `name`: what the server's log calls the file. At most `backlog` entries wait to be written.
-    `gap`: of lines that mean nothing unless all are there, the entry that takes the place of the
-    first that is lost, told why; its line is the last one. Those are written many at once.
+    `name`: of the file, in the server's log. At most `backlog` entries wait to be written. `gap`:
+    for lines that are useless unless all are there, makes the entry that replaces the first lost
+    one from the reason, and is the last; such lines are written many at once.
     """
 
     def __init__(
@@ -63,14 +64,14 @@ class LineWriter(Generic[T]):
         self._thread.start()
 
     def put(self, entry: T) -> None:
-        """Have a line written for it."""
+        """Write a line for it, later."""
         if self._queue.qsize() < self._backlog:
             self._queue.put(entry)
         else:
             self._lose("the disk is too slow", 1)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, for so long at most, and end the thread."""
+        """Write waiting entries, for so long at most, and end the thread."""
         self._queue.put(None)
         self._closing.set()
         self._thread.join(timeout_s)
@@ -78,7 +79,7 @@ class LineWriter(Generic[T]):
             log.warning("%s: %d lines were lost", self._name, self._lost)
 
     def _run(self) -> None:
-        is_told = is_closed = False
+        has_gap = is_closed = False
         while not is_closed:
             taken = [self._queue.get()]
             if self._gap:
@@ -88,13 +89,13 @@ class LineWriter(Generic[T]):
             is_closed = len(entries) < len(taken)
             if self._lost and self._gap:
                 self._lost += len(entries)
-                is_told = is_told or self._write([self._gap(self._why)]) is None
+                has_gap = has_gap or self._write([self._gap(self._why)]) is None
             elif (reason := self._write(entries)) is not None:
                 self._lose(reason, len(entries))
         os.close(self._file)
 
     def _write(self, entries: list[T]) -> str | None:
-        """None, or why they could not be written."""
+        """Return None, or the reason of a failure."""
         text = "".join(f"{self._line_of(entry)}\n" for entry in entries)
         data, written = self._rest + text.encode(), 0
         try:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
+from observers.run import Run
 from observers.tallies import ENDINGS, Tallies
 from scheduling.inference import Inference, IterationRecord, State
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, Measure, times_of
@@ -27,6 +27,7 @@ from stats import DEFINITIONS, MEASURES, ROW_KINDS, Measure, times_of
 if TYPE_CHECKING:
     from batching import BatchingManager
     from config import Config
+    from scheduling.scheduler import Snapshot
 
 # finer below 10 ms than vLLM's: an iteration of a small model takes so little
 SECONDS = (
@@ -61,36 +62,45 @@ class Declared(NamedTuple):
             family.add_metric(labels, *(value if isinstance(value, tuple) else (value,)))
 
 
-# of the counts of `Metrics` and the scheduler's snapshot
+class Seen(NamedTuple):
+    """A server at one instant, for the values of metrics."""
+
+    now: Snapshot
+    run: Run  # since the server's start
+    rows: dict[str, int]  # of the latest iteration
+    max_batch_size: int
+    caches: bool  # without, prefix queries and hits are of several completions of one prompt
+
+
 OF_SERVER = (
     Declared(GAUGE, "vllm:num_requests_running", "requests admitted and not answered",
-             lambda counts, now: now.running),
+             lambda seen: seen.now.running),
     Declared(GAUGE, "vllm:num_requests_waiting", "requests waiting to be admitted",
-             lambda counts, now: now.waiting),
+             lambda seen: seen.now.waiting),
     Declared(GAUGE, "vllm:kv_cache_usage_perc", "KV blocks reserved / all",
-             lambda counts, now: now.blocks_used / now.n_blocks),
+             lambda seen: seen.now.blocks_used / seen.now.n_blocks),
     Declared(COUNTER, "vllm:prompt_tokens", "prompt tokens computed or found cached",
-             lambda counts, now: now.prompt_tokens),
+             lambda seen: seen.now.prompt_tokens),
     Declared(COUNTER, "vllm:generation_tokens", "completion tokens computed",
-             lambda counts, now: now.completion_tokens),
+             lambda seen: seen.now.completion_tokens),
     Declared(COUNTER, "vllm:prefix_cache_queries", "prompt tokens looked for in the prefix cache",
-             lambda counts, now: now.prefix_queries if counts.caches else 0),
+             lambda seen: seen.now.prefix_queries if seen.caches else 0),
     Declared(COUNTER, "vllm:prefix_cache_hits", "prompt tokens found in the prefix cache",
-             lambda counts, now: now.prefix_hits if counts.caches else 0),
+             lambda seen: seen.now.prefix_hits if seen.caches else 0),
     Declared(COUNTER, "vllm:num_preemptions", DEFINITIONS["preemptions"],
-             lambda counts, now: counts.preemptions),
+             lambda seen: seen.run.counts["preemptions"]),
     Declared(COUNTER, "batching_recomputed_tokens", DEFINITIONS["recomputed_tokens"],
-             lambda counts, now: counts.recomputed),
+             lambda seen: seen.run.counts["recomputed_tokens"]),
     Declared(COUNTER, "vllm:request_success", "requests that ended",
-             lambda counts, now: dict(counts.ended), "finished_reason"),
+             lambda seen: _endings(seen.run), "finished_reason"),
     Declared(COUNTER, "batching_flush", "times that requests were admitted",
-             lambda counts, now: dict(counts.flushes), "reason"),
+             lambda seen: dict(seen.run.reasons), "reason"),
     Declared(GAUGE, "batching_rows", "rows of the latest iteration",
-             lambda counts, now: dict(counts.rows), "kind"),
+             lambda seen: seen.rows, "kind"),
     Declared(COUNTER, "batching_computed_rows", "rows of all iterations",
-             lambda counts, now: dict(counts.computed), "kind"),
+             lambda seen: {kind: seen.run.counts[f"{kind}_rows"] for kind in ROW_KINDS}, "kind"),
     Declared(GAUGE, "batching_occupancy", "live rows of the latest iteration / max_batch_size",
-             lambda counts, now: counts.rows["live"] / counts.max_batch_size),
+             lambda seen: seen.rows["live"] / seen.max_batch_size),
 )  # fmt: skip
 # of each user, and of each priority
 OF_TALLIES = (
@@ -119,9 +129,8 @@ class Metrics:
         """replica: its name among others, which becomes a label."""
         self.registry = CollectorRegistry()
         self._manager = manager
-        self.max_batch_size = config.max_batch_size
-        # without a prefix cache, queries and hits are of several completions of one prompt
-        self.caches = config.prefix_caching
+        self._max_batch_size = config.max_batch_size
+        self._caches = config.prefix_caching
         self._labels = {"model_name": config.model_name, "mode": config.mode}
         if replica is not None:
             self._labels["replica"] = replica
@@ -134,11 +143,9 @@ class Metrics:
             "vllm:iteration_tokens_total", "tokens of an iteration's live rows", TOKENS
         )
         self._lock = threading.Lock()  # of all that follows
-        self.ended = Counter(dict.fromkeys(("stop", "length", *REASONS.values()), 0))
-        self.flushes: Counter[str] = Counter()
-        self.rows = self.computed = dict.fromkeys(ROW_KINDS, 0)
-        self.preemptions = self.recomputed = 0
-        self._tallies = Tallies()
+        self._run = Run()
+        self._rows = dict.fromkeys(ROW_KINDS, 0)
+        self._tallies = Tallies.keeping()
         self._gaps = np.zeros(len(SECONDS) + 1, np.int64)  # between tokens, by bucket
         self._gaps_s = 0.0
         self.registry.register(self)
@@ -152,19 +159,14 @@ class Metrics:
         rows = record.iteration.rows
         self._tokens.observe(sum(row.n_tokens for row in rows if not row.idle))
         with self._lock:
-            self.rows = record.rows
-            self.preemptions += record.iteration.preempted
-            self.recomputed += sum(row.recomputed for row in rows)
-            self.computed = {kind: self.computed[kind] + n for kind, n in self.rows.items()}
-            if record.iteration.reason:
-                self.flushes[record.iteration.reason] += 1
+            self._rows = record.rows
+            self._run.iteration(record, self._max_batch_size)
 
     def answered(self, inference: Inference) -> None:
-        finished = inference.state is State.FINISHED
         with self._lock:
-            self.ended[inference.finish_reason if finished else REASONS[inference.state]] += 1
+            self._run.ended(inference)
             self._tallies.ended(inference)
-        if not finished:
+        if inference.error is not None:
             return
         times = times_of(inference)
         for measure, histogram in self._histograms:
@@ -185,12 +187,10 @@ class Metrics:
         names, values = tuple(self._labels), tuple(self._labels.values())
         now = self._manager.snapshot()
         with self._lock:
-            counted = [(declared, declared.value(self, now)) for declared in OF_SERVER]
+            seen = Seen(now, self._run, self._rows, self._max_batch_size, self._caches)
+            counted = [(declared, declared.value(seen)) for declared in OF_SERVER]
             gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
-            tallies = {
-                "user": self._tallies.users.tallies(),
-                "priority": self._tallies.priorities.tallies(),
-            }
+            users, priorities = (names.tallies() for names in self._tallies)
         for declared, value in counted:
             declared.add(family := declared.family(names), values, value)
             yield family
@@ -198,7 +198,7 @@ class Metrics:
         family = HistogramMetricFamily(itl.metric, _meaning(itl), labels=names)
         family.add_metric(values, [*zip([*map(str, SECONDS), "+Inf"], gaps)], sum_value=gaps_s)
         yield family
-        for label, by_name in tallies.items():
+        for label, by_name in (("user", users), ("priority", priorities)):
             for declared in OF_TALLIES:
                 family = declared.family(
                     (*names, label), f"batching_{label}_", f", of each {label}"
@@ -211,3 +211,8 @@ class Metrics:
 def _meaning(measure: Measure) -> str:
     """A request starts, for a server, when it arrives."""
     return measure.formula.replace("start", "arrival")
+
+
+def _endings(run: Run) -> dict[str, int]:
+    finished = {reason: run.finish_reasons[reason] for reason in ("stop", "length")}
+    return finished | {reason: run.counts[state.value] for state, reason in REASONS.items()}

@@ -1,8 +1,8 @@
-"""What a scheduler was called with and what came of it, call by call: enough to make the same calls
-again, and to see that the same comes of them (`replay`).
+"""Recordings of a scheduler's calls and their results: enough to make the same calls again, and to
+compare the results (`replay`).
 
-A call that changes nothing is not recorded: `expire` when nothing is due, and `fail` of those that
-are over. Of tokens are recorded how many there are, and the keys of blocks, which are hashes.
+A call that changes nothing is not recorded: `expire` when nothing is due, and `fail` of finished
+requests. Of tokens, their number is recorded and the keys of blocks, which are hashes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scheduling.scheduler import Scheduler, build
 Entry = dict[str, Any]
 VERSION = 1  # of the entries; a replay takes no other
 END: Entry = {"end": True}  # the last one of a server that was not killed
-# what is said of each row, in this order; its KV blocks are those that it begins to fill
+# fields of each row, in this order; its KV blocks are those that it begins to fill
 ROW: Entry = {
     "id": None,
     "start": None,
@@ -31,7 +31,7 @@ ROW: Entry = {
     "recomputed": 0,
     "blocks": [],
 }
-# what is said of a request's inferences, where it is not the default
+# fields of a request's inferences, recorded where they are not the default
 ASKED = {
     each.name: each.default
     for each in fields(Inference)
@@ -46,20 +46,20 @@ def gap(reason: str) -> Entry:
 
 
 def record(settings: Any, write: Callable[[Entry], None]) -> Scheduler:
-    """The scheduler of a server's settings, of which `write` gets an entry for each call; the first
-    has what `build` reads of the settings.
+    """Build the scheduler of a server's settings. `write` gets an entry for each call; the first
+    has the settings that `build` reads.
 
-    `write` must be quick, and raise nothing; `line_of` an entry is what to write.
+    `write` must be quick, and raise nothing; `line_of` makes a line of an entry.
     """
-    read = _Read(settings)
+    read = _ReadSettings(settings)
     scheduler = build(read, partial(RecordingScheduler, write))
     write({"recording": VERSION, "settings": read.values})
     return scheduler
 
 
 def line_of(entry: Entry) -> str:
-    """An entry as a line of JSON, without what is zero, empty or none; made by who writes it, since
-    that takes longer than to note it.
+    """An entry as a line of JSON, without values that are zero, empty or none. Takes longer than to
+    note the entry, so the thread that writes calls it.
     """
     line = dict(entry)
     iteration: Iteration | None = line.pop("iteration", None)
@@ -72,12 +72,12 @@ def line_of(entry: Entry) -> str:
             "reason": iteration.reason,
             "padding": iteration.padding,
             "preempted": iteration.preempted,
-            "rows": [_told(row, blocks.get(i)) for i, row in enumerate(iteration.rows)],
+            "rows": [_row(row, blocks.get(i)) for i, row in enumerate(iteration.rows)],
         }
     return _to_json({name: value for name, value in line.items() if value})
 
 
-def _told(row: Row, blocks: list[int] | None) -> list[Any]:
+def _row(row: Row, blocks: list[int] | None) -> list[Any]:
     """As ROW has it."""
     id_, start = row.inference.id, row.start
     if row.n_tokens == 1 and row.samples and not (row.idle or row.recomputed or blocks):
@@ -87,9 +87,7 @@ def _told(row: Row, blocks: list[int] | None) -> list[Any]:
 
 
 class RecordingScheduler(Scheduler):
-    """Tells `write` of each call that may change it. Who calls it one at a time has the entries in
-    that order.
-    """
+    """Calls `write` for each call that may change it, in their order."""
 
     def __init__(self, write: Callable[[Entry], None], *args: Any, **settings: Any):
         super().__init__(*args, **settings)
@@ -98,7 +96,7 @@ class RecordingScheduler(Scheduler):
 
     @contextlib.contextmanager
     def _called(self, call: str, **inputs: Any) -> Iterator[Entry]:
-        """An entry of a call; what comes of it is added meanwhile, or what it raises."""
+        """An entry of a call; its results are added meanwhile, or its error."""
         self._calls += 1
         entry = {"n": self._calls, "call": call, **inputs}
         try:
@@ -181,7 +179,7 @@ class RecordingScheduler(Scheduler):
 
 
 def _ids(inferences: Iterable[Inference]) -> list[int]:
-    """Of those that were ever queued."""
+    """Ids of inferences that were ever queued."""
     return [inference.id for inference in inferences if inference.id >= 0]
 
 
@@ -190,7 +188,7 @@ def _named(keys: Iterable[bytes]) -> list[str]:
 
 
 def _asked(group: Sequence[Inference]) -> list[Entry]:
-    """A request's inferences, as they come; one that has a leader has its prompt and its keys."""
+    """A request's inferences, in order; one that has a leader shares its prompt and its keys."""
     places = {id(member): place for place, member in enumerate(group)}
     told = []
     for member in group:
@@ -208,8 +206,8 @@ def _asked(group: Sequence[Inference]) -> list[Entry]:
     return told
 
 
-class _Read:
-    """Settings that remember what was read of them."""
+class _ReadSettings:
+    """Settings that remember which were read."""
 
     def __init__(self, settings: Any):
         self.values: Entry = {}

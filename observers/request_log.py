@@ -31,7 +31,7 @@ class RequestLog:
         self._lines.put(inference)
 
     def close(self) -> None:
-        """Write what waits, for 10 s at most."""
+        """Write waiting lines, for 10 s at most."""
         self._lines.close()
 
     def _line(self, inference: Inference) -> str:

@@ -9,9 +9,8 @@ import numpy as np
 
 
 class Ring:
-    """The last `size` values, in memory that is taken, and touched, at once.
-
-    A process that serves does not grow by it.
+    """The last `size` values, in memory that is taken, and touched, at the start, so that a process
+    that serves does not grow by it.
     """
 
     def __init__(self, size: int, kind: np.dtype):
@@ -23,7 +22,7 @@ class Ring:
 
     @property
     def lost(self) -> int:
-        """How many of the values seen are no longer kept."""
+        """The number of values seen that are no longer kept."""
         return max(0, self.seen - len(self._values))
 
     def append(self, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a run measured. Runs add up: those of several replicas are one, with the percentiles of all
+"""Counts of a run. Runs add up: those of several replicas are one, with the percentiles of all
 their values.
 """
 
@@ -12,31 +12,62 @@ from typing import Any
 import numpy as np
 
 from observers.tallies import ENDINGS, KEPT, Tally
-from stats import DEFINITIONS, ROW_KINDS, distribution, throughputs
+from scheduling.inference import Inference, IterationRecord
+from stats import DEFINITIONS, ROW_KINDS, distribution, throughputs, times_of
 
 Named = Mapping[str, tuple[Tally, np.ndarray]]  # by user or priority, with the TIMES that are kept
+REPORTED = ("preemptions", "recomputed_tokens", "cached_tokens")  # counts, as /stats names them
 
 
 @dataclass
 class Run:
-    """Times are seconds on one clock. `samples`: values of measures, those that are kept."""
+    """Times are seconds on one clock. `samples`: the values of measures that are kept."""
 
     first_arrival: float = float("inf")
     last_ending: float = float("-inf")
-    counts: Counter[str] = field(default_factory=Counter)  # of requests, tokens and preemptions
+    counts: Counter[str] = field(default_factory=Counter)  # requests by ENDINGS, tokens, rows …
+    seconds: Any = field(default_factory=Counter)  # sums
     reasons: Counter[str] = field(default_factory=Counter)  # for which batches were formed
+    finish_reasons: Counter[str] = field(default_factory=Counter)
     by_tokens: Counter[int] = field(default_factory=Counter)  # answers, by the tokens asked for
-    latency_by_tokens: dict[int, float] = field(default_factory=dict)  # their sum, by the same
-    normalized_sum: float = 0.0
-    rows: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ROW_KINDS, 0)))
-    busy_s: float = 0.0
-    occupied_s: float = 0.0
-    preempted_s: float = 0.0
-    paused_s: float = 0.0
+    latency_by_tokens: Any = field(default_factory=Counter)  # sums of seconds, by the same
     largest_batch: int = 0
     samples: Mapping[str, np.ndarray] = field(default_factory=dict)
     users: Named = field(default_factory=dict)
     priorities: Named = field(default_factory=dict)
+
+    def iteration(self, record: IterationRecord, max_batch_size: int) -> None:
+        iteration, rows = record.iteration, record.rows
+        for kind, n in rows.items():
+            self.counts[f"{kind}_rows"] += n * record.n
+        self.counts["preemptions"] += iteration.preempted
+        if rows["recomputed"]:
+            self.counts["recomputed_tokens"] += sum([row.recomputed for row in iteration.rows])
+        self.seconds["busy"] += record.seconds
+        self.seconds["occupied"] += record.seconds * rows["live"] / max_batch_size
+        self.largest_batch = max(self.largest_batch, iteration.running)
+        if iteration.reason:
+            self.reasons[iteration.reason] += 1
+
+    def ended(self, inference: Inference) -> None:
+        """Count an inference that was answered, or failed."""
+        assert inference.answered_at is not None
+        self.first_arrival = min(self.first_arrival, inference.arrived_at)
+        self.last_ending = max(self.last_ending, inference.answered_at)
+        self.counts[inference.state.value] += 1
+        self.seconds["preempted"] += inference.interruptions.preempted_s
+        self.seconds["paused"] += inference.interruptions.paused_s
+        if inference.error is not None:
+            return
+        times = times_of(inference)
+        self.finish_reasons[inference.finish_reason] += 1
+        if inference.leader is None:  # a prompt counts once
+            self.counts["prompt_tokens"] += len(inference.prompt_ids)
+            self.counts["cached_tokens"] += inference.cached_tokens
+        self.counts["completion_tokens"] += times.completion_tokens
+        self.seconds["normalized"] += times.e2e_s / times.completion_tokens
+        self.by_tokens[inference.num_tokens] += 1
+        self.latency_by_tokens[inference.num_tokens] += times.e2e_s
 
     def later(self, seconds: float) -> Run:
         """The same on a clock that shows so much more."""
@@ -44,63 +75,47 @@ class Run:
         return replace(self, first_arrival=first, last_ending=last)
 
     def __add__(self, other: Run) -> Run:
-        """Of both. The largest batch is the larger one's: batches do not add up."""
+        """Both together. The largest batch is the larger one's: batches do not add up."""
         a, b = self, other
+        names = {**a.samples, **b.samples}
         return Run(
             min(a.first_arrival, b.first_arrival),
             max(a.last_ending, b.last_ending),
-            _sum(a.counts, b.counts),
-            _sum(a.reasons, b.reasons),
-            _sum(a.by_tokens, b.by_tokens),
-            {
-                tokens: a.latency_by_tokens.get(tokens, 0.0) + b.latency_by_tokens.get(tokens, 0.0)
-                for tokens in {**a.latency_by_tokens, **b.latency_by_tokens}
-            },
-            a.normalized_sum + b.normalized_sum,
-            _sum(a.rows, b.rows),
-            a.busy_s + b.busy_s,
-            a.occupied_s + b.occupied_s,
-            a.preempted_s + b.preempted_s,
-            a.paused_s + b.paused_s,
+            a.counts + b.counts,
+            a.seconds + b.seconds,
+            a.reasons + b.reasons,
+            a.finish_reasons + b.finish_reasons,
+            a.by_tokens + b.by_tokens,
+            a.latency_by_tokens + b.latency_by_tokens,
             max(a.largest_batch, b.largest_batch),
-            {
-                name: np.concatenate([run.samples[name] for run in (a, b) if name in run.samples])
-                for name in {**a.samples, **b.samples}
-            },
+            {n: np.concatenate([r.samples[n] for r in (a, b) if n in r.samples]) for n in names},
             _together(a.users, b.users),
             _together(a.priorities, b.priorities),
         )
 
-    def told(self) -> dict[str, Any]:
-        """What /stats answers."""
-        counts, n = self.counts, self.counts["finished"]
+    def report(self) -> dict[str, Any]:
+        """The answer of /stats."""
+        counts, n, busy = self.counts, self.counts["finished"], self.seconds["busy"]
         # -inf as long as nothing has ended
         wall = max(0.0, self.last_ending - self.first_arrival)
         rates = throughputs(n, counts["prompt_tokens"], counts["completion_tokens"], wall)
-        rows, busy = self.rows, self.busy_s
+        rows = {f"{kind}_rows": counts[f"{kind}_rows"] for kind in ROW_KINDS}
+        live = counts["live_rows"]
         result: dict[str, Any] = {
-            "latency-per-token": self.normalized_sum / n if n else 0.0,
+            "latency-per-token": self.seconds["normalized"] / n if n else 0.0,
             "throughput": rates["output_throughput"],
             "total-tokens-handled": counts["completion_tokens"],
             "total-elapsed-time": wall,
             "completed": n,
-            **{
-                what: counts[what]
-                for what in ("failed", "cancelled", "expired", "refused", "invalid")
-            },
+            **{name: counts[name] for name in (*ENDINGS[1:], "invalid", *REPORTED)},
             "total_input_tokens": counts["prompt_tokens"],
             "total_output_tokens": counts["completion_tokens"],
             **rates,
             "largest_batch": self.largest_batch,
-            "occupancy": self.occupied_s / busy if busy else 0.0,
-            "useful_fraction": rows["live"] / rows.total() if rows["live"] else 0.0,
-            **{f"{kind}_rows": n for kind, n in rows.items()},
-            "preemptions": counts["preemptions"],
-            "preempted_s": self.preempted_s,
-            "paused_s": self.paused_s,
-            "recomputed_tokens": counts["recomputed_tokens"],
-            "cached_tokens": counts["cached_tokens"],
-            "busy_s": busy,
+            "occupancy": self.seconds["occupied"] / busy if busy else 0.0,
+            "useful_fraction": live / sum(rows.values()) if live else 0.0,
+            **rows,
+            **{f"{name}_s": self.seconds[name] for name in ("preempted", "paused", "busy")},
             "batches_formed": dict(self.reasons),
             "latency-by-requested-tokens": {
                 str(tokens): {
@@ -118,20 +133,13 @@ class Run:
 
 
 def added(runs: Sequence[Run]) -> Run:
-    """All of them, of which there must be one at least. Two and two, and so on: one after another,
-    the first one's values would be copied as often as there are others.
+    """All of at least one run, added in pairs: one after another, the first one's values would be
+    copied as often as there are others.
     """
     while len(runs) > 1:
         pairs = [a + b for a, b in zip(runs[::2], runs[1::2])]
         runs = [*pairs, *runs[len(pairs) * 2 :]]
     return runs[0]
-
-
-def _sum(a: Counter[Any], b: Counter[Any]) -> Counter[Any]:
-    """Counter's own + drops what is 0."""
-    both = Counter(a)
-    both.update(b)
-    return both
 
 
 def _together(a: Named, b: Named) -> Named:
@@ -146,7 +154,7 @@ def _together(a: Named, b: Named) -> Named:
 
 
 def _measures(tally: Tally, times: np.ndarray) -> dict[str, Any]:
-    """What /stats tells of a user or a priority; `times`: TIMES of the latest answers."""
+    """Measures of a user or a priority; `times`: TIMES of the latest answers."""
     n = tally.counts["finished"]
     counted = (*ENDINGS[1:], "prompt_tokens", "completion_tokens")
     result: dict[str, Any] = {"completed": n} | {name: tally.counts[name] for name in counted}

@@ -1,7 +1,4 @@
-"""What a server measures of itself, for /stats.
-
-It is an observer that keeps counts for ever, and the last values in rings.
-"""
+"""Statistics of a server, for /stats: counts of its run, and the last values in rings."""
 
 from __future__ import annotations
 
@@ -16,22 +13,20 @@ from observers.ring import Ring
 from observers.run import Run
 from observers.tallies import Tallies
 from scheduling.inference import Inference, IterationRecord
-from stats import IN_RESULTS, ROW_KINDS, times_of
+from stats import IN_RESULTS, ROW_KINDS, Times, times_of
 
 ITERATION = np.dtype(
     [("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROW_KINDS)]
 )
 WINDOW = 100_000  # values that a distribution is of
-LATEST = 1_000  # answers of each user and priority, of which percentiles are told
-# iterations told at once: while they are written as JSON no other thread runs, for 20 to 50 ms
+LATEST = 1_000  # answers of each user and priority, for percentiles
+# iterations of a page: while they are written as JSON no other thread runs, for 20 to 50 ms
 PAGE = 10_000
 
 
 class ServerStats:
-    """What /stats answers: an observer of the manager.
-
-    Counts are exact; distributions cover the last `window` values, and iterations
-    are kept for four times as many.
+    """An observer of the manager, for /stats. Counts are exact; distributions cover the last
+    `window` values, and iterations are kept for four times as many.
 
     A run begins with the first request that arrives after `reset`; those in flight at the reset are
     left out. Thread-safe: the handler thread observes, HTTP threads read. Its memory, 17 MB, is
@@ -52,7 +47,7 @@ class ServerStats:
         with self._lock:
             self._since = now
             self._run = Run()
-            self._tallies = Tallies(self._latest)
+            self._tallies = Tallies.keeping(self._latest)
             for ring in (*self._samples.values(), self._iterations):
                 ring.clear()
 
@@ -62,54 +57,27 @@ class ServerStats:
             self._run.counts["invalid"] += 1
 
     def refused(self, inference: Inference) -> None:
-        """Count a request that was turned away, of which this is the first inference."""
+        """Count a refused request, of which this is the first inference."""
         with self._lock:
             self._run.counts["refused"] += 1
             self._tallies.refused(inference)
 
     def iteration(self, record: IterationRecord) -> None:
-        rows, iteration = record.rows, record.iteration
-        recomputed = sum([row.recomputed for row in iteration.rows]) if rows["recomputed"] else 0
         with self._lock:
-            if record.started_at < self._since:
-                return
-            self._iterations.append((record.started_at, record.seconds, *rows.values()))
-            run = self._run
-            for kind, n in rows.items():
-                run.rows[kind] += n * record.n
-            run.counts["preemptions"] += iteration.preempted
-            run.counts["recomputed_tokens"] += recomputed
-            run.busy_s += record.seconds
-            run.occupied_s += record.seconds * rows["live"] / self._max_batch_size
-            run.largest_batch = max(run.largest_batch, iteration.running)
-            if iteration.reason:
-                run.reasons[iteration.reason] += 1
+            if record.started_at >= self._since:
+                row = (record.started_at, record.seconds, *record.rows.values())
+                self._iterations.append(row)
+                self._run.iteration(record, self._max_batch_size)
 
     def answered(self, inference: Inference) -> None:
         with self._lock:
-            if inference.arrived_at < self._since:
-                return
-            assert inference.answered_at is not None
-            run = self._run
-            run.first_arrival = min(run.first_arrival, inference.arrived_at)
-            run.last_ending = max(run.last_ending, inference.answered_at)
-            run.counts[inference.state.value] += 1
-            self._tallies.ended(inference)
-            run.preempted_s += inference.interruptions.preempted_s
-            run.paused_s += inference.interruptions.paused_s
-            if inference.error is None:
-                self._finished(inference)
+            if inference.arrived_at >= self._since:
+                self._run.ended(inference)
+                self._tallies.ended(inference)
+                if inference.error is None:
+                    self._keep(times_of(inference))
 
-    def _finished(self, inference: Inference) -> None:
-        times, run = times_of(inference), self._run
-        if inference.leader is None:  # a prompt counts once
-            run.counts["prompt_tokens"] += len(inference.prompt_ids)
-            run.counts["cached_tokens"] += inference.cached_tokens
-        run.counts["completion_tokens"] += times.completion_tokens
-        run.normalized_sum += times.e2e_s / times.completion_tokens
-        asked, latencies = inference.num_tokens, run.latency_by_tokens
-        run.by_tokens[asked] += 1
-        latencies[asked] = latencies.get(asked, 0.0) + times.e2e_s
+    def _keep(self, times: Times) -> None:
         for measure in IN_RESULTS:
             value, kept = measure.of(times), self._samples[measure.name]
             if measure.pooled:
@@ -121,8 +89,8 @@ class ServerStats:
         """A page of the run's iterations from number `since` on, at most PAGE of them.
 
         {"iterations": [(started_at, seconds, live, idle, padding, recomputed rows)],
-        "iterations_lost": how many from `since` on are no longer kept, "next_iteration": the number
-        to go on from, None where this page is the last}
+        "iterations_lost": how many from `since` on are no longer kept, "next_iteration": number of
+        the first one after this page, None where it is the last}
         """
         with self._lock:
             ring = self._iterations
@@ -140,7 +108,5 @@ class ServerStats:
         with self._lock:
             run = copy.deepcopy(self._run)
             run.samples = {name: ring.between(0, ring.seen) for name, ring in self._samples.items()}
-            run.users, run.priorities = (
-                self._tallies.users.kept(), self._tallies.priorities.kept()
-            )  # fmt: skip
+            run.users, run.priorities = (names.kept() for names in self._tallies)
         return run

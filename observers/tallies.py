@@ -1,13 +1,14 @@
-"""What became of each user's requests, and of those at each priority.
+"""Counts of each user's requests, and of those at each priority.
 
-Bounded, however many users there are: the first MOST_NAMES have a tally of their own, and all who
-come later share one. Knows no lock: who keeps tallies has one.
+Bounded, however many users there are: the first MOST_NAMES have a tally of their own, and all later
+ones share one. Callers hold a lock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from scheduling.inference import Inference
 from stats import MEASURES, Times, times_of
 
 MOST_NAMES = 32
-# who calls himself so is one of them
+# a user of this name is one of them
 OTHERS = "(others)"
 # as the states of an inference, and of one that never became any
 ENDINGS = ("finished", "failed", "cancelled", "expired", "refused")
@@ -31,7 +32,7 @@ class Tally:
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: Any = field(default_factory=Counter)
     latest: Ring | None = None  # TIMES of the last answers
 
     def ended(self, inference: Inference, times: Times | None) -> None:
@@ -58,16 +59,16 @@ class Names:
 
     def __init__(self, latest: int):
         self._latest = latest
-        self._left = MOST_NAMES
+        self._free = MOST_NAMES
         self._tallies: dict[str, Tally] = {}
 
     def __getitem__(self, name: str) -> Tally:
-        """Where this name is counted."""
+        """The tally of this name."""
         if (tally := self._tallies.get(name)) is None:
             if name not in ("", OTHERS):
-                if not self._left:
+                if not self._free:
                     return self[OTHERS]
-                self._left -= 1
+                self._free -= 1
             ring = Ring(self._latest, TIMES) if self._latest else None
             tally = self._tallies[name] = Tally(latest=ring)
         return tally
@@ -86,13 +87,18 @@ class Names:
         return {name: (tally, times[name]) for name, tally in self.tallies().items()}
 
 
-class Tallies:
-    """By user (without one: "") and by priority (as the scheduler knows it; 0 where none was said
-    and levels have no meaning).
+class Tallies(NamedTuple):
+    """Tallies by user (without one: "") and by priority, as the scheduler has it (0 where levels
+    have no meaning and none was given).
     """
 
-    def __init__(self, latest: int = 0):
-        self.users, self.priorities = Names(latest), Names(latest)
+    users: Names
+    priorities: Names
+
+    @classmethod
+    def keeping(cls, latest: int = 0) -> Tallies:
+        """latest: answers of which TIMES are kept."""
+        return cls(Names(latest), Names(latest))
 
     def ended(self, inference: Inference) -> None:
         times = times_of(inference) if inference.error is None else None
@@ -100,7 +106,7 @@ class Tallies:
             tally.ended(inference, times)
 
     def refused(self, inference: Inference) -> None:
-        """Count a request that was turned away, of which this is the first inference."""
+        """Count a refused request, of which this is the first inference."""
         for tally in self._of(inference):
             tally.counts["refused"] += 1
 

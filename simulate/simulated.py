@@ -92,7 +92,7 @@ class Simulated:
             "busy_s": rows.busy / PS,
             "occupancy": rows.occupied / (rows.busy * most) if rows.busy else 0.0,
         }
-        told = self.stats.run().told() | exact | {"replicas": self.replicas}
+        told = self.stats.run().report() | exact | {"replicas": self.replicas}
         return told, rows.over_time(), self.config.model_dump(mode="json")
 
 

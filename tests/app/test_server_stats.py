@@ -76,7 +76,7 @@ def test_a_run_of_many_requests_takes_no_more_memory_than_a_short_one(small: Ser
             small.answered(finished(float(i), 3 + i % 10, i + 1.0))
 
     serve(100)
-    assert small.run().told()["completed"] == 100
+    assert small.run().report()["completed"] == 100
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -143,14 +143,14 @@ def test_runs_of_two_servers_add_up_to_that_of_one_that_served_it_all() -> None:
             stats.answered(finished(float(i), 3 + i % 10, i + 1.0 + i * 0.05))
     for stats in (one, right):
         stats.invalid()
-    told, expected = (left.run() + right.run()).told(), one.run().told()
+    told, expected = (left.run() + right.run()).report(), one.run().report()
     assert told["completed"] == 200 and told["invalid"] == 1
     rounded, expected = (
         json.loads(json.dumps(each), parse_float=lambda text: round(float(text), 6))
         for each in (told, expected)
     )
     assert rounded == expected
-    halves = [part.run().told()["p99_e2el_ms"] for part in (left, right)]
+    halves = [part.run().report()["p99_e2el_ms"] for part in (left, right)]
     assert told["p99_e2el_ms"] not in halves
 
 
@@ -159,7 +159,7 @@ def test_runs_on_different_clocks_add_up_once_they_are_on_one() -> None:
     left.answered(finished(100.0, 4, 101.0))
     right.answered(finished(7.0, 4, 8.0))  # 0.5 s after the other one's
     both = left.run() + right.run().later(93.5)
-    assert both.told()["total-elapsed-time"] == pytest.approx(1.5)
+    assert both.report()["total-elapsed-time"] == pytest.approx(1.5)
 
 
 def test_runs_of_many_replicas_are_one_with_the_percentiles_of_all() -> None:
@@ -171,8 +171,8 @@ def test_runs_of_many_replicas_are_one_with_the_percentiles_of_all() -> None:
         return one.run()
 
     runs = [run(k) for k in range(7)]
-    assert added(runs[:1]).told() == runs[0].told()
+    assert added(runs[:1]).report() == runs[0].report()
     one_by_one = functools.reduce(Run.__add__, runs)
     both = added(runs)
-    assert both.told() == one_by_one.told() and both.told()["completed"] == 28
+    assert both.report() == one_by_one.report() and both.report()["completed"] == 28
     assert sorted(both.samples["e2el"]) == sorted(one_by_one.samples["e2el"])

@@ -112,7 +112,7 @@ def test_a_server_that_dies_early_is_rated_over_the_whole_run() -> None:
     failed = Inference([0], 9, arrived_at=1.0, answered_at=60.0, state=State.FAILED)
     failed.error = ServingError("the engine died")
     stats.answered(failed)
-    said = stats.run().told()
+    said = stats.run().report()
     assert said["total-elapsed-time"] == 60.0 and said["request_throughput"] == 1 / 60, (
         "and so does the server itself"
     )
@@ -158,7 +158,7 @@ def test_the_original_four_numbers_are_computed_rightly() -> None:
     stats.iteration(record(1.0, 1, 1))
     stats.answered(finished(0.0, 2, 2.0))
     stats.answered(finished(0.0, 4, 2.0))
-    said = stats.run().told()
+    said = stats.run().report()
     # two requests side by side, 6 tokens in 2 s: 3 tok/s. The original divided by the sum of
     # latencies (4 s): 1.5
     assert (
@@ -182,7 +182,7 @@ def test_the_original_four_numbers_are_computed_rightly() -> None:
 def test_padding_rows_are_computed_rows_that_serve_nobody() -> None:
     stats = ServerStats(max_batch_size=4)
     stats.iteration(record(0.0, 2, 1, padding=1))
-    said = stats.run().told()
+    said = stats.run().report()
     assert (
         said["live_rows"],
         said["idle_rows"],
@@ -200,13 +200,15 @@ def test_a_reset_leaves_out_what_arrived_before_it_and_reading_changes_nothing()
     stats.iteration(record(4.0, 2, 0))
     stats.answered(early)
     stats.answered(late)
-    assert stats.run().told() == stats.run().told()
-    assert stats.run().told()["completed"] == 1 and stats.run().told()["total-elapsed-time"] == 2.0
+    assert stats.run().report() == stats.run().report()
+    assert (
+        stats.run().report()["completed"] == 1 and stats.run().report()["total-elapsed-time"] == 2.0
+    )
     assert len(stats.iterations()["iterations"]) == 1
 
 
 def test_an_empty_run_has_zeros_and_no_nan() -> None:
-    said = ServerStats(max_batch_size=4).run().told()
+    said = ServerStats(max_batch_size=4).run().report()
     assert (
         said["throughput"] == said["latency-per-token"] == said["occupancy"] == 0
         and said["largest_batch"] == 0
@@ -218,5 +220,5 @@ def test_failed_requests_are_counted_and_not_timed() -> None:
     failed = Inference([0], 9, arrived_at=0.0, answered_at=1.0, state=State.FAILED, error=None)
     failed.error = RuntimeError()  # type: ignore[assignment]
     stats.answered(failed)
-    said = stats.run().told()
+    said = stats.run().report()
     assert (said["failed"], said["completed"], said["throughput"]) == (1, 0, 0.0)

@@ -200,7 +200,7 @@ def test_who_comes_late_is_one_of_the_others_and_who_is_nobody_never_is() -> Non
     late.error = DeadlinePassed("late")
     stats.answered(late)
     stats.refused(Inference([0], 9, user="one more", priority=-5))
-    said = stats.run().told()
+    said = stats.run().report()
     users = said["users"]
     assert users.keys() == {OTHERS, "", *(f"user {i}" for i in range(MOST_NAMES))}
     assert (users["user 0"]["completed"], users[""]["completed"]) == (2, 1)
@@ -210,14 +210,14 @@ def test_who_comes_late_is_one_of_the_others_and_who_is_nobody_never_is() -> Non
     assert_adds_up(said)
     stats.reset(-1.0)
     serve("one more", -5)
-    assert stats.run().told()["users"].keys() == {"one more"}, "first come, in the new run"
+    assert stats.run().report()["users"].keys() == {"one more"}, "first come, in the new run"
 
 
 def test_percentiles_are_of_the_latest_answers_and_means_of_all() -> None:
     stats = ServerStats(max_batch_size=4, window=100)
     for i in range(400):
         stats.answered(finished(0.0, 2, 1.0 if i < 300 else 3.0))
-    user = stats.run().told()["users"][""]
+    user = stats.run().report()["users"][""]
     assert (user["mean_e2el_ms"], user["p50_e2el_ms"], user["p99_e2el_ms"]) == (1500, 3000, 3000)
 
 

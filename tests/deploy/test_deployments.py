@@ -123,8 +123,9 @@ def test_two_replicas_that_are_named_nowhere_are_two_with_rays_own_router() -> N
 
 
 def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
-    found = Run(busy_s=busy_s, occupied_s=occupied_s, largest_batch=largest)
-    found.rows.update(dict(zip(ROW_KINDS, rows)))
+    found = Run(largest_batch=largest)
+    found.seconds.update({"busy": busy_s, "occupied": occupied_s})
+    found.counts.update({f"{kind}_rows": n for kind, n in zip(ROW_KINDS, rows)})
     found.counts.update({"finished": largest, "completion_tokens": rows[0], "prompt_tokens": 7})
     found.by_tokens[5], found.latency_by_tokens[5] = largest, busy_s
     found.samples = {"ttft": np.array([busy_s])}
@@ -135,7 +136,7 @@ def test_reports_of_single_servers_come_to_what_one_of_all_says() -> None:
     """By the sum that Ray's ingress tells, which has all values; what needs these is left out."""
     a, b = run([30, 10, 0, 0], 4.0, 1.0, 3), run([10, 0, 5, 0], 1.0, 0.5, 9)
     head = {"mode": "dynamic", "model": "fake", "kv_blocks": 100}
-    found, true = together([head | a.told(), head | b.told()]), (a + b).told()
+    found, true = together([head | a.report(), head | b.report()]), (a + b).report()
     assert found["largest_batch"] == 9 and found["kv_blocks"] == 200
     assert found["occupancy"] == pytest.approx(1.5 / 5) and found["live_rows"] == 40
     for key in found.keys() & true.keys():
