@@ -34,9 +34,10 @@ from compare.deployments import Deployment
 from compare.report.tables import formatted, markdown
 from compare.servers import ALONE, server
 from deploy.kinds import KINDS
-from studies.runner import Case, Study, shown, times, write
+from studies.runner import Page, write
+from studies.study import Case, mean, ratio
 
-STUDY = Study("benchmarks.fronts", "fronts", "What a front end costs", "")
+PAGE = Page("benchmarks.fronts", "fronts", "What a front end costs")
 ROWS = 8
 PROMPT, PROMPT_TOKENS = "hi", 2
 NO_TIME = 0.001  # slowdown of an engine that takes next to no time
@@ -159,10 +160,10 @@ def costs_table(cases: Sequence[Case]) -> str:
     rows = [["front end", *(heading for heading, _ in COSTS.values()), "cores while idle"]]
     plain = cases[0]
     for case in cases:
-        cells = [formatted(shown(case, key), form) for key, (_, form) in COSTS.items()]
+        cells = [formatted(mean(case, key), form) for key, (_, form) in COSTS.items()]
         rows.append([case["front"], *cells, f"{case['idle_cores']:.3f}"])
         if case is not plain:
-            ratios = [formatted(times(plain, case, key), "{:.2f}") for key in COSTS]
+            ratios = [formatted(ratio(plain, case, key), "{:.2f}") for key in COSTS]
             rows.append([f"{case['front']} ÷ plain", *ratios, ""])
     return markdown(rows)
 
@@ -258,17 +259,17 @@ def loads_table(cases: Sequence[Case]) -> str:
     for case in cases:
         rows.append([
             case["front"],
-            *(formatted(shown(case, f"answers_per_s_{n}"), "{:.0f}") for n in CLIENTS),
-            *(f"{shown(case, f'p50_ms_{n}').mean:.1f}, {shown(case, f'p99_ms_{n}').mean:.1f}"
+            *(formatted(mean(case, f"answers_per_s_{n}"), "{:.0f}") for n in CLIENTS),
+            *(f"{mean(case, f'p50_ms_{n}').mean:.1f}, {mean(case, f'p99_ms_{n}').mean:.1f}"
               for n in CLIENTS),
-            formatted(shown(case, "streamed_per_s"), "{:.0f}"),
+            formatted(mean(case, "streamed_per_s"), "{:.0f}"),
         ])  # fmt: skip
     return markdown(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog=f"python -m {STUDY.module}", description="What a front end costs."
+        prog=f"python -m {PAGE.module}", description="What a front end costs."
     )
     add = parser.add_argument
     add(
@@ -279,7 +280,7 @@ def main() -> None:
     )
     add("--seconds", type=float, default=4, help="of each number of clients (default: 4)")
     add("--fronts", default="plain,ray,proxy", help="(default: plain,ray,proxy)")
-    add("--out", type=Path, default=Path("runs") / STUDY.name, help="folder")
+    add("--out", type=Path, default=Path("runs") / PAGE.name, help="folder")
     options = parser.parse_args()
     fronts = options.fronts.split(",")
     one = costs(fronts, options.rounds)
@@ -299,7 +300,7 @@ def main() -> None:
         f"their time; means of {options.rounds} rounds, of {options.rounds - 2} where many ask, "
         "± half of a 95% t interval"
     )
-    write(STUDY, options.out, told_of, body, None, {"costs": one, "loads": many})
+    write(PAGE, options.out, told_of, body, None, {"costs": one, "loads": many})
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from config import ONLY_IN, Config, ConfigError, Parser
 from generate import load_generator
 from generate.cached import CachedGenerator
 from scheduling.inference import Sampling
-from studies.runner import Study, write
+from studies.runner import Page, write
 from weights import locate
 
 PLAIN, CONTROL = "plain", "plain again"
@@ -50,7 +50,7 @@ TURNS = 3  # of each round, for each number of rows and context
 # the pools are the benchmark's own: one holds all rows, the other is --pool-gb
 UNUSED = NO_HTTP | PREFIXES | {"mode", "max_waiting", "loop_interval_ms", *ONLY_IN}
 UNUSED |= {"kv_cache"}
-STUDY = Study(
+PAGE = Page(
     "benchmarks.quantization", "quantization", "int8 as an axis of batching", "Gain over rows"
 )
 Steps = dict[str, list[float]]  # of each variant the seconds of each turn
@@ -248,7 +248,7 @@ def main() -> None:
         f"{told_of} · medians and the middle half of {TURNS * rounds} turns, "
         f"medians of {rounds} bursts · commit {result['commit']}",
     )
-    write(STUDY, options.out, told_of, body, figure, result)
+    write(PAGE, options.out, told_of, body, figure, result)
     print(json.dumps(result))
 
 

@@ -21,9 +21,10 @@ from client.calls import get
 from compare.report.tables import formatted, markdown
 from deploy.kinds import KINDS
 from generate.fake import ITERATION_S, PREFILL_TOKEN_S, ROW_S
-from studies.runner import Case, Study, shown, times, write
+from studies.runner import Page, write
+from studies.study import Case, mean, ratio
 
-STUDY = Study("benchmarks.replicas", "replicas", "What replicas give", "")
+PAGE = Page("benchmarks.replicas", "replicas", "What replicas give")
 SIZES = (1, 2, 4)
 TARGETS = {2: 2.0, 4: 3.6}  # times one replica's answers, at least
 CLIENTS = 3 * ROWS  # of each replica, so that its rows are full whoever gets the next request
@@ -77,11 +78,11 @@ def scaling_table(cases: Sequence[Case], slowdown: float) -> str:
     rows = [["replicas", "answers/s", "of what the engines can do, %", "times one", "target",
              "CPU in use, %"]]  # fmt: skip
     for case in cases:
-        n, rate = case["replicas"], shown(case, "answers_per_s")
-        ratio = "" if n == 1 else formatted(times(one, case, "answers_per_s"), "{:.2f}")
+        n, rate = case["replicas"], mean(case, "answers_per_s")
+        times_one = "" if n == 1 else formatted(ratio(one, case, "answers_per_s"), "{:.2f}")
         busiest = max(each["busy_percent"] for each in case["seeds"])
         rows.append([
-            str(n), formatted(rate, "{:.1f}"), f"{100 * rate.mean / (n * most):.0f}", ratio,
+            str(n), formatted(rate, "{:.1f}"), f"{100 * rate.mean / (n * most):.0f}", times_one,
             f"{TARGETS[n]:g}" if n in TARGETS else "",
             f"{busiest:.0f}" + (" (too busy: cores may be the limit)" * (busiest > BUSIEST)),
         ])  # fmt: skip
@@ -101,13 +102,13 @@ def ages(seconds: float) -> Mapping[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog=f"python -m {STUDY.module}", description="What replicas give, and a router knows."
+        prog=f"python -m {PAGE.module}", description="What replicas give, and a router knows."
     )
     add = parser.add_argument
     add("--rounds", type=int, default=3, help="of each number of replicas (default: 3)")
     add("--seconds", type=float, default=8, help="of counting answers (default: 8)")
     add("--slowdown", type=float, default=SLOWDOWN, help=f"(default: {SLOWDOWN:g})")
-    add("--out", type=Path, default=Path("runs") / STUDY.name, help="folder")
+    add("--out", type=Path, default=Path("runs") / PAGE.name, help="folder")
     options = parser.parse_args()
     cases = scaling(options.rounds, options.seconds, options.slowdown)
     age = ages(options.seconds)
@@ -124,7 +125,7 @@ def main() -> None:
         f"{options.rounds} rounds ± half of a 95% t interval"
     )
     result = {"scaling": cases, "report_age_ms": dict(age)}
-    write(STUDY, options.out, told_of, body, None, result)
+    write(PAGE, options.out, told_of, body, None, result)
 
 
 if __name__ == "__main__":

@@ -1,122 +1,158 @@
-"""What prefix caching saves, on what, and what a small pool leaves of it: virtual time, seeded.
+"""What prefix caching saves, on what, and what a small pool leaves of it.
 
-    python -m studies.prefixes [--loads 0.5,0.8,1,1.2] [--seeds 5] [--out DIR]
-
-The server's own scheduler at the cost of `--model fake`. A load is a share of what `dynamic`
-without caching completes; where orders are compared, of what `fcfs` with caching does on the same
-pool. All variants serve the same traces, so differences are paired by seed. A later turn of a
-conversation holds the answers before it, as the fake engine gives them.
+A load is a share of what `dynamic` without caching completes; where orders are compared, of what
+`fcfs` with caching does on the same pool. A later turn of a conversation holds the answers before
+it, as the fake engine gives them.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-import multiprocessing
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from client.traces import Request
 from client.workloads import Workload
-from config import Config, build
+from compare.report.drawing import PALETTE, Look
+from config import build
 from generate.fake import PREFILL_TOKEN_S, FakeGenerator, cost_s
 from scheduling import scheduler
 from scheduling.inference import Inference, Iteration, Sampling
-from scheduling.policies import ORDERS
 from scheduling.prefix_cache import block_keys
 from simulate import Arrival, any_ids, drive
 from stats import times_of
-from studies.prefix_tables import figure, tables
-from studies.runner import Study, over_seeds, parser_of, write
+from studies.study import Against, Case, Panel, Study, Table
+from studies.virtual import BLOCK, CAPACITY_SEED, LONGEST, SETTINGS, pool, pool_of, throughput
 
-BLOCK = 16
 PREFIX = 256  # tokens of a shared prefix
-LONGEST = 1024 // BLOCK  # KV blocks that a request may need
 LENGTHS = "exponential:50:400"
-TRACES: dict[str, dict[str, Any]] = {
+LOADS = ("0.5", "0.8", "1", "1.2")
+CACHED_TRACES: dict[str, dict[str, Any]] = {
     "shared": {"prefixes": f"16:{PREFIX}:1"},
     "conversations": {"sessions": "4:0.5"},
     "random": {"prompts": "ids"},
+}
+ORDERED_TRACES: dict[str, dict[str, Any]] = {
     "64 prefixes": {"prefixes": f"64:{PREFIX}:1"},
     "64 prefixes, short answers": {"prefixes": f"64:{PREFIX}:1", "lengths": "uniform:1:8"},
 }
+POOLED_TRACES = ("64 prefixes", "conversations")
+TRACES = CACHED_TRACES | ORDERED_TRACES
 CACHING: dict[str, Any] = {"prefix_caching": True}
+FCFS, BY_PREFIX = "dynamic, caching", "dynamic, caching, prefix order"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "static": ("static", {}),
     "static, caching": ("static", CACHING),
     "dynamic": ("dynamic", {}),
-    "dynamic, caching": ("dynamic", CACHING),
+    FCFS: ("dynamic", CACHING),
+    BY_PREFIX: ("dynamic", CACHING | {"order": "prefix", "prefix_window": 128}),
 }
-if "prefix" in ORDERS:
-    ordered = CACHING | {"order": "prefix", "prefix_window": 128}
-    VARIANTS["dynamic, caching, prefix order"] = "dynamic", ordered
 MODES, ORDERED = list(VARIANTS)[:4], list(VARIANTS)[2:]  # compared by trace, and on a small pool
 POOLS = (1, 2, 4, 8, 16)  # of the KV blocks that are in use without caching
-STUDY = Study(
-    "studies.prefixes",
-    "prefixes",
-    "Prefix caching",
-    "Time to the first token over load, throughput, and hits over pool size",
-)
 
 
-class Case(NamedTuple):
-    """What is served how; a load of `burst` is all at once, others are shares of what `base`
-    completes.
+def cases(n: int) -> list[dict[str, Any]]:
+    caching = [
+        case_of("caching", trace, load, variant, n)
+        for trace, load, variant in itertools.product(CACHED_TRACES, (*LOADS, "burst"), MODES)
+        if load == "burst" or "static" not in variant  # which queues at all but the lightest
+    ]
+    order = [
+        case_of("order", trace, load, variant, n, FCFS, small_pool(trace))
+        for trace in ORDERED_TRACES
+        for load, variant in itertools.product(("burst", "0.8", "1.2"), ORDERED)
+    ]
+    pooled = [
+        case_of("pool", trace, "0.8", variant, n, times=times)
+        for trace, variant, times in itertools.product(POOLED_TRACES, ORDERED[1:], POOLS)
+    ]
+    return caching + order + pooled
+
+
+def case_of(
+    table: str,
+    trace: str,
+    load: str,
+    variant: str,
+    n: int,
+    base: str = "dynamic",
+    kv_blocks: int | None = None,
+    times: float | None = None,
+) -> dict[str, Any]:
+    """A load of `burst` is all at once, others are shares of what `base` completes. kv_blocks: by
+    default the server's, more than 32 rows can use. times: KV blocks, over those in use.
     """
+    in_use = blocks_in_use(trace, n) if trace in POOLED_TRACES else None
+    rate = rate_of(trace, base, kv_blocks, n)
+    if times and in_use:
+        kv_blocks = max(round(times * in_use), LONGEST // BLOCK)
+    return {
+        **{"table": table, "trace": trace, "load": load, "variant": variant, "base": base},
+        **{"kv_blocks": kv_blocks, "pool": times, "rate": rate, "blocks_in_use": in_use},
+    }
 
-    table: str
-    trace: str
-    load: str
-    variant: str
-    base: str = "dynamic"
-    kv_blocks: int | None = None  # None: the server's default, more than 32 rows can use
-    pool: float | None = None  # in blocks that are in use
+
+@functools.cache
+def rate_of(trace: str, variant: str, kv_blocks: int | None, n: int) -> float:
+    """Conversations a second that are completed where there are any, else requests."""
+    burst = data_of(trace, CAPACITY_SEED).requests(4 * n, scaled=True)
+    turns = int(TRACES[trace].get("sessions", "1").split(":")[0])
+    tokens = turns * data_of(trace, 0).mean_num_tokens
+    return served(variant, kv_blocks, burst)["throughput"] / tokens
 
 
-def config_of(variant: str, kv_blocks: int | None) -> Config:
-    """The server's, of `--model fake`."""
-    mode, settings = VARIANTS[variant]
-    return build(
-        mode,
-        {
-            "model": "fake",
-            "max_waiting": 10**6,
-            "kv_cache": kv_blocks and f"{kv_blocks}blocks",
-            **settings,
-        },
-        {},
-    )
+@functools.cache
+def blocks_in_use(trace: str, n: int) -> float:
+    """KV blocks that are in use on average without caching, at 0.8 of what that completes."""
+    rate = 0.8 * rate_of(trace, "dynamic", None, n)
+    requests = data_of(trace, CAPACITY_SEED).requests(n, f"poisson:{rate:g}", scaled=True)
+    return served("dynamic", None, requests)["blocks"]
+
+
+@functools.cache
+def small_pool(trace: str) -> int:
+    """KV blocks of eight mean requests and a third of the prefixes."""
+    return pool_of(8, data_of(trace, CAPACITY_SEED), 64 * PREFIX / BLOCK / 3)
 
 
 def data_of(trace: str, seed: int) -> Workload:
     return Workload(**({"lengths": LENGTHS} | TRACES[trace]), seed=seed)
 
 
-def serve(config: Config, requests: Sequence[Request]) -> dict[str, float]:
-    """Serve a trace in virtual time: what came of it.
+def run(case: Case, n: int, seed: int) -> dict[str, Any]:
+    load = case["load"]
+    arrival = "burst" if load == "burst" else f"poisson:{float(load) * case['rate']:g}"
+    requests = data_of(case["trace"], seed).requests(n, arrival, scaled=True)
+    return served(case["variant"], case["kv_blocks"], requests)
 
-    A turn that has outgrown the context is not asked, nor are those after it.
+
+def served(variant: str, kv_blocks: int | None, requests: Sequence[Request]) -> dict[str, float]:
+    """Measures of a trace. A turn that has outgrown the context is not sent, nor are those after
+    it.
     """
+    mode, settings = VARIANTS[variant]
+    config = build(mode, SETTINGS | pool(kv_blocks) | settings, {})
     followers = {r.after: r for r in requests if r.after is not None}
-    asked: dict[Inference, Request] = {}
+    sent: dict[Inference, Request] = {}
 
-    def ask(request: Request, at: float, said: Sequence[int] = ()) -> Iterable[Arrival]:
-        ids = [*said, *request.ids]
+    def send(request: Request, at: float, before: Sequence[int] = ()) -> Iterable[Arrival]:
+        ids = [*before, *request.ids]
         keys = block_keys(ids, BLOCK) if config.prefix_caching else None
         sampling = Sampling(seed=request.seed or 0)
         inference = Inference(ids, request.num_tokens, sampling, keys=keys)
         if inference.total_tokens <= config.max_model_len:
-            asked[inference] = request
+            sent[inference] = request
             yield at, [inference]
 
     def ended(now: float, inference: Inference) -> Iterable[Arrival]:
-        if following := followers.get(asked[inference].id):
-            said = inference.prompt_ids + inference.tokens
-            yield from ask(following, now + (following.think_s or 0.0), said)
+        if following := followers.get(sent[inference].id):
+            before = inference.prompt_ids + inference.tokens
+            yield from send(following, now + (following.think_s or 0.0), before)
 
     busy_s = blocks_s = prefilled = 0.0
 
@@ -128,144 +164,165 @@ def serve(config: Config, requests: Sequence[Request]) -> dict[str, float]:
         prefilled += sum(row.n_tokens for row in iteration.rows if not row.decodes)
         return seconds
 
-    served_by = scheduler.build(config)
-    firsts = (arrival for r in requests if r.after is None for arrival in ask(r, r.at))
+    built = scheduler.build(config)
+    firsts = (arrival for r in requests if r.after is None for arrival in send(r, r.at))
     generate = FakeGenerator(lambda seconds: None).generate if followers else any_ids
-    end = drive(served_by, firsts, cost, generate, ended=ended)
-    told_of = {"blocks": blocks_s / busy_s, "prefill": 100 * prefilled * PREFILL_TOKEN_S / busy_s}
-    return told_of | measures(list(asked), prefilled, served_by.snapshot().prefix_hits, end)
-
-
-def measures(
-    served: Sequence[Inference], prefilled: float, hits: int, end: float
-) -> dict[str, float]:
-    prompts = sum(len(i.prompt_ids) for i in served)
-    times = {i: times_of(i) for i in served}
-    alike = Counter(tuple(i.prompt_ids[:PREFIX]) for i in served)
-    rare = sorted(served, key=lambda i: alike[tuple(i.prompt_ids[:PREFIX])])[: len(served) // 4]
-    ttft_ms = [1e3 * times[i].ttft_s for i in served]
+    end = drive(built, firsts, cost, generate, ended=ended)
     return {
-        "computed": 100 * prefilled / prompts,
-        "hits": 100 * hits / prompts,
-        "hits_to_oracle": 100 * hits / (oracle(served) or 1),
-        "ttft_ms": statistics.mean(ttft_ms),
-        "ttft_p99_ms": float(np.percentile(ttft_ms, 99)),
-        "wait_ms": max(1e3 * times[i].queue_s for i in served),
-        "rare_ms": statistics.mean(1e3 * times[i].ttft_s for i in rare),
-        "mean_ms": statistics.mean(1e3 * times[i].e2e_s for i in served),
-        "throughput": sum(len(i.tokens) for i in served) / end,
-        "requests": len(served),
+        "blocks": blocks_s / busy_s,
+        "prefill": 100 * prefilled * PREFILL_TOKEN_S / busy_s,
+        **measures(list(sent), prefilled, built.snapshot().prefix_hits),
+        "throughput": throughput(list(sent), end),
     }
 
 
-def oracle(served: Sequence[Inference]) -> int:
+def measures(inferences: Sequence[Inference], prefilled: float, hits: int) -> dict[str, float]:
+    prompts = sum(len(i.prompt_ids) for i in inferences)
+    times = {i: times_of(i) for i in inferences}
+    alike = Counter(tuple(i.prompt_ids[:PREFIX]) for i in inferences)
+    by_rarity = sorted(inferences, key=lambda i: alike[tuple(i.prompt_ids[:PREFIX])])
+    ttft_ms = [1e3 * times[i].ttft_s for i in inferences]
+    return {
+        "computed": 100 * prefilled / prompts,
+        "hits": 100 * hits / prompts,
+        "hits_to_oracle": 100 * hits / (oracle(inferences) or 1),
+        "ttft_ms": statistics.mean(ttft_ms),
+        "ttft_p99_ms": float(np.percentile(ttft_ms, 99)),
+        "wait_ms": max(1e3 * times[i].queue_s for i in inferences),
+        "rare_ms": statistics.mean(1e3 * times[i].ttft_s for i in by_rarity[: len(times) // 4]),
+        "mean_ms": statistics.mean(1e3 * times[i].e2e_s for i in inferences),
+        "requests": len(inferences),
+    }
+
+
+def oracle(inferences: Sequence[Inference]) -> int:
     """Prompt tokens that an unlimited pool would hold: the full blocks of a prompt, less that of
-    its last token, that occurred at the beginning of anything served to who came before.
+    its last token, that occurred at the beginning of any earlier request.
     """
     known: set[bytes] = set()
-    found = 0
-    for i in sorted(served, key=lambda i: (i.arrived_at, i.id)):
+    tokens = 0
+    for i in sorted(inferences, key=lambda i: (i.arrived_at, i.id)):
         keys = (i.keys or [])[1:]  # its completion's, too
         most = (len(i.prompt_ids) - 1) // BLOCK
-        found += BLOCK * sum(1 for _ in itertools.takewhile(known.__contains__, keys[:most]))
+        tokens += BLOCK * sum(1 for _ in itertools.takewhile(known.__contains__, keys[:most]))
         known.update(keys)
-    return found
+    return tokens
 
 
-def burst(trace: str, variant: str, kv_blocks: int | None, n: int) -> dict[str, float]:
-    return serve(config_of(variant, kv_blocks), data_of(trace, 2**31).requests(n, scaled=True))
-
-
-def small_pool(trace: str) -> int:
-    """KV blocks of eight mean requests and a third of the prefixes."""
-    data = data_of(trace, 2**31)
-    life = statistics.mean(len(r.ids) + r.num_tokens for r in data.requests(2000))
-    return round(8 * life / BLOCK + 64 * PREFIX / BLOCK / 3)
-
-
-def cases_of(loads: Sequence[str], used: Mapping[str, float]) -> list[Case]:
-    """used: KV blocks in use of the traces that are served on pools of so many times as many."""
-    shared = [
-        Case("caching", trace, load, variant)
-        for trace, load, variant in itertools.product(list(TRACES)[:3], [*loads, "burst"], MODES)
-        if load == "burst" or "static" not in variant  # which queues at all but the lightest
-    ]
-    ordered = [
-        Case("order", trace, load, variant, "dynamic, caching", small_pool(trace))
-        for trace in list(TRACES)[3:]
-        for load, variant in itertools.product(("burst", "0.8", "1.2"), ORDERED)
-    ]
-    pooled = [
-        Case("pool", trace, "0.8", variant, kv_blocks=max(round(pool * blocks), LONGEST), pool=pool)
-        for trace, blocks in used.items()
-        for variant, pool in itertools.product(ORDERED[1:], POOLS)
-    ]
-    return shared + ordered + pooled
-
-
-def task(case: Case, n: int, rate: float, seed: int) -> dict[str, float]:
-    """rate: of conversations where there are any, else of requests."""
-    arrival = "burst" if case.load == "burst" else f"poisson:{float(case.load) * rate:g}"
-    requests = data_of(case.trace, seed).requests(n, arrival, scaled=True)
-    return serve(config_of(case.variant, case.kv_blocks), requests)
-
-
-def study(loads: Sequence[str], seeds: int, n: int, processes: int) -> list[dict[str, Any]]:
-    """Of each case what every seed's trace came to."""
-    with multiprocessing.Pool(processes) as workers:
-
-        def rates_of(cases: Iterable[Case]) -> dict[tuple[str, str, int | None], float]:
-            whats = sorted({what_of(case) for case in cases}, key=str)
-            bursts = workers.starmap(burst, [(*what, 4 * n) for what in whats])
-            return {w: b["throughput"] / a_request(w[0]) for w, b in zip(whats, bursts)}
-
-        alone = [
-            Case("pool", trace, "0.8", "dynamic") for trace in ("64 prefixes", "conversations")
-        ]
-        rates = rates_of(alone)
-        runs = workers.starmap(task, [(c, n, rates[what_of(c)], 2**31) for c in alone])
-        used = {case.trace: run["blocks"] for case, run in zip(alone, runs)}
-        cases = cases_of(loads, used)
-        rates = rates_of(cases)
-        tasks = [(case, n, rates[what_of(case)]) for case in cases]
-        results = over_seeds(workers, task, tasks, seeds)
-    return [
-        case._asdict()
-        | {"rate": rates[what_of(case)], "blocks_in_use": used.get(case.trace)}
-        | {"seeds": of_seeds}
-        for case, of_seeds in zip(cases, results)
-    ]
-
-
-def what_of(case: Case) -> tuple[str, str, int | None]:
-    """What a load is a share of; a pool that is to be judged does not set its own load."""
-    return case.trace, case.base, case.kv_blocks if case.base != "dynamic" else None
-
-
-def a_request(trace: str) -> float:
-    """Completion tokens of what arrives on its own: a request, or all turns of a conversation."""
-    turns = int(TRACES[trace].get("sessions", "1").split(":")[0])
-    return turns * data_of(trace, 0).mean_num_tokens
-
-
-def main() -> None:
-    parser = parser_of(STUDY, "What prefix caching saves, and what a small pool leaves of it.")
-    parser.add_argument(
-        "--loads", default="0.5,0.8,1,1.2", help="besides a burst (default: %(default)s)"
+BY, SERVED = ("trace", "load", "variant"), ("throughput", "requests")
+BASES = {name: {"variant": name.split(",")[0]} for name in VARIANTS}
+WITHOUT = Against(
+    "the same mode", lambda case: BASES[case["variant"]], ("ttft_ms", "mean_ms"), ("throughput",)
+)
+GREEN, ORANGE, PINK = PALETTE[3], PALETTE[1], PALETTE[5]
+TITLES = {
+    "shared": "16 shared prefixes of 256 tokens",
+    "conversations": "conversations of four turns",
+    "random": "random prompts: no difference",
+}
+STUDY = Study(
+    name="prefixes",
+    title="Prefix caching",
+    question="What does prefix caching save, on what, and what does a small pool leave of it?",
+    source="the longest cached prefix first serves sooner (SGLang); grouping by prefix completes "
+    "more (BatchLLM, arXiv 2412.03594)",
+    workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most 32 rows; virtual time "
+    "at the cost of --model fake",
+    cases=cases,
+    run=run,
+    measures={
+        "computed": ("prompt tokens computed, %", "{:.1f}"),
+        "hits": ("hit rate, %", "{:.1f}"),
+        "prefill": ("time in prefill, %", "{:.1f}"),
+        "ttft_ms": ("TTFT mean, ms", "{:,.1f}"),
+        "ttft_p99_ms": ("TTFT p99, ms", "{:,.1f}"),
+        "wait_ms": ("longest wait, ms", "{:,.0f}"),
+        "rare_ms": ("TTFT mean of the rarest quarter, ms", "{:,.1f}"),
+        "mean_ms": ("latency mean, ms", "{:,.0f}"),
+        "throughput": ("tok/s", "{:,.0f}"),
+        "hits_to_oracle": ("hits, % of an unlimited pool's", "{:.1f}"),
+        "requests": ("requests", "{:,.0f}"),
+    },
+    text="Traces are "
+    + "; ".join(
+        f"{name}: {', '.join(f'`--{key} {value}`' for key, value in drawn.items())}"
+        for name, drawn in TRACES.items()
     )
-    parser.add_argument("--requests", type=int, default=1000, help="of a trace (default: 1000)")
-    options = parser.parse_args()
-    found = study(options.loads.split(","), options.seeds, options.requests, options.processes)
-    n = f"{options.requests} requests of lengths {LENGTHS}, {options.seeds} seeds"
-    told_of = f"{n}, at most 32 rows; virtual time at the cost of --model fake"
-    traces = "; ".join(
-        f"{name}: {', '.join(f'`--{key} {value}`' for key, value in of.items())}"
-        for name, of in TRACES.items()
-    )
-    body = f"Traces are {traces}.\n\n{tables(found)}"
-    result = {"cases": found, "traces": TRACES, "variants": VARIANTS, "lengths": LENGTHS}
-    write(STUDY, options.out, told_of, body, figure(found, told_of), result)
-
-
-if __name__ == "__main__":
-    main()
+    + ".",
+    tables=[
+        Table(
+            BY,
+            (*("computed", "hits", "prefill", "ttft_ms", "ttft_p99_ms", "mean_ms"), *SERVED),
+            [WITHOUT],
+            {"table": "caching"},
+            "With and without, where all prefixes fit",
+            "Load: of what `dynamic` without caching completes. Differences are paired with the "
+            "same mode without caching. A turn whose conversation has outgrown the context is not "
+            "sent.",
+        ),
+        Table(
+            (*BY, "kv_blocks"),
+            ("computed", "ttft_ms", "ttft_p99_ms", "wait_ms", "rare_ms", "mean_ms", "throughput"),
+            [Against(FCFS, {"variant": FCFS}, ("ttft_ms", "wait_ms"), ("throughput",))],
+            {"table": "order"},
+            "Orders on a small pool",
+            "KV blocks of eight mean requests and a third of the 64 prefixes. Load: of what `fcfs` "
+            "with caching completes there, which differences are paired with too.",
+        ),
+        Table(
+            ("trace", "variant", "pool", "kv_blocks"),
+            ("hits_to_oracle",),
+            where={"table": "pool"},
+            title="What the size of the pool costs",
+            text="Pools are multiples of the KV blocks that are in use on average without caching, "
+            "at 0.8 of what that completes.",
+        ),
+    ],
+    figure="Time to the first token over load, throughput, and hits over pool size",
+    panels=[
+        *(
+            Panel(
+                title,
+                "TTFT mean, ms",
+                "ttft_ms",
+                lambda case: float(case["load"]),
+                "load, of capacity without caching",
+                where={"table": "caching", "trace": trace, "load": LOADS}
+                | {"variant": ("dynamic", FCFS)},
+                log=True,
+            )
+            for trace, title in TITLES.items()
+        ),
+        Panel(
+            "a burst on a large pool",
+            "tok/s",
+            "throughput",
+            "trace",
+            where={"table": "caching", "load": "burst"},
+        ),
+        Panel(
+            "64 prefixes on a small pool",
+            "tok/s",
+            "throughput",
+            "trace",
+            where={"table": "order", "load": "burst"},
+        ),
+        Panel(
+            "what a small pool forgets",
+            "hits, % of an unlimited pool's",
+            "hits_to_oracle",
+            "pool",
+            "KV blocks, times those in use",
+            "trace",
+            where={"table": "pool", "variant": FCFS},
+        ),
+    ],
+    looks={
+        "static": Look("#f0c4a0", "--", "s"),
+        "static, caching": Look(ORANGE, "-", "o"),
+        "dynamic": Look("#a3d4c5", "--", "s"),
+        FCFS: Look(GREEN, "-", "o"),
+        BY_PREFIX: Look(PINK, "-", "o"),
+    },
+    settings={"traces": TRACES, "variants": VARIANTS, "lengths": LENGTHS},
+)

@@ -1,104 +1,167 @@
-"""What the studies in virtual time share: cases and their seeds, means and paired differences, and
-how a study is written. Knows no torch and no scheduler.
-"""
+"""Run a study's cases, go on where a run was stopped, and write its page, figure and numbers."""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import functools
+import hashlib
 import json
-import multiprocessing.pool
+import multiprocessing
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from client.machine import command_line, stamp
-from compare.analysis import Estimate, difference, estimate
+from client.machine import ROOT, command_line, stamp
 from compare.report import drawing
-from compare.report.tables import formatted
+from studies.figure import figure as draw
+from studies.study import Case, Cases, Study, tables
 
-# what is served how, and as "seeds" what came of each seed's trace, by measure
-Case = Mapping[str, Any]
-Cases = Sequence[Case]
+CODE = (
+    *("batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire"),
+    *("client", "compare", "config", "deploy", "front_door", "generate", "kernels", "observers"),
+    *("routes", "scheduling", "simulate"),
+)
+SUFFIXES = (".py", ".cpp", ".h")
+Run = tuple[Case, int, int]  # a case, requests of its trace, and the trace's seed
 
 
-class Study(NamedTuple):
-    """What is written of one, and where."""
+class Page(NamedTuple):
+    """The page of a study or benchmark."""
 
-    module: str  # which `python -m` runs
-    name: str  # of its files
+    module: str  # that `python -m` runs
+    name: str  # of the files
     title: str
-    drawn: str  # its figure, in words
+    figure: str = ""  # in words
 
 
-def values(case: Case, measure: str) -> list[float]:
-    return [seed[measure] for seed in case["seeds"]]
+class Kept:
+    """Finished runs, a line each in a file, so that a stopped study goes on."""
+
+    def __init__(self, path: Path, code: str):
+        self._path, self._code = path, code
+        self._results: dict[str, dict[str, Any]] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            row = json.loads(line)
+            if row["code"] == code:
+                self._results[_key(row["run"])] = row["result"]
+
+    def __contains__(self, run: Run) -> bool:
+        return _key(run) in self._results
+
+    def __getitem__(self, run: Run) -> dict[str, Any]:
+        return self._results[_key(run)]
+
+    def add(self, run: Run, result: Mapping[str, Any]) -> None:
+        line = json.dumps({"run": run, "code": self._code, "result": result})
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(line + "\n")
+        self._results[_key(run)] = json.loads(line)["result"]
 
 
-def shown(case: Case, measure: str) -> Estimate:
-    return estimate(values(case, measure))
+def _key(run: Sequence[Any]) -> str:
+    return json.dumps(run, sort_keys=True)
 
 
-def apart(base: Case, case: Case, measure: str, form: str) -> str:
-    """The paired difference case − base, in words."""
-    gap = difference(values(base, measure), values(case, measure))
-    text = ("+" if gap.mean > 0 else "") + formatted(gap, form)
-    is_zero = not any(digit in "123456789" for digit in form.format(gap.mean))
-    return text if gap.shown and not is_zero else "none shown"
+def code(study: Study) -> str:
+    """Return a digest of what the study's numbers depend on."""
+    digest = hashlib.sha256()
+    module = f"studies/{study.name}"
+    for name in (*(study.code or CODE), module if (ROOT / module).is_dir() else f"{module}.py"):
+        path = ROOT / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.suffix in SUFFIXES and file.exists():
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
-def times(base: Case, case: Case, measure: str) -> Estimate:
-    """The paired ratio case ÷ base."""
-    pairs = zip(values(base, measure), values(case, measure), strict=True)
-    return estimate([mine / its for its, mine in pairs])
-
-
-def only(cases: Cases, **what: Any) -> list[Case]:
-    """Those of which all this is true."""
-    return [case for case in cases if what.items() <= case.items()]
-
-
-def parser_of(study: Study, description: str) -> argparse.ArgumentParser:
-    """The options that all studies have."""
-    parser = argparse.ArgumentParser(prog=f"python -m {study.module}", description=description)
-    parser.add_argument("--seeds", type=int, default=5, help="traces of each (default: 5)")
-    parser.add_argument("--processes", type=int, default=2, help="side by side (default: 2)")
-    parser.add_argument("--out", type=Path, default=Path("runs") / study.name, help="folder")
-    return parser
-
-
-def over_seeds(
-    workers: multiprocessing.pool.Pool,
-    serve: Callable[..., dict[str, Any]],
-    tasks: Iterable[tuple[Any, ...]],
+def measured(
+    study: Study,
+    cases: Cases,
+    n: int,
     seeds: int,
-) -> list[list[dict[str, Any]]]:
-    """Of each task what `serve(*task, seed)` says of every seed."""
-    asked = [(*task, seed) for task in tasks for seed in range(seeds)]
-    found = workers.starmap(serve, asked, chunksize=1)
-    return [found[at : at + seeds] for at in range(0, len(found), seeds)]
+    kept: Kept,
+    processes: int = 1,
+    minutes: float = float("inf"),
+) -> list[dict[str, Any]]:
+    """Run what is not kept yet, and return the cases with the measures of each finished seed.
+
+    All cases of a seed are run before the next seed, so that a stopped study has as much of each.
+    """
+    runs = [(case, n, seed) for seed in range(seeds) for case in cases]
+    missing = [run for run in runs if run not in kept]
+    end = time.monotonic() + 60 * minutes
+    try:
+        for k, (run, result) in enumerate(_results(study, missing, kept, processes, end), 1):
+            kept.add(run, result)
+            case = " · ".join(str(value) for value in run[0].values())
+            print(f"{k} of {len(missing)}: {case}, seed {run[2]}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+    whole = [s for s in range(seeds) if all((case, n, s) in kept for case in cases)]
+    return [{**case, "seeds": [kept[case, n, seed] for seed in whole]} for case in cases]
+
+
+def _results(
+    study: Study, runs: Sequence[Run], kept: Kept, processes: int, end: float
+) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Yield each run with its result, until the time is over."""
+    with contextlib.ExitStack() as stack:
+        results: Iterator[dict[str, Any]]
+        if study.servers:
+            results = (study.run(*run, kept) for run in runs)
+        elif processes > 1:
+            pool = stack.enter_context(multiprocessing.Pool(processes))
+            results = pool.imap(functools.partial(_call, study.run), runs)
+        else:
+            results = (study.run(*run) for run in runs)
+        for run in runs:
+            if time.monotonic() > end:
+                return
+            yield run, next(results)
+
+
+def _call(run: Callable[..., dict[str, Any]], arguments: Run) -> dict[str, Any]:
+    return run(*arguments)
 
 
 def write(
-    study: Study,
+    page: Page,
     folder: Path,
-    told_of: str,
+    caption: str,
     body: str,
     figure: Figure | None,
-    result: dict[str, Any],
+    result: Mapping[str, Any],
 ) -> None:
-    """Write the study's page, figure, if it has one, and numbers, with what they were made by."""
-    command = command_line("python", ["-m", study.module, *sys.argv[1:]])
-    whole = result | stamp() | {"command": command}
-    made = f"`{command}`, commit {whole['commit']}, {whole['date']}"
+    """Write a page, its figure, if it has one, and the numbers with the commit, date and command
+    that made them.
+    """
+    if "commit" not in result:
+        command = command_line("python", ["-m", page.module, *sys.argv[1:]])
+        result = {**result, **stamp(), "command": command}
+    made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
+    text, files = f"# {page.title}\n\n{caption}; {made}.\n\n{body}\n", f"{page.name}.md"
     folder.mkdir(parents=True, exist_ok=True)
-    page, names = f"# {study.title}\n\n{told_of}; {made}.\n\n{body}\n", f"{study.name}.md"
     if figure:
-        drawing.save(figure, folder / f"{study.name}.png")
-        page += f"\n![{study.drawn}]({study.name}.png)\n"
-        names += f", {study.name}.png"
-    (folder / f"{study.name}.md").write_text(page)
-    (folder / f"{study.name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    print(f"{body}\n{names} and every seed's numbers: {folder}")
+        drawing.save(figure, folder / f"{page.name}.png")
+        text += f"\n![{page.figure}]({page.name}.png)\n"
+        files += f", {page.name}.png"
+    (folder / f"{page.name}.md").write_text(text)
+    (folder / f"{page.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{body}\n{files} and every seed's numbers: {folder}")
+
+
+def tell(study: Study, folder: Path, result: Mapping[str, Any]) -> None:
+    """Write the page of a study's result: its cases, requests, seeds and options."""
+    cases = result["cases"]
+    caption = study.workload.format(**{"n": result["requests"], **result})
+    body = tables(study, cases)
+    if study.source:
+        body = f"Claim: {study.source}.\n\n{body}"
+    figure = draw(study, cases, caption) if study.panels else None
+    page = Page("studies", study.name, study.title, study.figure)
+    write(page, folder, caption, body, figure, {**study.settings, **result})

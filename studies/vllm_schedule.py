@@ -1,7 +1,5 @@
 """vLLM's scheduler and ours over the same traces, iteration by iteration: virtual time, seeded.
 
-    python -m studies.vllm_schedule [--seeds 12] [--out DIR]
-
 Both have equal limits, compute nothing, and take as long for an iteration as its tokens say: equal
 schedules keep equal clocks. Once two differ they are in different states: of each trace the
 iterations before that count as equal, and the first difference is named. Needs
@@ -10,31 +8,29 @@ benchmarks/requirements-vllm.txt, in an environment of its own.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import logging
 import os
 import random
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from client.machine import command_line, stamp
+from client.calls import ServerError
 from compare.report.tables import markdown
 from config import build
 from scheduling import scheduler
 from scheduling.inference import Inference, Iteration
 from scheduling.prefix_cache import block_keys
 from simulate import drive
+from studies.study import Cases, Study, values
 
 Rows = dict[int, tuple[int, int]]  # of each request the first token computed, and how many
 LONGEST, BLOCK = 256, 16
-REQUESTS = 120  # of a trace
 MISSING = "vLLM is missing: install benchmarks/requirements-vllm.txt in an environment of its own"
 RULES = ("prefill", "all")  # what our budget bounds: --budget-counts
 BUDGET = "decoded tokens beside the budget"
@@ -42,11 +38,12 @@ WATERMARK = "watermark of the null block"
 SAME = "found in the same iteration"
 EVICTED = "evicted before it was looked for"
 KINDS = ("preempted", "admitted", "cached", "chunks", "at")  # without a name of their own
+COUNTS = ("iterations", "admitted", "later chunks", "preempted", "cached tokens")
 
 
 @dataclass(frozen=True)
-class Case:
-    """Limits of both."""
+class Limits:
+    """Limits of both schedulers."""
 
     name: str
     rows: int
@@ -56,24 +53,24 @@ class Case:
     caching: bool = False
 
 
-CASES = [
-    Case("ample", rows=32, token_budget=256, kv_blocks=512),
-    Case("chunks", rows=16, token_budget=40, kv_blocks=512),
-    Case("few rows", rows=4, token_budget=128, kv_blocks=512),
-    Case("few blocks", rows=32, token_budget=256, kv_blocks=40),
-    Case("few blocks, chunks", rows=16, token_budget=24, kv_blocks=40),
-    Case("fewest blocks", rows=8, token_budget=64, kv_blocks=18),
-    Case("watermark", rows=32, token_budget=128, kv_blocks=60, watermark=0.1),
-    Case("caching, ample", rows=32, token_budget=256, kv_blocks=2048, caching=True),
-    Case("caching, chunks", rows=16, token_budget=40, kv_blocks=512, caching=True),
-    Case("caching, few blocks, chunks", rows=16, token_budget=24, kv_blocks=40, caching=True),
-    Case("caching, few blocks", rows=32, token_budget=256, kv_blocks=60, caching=True),
-    Case("caching, fewest blocks", rows=8, token_budget=64, kv_blocks=18, caching=True),
-    Case("watermark, null block", rows=32, token_budget=128, kv_blocks=59, watermark=0.1),
+LIMITS = [
+    Limits("ample", 32, 256, 512),
+    Limits("chunks", 16, 40, 512),
+    Limits("few rows", 4, 128, 512),
+    Limits("few blocks", 32, 256, 40),
+    Limits("few blocks, chunks", 16, 24, 40),
+    Limits("fewest blocks", 8, 64, 18),
+    Limits("watermark", 32, 128, 60, watermark=0.1),
+    Limits("caching, ample", 32, 256, 2048, caching=True),
+    Limits("caching, chunks", 16, 40, 512, caching=True),
+    Limits("caching, few blocks, chunks", 16, 24, 40, caching=True),
+    Limits("caching, few blocks", 32, 256, 60, caching=True),
+    Limits("caching, fewest blocks", 8, 64, 18, caching=True),
+    Limits("watermark, null block", 32, 128, 59, watermark=0.1),
 ]
 
 
-class Asked(NamedTuple):
+class Drawn(NamedTuple):
     """A request, and the ids that it gets."""
 
     at: float
@@ -82,7 +79,7 @@ class Asked(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An iteration: when it began, what it computed, who joined before it and who gave way."""
+    """An iteration: when it began, its rows, and which requests joined or were preempted before."""
 
     at: float
     rows: Rows
@@ -95,17 +92,17 @@ class Step(NamedTuple):
 
     @property
     def later(self) -> list[int]:
-        """Chunks of those who had joined before."""
+        """Chunks of requests that had joined before."""
         return [n for request, n in self.chunks.items() if n > 1 and request not in self.admitted]
 
     @property
     def cached(self) -> dict[int, int]:
-        """Tokens that those who joined need not compute."""
+        """Tokens that joining requests need not compute."""
         return {request: self.rows[request][0] for request in self.admitted}
 
 
 class Steps(list[Step]):
-    """A schedule; it knows who ran in the iteration before."""
+    """A schedule; it knows the requests that ran in the iteration before."""
 
     running: frozenset[int] = frozenset()
 
@@ -114,7 +111,7 @@ class Steps(list[Step]):
         self.append(Step(at, rows, {*self.running - before}, {*before.intersection(waiting)}))
 
 
-def draw(seed: int, requests: int = REQUESTS) -> list[Asked]:
+def draw(seed: int, requests: int) -> list[Drawn]:
     """A trace: prompts with common beginnings, which come in bursts, at one of three rates."""
     chance = random.Random(seed)
     beginnings = [chance.choices(range(50_000), k=n) for n in (0, 24, 48, 96)]
@@ -124,7 +121,7 @@ def draw(seed: int, requests: int = REQUESTS) -> list[Asked]:
         at += chance.expovariate(1 / gap_s) if chance.random() < 0.7 else 0.0
         own = chance.choices(range(50_000), k=chance.randint(1, 60))
         answer = chance.choices(range(50_000), k=chance.randint(1, 100))
-        trace.append(Asked(at, chance.choice(beginnings) + own, answer))
+        trace.append(Drawn(at, chance.choice(beginnings) + own, answer))
     return trace
 
 
@@ -133,62 +130,57 @@ def cost_s(tokens: int) -> float:
     return 0.01 + 0.0005 * tokens
 
 
-def ours(case: Case, trace: Sequence[Asked], counts: str) -> Steps:
-    limits = {"max_batch_size": case.rows, "token_budget": case.token_budget, "block_size": BLOCK}
-    pool = {
-        "kv_cache": f"{case.kv_blocks}blocks",
-        "max_model_len": LONGEST,
-        "max_waiting": len(trace),
+def ours(limits: Limits, trace: Sequence[Drawn], counts: str) -> Steps:
+    settings: dict[str, Any] = {
+        **{"model": "fake", "max_batch_size": limits.rows, "token_budget": limits.token_budget},
+        **{"block_size": BLOCK, "kv_cache": f"{limits.kv_blocks}blocks", "max_model_len": LONGEST},
+        **{"max_waiting": len(trace), "kv_reservation": "demand", "watermark": limits.watermark},
+        **{"budget_counts": counts, **({"prefix_caching": True} if limits.caching else {})},
     }
-    rules: dict[str, Any] = {"kv_reservation": "demand", "watermark": case.watermark}
-    rules |= {"budget_counts": counts} | ({"prefix_caching": True} if case.caching else {})
-    mine = scheduler.build(build("dynamic", {"model": "fake", **limits, **pool, **rules}, {}))
-    served = [
-        Inference(
-            a.prompt, len(a.completion), keys=block_keys(a.prompt, BLOCK) if case.caching else None
-        )
-        for a in trace
-    ]
-    steps = Steps()
+    built, steps = scheduler.build(build("dynamic", settings, {})), Steps()
 
     def planned(now: float, iteration: Iteration) -> None:
         rows = {row.inference.id: (row.start, row.n_tokens) for row in iteration.rows}
         if rows:
-            steps.add(now, rows, mine.running, mine.waiting)
+            steps.add(now, rows, built.running, built.waiting)
 
     def generate(iteration: Iteration) -> list[int]:
-        its = [row.inference for row in iteration.rows if row.samples]
-        return [trace[inference.id].completion[len(inference.tokens)] for inference in its]
+        sampled = [row.inference for row in iteration.rows if row.samples]
+        return [trace[inference.id].completion[len(inference.tokens)] for inference in sampled]
 
-    coming = [(asked.at, [inference]) for asked, inference in zip(trace, served)]
-    drive(mine, coming, lambda i: cost_s(sum(row.n_tokens for row in i.rows)), generate, planned)
+    def inference(drawn: Drawn) -> Inference:
+        keys = block_keys(drawn.prompt, BLOCK) if limits.caching else None
+        return Inference(drawn.prompt, len(drawn.completion), keys=keys)
+
+    arrivals = [(drawn.at, [inference(drawn)]) for drawn in trace]
+    drive(built, arrivals, lambda i: cost_s(sum(row.n_tokens for row in i.rows)), generate, planned)
     return steps
 
 
-def vllm_scheduler(case: Case) -> Any:
-    """vLLM's own, for a model that nobody computes; it keeps a null block, so it gets one more."""
+def vllm_scheduler(limits: Limits) -> Any:
+    """vLLM's own, for a model that is not computed; it keeps a null block, so it gets one more."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    n_blocks = case.kv_blocks + 1
-    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=case.caching)
+    n_blocks = limits.kv_blocks + 1
+    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=limits.caching)
     cache.num_gpu_blocks = n_blocks
-    limits = SchedulerConfig(
-        max_num_seqs=case.rows,
-        max_num_batched_tokens=case.token_budget,
+    scheduling = SchedulerConfig(
+        max_num_seqs=limits.rows,
+        max_num_batched_tokens=limits.token_budget,
         max_model_len=LONGEST,
         is_encoder_decoder=False,
-        watermark=case.watermark,
+        watermark=limits.watermark,
     )
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_positions": LONGEST}
     shape = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(shape))
         model = ModelConfig(model=folder, dtype="float32", skip_tokenizer_init=True)
-        config = VllmConfig(model_config=model, scheduler_config=limits, cache_config=cache)
+        config = VllmConfig(model_config=model, scheduler_config=scheduling, cache_config=cache)
     layer = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["layer"], layer)]
     return Scheduler(
@@ -199,7 +191,7 @@ def vllm_scheduler(case: Case) -> Any:
     )
 
 
-def theirs(case: Case, trace: Sequence[Asked]) -> Steps:
+def theirs(limits: Limits, trace: Sequence[Drawn]) -> Steps:
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -207,130 +199,119 @@ def theirs(case: Case, trace: Sequence[Asked]) -> Steps:
     from vllm.v1.request import Request
 
     init_none_hash(sha256)
-    hasher = get_request_block_hasher(BLOCK, sha256) if case.caching else None
-    its, steps, now = vllm_scheduler(case), Steps(), 0.0
+    hasher = get_request_block_hasher(BLOCK, sha256) if limits.caching else None
+    built, steps, now = vllm_scheduler(limits), Steps(), 0.0
     coming = list(enumerate(trace))[::-1]
-    while coming or its.has_unfinished_requests():
+    while coming or built.has_unfinished_requests():
         while coming and coming[-1][1].at <= now:
-            number, asked = coming.pop()
-            params = SamplingParams(max_tokens=len(asked.completion), ignore_eos=True)
-            its.add_request(Request(str(number), asked.prompt, params, None, block_hasher=hasher))
-        output = its.schedule()
+            number, drawn = coming.pop()
+            params = SamplingParams(max_tokens=len(drawn.completion), ignore_eos=True)
+            built.add_request(Request(str(number), drawn.prompt, params, None, block_hasher=hasher))
+        output = built.schedule()
         tokens: dict[str, int] = output.num_scheduled_tokens
         if not tokens:
             now = coming[-1][1].at
             continue
         rows, ids = Rows(), list[list[int]]()
         for i, n in tokens.items():  # which its count of computed ones has in it already
-            request, answer = its.requests[i], trace[int(i)].completion
+            request, answer = built.requests[i], trace[int(i)].completion
             rows[int(i)] = (request.num_computed_tokens - n, n)
             whole = request.num_computed_tokens == request.num_tokens
             ids.append([answer[request.num_output_tokens]] if whole else [])
-        queues = ([int(r.request_id) for r in queue] for queue in (its.running, its.waiting))
+        queues = ([int(r.request_id) for r in queue] for queue in (built.running, built.waiting))
         steps.add(now, rows, *queues)
         now += cost_s(sum(tokens.values()))
         places = {i: place for place, i in enumerate(tokens)}
-        its.update_from_output(output, ModelRunnerOutput(list(tokens), places, ids))
+        built.update_from_output(output, ModelRunnerOutput(list(tokens), places, ids))
     return steps
 
 
-def shares_within(step: Step, trace: Sequence[Asked]) -> bool:
-    """Whether somebody who joins has blocks that another row computes in the same iteration."""
+def shares_within(step: Step, trace: Sequence[Drawn]) -> bool:
+    """Return whether a joining request has blocks that another row computes in that iteration."""
     for request, cached in step.cached.items():
-        its = [*trace[request].prompt, *trace[request].completion]
+        ids = [*trace[request].prompt, *trace[request].completion]
         for other, (start, n) in step.rows.items():
             last = min(cached, (start + n) // BLOCK * BLOCK)  # of the blocks that are full then
-            theirs = [*trace[other].prompt, *trace[other].completion]
-            if other != request and last > start and its[:last] == theirs[:last]:
+            other_ids = [*trace[other].prompt, *trace[other].completion]
+            if other != request and last > start and ids[:last] == other_ids[:last]:
                 return True
     return False
 
 
 def compare(
-    mine: Sequence[Step], its: Sequence[Step], case: Case, trace: Sequence[Asked]
+    our_steps: Sequence[Step], their_steps: Sequence[Step], limits: Limits, trace: Sequence[Drawn]
 ) -> tuple[int, str | None]:
-    """How many iterations are equal before the first that is not, and what differs there.
+    """Return how many iterations are equal before the first difference, and its kind.
 
     BUDGET: ours computes more tokens than that, since it does not count decoded ones. SAME: vLLM
-    gives a block its hash before it is computed, ours once it is. EVICTED: who joins finds more
-    with ours, where rows that run take blocks after that, and not before. WATERMARK: who joins
-    differs, and the null block makes vLLM's watermark a block larger. Else the first of KINDS, and
+    gives a block its hash before it is computed, ours once it is. EVICTED: a joining request finds
+    more with ours, where running rows take blocks after that, and not before. WATERMARK: others
+    join, and the null block makes vLLM's watermark a block larger. Else the first of KINDS, and
     "end" if one goes on where the other is done.
     """
-    for i, (first, second) in enumerate(zip(mine, its)):
+    for i, (first, second) in enumerate(zip(our_steps, their_steps)):
         if first == second:
             continue
-        if sum(first.chunks.values()) > case.token_budget:
+        if sum(first.chunks.values()) > limits.token_budget:
             return i, BUDGET
-        if case.caching and shares_within(second, trace):
+        if limits.caching and shares_within(second, trace):
             return i, SAME
         if any(first.cached.get(request, 0) > n for request, n in second.cached.items()):
             return i, EVICTED
         kind = next(kind for kind in KINDS if getattr(first, kind) != getattr(second, kind))
-        blocks = [int(case.watermark * n) for n in (case.kv_blocks, case.kv_blocks + 1)]
+        blocks = [int(limits.watermark * n) for n in (limits.kv_blocks, limits.kv_blocks + 1)]
         return i, WATERMARK if kind == "admitted" and blocks[0] < blocks[1] else kind
-    return min(len(mine), len(its)), None if len(mine) == len(its) else "end"
+    lengths = len(our_steps), len(their_steps)
+    return min(lengths), None if lengths[0] == lengths[1] else "end"
 
 
-def study(case: Case, seeds: int) -> dict[str, Any]:
-    """What vLLM's schedules hold, and how far ours are equal by each rule of the budget."""
-    held: Counter[str] = Counter()
-    rules: dict[str, Any] = {rule: {"equal": 0, "kinds": Counter()} for rule in RULES}
-    for seed in range(seeds):
-        trace = draw(seed)
-        its = theirs(case, trace)
-        held["iterations"] += len(its)
-        for step in its:
-            held["admitted"] += len(step.admitted)
-            held["later chunks"] += len(step.later)
-            held["preempted"] += len(step.preempted)
-            held["cached tokens"] += sum(step.cached.values())
-        for rule, found in rules.items():
-            equal, kind = compare(ours(case, trace, rule), its, case, trace)
-            found["equal"] += equal
-            found["kinds"][kind or "none"] += 1
-    return {"case": asdict(case), "traces": seeds, "theirs": held, "ours": rules}
+def run(case: Mapping[str, Any], n: int, seed: int) -> dict[str, Any]:
+    """Counts of vLLM's schedule, and how far ours is equal by each rule of the budget."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ServerError(MISSING)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    logging.disable(logging.WARNING)
+    limits, trace = Limits(**case), draw(seed, n)
+    steps = theirs(limits, trace)
+    counts: dict[str, Any] = dict(zip(COUNTS, map(sum, zip(*map(counted, steps)))))
+    for rule in RULES:
+        equal, kind = compare(ours(limits, trace, rule), steps, limits, trace)
+        counts |= {f"equal, {rule}": equal, f"kinds, {rule}": {kind: 1} if kind else {}}
+    return counts
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
+def counted(step: Step) -> tuple[int, ...]:
+    """COUNTS of an iteration."""
+    cached = sum(step.cached.values())
+    return 1, len(step.admitted), len(step.later), len(step.preempted), cached
+
+
+def table(cases: Cases) -> str:
+    """Sums over traces."""
     limits = ("rows", "token_budget", "kv_blocks", "watermark")
-    counts = ("iterations", "admitted", "later chunks", "preempted", "cached tokens")
     ends = [(f"--budget-counts {rule}: equal", "first difference in traces") for rule in RULES]
-    rows = [["case", *limits, *counts, *sum(ends, ())]]
-    for each in found:
-        cells = [f"{each['case'][name]:g}" for name in limits]
-        cells += [f"{each['theirs'][name]:,}" for name in counts]
-        for rule in each["ours"].values():
-            kinds = [f"{kind} {n}" for kind, n in rule["kinds"].items() if kind != "none"]
-            cells += [f"{rule['equal']:,}", ", ".join(kinds) or "none"]
-        rows.append([each["case"]["name"], *cells])
+    rows = [["case", *limits, *COUNTS, *sum(ends, ())]]
+    for case in cases:
+        cells = [f"{case[name]:g}" for name in limits]
+        cells += [f"{sum(values(case, name)):,}" for name in COUNTS]
+        for rule in RULES:
+            kinds = sum(map(Counter, values(case, f"kinds, {rule}")), Counter[str]())
+            cells.append(f"{sum(values(case, f'equal, {rule}')):,}")
+            cells.append(", ".join(f"{kind} {n}" for kind, n in kinds.items()) or "none")
+        rows.append([case["name"], *cells])
     return markdown(rows, left=1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m studies.vllm_schedule")
-    parser.add_argument("--seeds", type=int, default=12, help="traces of each case (default: 12)")
-    parser.add_argument("--out", type=Path, default=Path("runs/vllm_schedule"), help="folder")
-    options = parser.parse_args()
-    if importlib.util.find_spec("vllm") is None:
-        print(f"error: {MISSING}", file=sys.stderr)
-        sys.exit(2)
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    logging.disable(logging.WARNING)
-    from vllm import __version__
-
-    found = [study(case, options.seeds) for case in CASES]
-    result = {"cases": found, "vllm": __version__} | stamp()
-    result["command"] = command_line("python", ["-m", "studies.vllm_schedule", *sys.argv[1:]])
-    options.out.mkdir(parents=True, exist_ok=True)
-    made = f"vLLM {__version__}; `{result['command']}`, commit {result['commit']}, {result['date']}"
-    of = f"{options.seeds} traces of {REQUESTS} requests a case, blocks of {BLOCK} tokens"
-    page = f"# Our schedules and vLLM's\n\n{made}: {of}.\n\n{table(found)}\n"
-    (options.out / "vllm_schedule.md").write_text(page)
-    (options.out / "vllm_schedule.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(table(found))
-    print(f"vllm_schedule.md and .json: {options.out}")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="vllm_schedule",
+    title="Our schedules and vLLM's",
+    question="Are our schedules those of vLLM's scheduler, iteration by iteration?",
+    workload="{seeds} traces of {n} requests a case, blocks of 16 tokens",
+    requests=120,
+    seeds=12,
+    cases=lambda n: [asdict(limits) for limits in LIMITS],
+    run=run,
+    measures={},
+    text=table,
+    tables=(),
+)

@@ -35,7 +35,6 @@ from benchmarks.workload import draw
 from client.traces import load_trace
 from config import ConfigError, build
 from generate import load_generator
-from studies import theory
 from tests.servers import wait_until
 
 
@@ -364,21 +363,6 @@ def test_planning_is_measured_with_and_without_a_queue(
         and found["variants"]["prefix"]["50 waiting"]["rows"] == 8
         and found["variants"]["nobatch"]["0 waiting"]["rows"] == 1
     )
-
-
-@pytest.mark.nightly
-def test_theory_is_held_against_real_servers(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(theory, "MODES", ("dynamic",))  # test_agreement.py has the others
-    # a machine that is three times slower than a moment ago still has a steady state
-    small = ["--seeds", "2", "--requests", "20", "--rows", "2", "--load", "0.3"]
-    found = last_line(theory.main, small, monkeypatch, capsys)
-    assert len(found["queueing"]) == 2 and all(
-        run["queue_s"] > 0 < run["expected_s"] for run in found["queueing"]
-    )
-    assert found["useful_rows"]["useful_fraction"] == pytest.approx(
-        found["useful_rows"]["expected"], rel=0.15
-    )  # 30 batches
-    assert found["littles_law"]["dynamic"]["in_flight"] > 0
 
 
 @pytest.mark.parametrize(

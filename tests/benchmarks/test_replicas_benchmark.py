@@ -14,8 +14,7 @@ import pytest
 from benchmarks import fronts, replicas
 from simulate import costs
 from simulate.time import instant
-from studies import ranking
-from studies.runner import Case
+from studies.study import Case
 
 
 def test_a_full_replica_answers_what_its_engine_can_do() -> None:
@@ -88,45 +87,3 @@ def test_a_simulated_request_through_a_front_end_takes_longer_by_what_that_adds(
     behind = costs.through("ray", costs.FAKE)
     assert (behind.request, behind.answer) == (instant(5e-3), instant(5e-3))
     assert behind.line == costs.FAKE.line
-
-
-def ranked(means: dict[str, tuple[float, float]], spread: float = 0.1) -> list[Case]:
-    """Cases in which all measures of a router are (in virtual time, on Ray Serve) around these."""
-    return [
-        {
-            "trace": trace, "router": router, "where": where,
-            "seeds": [
-                dict.fromkeys((*ranking.MEASURES, "busy_percent"), mean + spread * shift * k)
-                for shift in (-1, 0, 1)
-            ],
-        }
-        for trace in ranking.TRACES
-        for k, (router, both) in enumerate(means.items())
-        for where, mean in zip((ranking.SIMULATED, ranking.REAL), both)
-    ]  # fmt: skip
-
-
-def test_two_rankings_agree_where_each_shown_difference_has_one_sign() -> None:
-    n = len(ranking.TRACES) * len(ranking.MEASURES)
-    means = {router: (1.0 * k, 2.0 * k) for k, router in enumerate(ranking.ROUTERS)}
-    found = ranking.verdict(ranked(means))
-    pairs = n * len(ranking.ROUTERS) * (len(ranking.ROUTERS) - 1) // 2
-    assert f"Of {pairs} differences" in found and f"{pairs} have the same sign" in found
-    assert "none are shown with the opposite sign" in found and "\n- " not in found
-
-    first, second, *_ = ranking.ROUTERS
-    means[first], means[second] = (0.0, 2.0), (1.0, 0.0)  # the other way round on Ray Serve
-    found = ranking.verdict(ranked(means))
-    assert f"{n} are shown with the opposite sign" in found
-    heading = ranking.MEASURES["mean_s"][0]
-    assert f"{heading}: {first} more than {second}, less, in virtual time" in found
-
-
-def test_what_is_simulated_for_a_ranking_is_what_its_router_does() -> None:
-    """Prefixes are found where they were sent before, and the other routers spread them."""
-    trace = ranking.TRACES["prefixes"]
-    cached = {
-        router: ranking.simulated(trace, router, 1, 0.3)[0]["cached"]
-        for router in ("prefix", "power_of_two")
-    }
-    assert cached["prefix"] > cached["power_of_two"] > 0

@@ -18,7 +18,6 @@ from client.load import replay
 from client.traces import Request, Trace, load_trace, save_trace
 from client.wire import wire
 from client.workloads import Workload
-from studies import memory
 from tests.servers import Serve, assert_all_answered
 from tests.traces import save_mooncake
 
@@ -233,17 +232,6 @@ def test_a_bad_line_of_mooncakes_is_refused(
     path.write_text(json.dumps(GOOD) + "\n" + json.dumps(line))
     with pytest.raises(WorkloadError, match=f"mooncake.jsonl, line 2: {said}"):
         load_trace(path)
-
-
-def test_virtual_time_knows_prefixes_too() -> None:
-    rows = {
-        tokens: memory.serve(
-            memory.config_of("whole", 100),
-            Workload("fixed:50", prefixes=f"2:{tokens}:1").requests(50),
-        )["rows"]
-        for tokens in (16, 320)
-    }
-    assert rows[16] > 3 * rows[320], "longer prompts take more of the same pool"
 
 
 def test_both_wires_carry_ids_and_servers_compute_those(shared_server: Serve) -> None:

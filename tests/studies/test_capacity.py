@@ -4,34 +4,17 @@ the truth in virtual time.
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from client.groups import describe
-from client.outcomes import Outcome
 from client.workloads import Workload
 from compare.analysis import always_waiting, difference, estimate, growth, growth_in_flight
-from compare.measure import judged
 from compare.report import tables
-from config import build
 from stats import Answer
 from studies import capacity
-
-
-def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
-    """Whole sweeps in virtual time. What they found once was 0.76 to 1.81 times the truth, and
-    never had been completed.
-    """
-    found = capacity.study(["dynamic"], seeds=1, requests=1000, processes=1)
-    for mode, of in found.items():
-        assert statistics.mean(of["found_to_true"]) == pytest.approx(1, abs=0.03), mode
-        for each in of["sweeps"]:
-            assert each["capacity"] == pytest.approx(of["true"], rel=0.1)
-            assert min(point["completed"] for point in each["points"]) >= 200
-            assert each["seconds"] < 300, "of virtual time, which a real server takes as well"
 
 
 @pytest.mark.parametrize("lengths", ["normal", "choice:1,25,100", "lognormal:50:1:1000", "fixed:7"])
@@ -111,20 +94,12 @@ def test_what_stays_in_flight_grows_although_nothing_waits() -> None:
     assert growth_in_flight([], [], 0.0) == growth_in_flight([1.0] * 9, [2.0] * 9, 0.0) == 0.0
 
 
-def test_a_point_says_what_was_asked_for_and_what_was_made_of_it() -> None:
+def test_a_point_has_what_was_offered_and_what_was_completed() -> None:
     requests = Workload("fixed:7").requests(30, "poisson:3", scaled=True)
-    served = capacity.serve(build("nobatch", {"model": "fake"}, {}), requests)
-    outcomes: list[Outcome] = [
-        capacity.outcome(request, inference) for request, inference in zip(requests, served)
-    ]
-    result = judged(requests, outcomes, {})
-    assert (result["requested_rate"], result["mean_num_tokens"]) == (
-        pytest.approx(3.0, rel=1e-4),
-        7.0,
-    )
-    assert (
-        result["offered_throughput"] == pytest.approx(21.0, rel=1e-4) and result["completed"] == 30
-    )
+    result = capacity.measure("nobatch", requests)
+    assert result["requested_rate"] == pytest.approx(3.0, rel=1e-4)
+    assert result["offered_throughput"] == pytest.approx(21.0, rel=1e-4)
+    assert (result["mean_num_tokens"], result["completed"]) == (7.0, 30)
 
 
 def test_a_difference_within_a_step_of_the_lattice_is_not_shown() -> None:

@@ -1,0 +1,107 @@
+"""Answer a question by measurement.
+
+    python -m studies NAME [--seeds N] [--requests N] [--only KEY=VALUE …] [--out DIR]
+
+All variants of a case serve the same traces, so differences are paired by seed. Finished runs are
+kept in DIR/NAME.runs.jsonl: the same command goes on where it was stopped, and begins anew only
+where the code that the numbers depend on has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from client.calls import ServerError
+from simulate.costs import CostsError
+from studies import runner
+from studies.study import Study
+
+NAMES = (
+    *("orders", "batches", "fair", "urgent", "memory", "prefixes", "routers"),
+    *("capacity", "theory", "fidelity", "vllm_schedule"),
+)
+
+
+def load(name: str) -> Study:
+    """Return the study of a module's name."""
+    study: Study = importlib.import_module(f"studies.{name}").STUDY
+    return study
+
+
+def parser_of(studies: Iterable[Study]) -> argparse.ArgumentParser:
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        prog="python -m studies",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = parser.add_subparsers(metavar="NAME", required=True)
+    for study in studies:
+        of_study = names.add_parser(study.name, help=study.question, description=study.question)
+        of_study.set_defaults(study=study)
+        add = of_study.add_argument
+        add("--seeds", type=int, default=study.seeds, help="traces of each case (%(default)s)")
+        add("--requests", type=int, default=study.requests, help="of a trace (%(default)s)")
+        add("--processes", type=int, default=2, help="side by side, in virtual time (%(default)s)")
+        add("--minutes", type=float, default=float("inf"), help="after which no run begins")
+        add("--only", action="append", default=[], metavar="KEY=VALUE",
+            help="cases with this value; may be repeated")  # fmt: skip
+        add("--from", type=Path, dest="source", metavar="DIR",
+            help="show the numbers of DIR again, instead of measuring")  # fmt: skip
+        add("--out", type=Path, default=Path("runs") / study.name, help="folder (%(default)s)")
+        for name, (default, text) in study.options.items():
+            add(f"--{name}", type=type(default), default=default, help=f"{text} (%(default)s)")
+    return parser
+
+
+def chosen(cases: Sequence[Mapping[str, Any]], conditions: Sequence[str]) -> list[Any]:
+    """Return the cases of which each key that is named has one of its values."""
+    wanted: dict[str, list[str]] = {}
+    for condition in conditions:
+        key, _, value = condition.partition("=")
+        wanted.setdefault(key, []).append(value)
+    return [
+        case for case in cases if all(str(case.get(key)) in texts for key, texts in wanted.items())
+    ]
+
+
+def result_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the cases with their measures, as measured now or as kept in a folder."""
+    study: Study = options.study
+    if options.source:
+        kept = json.loads((options.source / f"{study.name}.json").read_text())
+        return {"requests": study.requests, "seeds": len(kept["cases"][0]["seeds"]), **kept}
+    given = {name: getattr(options, name) for name in study.options}
+    cases = chosen(study.cases(options.requests, **given), options.only)
+    if not cases:
+        sys.exit("error: --only leaves no case")
+    path = options.out / f"{study.name}.runs.jsonl"
+    kept_runs = runner.Kept(path, runner.code(study))
+    cases = runner.measured(
+        study, cases, options.requests, options.seeds, kept_runs, options.processes, options.minutes
+    )
+    if not (seeds := len(cases[0]["seeds"])):
+        sys.exit("no seed has been run by all cases yet; the same command goes on")
+    if study.summarized:
+        cases = study.summarized(cases, **given)
+    return {"cases": cases, "requests": options.requests, "seeds": seeds, **given}
+
+
+def main() -> None:
+    named = [name for name in NAMES if name in sys.argv[1:2]]  # others may need what is not here
+    options = parser_of(map(load, named or NAMES)).parse_args()
+    try:
+        runner.tell(options.study, options.out, result_of(options))
+    except (ServerError, CostsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Batches of alike lengths beside the closed forms: `static`, sorted and in bins, and `dynamic`, on
+a queue that is never empty.
+
+Lengths are uniform. A batch of B rows then uses mean(g) / E[max of B draws of g] of them; k bins of
+equal mass complete (B/(B+1)) / ((k−1)/2k + B/(k(B+1))) times as much (Guldogan et al., 2024).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from compare.report.drawing import PALETTE, Look
+from scheduling.inference import IterationRecord
+from studies.study import Against, Case, Panel, Study, Table
+from studies.virtual import Settings, data_of, inferences_of, serve
+
+LENGTHS = "uniform:1:200"
+ROWS = (8, 32)
+BINS = (2, 4, 8)
+SIGMA = 0.7
+PATIENCE_MS = 10_000.0  # of a bin that does not fill, which would otherwise starve
+VARIANTS: dict[str, tuple[str, Settings]] = {
+    "static": ("static", {}),
+    **{f"multibin, {k} bins": ("multibin", {"bins": k}) for k in BINS},
+    f"multibin, {BINS[-1]} bins, σ {SIGMA:g}": (
+        "multibin",
+        {"bins": BINS[-1], "length_predictor": f"noisy:{SIGMA:g}"},
+    ),
+    "static, sjf": ("static", {"order": "sjf", "prefill_weight": 0}),  # by length, as bins
+    "dynamic": ("dynamic", {}),
+}
+
+
+def cases(n: int) -> list[dict[str, Any]]:
+    return [{"rows": rows, "variant": v} for rows, v in itertools.product(ROWS, VARIANTS)]
+
+
+def gain(rows: int, bins: float) -> float:
+    """Throughput of so many bins over that of one, in batches of so many rows."""
+    of_one = rows / (rows + 1)
+    return of_one / ((bins - 1) / (2 * bins) + of_one / bins)
+
+
+def closed_form(variant: str, rows: int, n: int) -> float | None:
+    """Useful rows in %, of n requests; None where there is no closed form. A burst that is sorted
+    as a whole has as many bins as batches.
+    """
+    mode, settings = VARIANTS[variant]
+    if mode == "dynamic":
+        return 100.0
+    if "length_predictor" in settings:
+        return None
+    bins = n / rows if "order" in settings else settings.get("bins", 1)
+    return 100 * (rows + 1) / (2 * rows) * gain(rows, bins)
+
+
+def run(case: Case, n: int, seed: int) -> dict[str, Any]:
+    """All requests come at once. Measured while every row is taken, as it would be for ever if
+    they kept coming.
+    """
+    mode, settings = VARIANTS[case["variant"]]
+    settings = {"max_batch_size": case["rows"], "token_budget": 10**5, **settings}
+    if mode == "multibin":
+        settings |= {"batch_size_target": case["rows"], "max_batch_delay_ms": PATIENCE_MS}
+    burst = data_of(LENGTHS, seed).requests(n, "burst", scaled=True)
+    seconds = 0.0
+    live = computed = 0
+
+    def observe(record: IterationRecord) -> None:
+        nonlocal seconds, live, computed
+        if record.iteration.running == case["rows"]:
+            seconds += record.seconds
+            live += record.rows["live"]
+            computed += len(record.iteration.rows)
+
+    serve(mode, settings, burst, inferences_of(burst), observe)
+    return {
+        "useful": 100 * live / computed,
+        "closed_form": closed_form(case["variant"], case["rows"], n),
+        "throughput": live / seconds,
+    }
+
+
+def bins_of(case: Case) -> int:
+    return int(VARIANTS[case["variant"]][1].get("bins", 1))
+
+
+def rows_of(case: Case) -> str:
+    return f"batches of {case['rows']}"
+
+
+STATIC = {"variant": "static"}
+STUDY = Study(
+    name="batches",
+    title="Batches of alike lengths",
+    question="How much do batches of requests of alike lengths complete?",
+    source="k bins complete up to 70% more than one, and as much as can be, as k grows (Multi-Bin "
+    "Batching, arXiv 2412.04504)",
+    workload=f"{{n}} requests of lengths {LENGTHS}, all at once, {{seeds}} seeds; virtual time at "
+    "the cost of --model fake",
+    requests=4096,
+    cases=cases,
+    run=run,
+    measures={
+        "useful": ("useful rows, %", "{:.1f}"),
+        "closed_form": ("closed form, %", "{:.1f}"),
+        "throughput": ("tok/s", "{:,.0f}"),
+    },
+    text="Measured while every row is taken. Closed forms: `static` uses mean(g) / E[max of B "
+    "draws of g] of its rows, and k bins complete (B/(B+1)) / ((k−1)/2k + B/(k(B+1))) times what "
+    "one does, B rows and lengths g uniform; `static` with `sjf` sorts the whole burst, so that it "
+    "has as many bins as batches. An iteration costs the same whether its rows are useful or idle, "
+    "so that ratios of tok/s are those of useful rows, but for prefill.",
+    tables=[
+        Table(
+            ("rows", "variant"),
+            against=[Against("static", STATIC, ratios=("throughput", "closed_form"))],
+        )
+    ],
+    figure="Throughput over the number of bins, and useful rows, beside the closed forms",
+    panels=[
+        Panel(
+            "bins, with lengths that are known",
+            "useful rows ÷ static's",
+            "useful",
+            bins_of,
+            "bins",
+            rows_of,
+            where={"variant": ("static", *(f"multibin, {k} bins" for k in BINS))},
+            base=STATIC,
+            expected="closed_form",
+        ),
+        Panel("throughput", "tok/s ÷ static's", "throughput", "variant", line=rows_of, base=STATIC),
+        Panel(
+            "rows that are useful",
+            "useful rows, %",
+            "useful",
+            "variant",
+            line=rows_of,
+            expected="closed_form",
+        ),
+    ],
+    looks={
+        f"batches of {rows}": Look(colour, "-", "o") for rows, colour in zip(ROWS, PALETTE[2:0:-1])
+    },
+    settings={"variants": VARIANTS, "lengths": LENGTHS},
+)

@@ -1,0 +1,94 @@
+"""A trace served in virtual time by the server's own scheduler, at the cost of `--model fake`."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from client.traces import Request
+from client.workloads import Workload
+from config import build
+from generate.fake import cost_s
+from scheduling import scheduler
+from scheduling.inference import Inference, Iteration, IterationRecord, Sampling, State
+from simulate import drive
+from stats import times_of
+
+BURST = 2000  # requests that show a capacity
+BLOCK = 16  # tokens of a KV block
+LONGEST = 1024  # tokens of a request
+CAPACITY_SEED = 2**31
+Settings = dict[str, Any]
+SETTINGS: Settings = {"model": "fake", "max_waiting": 10**6}
+Observer = Callable[[IterationRecord], None]
+
+
+def pool(kv_blocks: int | None) -> Settings:
+    """Return the setting of so many KV blocks; None: the server's default."""
+    return {"kv_cache": f"{kv_blocks}blocks"} if kv_blocks else {}
+
+
+def data_of(lengths: str, seed: int) -> Workload:
+    return Workload(lengths, seed=seed, prompts="ids")
+
+
+def inferences_of(requests: Sequence[Request], **fields: Any) -> list[Inference]:
+    """Return the requests as a server queues them."""
+    return [Inference(r.ids, r.num_tokens, Sampling(seed=r.seed or 0), **fields) for r in requests]
+
+
+def serve(
+    mode: str,
+    settings: Settings,
+    requests: Sequence[Request],
+    inferences: Sequence[Inference],
+    observer: Observer | None = None,
+) -> float:
+    """Serve a trace to the end, and return when that is. Inferences have their stamps and tokens
+    then; the observer gets each iteration.
+    """
+
+    def planned(now: float, iteration: Iteration) -> None:
+        if observer:
+            seconds = cost_s(iteration) if iteration.rows else 0.0
+            observer(IterationRecord(now, seconds, iteration))
+
+    config = build(mode, SETTINGS | settings, {})
+    arrivals = [(request.at, [inference]) for request, inference in zip(requests, inferences)]
+    return drive(scheduler.build(config), arrivals, cost_s, planned=planned)
+
+
+def latencies(inferences: Sequence[Inference]) -> list[float]:
+    """Return end-to-end latencies of the answered ones, in seconds."""
+    return [times_of(i).e2e_s for i in inferences if i.state is State.FINISHED]
+
+
+def throughput(inferences: Sequence[Inference], seconds: float) -> float:
+    """Return completion tokens per second."""
+    return sum(len(i.tokens) for i in inferences) / seconds
+
+
+class Capacity(NamedTuple):
+    """Completions of `dynamic` with `fcfs` per second while requests always wait."""
+
+    requests: float
+    tokens: float  # completion tokens
+    prompt_tokens: float
+
+
+@functools.cache
+def capacity(rows: int, lengths: str, kv_blocks: int | None = None) -> Capacity:
+    burst = data_of(lengths, CAPACITY_SEED).requests(BURST, "burst", scaled=True)
+    settings = {"max_batch_size": rows, **pool(kv_blocks)}
+    rate = BURST / serve("dynamic", settings, burst, inferences_of(burst))
+    tokens = statistics.mean(request.num_tokens for request in burst)
+    return Capacity(rate, rate * tokens, rate * statistics.mean(len(r.ids) for r in burst))
+
+
+def pool_of(requests: float, data: Workload, more: float = 0.0) -> int:
+    """Return the KV blocks of so many requests of mean length at their whole lives, and more."""
+    drawn = data.requests(2000, "burst")
+    whole_life = statistics.mean(len(r.ids) + r.num_tokens for r in drawn)
+    return round(requests * whole_life / BLOCK + more)
