@@ -1,4 +1,4 @@
-"""Whether the engine computes what the oracle does, on the device that serves: fast equals plain.
+"""The engine against the oracle, on the device that serves: fast equals plain.
 
     python -m benchmarks.agreement --model gpt2-medium --weights random [--n 8] [--tokens 24]
         [any server setting]
@@ -7,22 +7,22 @@ In float32 the engine serves requests in `dynamic` and in `static`, greedy and d
 prompts in chunks and decode rows padded as the settings say, and every id must be the oracle's
 (generate/naive.py, no cache, a request at a time), unless the oracle itself was undecided by less
 than rounding. In bfloat16, where ties are common, it compares logits. Ends with exit code 1 where
-they differ. The last line is JSON.
+they differ.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import NO_HTTP, asked, configs, record, run
-from benchmarks.workload import draw
-from config import Config, ConfigError, Parser
+from benchmarks.harness import NO_HTTP, Benchmark, run
+from benchmarks.offline import block_tables, inference
+from benchmarks.workload import LARGEST, draw
+from config import Config, ConfigError
 from generate import load_generator
 from generate.cached import CachedGenerator
 from generate.naive import NaiveGenerator
@@ -32,7 +32,6 @@ from scheduling.inference import Generator, Inference, Row, Sampling
 from simulate import drive
 from weights import locate
 
-UNUSED = NO_HTTP | {"mode", "loop_interval_ms"}  # two modes, and no manager
 # a decision of the oracle closer than this may go either way: the sums' order differs
 LOGIT_MARGIN = 1e-3
 DRAW_MARGIN = 1e-5
@@ -40,19 +39,34 @@ DRAW_MARGIN = 1e-5
 LONG = (300, 700)
 # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
 BFLOAT16_TOLERANCE = 0.05
+PLAIN = {
+    "generator": "naive",
+    "linear": "plain",
+    "decoder_batch_sizes": (),
+    "prefix_caching": False,
+    "order": "fcfs",
+}
+BENCHMARK = Benchmark(
+    "agreement",
+    "The engine against the oracle.",
+    {"--n": (8, "requests"), "--tokens": (24, "completion tokens of each")},
+    NO_HTTP | {"mode", "loop_interval_ms"},  # two modes, and no manager
+)
 
 
-def serve(config: Config, generator: Generator, inferences: Sequence[Inference]) -> None:
-    drive(
-        scheduler.build(config),
-        [(0.0, [inference]) for inference in inferences],
-        lambda _: 0.0,
-        generator.generate,
-    )
+def load(config: Config) -> Generator:
+    return load_generator(config, locate(config), config.shape.vocab_size)
+
+
+def load_oracle(config: Config) -> tuple[Config, NaiveGenerator]:
+    plain = config.model_copy(update=PLAIN)
+    oracle = load(plain)
+    assert isinstance(oracle, NaiveGenerator)
+    return plain, oracle
 
 
 def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
-    """Whether the oracle's choice, after logits [V], hangs on rounding."""
+    """Return whether the oracle's choice, after logits [V], hangs on rounding."""
     if sampling.temperature == 0:
         best, second = logits.topk(2).values.tolist()
         return bool(best - second < LOGIT_MARGIN)
@@ -65,79 +79,57 @@ def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, A
 
     They are served in two modes, with the settings of `config` and of `static`.
     """
-    n_vocab, path = config.shape.vocab_size, locate(config)
-    long = [list(range(min(length, config.max_model_len - tokens))) for length in LONG]
-    prompts = [prompt for prompt, _ in draw(n)] + long
+    n_vocab = config.shape.vocab_size
+    prompts = [prompt for prompt, _ in draw(n)]
+    prompts += [list(range(min(length, config.max_model_len - tokens))) for length in LONG]
     requests = [
-        ([i % n_vocab for i in prompt], Sampling(float(i % 2), seed=i))
+        ([token % n_vocab for token in prompt], tokens, Sampling(float(i % 2), seed=i))
         for i, prompt in enumerate(prompts)
     ]
-    plain = config.model_copy(
-        update={
-            "generator": "naive",
-            "linear": "plain",
-            "decoder_batch_sizes": (),
-            "prefix_caching": False,
-            "order": "fcfs",
-        }
-    )
-    found, also, expected = (
-        [asked(each, prompt, tokens, sampling) for prompt, sampling in requests]
-        for each in (config, static, plain)
-    )
-    generator = load_generator(config, path, n_vocab)
-    serve(config, generator, found)
-    serve(static, generator, also)
-    del generator  # its memory is the oracle's now
-    oracle = load_generator(plain, path, n_vocab)
-    assert isinstance(oracle, NaiveGenerator)
-    serve(plain, oracle, expected)
+
+    def served(config: Config, generator: Generator) -> list[Inference]:
+        inferences = [inference(config, *request) for request in requests]
+        arrivals = [(0.0, [each]) for each in inferences]
+        drive(scheduler.build(config), arrivals, lambda _: 0.0, generator.generate)
+        return inferences
+
+    engine = load(config)
+    found = served(config, engine) + served(static, engine)
+    del engine  # its memory is the oracle's now
+    plain, oracle = load_oracle(config)
     result = {"requests": 2 * len(requests), "equal": 0, "undecided": 0, "different": 0}
-    for mine, theirs in zip(found + also, expected * 2):
-        first = next(
-            (i for i, (a, b) in enumerate(zip(mine.tokens, theirs.tokens)) if a != b), None
-        )
+    for ours, expected in zip(found, 2 * served(plain, oracle)):
+        pairs = enumerate(zip(ours.tokens, expected.tokens))
+        first = next((i for i, (a, b) in pairs if a != b), None)
         if first is None:
             result["equal"] += 1
             continue
         with torch.inference_mode():
-            logits = oracle.logits(theirs, len(theirs.prompt_ids) + first)[0].float()
-        result["undecided" if undecided(logits, theirs.sampling, first) else "different"] += 1
+            logits = oracle.logits(expected, len(expected.prompt_ids) + first)[0].float()
+        result["undecided" if undecided(logits, expected.sampling, first) else "different"] += 1
     return result
 
 
 def near_logits(config: Config, n: int) -> dict[str, float]:
     """Bfloat16: how far logits are apart at most, after a prompt and after one more token."""
-    n_vocab, path = config.shape.vocab_size, locate(config)
-    generator = load_generator(config, path, n_vocab)
-    oracle = load_generator(
-        config.model_copy(update={"generator": "naive", "linear": "plain"}), path, n_vocab
-    )
-    assert isinstance(generator, CachedGenerator) and isinstance(oracle, NaiveGenerator)
-    each = -(-65 // config.block_size)
-    inferences = [Inference([i % n_vocab for i in prompt], 2, tokens=[1]) for prompt, _ in draw(n)]
-    blocks = [list(range(i * each, (i + 1) * each)) for i in range(n)]
+    n_vocab = config.shape.vocab_size
+    engine, (_, oracle) = load(config), load_oracle(config)
+    assert isinstance(engine, CachedGenerator)
+    inferences = [
+        Inference([token % n_vocab for token in prompt], 2, tokens=[1]) for prompt, _ in draw(n)
+    ]
+    tables = block_tables(n, 65, config.block_size)
     worst = largest = 0.0
     for decode in (False, True):
         rows = []
-        for inference, mine in zip(inferences, blocks):
-            length = len(inference.prompt_ids)
-            rows.append(
-                Row(
-                    inference,
-                    length if decode else 0,
-                    1 if decode else length,
-                    mine,
-                    samples=True,
-                    idle=False,
-                )
-            )
-        # prompts one by one; a graph's logits are overwritten by the next's
-        found = (
-            generator.logits(rows)
-            if decode
-            else torch.cat([generator.logits([row]).clone() for row in rows])
-        )
+        for each, blocks in zip(inferences, tables):
+            length = len(each.prompt_ids)
+            start, n_tokens = (length, 1) if decode else (0, length)
+            rows.append(Row(each, start, n_tokens, blocks, samples=True, idle=False))
+        if decode:
+            found = engine.logits(rows)
+        else:  # prompts one by one; a graph's logits are overwritten by the next's
+            found = torch.cat([engine.logits([row]).clone() for row in rows])
         with torch.inference_mode():
             expected = torch.cat(
                 [oracle.logits(row.inference, row.start + row.n_tokens) for row in rows]
@@ -152,50 +144,32 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = Parser(
-        prog="python -m benchmarks.agreement",
-        description="The engine against the oracle.",
-        allow_abbrev=False,
+    options, configs = BENCHMARK.engine_configs(
+        lambda options: ["dynamic", "static"],
+        token_budget=280,
+        kv_cache="1GB",  # the oracle needs memory beside the engine
     )
-    parser.add_argument("--n", type=int, default=8, help="requests (default: 8)")
-    parser.add_argument(
-        "--tokens", type=int, default=24, help="completion tokens of each (default: 24)"
-    )
-    options, [config, static] = configs(
-        parser,
-        sys.argv[1:],
-        lambda known: ["dynamic", "static"],
-        UNUSED,
-        token_budget=lambda known: 280,
-        kv_cache=lambda known: "1GB",  # the oracle needs memory beside the engine
-    )
-    if (
-        not 1 <= options.n <= min(64, config.max_batch_size)
-        or not 1 <= options.tokens <= config.max_model_len - 64
-    ):
+    most = min(LARGEST, configs[0].max_batch_size)
+    if not (1 <= options.n <= most and 1 <= options.tokens <= configs[0].max_model_len - 64):
         raise ConfigError(
             "--n must be from 1 to 64 and --max-batch-size, "
             "and --tokens leave room for a prompt of 64"
         )
-    first, second = (c.model_copy(update={"dtype": "float32"}) for c in (config, static))
-    ids = same_ids(first, second, options.n, options.tokens)
+    config, static = (each.model_copy(update={"dtype": "float32"}) for each in configs)
+    ids = same_ids(config, static, options.n, options.tokens)
     print(
         f"float32: {ids['equal']} of {ids['requests']} requests have the oracle's ids; "
         f"{ids['undecided']} part where the oracle itself was undecided, "
         f"{ids['different']} elsewhere"
     )
-    logits = near_logits(config.model_copy(update={"dtype": "bfloat16"}), options.n)
+    logits = near_logits(configs[0].model_copy(update={"dtype": "bfloat16"}), options.n)
     print(
         f"bfloat16: logits differ from the oracle's by {logits['largest_difference']:.3f} at most; "
         f"the largest is {logits['largest_logit']:.1f}, and {logits['tolerance']:.3f} is allowed"
     )
     agrees = not ids["different"] and logits["largest_difference"] <= logits["tolerance"]
-    print(
-        json.dumps(
-            {"agrees": agrees, "float32": ids, "bfloat16": logits}
-            | record([config, static], UNUSED)
-        )
-    )
+    result = {"agrees": agrees, "float32": ids, "bfloat16": logits}
+    print(json.dumps(result | BENCHMARK.record(configs)))
     if not agrees:
         sys.exit(1)
 

@@ -6,7 +6,7 @@
 The requests are those of the peers' scripts: lengths of the original experiment, 6,904 completion
 tokens for 64. Each mode serves the burst twice: once measured, then, on a CPU, once more with a
 timer around each part. --neighbours: it serves the burst alone and beside so many busy loops
-instead, three times in turn. The last line is JSON.
+instead, three times in turn.
 """
 
 from __future__ import annotations
@@ -25,31 +25,35 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.common import NO_HTTP, Engine, configs, record, run
+from benchmarks.harness import NO_HTTP, Benchmark, alternate, ratios, run
+from benchmarks.offline import OfflineServer, burst, refuse_few_ids
 from benchmarks.phases import Phases
-from benchmarks.workload import LARGEST, draw
+from benchmarks.workload import LARGEST, Prompted
 from client.traces import Request, save_trace
-from config import MODES, Config, ConfigError, Parser
+from config import MODES, Config, ConfigError
 from scheduling.inference import Sampling
 
-UNUSED = NO_HTTP | {"mode"}  # the results are by mode
-TURNS, MOST_LOOPS = 3, 64  # alone and beside neighbours
-SETTLE_S = 2.0  # without a neighbour; the kernels then use all threads again (kernels/team.h)
+TURNS, MOST_LOOPS = 3, 64  # alone and beside busy loops
+SETTLE_S = 2.0  # without busy loops; the kernels then use all threads again (kernels/team.h)
 LOOP = """
 import os, sys
 while os.getppid() == int(sys.argv[1]):  # it ends with the benchmark, however that ends
     for _ in range(1_000_000):
         pass
 """
-
-
-def refuse_few_ids(config: Config) -> None:
-    """Raise ConfigError for a model that has not all of the prompts' ids."""
-    if config.shape.vocab_size < 50257:
-        raise ConfigError(
-            f"the burst's prompts are GPT-2's ids and {config.model} has too few; "
-            f"name another --model"
-        )
+BENCHMARK = Benchmark(
+    "burst",
+    "The offline burst, by mode.",
+    {
+        "--n": (LARGEST, f"requests, at most {LARGEST}"),
+        "--modes": ("dynamic", f"of {', '.join(MODES)}, separated by commas"),
+        "--neighbours": (0, "measure alone and beside so many busy loops, in turn"),
+        "--temperature": (0.0, "0 is greedy"),
+        "--top-p": (float, "as of a request"),
+        "--save-trace": (Path, "write the requests to this file, for compare.sh --trace, and stop"),
+    },
+    NO_HTTP | {"mode"},  # the results are by mode
+)
 
 
 @contextlib.contextmanager
@@ -66,142 +70,102 @@ def busy_loops(n: int) -> Iterator[None]:
         yield
 
 
-def beside(
-    engine: Engine, requests: Sequence[tuple[list[int], int]], sampling: Sampling, loops: int
+def beside_loops(
+    server: OfflineServer, requests: Sequence[Prompted], sampling: Sampling, loops: int
 ) -> dict[str, Any]:
-    """Throughputs alone and beside busy loops, in turn, and the median of what is left."""
-    alone, busy = [], []
+    """Throughputs alone and beside busy loops, in turn, and the median part that remains."""
     tokens = sum(tokens for _, tokens in requests)
-    for _ in range(TURNS):
-        time.sleep(SETTLE_S)
-        alone.append(tokens / engine.serve(requests, sampling)[0])
-        with busy_loops(loops):
-            busy.append(tokens / engine.serve(requests, sampling)[0])
-    left = statistics.median(b / a for a, b in zip(alone, busy))
-    return {"loops": loops, "alone": alone, "beside": busy, "median_left": left}
+
+    def throughput(turn: str) -> float:
+        with busy_loops(loops if turn == "beside" else 0):
+            if turn == "alone":
+                time.sleep(SETTLE_S)
+            return tokens / server.serve(requests, sampling)[0]
+
+    turns = alternate(("alone", "beside"), throughput, TURNS)
+    remaining = statistics.median(ratios(turns["beside"], turns["alone"]))
+    return {"loops": loops, **turns, "median_left": remaining}
 
 
 def measure(
-    config: Config,
-    requests: Sequence[tuple[list[int], int]],
-    sampling: Sampling,
-    neighbours: int = 0,
+    config: Config, requests: Sequence[Prompted], sampling: Sampling, loops: int = 0
 ) -> dict[str, Any]:
     """Serve the burst in one mode: throughput, latency, memory, and the seconds of each part, or
-    how much of the throughput is left beside neighbours.
+    the throughput beside busy loops.
     """
-    engine = Engine(config)
-    seconds, inferences = engine.serve(requests, sampling)
+    server = OfflineServer(config)
+    seconds, inferences = server.serve(requests, sampling)
     tokens = sum(len(inference.tokens) for inference in inferences)
     latencies = [(inference.answered_at or 0.0) - inference.arrived_at for inference in inferences]
-    most_blocks = max(record.iteration.blocks_used for record in engine.iterations)
+    most_blocks = max(record.iteration.blocks_used for record in server.iterations)
     result: dict[str, Any] = {
         "output_throughput": tokens / seconds,
         "wall_clock_s": seconds,
         "mean_e2el_ms": 1e3 * float(np.mean(latencies)),
         "completion_tokens": tokens,
-        "iterations": len(engine.iterations),
-        "load_s": engine.load_s,
-        "kv_blocks": engine.manager.snapshot().n_blocks,
+        "iterations": len(server.iterations),
+        "load_s": server.load_s,
+        "kv_blocks": server.manager.snapshot().n_blocks,
         "resident_gb": psutil.Process().memory_info().rss / 1e9,
         "weights_gb": config.shape.weight_bytes(config.dtype, config.multiplied_as) / 1e9,
         "kv_used_gb": most_blocks * config.block_bytes / 1e9,
     }
-    if neighbours:
-        result["neighbours"] = beside(engine, requests, sampling, neighbours)
-    # a GPU computes while this thread goes on: what a timer sees are launches
+    if loops:
+        result["neighbours"] = beside_loops(server, requests, sampling, loops)
+    # a GPU computes while this thread goes on: timers would see launches
     elif config.device == "cpu":
-        phases = Phases()
-        phases.watch(engine.scheduler, engine.generator)
-        result["timed_wall_clock_s"], _ = engine.serve(requests, sampling)
+        phases = Phases(server.scheduler, server.engine)
+        result["timed_wall_clock_s"], _ = server.serve(requests, sampling)
         result["phases_s"] = phases.report()
-    engine.manager.close()
+    server.manager.close()
     return result
 
 
+def show(mode: str, requests: int, result: dict[str, Any]) -> None:
+    print(
+        f"{mode}: {requests} requests, {result['completion_tokens']:,} tokens in "
+        f"{result['wall_clock_s']:.1f} s, {result['output_throughput']:.1f} tok/s, "
+        f"mean latency {result['mean_e2el_ms'] / 1e3:.2f} s; "
+        f"{result['resident_gb']:.2f} GB resident "
+        f"({result['weights_gb']:.2f} weights, {result['kv_used_gb']:.2f} KV blocks)"
+    )
+    if turns := result.get("neighbours"):
+        alone, beside = (statistics.median(turns[name]) for name in ("alone", "beside"))
+        print(
+            f"  beside busy loops ({turns['loops']}): {beside:.1f} tok/s of {alone:.1f} alone, "
+            f"{100 * turns['median_left']:.0f}% left (median of {TURNS} pairs)"
+        )
+    phases = result.get("phases_s", {})
+    for name, seconds in phases.items():
+        print(
+            f"  {name:26} {1e3 * seconds / result['iterations']:8.2f} ms an iteration  "
+            f"{100 * seconds / sum(phases.values()):5.1f}%"
+        )
+
+
 def main() -> None:
-    parser = Parser(
-        prog="python -m benchmarks.burst",
-        description="The offline burst, by mode.",
-        allow_abbrev=False,
+    options, configs = BENCHMARK.engine_configs(
+        lambda options: options.modes.split(","), max_batch_size=lambda options: max(1, options.n)
     )
-    parser.add_argument(
-        "--n", type=int, default=LARGEST, help=f"requests, at most {LARGEST} (default: {LARGEST})"
-    )
-    parser.add_argument(
-        "--modes",
-        default="dynamic",
-        help=f"of {', '.join(MODES)}, separated by commas (default: dynamic)",
-    )
-    parser.add_argument(
-        "--neighbours",
-        type=int,
-        default=0,
-        metavar="N",
-        help="measure alone and beside N busy loops, in turn (default: 0, alone)",
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
-    parser.add_argument("--top-p", type=float, help="default: none")
-    parser.add_argument(
-        "--save-trace",
-        type=Path,
-        metavar="FILE",
-        help="write the requests, for compare.sh --trace, and stop",
-    )
-    options, built = configs(
-        parser,
-        sys.argv[1:],
-        lambda known: known.modes.split(","),
-        UNUSED,
-        max_batch_size=lambda known: max(1, known.n),
-    )
-    if not 1 <= options.n <= LARGEST:
-        raise ConfigError(f"--n must be from 1 to {LARGEST}")
+    requests = burst(options.n)
     if not 0 <= options.neighbours <= MOST_LOOPS:
         raise ConfigError(f"--neighbours must be from 0 to {MOST_LOOPS}")
     if options.temperature < 0 or not 0 < (options.top_p or 1) <= 1:
         raise ConfigError("--temperature must be 0 or more, and --top-p above 0 and at most 1")
-    requests = draw(options.n)
     if options.save_trace:
-        save_trace(
-            options.save_trace,
-            [
-                Request(id=i, at=0.0, prompt_ids=ids, num_tokens=tokens)
-                for i, (ids, tokens) in enumerate(requests)
-            ],
-        )
+        trace = [
+            Request(id=i, at=0.0, prompt_ids=ids, num_tokens=tokens)
+            for i, (ids, tokens) in enumerate(requests)
+        ]
+        save_trace(options.save_trace, trace)
         return
+    sampling = Sampling(options.temperature, top_p=options.top_p)
     results = {}
-    for config in built:
+    for config in configs:
         refuse_few_ids(config)
-        results[config.mode] = found = measure(
-            config,
-            requests,
-            Sampling(options.temperature, top_p=options.top_p),
-            options.neighbours,
-        )
-        print(
-            f"{config.mode}: {len(requests)} requests, "
-            f"{found['completion_tokens']:,} tokens in {found['wall_clock_s']:.1f} s, "
-            f"{found['output_throughput']:.1f} tok/s, "
-            f"mean latency {found['mean_e2el_ms'] / 1e3:.2f} s; "
-            f"{found['resident_gb']:.2f} GB resident "
-            f"({found['weights_gb']:.2f} weights, {found['kv_used_gb']:.2f} KV blocks)"
-        )
-        if turns := found.get("neighbours"):
-            alone, busy = (statistics.median(turns[how]) for how in ("alone", "beside"))
-            print(
-                f"  beside busy loops ({turns['loops']}): {busy:.1f} tok/s of {alone:.1f} alone, "
-                f"{100 * turns['median_left']:.0f}% left (median of {TURNS} pairs)"
-            )
-        phases = found.get("phases_s", {})
-        whole = sum(phases.values())
-        for name, seconds in phases.items():
-            print(
-                f"  {name:26} {1e3 * seconds / found['iterations']:8.2f} ms an iteration  "
-                f"{100 * seconds / whole:5.1f}%"
-            )
-    print(json.dumps({"modes": results} | record(built, UNUSED)))
+        results[config.mode] = measure(config, requests, sampling, options.neighbours)
+        show(config.mode, len(requests), results[config.mode])
+    print(json.dumps({"modes": results} | BENCHMARK.record(configs)))
 
 
 if __name__ == "__main__":

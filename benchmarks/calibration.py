@@ -1,4 +1,4 @@
-"""Traffic that shows what iterations cost, and what a real server told of it.
+"""Traffic that shows what iterations cost, and a real server's report of it.
 
 In rounds, each with traffic to be fitted and other traffic to be held against the fit. They are
 kept, since the speed of a shared machine changes by the minute: `--more` goes on with them.
@@ -24,12 +24,11 @@ from client.wire import Plain, wire
 from compare.measure import Target, stats_of, warm_up
 from config import Config, ConfigError
 
-# tokens that requests ask for at most: as many as take LONG_S alone. A server that was idle is cold
-# for some 10 ms, which must not be the half of what is fitted
+# completion tokens of a request at most: as many as take LONG_S alone. A server that was idle is
+# cold for some 10 ms, which must not be the half of what is fitted
 LEAST_TOKENS, MOST_TOKENS, LONG_S = 32, 128, 0.15
-KINDS = (False, True)  # plain answers and streams
 KEPT = ROOT / "runs" / "costs"  # rounds, for --more
-LOADS = (0.5, 0.85)  # of held-out traffic, as parts of what a burst of it took
+LOADS = (0.5, 0.85)  # of held-out traffic, as parts of the rate of a burst of it
 
 
 class Segment(NamedTuple):
@@ -42,8 +41,11 @@ class Segment(NamedTuple):
     served: list[Served]
 
 
+Round = tuple[list[Segment], list[Segment]]  # traffic to be fitted, and held-out traffic
+
+
 class _Senders(Watch):
-    """When this client's clock was what when it sent."""
+    """The client's clock at each sending."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -53,7 +55,7 @@ class _Senders(Watch):
 
 
 class Traffic:
-    """Requests of prompts of random ids, which are all their own."""
+    """Requests with prompts of random ids, which no two share."""
 
     def __init__(self, config: Config, seed: int, tokens: int = LEAST_TOKENS):
         self._rng = random.Random(seed)
@@ -65,7 +67,7 @@ class Traffic:
         return Request(id=i, prompt_ids=ids, num_tokens=num_tokens, **{"at": 0.0, **when})
 
     def _any(self, most: int) -> int:
-        """Of 1 … most, short ones as often as long ones."""
+        """A length of 1 … most, short ones as often as long ones."""
         return round(math.exp(self._rng.uniform(0, math.log(most))))
 
     def together(self, n: int) -> list[Request]:
@@ -80,7 +82,7 @@ class Traffic:
         ]
 
     def other(self, n: int, rate: float | None) -> list[Request]:
-        """Of other lengths, all at once or as a Poisson process of `rate` a second."""
+        """Requests of other lengths, all at once or as a Poisson process of `rate` a second."""
         rng, at, requests = self._rng, 0.0, []
         for i in range(n):
             prompt, tokens = rng.randint(1, self._longest // 4), rng.randint(1, 2 * self._most)
@@ -89,8 +91,8 @@ class Traffic:
         return requests
 
 
-class Driven:
-    """A server of ours, what it is, and what it told of the traffic that it was sent."""
+class TrafficServer:
+    """A server of ours, and its own report of the traffic that it was sent."""
 
     def __init__(self, url: str):
         self._url = url
@@ -100,7 +102,7 @@ class Driven:
         _, iterations = stats_of(url)
         alone_s = statistics.median(seconds for _, seconds, *_ in iterations)
         self.tokens = min(MOST_TOKENS, max(LEAST_TOKENS, round(LONG_S / alone_s)))
-        # of one machine: what its processes' clocks show is apart by so much for all of them
+        # the difference of two clocks of one machine, the same in all its processes
         self._epoch = max(time.time() - time.perf_counter() for _ in range(100))
 
     def serve(
@@ -112,11 +114,11 @@ class Driven:
         outcomes = replay(self._url, requests, wire("inference", stream=stream), watch=senders)
         _, iterations = stats_of(self._url)
         begun_at = min(senders.at) - min(outcome.sent_at for outcome in outcomes)
-        served = [self._served(outcome, begun_at)._replace(streamed=stream) for outcome in outcomes]
+        served = [self._served(outcome, begun_at, stream) for outcome in outcomes]
         observed = observe(self.config, served, iterations)
         return Segment(requests[0].users, rate, stream, observed, served)
 
-    def _served(self, outcome: Outcome, begun_at: float) -> Served:
+    def _served(self, outcome: Outcome, begun_at: float, stream: bool) -> Served:
         answer = outcome.answer
         if answer is None or answer.timings is None:
             raise ServerError(f"a request failed: {outcome.error}")
@@ -129,31 +131,29 @@ class Driven:
             answer.answered_at + begun_at,
             answer.prompt_tokens,
             answer.completion_tokens,
+            stream,
         )
 
 
-Round = tuple[list[Segment], list[Segment]]  # traffic to be fitted, and held-out traffic
-
-
-def served(driven: Driven, seconds: float, seed: int) -> Iterator[Round]:
+def served(server: TrafficServer, seconds: float, seed: int) -> Iterator[Round]:
     """Rounds until so many seconds are over; one at least."""
     start, number = time.monotonic(), 0
-    rows, end = driven.config.max_batch_size, start + seconds
+    rows = server.config.max_batch_size
+    few = sorted({1, math.isqrt(rows), rows})
     rng = random.Random(seed)
-    fitted, other = (Traffic(driven.config, seed + k, driven.tokens) for k in (0, 1))
-    while number == 0 or time.monotonic() < end:
-        few = sorted({1, math.isqrt(rows), rows})
-        asked = [(fitted.together(n), False) for n in at_once(driven.config)]
-        asked += [(fitted.by_users(users), False) for users in few]
-        asked += [(fitted.together(n), True) for n in few]
-        rng.shuffle(asked)
-        train = [driven.serve(*each) for each in asked]
-        burst = driven.serve(other.other(2 * rows, None))
+    fitted, other = (Traffic(server.config, seed + k, server.tokens) for k in (0, 1))
+    while number == 0 or time.monotonic() < start + seconds:
+        kinds = [(fitted.together(n), False) for n in at_once(server.config)]
+        kinds += [(fitted.by_users(users), False) for users in few]
+        kinds += [(fitted.together(n), True) for n in few]
+        rng.shuffle(kinds)
+        train = [server.serve(*each) for each in kinds]
+        burst = server.serve(other.other(2 * rows, None))
         sent, received = zip(*((each.sent_at, each.received_at) for each in burst.served))
         rate = LOADS[number % len(LOADS)] * len(burst.served) / (max(received) - min(sent))
-        train.append(driven.serve(fitted.other(rows, rate), rate=rate))
+        train.append(server.serve(fitted.other(rows, rate), rate=rate))
         test = [burst]
-        test += [driven.serve(other.other(rows, rate), kind, rate) for kind in KINDS]
+        test += [server.serve(other.other(rows, rate), stream, rate) for stream in (False, True)]
         n = sum(len(segment.observed) for segment in train + test)
         print(f"{time.monotonic() - start:5.0f} s: {n:,} iterations", flush=True)
         yield train, test
@@ -161,8 +161,8 @@ def served(driven: Driven, seconds: float, seed: int) -> Iterator[Round]:
 
 
 def at_once(config: Config) -> list[int]:
-    """How many rows decode together in a round: 1, 2, 3, 4, 6, 8, 12, … or what they are filled up
-    to.
+    """Numbers of rows that decode together in a round: 1, 2, 3, 4, 6, 8, 12, … or the padded
+    sizes.
     """
     sizes = {m << k for k in range(20) for m in (2, 3)} | {1, config.max_batch_size}
     return sorted(config.decoder_batch_sizes or (n for n in sizes if n <= config.max_batch_size))
@@ -176,17 +176,10 @@ def keep(name: str, config: Config, rounds: list[Round]) -> None:
 def kept(name: str, config: Config) -> list[Round]:
     """The rounds of earlier calls. Raises ConfigError if there are none, or of other settings."""
     try:
-        theirs, rounds = pickle.loads((KEPT / f"{name}.pickle").read_bytes())
-    except (
-        OSError,
-        EOFError,
-        AttributeError,
-        ImportError,
-        TypeError,
-        ValueError,
-        pickle.PickleError,
-    ):
+        before, rounds = pickle.loads((KEPT / f"{name}.pickle").read_bytes())
+    except (OSError, EOFError, AttributeError, ImportError, TypeError, ValueError,
+            pickle.PickleError):  # fmt: skip
         raise ConfigError(f"--more: no rounds of {name} are kept here; leave it out") from None
-    if theirs.model_copy(update={"port": config.port}) != config:
+    if before.model_copy(update={"port": config.port}) != config:
         raise ConfigError(f"--more: the rounds of {name} are of other settings; leave it out")
     return list(rounds)

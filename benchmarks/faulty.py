@@ -1,4 +1,4 @@
-"""A real server whose engine has faults, to see what clients, /ready and the launcher do then.
+"""A real server whose engine has faults, to test clients, /ready and the launcher.
 
     python -m benchmarks.faulty MODE --fault raise:20 [any server setting]
 

@@ -7,12 +7,23 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compare.report.drawing import STYLE, caption_of, looks, plain_log
 
-DRAWN = 2000  # points of a kind, at random
-LEAST = 10  # of which quantiles are drawn
+GREY = "#555555"
+
+
+def powers_of_two(axis: Axes, ticks: Sequence[float], label: str) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_xlabel(label)
+    axis.grid(alpha=0.25)
+
+
+def noted(axis: Axes, text: str, at: tuple[float, float], **more: Any) -> None:
+    axis.annotate(text, at, textcoords="offset points", **more)
 
 
 def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
@@ -30,24 +41,17 @@ def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
         for context, shade in zip(contexts, shades):
             mine = sorted((p for p in points if p["context"] == context), key=lambda p: p["rows"])
             rows = [p["rows"] for p in mine]
-            measured = np.array([p["seconds"] for p in mine])
-            bound = np.array([max(p["memory_s"], p["arithmetic_s"]) for p in mine])
-            left.plot(rows, 1e3 * measured, "o-", color=shade, label=f"measured, context {context}")
-            left.plot(
-                rows, 1e3 * bound, "--", color=shade, lw=1.2, label=f"bound, context {context}"
-            )
+            measured = [1e3 * p["seconds"] for p in mine]
+            bound = [1e3 * max(p["memory_s"], p["arithmetic_s"]) for p in mine]
+            left.plot(rows, measured, "o-", color=shade, label=f"measured, context {context}")
+            left.plot(rows, bound, "--", color=shade, lw=1.2, label=f"bound, context {context}")
             reached, least, most = (
                 [100 * p[f"reached{which}"] for p in mine] for which in ("", "_least", "_most")
             )
             right.plot(rows, reached, "o-", color=shade, label=f"context {context}")
             right.fill_between(rows, least, most, color=shade, alpha=0.12, lw=0)
         for axis in (left, right):
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(
-                sorted({int(p["rows"]) for p in points}), sorted({int(p["rows"]) for p in points})
-            )
-            axis.set_xlabel("rows")
-            axis.grid(alpha=0.25)
+            powers_of_two(axis, sorted({int(p["rows"]) for p in points}), "rows")
         left.set_yscale("log")
         plain_log(left.yaxis)
         left.set(ylabel="step time, ms (log scale)", title="What an iteration takes")
@@ -58,38 +62,26 @@ def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
 
 
 def gap_over_budgets(points: Sequence[Mapping[str, float]], limit: float, caption: str) -> Figure:
-    """What a long prompt does to the rows that decode, over token budgets.
+    """The gaps that a long prompt makes in the rows that decode, over token budgets.
 
     points: {"token_budget", "longest_itl_s", "median_itl_s", "ttft_s"} each. limit: as a multiple
     of the median.
     """
     budgets = [p["token_budget"] for p in points]
+    colour = looks(["dynamic"])["dynamic"].colour
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2)
-        left.plot(
-            budgets,
-            [p["longest_itl_s"] / p["median_itl_s"] for p in points],
-            "o-",
-            color=looks(["dynamic"])["dynamic"].colour,
-        )
-        left.axhline(limit, color="#555555", ls="--", lw=1)
-        left.annotate(
-            f"{limit:g} × the median",
-            (budgets[0], limit),
-            xytext=(0, 4),
-            textcoords="offset points",
-            color="#555555",
-        )
+        gaps = [p["longest_itl_s"] / p["median_itl_s"] for p in points]
+        left.plot(budgets, gaps, "o-", color=colour)
+        left.axhline(limit, color=GREY, ls="--", lw=1)
+        noted(left, f"{limit:g} × the median", (budgets[0], limit), xytext=(0, 4), color=GREY)
         left.set(ylabel="longest gap / median gap", title="The rows that decode wait")
         right.plot(budgets, [p["ttft_s"] for p in points], "o-", color="#386cb0")
         right.set(ylabel="s until its first token", title="The long prompt waits")
         for axis in (left, right):
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
+            powers_of_two(axis, budgets, "token_budget: prefill tokens in an iteration")
             axis.set_ylim(bottom=0)
-            axis.set_xlabel("token_budget: prefill tokens in an iteration")
-            axis.grid(alpha=0.25)
         caption_of(figure, caption)
     return figure
 
@@ -101,20 +93,20 @@ def quantization(
     pool_gb: float,
     caption: str,
 ) -> Figure:
-    """What variants gain over the plain one: a panel a context, over rows, and a capped pool.
+    """Gains of variants over the plain one: a panel a context, over rows, and a capped pool.
 
     steps: {"context", "rows", "gains"} each, gains of each variant in each turn; pools: {"rows",
-    "throughput", "gains"} of each variant, the plain one first. The band is what `control` gains,
+    "throughput", "gains"} of each variant, the plain one first. The band is the gain of `control`,
     which has the plain variant's settings.
     """
     contexts = sorted({int(step["context"]) for step in steps})
     rows = sorted({int(step["rows"]) for step in steps})
     _, *names = pools
-    own = looks(["nobatch", "static", "windowed", "dynamic"])
-    look = dict(zip(pools, own.values()))
+    look = dict(zip(pools, looks(["nobatch", "static", "windowed", "dynamic"]).values()))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.4 * (len(contexts) + 1), 4.8), layout="constrained")
         *panels, last = figure.subplots(1, len(contexts) + 1)
+        most = max(np.percentile(s["gains"][name], 75) for s in steps for name in names)
         for axis, context in zip(panels, contexts):
             mine = sorted((s for s in steps if s["context"] == context), key=lambda s: s["rows"])
             # of each variant the middle half and the median over rows: [3, rows]
@@ -124,107 +116,27 @@ def quantization(
             }
             low, _, high = gains[control]
             axis.fill_between(rows, low, high, color="#bbbbbb", alpha=0.6, lw=0)
-            axis.axhline(1, color="#555555", lw=1)
+            axis.axhline(1, color=GREY, lw=1)
             for name in names:
                 low, middle, high = gains[name]
+                bars = [middle - low, high - middle]
+                colour, _, marker = look[name]
                 axis.errorbar(
-                    rows,
-                    middle,
-                    [middle - low, high - middle],
-                    color=look[name].colour,
-                    marker=look[name].marker,
-                    capsize=3,
-                    label=name,
+                    rows, middle, bars, color=colour, marker=marker, capsize=3, label=name
                 )
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(rows, [str(n) for n in rows])
-            axis.set(xlabel="rows", title=f"A step at context {context}")
-            axis.grid(alpha=0.25)
-        most = max(np.percentile(s["gains"][name], 75) for s in steps for name in names)
-        for axis in panels:
-            axis.set_ylim(0.8, 1.05 * most)
+            powers_of_two(axis, rows, "rows")
+            axis.set(title=f"A step at context {context}", ylim=(0.8, 1.05 * most))
         panels[0].set_ylabel("speed, plain = 1")
         panels[0].legend(fontsize=10.5, loc="upper right")
-        panels[-1].annotate(
-            f"band: {control}",
-            (0.98, 0.03),
-            xycoords="axes fraction",
-            ha="right",
-            color="#555555",
-            fontsize=10.5,
-        )
+        panels[-1].text(0.98, 0.03, f"band: {control}", ha="right", color=GREY, fontsize=10.5,
+                        transform=panels[-1].transAxes)  # fmt: skip
         speeds = [pool["throughput"] for pool in pools.values()]
         bars = last.barh(list(pools), speeds, color=[look[name].colour for name in pools])
         for bar, pool in zip(bars, pools.values()):
-            last.annotate(
-                f"{pool['rows']:.1f} rows: × {np.median(pool['gains']):.2f}",
-                (0, bar.get_y() + bar.get_height() / 2),
-                xytext=(6, 0),
-                textcoords="offset points",
-                va="center",
-                color="white",
-            )
+            text = f"{pool['rows']:.1f} rows: × {np.median(pool['gains']):.2f}"
+            at = (0, bar.get_y() + bar.get_height() / 2)
+            noted(last, text, at, xytext=(6, 0), va="center", color="white")
         last.invert_yaxis()
         last.set(xlabel="tok/s", title=f"A burst on {1e3 * pool_gb:g} MB of KV")
-        caption_of(figure, caption)
-    return figure
-
-
-def costs(points: Mapping[str, Mapping[str, np.ndarray]], caption: str) -> Figure:
-    """How far iterations are from a line: measured against predicted, and their ratio over rows.
-
-    points: by what they are, `rows`, `seconds`, `ratio` (measured / predicted) and `decodes` (rows
-    that decode alone) of each iteration. Of numbers of rows with LEAST iterations and more the band
-    holds 90% of them, its line is the median.
-    """
-    kinds = {"decode rows alone": ("#1f3a70", True), "with a prompt": ("#d95f02", False)}
-    every = np.random.default_rng(0)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(13, 4.8), layout="constrained")
-        left, *panels = figure.subplots(1, 1 + len(points), width_ratios=[1.1, *[1] * len(points)])
-        (*_, last) = points.values()
-        for label, (colour, decodes) in kinds.items():
-            mine = np.flatnonzero(last["decodes"] == decodes)
-            mine = every.permutation(mine)[:DRAWN]
-            took = 1e3 * last["seconds"][mine]
-            left.plot(
-                took / last["ratio"][mine], took, ".", ms=4, alpha=0.35, color=colour, mew=0,
-                label=label,
-            )  # fmt: skip
-        left.axline((1, 1), slope=1, color="#555555", lw=1)
-        left.set(xscale="log", yscale="log", xlabel="predicted, ms", ylabel="measured, ms")
-        left.set_title(f"Iterations, {[*points][-1]}")
-        for axis in (left.xaxis, left.yaxis):
-            plain_log(axis)
-        left.legend(markerscale=3)
-        for axis, (name, found) in zip(panels, points.items()):
-            for colour, decodes in kinds.values():
-                mine = found["decodes"] == decodes
-                rows, often = np.unique(found["rows"][mine], return_counts=True)
-                rows = rows[often >= LEAST]
-                spread = [
-                    np.percentile(100 * found["ratio"][mine & (found["rows"] == n)], (5, 50, 95))
-                    for n in rows
-                ]
-                low, middle, high = np.reshape(spread, (-1, 3)).T - 100
-                axis.plot(rows, middle, ".-", color=colour)
-                axis.fill_between(rows, low, high, color=colour, alpha=0.13, lw=0)
-            axis.axhline(0, color="#555555", lw=1)
-            axis.set(ylim=(-60, 100), xlabel="rows", title=f"Errors, {name}")
-            most = max(found["rows"], default=1)
-            axis.set_xscale("log", base=2)
-            axis.set_xlim(0.9, 1.1 * most)
-            powers = 2 ** np.arange(1 + int(np.log2(most)))
-            axis.set_xticks(powers, [str(n) for n in powers])
-            axis.grid(alpha=0.25)
-        panels[0].set_ylabel("measured − predicted, % of predicted")
-        panels[-1].annotate(
-            "median, and 90% of them",
-            (0.98, 0.03),
-            xycoords="axes fraction",
-            ha="right",
-            color="#555555",
-            fontsize=10.5,
-        )
         caption_of(figure, caption)
     return figure

@@ -1,8 +1,8 @@
-"""What iterations cost, from what a server tells of them: which they were, and the lines through
-their times.
+"""The costs of iterations, from a server's report: which iterations they were, and the lines
+through their times.
 
-A server of ours tells when each iteration began, how long it took and how many rows it had, and of
-each answer when it was admitted. Who was admitted when decides the rest, since the scheduler is a
+A server of ours reports when each iteration began, how long it took and how many rows it had, and
+when each request was admitted. The order of admissions decides the rest, since the scheduler is a
 state machine: driven once more, it makes the same iterations.
 """
 
@@ -22,12 +22,11 @@ from scheduling.inference import Inference, Iteration
 from simulate import PS, any_ids
 from simulate.costs import Costs, Line, streams, work
 
-# Among its neighbours in a fit an iteration that took more than twice as long, or less than half,
-# was the machine's doing; and what kept the handler thread waiting for longer than that was none of
-# the server's threads.
+# An iteration that took more than twice as long as the fit, or less than half, was the machine's
+# doing; and a gap of more than STALL_S was not made by any of the server's threads.
 OUTLIER, STALL_S = 2.0, 5e-3
-# A request's thread computes about so long when it comes, and when it is answered; one thread after
-# the other, since they share an interpreter
+# A request's thread computes about so long when the request comes, and when it is answered; one
+# thread after the other, since they share an interpreter
 TURN_S = 1e-3
 FITS = 8  # each without the outliers of the one before
 LEAST = 10  # iterations of decode rows alone that give their number of rows a line of its own
@@ -48,7 +47,7 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """An iteration of a server, what it took, and what happened beside it. Times are seconds."""
+    """An iteration of a server and the requests' threads beside it. Times are seconds."""
 
     iteration: Iteration
     started_at: float
@@ -67,19 +66,19 @@ class Observed:
 
     @property
     def whole(self) -> float:
-        """With its gap."""
+        """Seconds of the iteration with its gap."""
         return self.seconds + (self.gap or 0.0)
 
     @property
     def calm(self) -> bool:
-        """Nothing happened beside it."""
+        """Return whether nothing happened beside it."""
         return not (self.beside or streams(self.iteration))
 
 
 def observe(
     config: Config, served: Sequence[Served], iterations: Sequence[Sequence[float]]
 ) -> list[Observed]:
-    """What the iterations were that a server without prefix caching told of a run.
+    """Return the iterations that a server without prefix caching reported of a run.
 
     served: all requests of the run. iterations: [started_at, seconds, live rows, …] each, on the
     clock of `served`. Raises ValueError where the two do not go together.
@@ -99,8 +98,8 @@ def observe(
         iteration, _ = again.schedule(started_at)
         if len(iteration.rows) != live:
             raise ValueError(
-                f"iteration {k} had {live:g} rows and not {len(iteration.rows)}: somebody else "
-                f"asked this server, or the machine's clock was set; run it again"
+                f"iteration {k} had {live:g} rows and not {len(iteration.rows)}: another client "
+                f"used this server, or the machine's clock was set; run it again"
             )
         ended_at = started_at + seconds
         answered = len(again.apply(iteration, any_ids(iteration), ended_at))
@@ -120,7 +119,7 @@ def observe(
 
 
 def _turns(instants: Sequence[float]) -> Callable[[float], float]:
-    """How many turns of threads, each asked for at one of the instants, are over by a time."""
+    """The number of threads' turns, each due at one of the instants, that are over by a time."""
     begun: list[float] = []
     for instant in sorted(instants):
         begun.append(max(instant, begun[-1] + TURN_S) if begun else instant)
@@ -158,10 +157,10 @@ def fit(
 
 
 def _with_answers(costs: Costs, runs: Sequence[Sequence[Observed]]) -> Costs:
-    """With what requests' threads take from the iterations beside which they run, charged to those
-    that answer them: by a run's sum, since nobody knows which iteration a thread delayed.
+    """Add the time that requests' threads take from the iterations beside which they run, charged
+    to those that answer them: by a run's sum, since which iteration a thread delayed is not known.
 
-    Bursts are no such runs: those who come and leave together share turns, as few do in traffic.
+    Bursts are no such runs: in them requests share turns, as few do in traffic.
     """
     terms, late_s = [], []
     for run in runs:
@@ -179,8 +178,8 @@ def _with_answers(costs: Costs, runs: Sequence[Sequence[Observed]]) -> Costs:
 def _late(
     costs: Costs, observed: Sequence[Observed]
 ) -> tuple[list[Observed], np.ndarray, np.ndarray]:
-    """By how many seconds iterations and their gaps were longer than they should have been, and how
-    long they should; without those that the machine held up.
+    """Iterations that the machine did not hold up, and the seconds by which each, with its gap, was
+    longer than expected, and those expected.
     """
     due = np.array([_expected(costs, each) for each in observed]) / PS
     late = np.array([each.whole for each in observed]) - due
@@ -194,8 +193,8 @@ def _expected(costs: Costs, observed: Observed) -> int:
 
 
 def _rest(observed: Sequence[Observed], decode: Mapping[int, Line]) -> list[Observed]:
-    """Those that have no lines by their rows. A server of two rows admits whoever comes at once: of
-    its prefills few are calm, or none.
+    """Iterations that have no line by their rows. A server of two rows admits every request at
+    once: of its prefills few are calm, or none.
     """
     return [each for each in observed if not (decode and each.decodes)]
 
@@ -260,9 +259,8 @@ def ratios(costs: Costs, observed: Sequence[Observed]) -> np.ndarray:
 
 
 def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any]:
-    """How far the iterations of runs are from their costs, in percent of these.
-
-    Of iterations beside which nothing happened; `whole` has what it says besides.
+    """Errors of the costs, in percent of them, over the iterations of runs beside which nothing
+    happened; with those of `whole`.
     """
     calm = [each for observed in runs for each in observed if each.calm]
     if not calm:
@@ -281,8 +279,8 @@ def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any
 
 
 def whole(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any]:
-    """Of all the time in which there was work, gaps and what requests take included, how much more
-    it was than predicted; the same of each run, p5, p50 and p95.
+    """The error over all the time in which there was work, gaps and requests' threads included; and
+    that of each run, p5, p50 and p95.
     """
     spent, expected = np.array([_times(costs, observed) for observed in runs]).T
     return {

@@ -1,65 +1,62 @@
-"""Two commands in turn, and how their throughputs compare: only neighbours in time do.
+"""Two commands in turn, and the ratio of their throughputs: only neighbours in time compare.
 
     python -m benchmarks.pairs [--pairs 3] 'OUR COMMAND' 'PEER COMMAND'
 
-The speed of a shared machine changes by the minute. Each command says its throughput as
-"… 123.4 tok/s" somewhere; the first such number counts. The last line is JSON.
+Each command prints its throughput as "… 123.4 tok/s" somewhere; the first such number counts.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
 import statistics
 import subprocess
-import sys
 
-from client.machine import stamp
+from benchmarks.harness import Benchmark, alternate, ratios, run
+from config import ConfigError
+
+BENCHMARK = Benchmark(
+    "pairs",
+    "Two commands run in turn, and the ratio of their throughputs.",
+    {"--pairs": (3, "how often each command runs")},
+)
 
 
 def throughput(command: str) -> float:
-    """Run a command; return the tok/s it says. Raises ValueError, with what it said, if none."""
+    """Run a command; return the tok/s that it prints. Raises ValueError if it prints none."""
     done = subprocess.run(shlex.split(command), capture_output=True, text=True)
-    said = done.stdout + done.stderr
-    found = re.search(r"([\d,]+(?:\.\d+)?) tok/s", said)
-    if done.returncode or not found:
+    output = done.stdout + done.stderr
+    printed = re.search(r"([\d,]+(?:\.\d+)?) tok/s", output)
+    if done.returncode or not printed:
         raise ValueError(
-            f"{command} ended with {done.returncode} and said no tok/s: …{said[-500:]}"
+            f"{command} ended with {done.returncode} and printed no tok/s: …{output[-500:]}"
         )
-    return float(found[1].replace(",", ""))
+    return float(printed[1].replace(",", ""))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pairs",
-        description="Two commands run in turn, and how their throughputs compare.",
-    )
-    parser.add_argument("--pairs", type=int, default=3, help="default: 3")
+    parser = BENCHMARK.parser()
     parser.add_argument("ours")
     parser.add_argument("peer")
     options = parser.parse_args()
-    pairs = []
+
+    commands = {"ours": options.ours, "peer": options.peer}
+
+    def measured(name: str) -> float:
+        tokens_per_s = throughput(commands[name])
+        print(f"{name} {tokens_per_s:9,.1f} tok/s", flush=True)
+        return tokens_per_s
+
     try:
-        for _ in range(max(1, options.pairs)):
-            pairs.append(pair := (throughput(options.ours), throughput(options.peer)))
-            print(
-                f"ours {pair[0]:9,.1f}, peer {pair[1]:9,.1f}: {pair[0] / pair[1]:.2f} times",
-                flush=True,
-            )
+        found = alternate(commands, measured, options.pairs)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    ratio = statistics.median(ours / peer for ours, peer in pairs)
-    print(f"median of {len(pairs)} pairs: {ratio:.2f} times")
-    print(
-        json.dumps(
-            {"pairs": pairs, "median_ratio": ratio, "ours": options.ours, "peer": options.peer}
-            | stamp()
-        )
-    )
+        raise ConfigError(str(error)) from None
+    ratio = statistics.median(ratios(found["ours"], found["peer"]))
+    print(f"median of {options.pairs} pairs: {ratio:.2f} times")
+    pairs = list(zip(found["ours"], found["peer"]))
+    print(json.dumps({"pairs": pairs, "median_ratio": ratio, **commands} | BENCHMARK.record()))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,7 +1,7 @@
 """Where an iteration's time goes: timers from outside around parts of scheduler and engine.
 
 Layers are called one by one for it. Where serving computes them in one call
-(generate/forward.py), what is told as the rest of the forward pass is mostly not there.
+(generate/forward.py), most of "rest of the forward pass" is not there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,26 @@ from scheduling.scheduler import Scheduler
 
 
 class Phases:
-    """Seconds by part, with those of the parts inside it until `report` takes them apart."""
+    """Seconds by part, with those of the parts inside it until `report` subtracts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler, engine: CachedGenerator) -> None:
+        """Put timers around every part. They stay: measure without them before."""
         self.seconds: dict[str, float] = defaultdict(float)
+        model: GPT2 = engine.model
+        engine.one_call = None  # the same kernels, a call each, so that each has a time
+        self._replace(scheduler, "schedule", "plan")
+        self._replace(scheduler, "apply", "apply")
+        self._replace(engine, "logits", "logits")
+        self._replace(engine, "sample", "sample")
+        self._replace(model, "forward", "forward")
+        for module in model.modules():
+            if isinstance(module, (Linear, *KINDS.values())):
+                part = "LM head" if module is model.lm_head else "linear layers"
+                self._replace(module, "forward", part)
+        prepare = engine.attention.prepare
+        engine.attention.prepare = lambda rows: self._timed("attention", prepare(rows))  # type: ignore[method-assign]
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = function(*args, **kwargs)
@@ -32,25 +46,8 @@ class Phases:
 
         return run
 
-    def watch(self, scheduler: Scheduler, generator: CachedGenerator) -> None:
-        """Put timers around every part. They stay: what is measured without them comes before."""
-        self._replace(scheduler, "schedule", "plan")
-        self._replace(scheduler, "apply", "apply")
-        self._replace(generator, "logits", "logits")
-        model: GPT2 = generator.model
-        generator.one_call = None  # the same kernels, a call each, so that each has a time
-        self._replace(model, "forward", "forward")
-        for module in model.modules():
-            if isinstance(module, (Linear, *KINDS.values())):
-                self._replace(
-                    module, "forward", "LM head" if module is model.lm_head else "linear layers"
-                )
-        prepare = generator.attention.prepare
-        generator.attention.prepare = lambda rows: self.timed("attention", prepare(rows))  # type: ignore[method-assign]
-        self._replace(generator, "sample", "sample")
-
     def _replace(self, owner: Any, attribute: str, name: str) -> None:
-        setattr(owner, attribute, self.timed(name, getattr(owner, attribute)))
+        setattr(owner, attribute, self._timed(name, getattr(owner, attribute)))
 
     def report(self) -> dict[str, float]:
         """Seconds of each part without those inside it; together the time of all iterations."""

@@ -4,12 +4,11 @@ contexts, and a burst on a pool too small for it.
     python -m benchmarks.quantization --model FOLDER [--rows 1,8,32,64] [--contexts 256,1024]
         [--rounds 3] [--pool-gb 0.06] [--out DIR] [any server setting]
 
-The variants' engines stand side by side in one process and take turns at every step, so that they
-share each minute of a machine whose speed changes by the minute; a gain is the plain variant's step
-over another's in the same turn. Where weights happen to lie makes engines of the same settings
-differ, too: so each round is a process that loads them anew and in another order, and the plain
-variant is there twice, as a control. In each round, too, every variant serves a burst on a pool of
-so many bytes, in a process of its own. Writes a page, a figure and every number to --out.
+The variants' engines stand side by side in one process and take turns at every step; a gain is the
+plain variant's step over another's in the same turn. Where weights happen to lie makes engines of
+the same settings differ, too: so each round is a process that loads them anew and in another order,
+and the plain variant is there twice, as a control. In each round, too, every variant serves a burst
+on a pool of so many bytes, in a process of its own. Writes a page, a figure and every number.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,18 +24,19 @@ import numpy as np
 import torch
 
 from benchmarks import figures
-from benchmarks.burst import refuse_few_ids
-from benchmarks.common import NO_HTTP, PREFIXES, Engine, configs, record, run
-from benchmarks.engine import decode_rows, fill, numbers, step_seconds
+from benchmarks.engine import fill, step_seconds
+from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, Numbers, made_by, ratios, run
+from benchmarks.offline import (
+    OfflineServer,
+    decode_rows,
+    load_engine,
+    refuse_few_ids,
+    refuse_what_does_not_fit,
+)
 from benchmarks.workload import LARGEST, draw
-from client.machine import processor
 from compare.report.tables import markdown
-from config import ONLY_IN, Config, ConfigError, Parser
-from generate import load_generator
-from generate.cached import CachedGenerator
+from config import ONLY_IN, Config, ConfigError
 from scheduling.inference import Sampling
-from studies.runner import Page, write
-from weights import locate
 
 PLAIN, CONTROL = "plain", "plain again"
 VARIANTS: dict[str, list[str]] = {
@@ -47,59 +46,65 @@ VARIANTS: dict[str, list[str]] = {
     "both int8": ["--linear", "int8", "--kv-dtype", "int8"],
 }
 TURNS = 3  # of each round, for each number of rows and context
-# the pools are the benchmark's own: one holds all rows, the other is --pool-gb
-UNUSED = NO_HTTP | PREFIXES | {"mode", "max_waiting", "loop_interval_ms", *ONLY_IN}
-UNUSED |= {"kv_cache"}
-PAGE = Page(
-    "benchmarks.quantization", "quantization", "int8 as an axis of batching", "Gain over rows"
-)
+BENCHMARK = Benchmark(
+    "quantization",
+    "What int8 gives, by rows and context, and on a small pool.",
+    {
+        "--rows": (Numbers("1,8,32,64"), "rows of a step"),
+        "--contexts": (Numbers("256,1024"), "tokens of each row"),
+        "--rounds": (3, f"of {TURNS} turns each"),
+        "--pool-gb": (0.06, "KV blocks of the burst"),
+        "--out": (Path("runs/quantization"), "folder"),
+    },
+    # the pools are the benchmark's own: one holds all rows, the other is --pool-gb
+    NO_HTTP | PREFIXES | {"mode", "max_waiting", "loop_interval_ms", *ONLY_IN}
+    | {"kv_cache"},
+)  # fmt: skip
 Steps = dict[str, list[float]]  # of each variant the seconds of each turn
+Pool = Mapping[str, float]  # measurements of a burst
 
 
 def time_steps(
-    built: Mapping[str, Config], rows: Sequence[int], contexts: Sequence[int]
+    configs: Mapping[str, Config], rows: Sequence[int], contexts: Sequence[int]
 ) -> list[Steps]:
-    """Load the engines in the order of `built`; for each context and number of rows, their turns.
+    """Load the engines in the order of `configs`; of each context and number of rows, their turns.
 
     A turn is two steps, of which the second counts: the first brings caches from the last
     engine's weights to its own.
     """
-    generators: dict[str, CachedGenerator] = {}
-    for name, config in built.items():
+    engines = {}
+    for name, config in configs.items():
         torch.set_num_threads(config.threads)
         blocks = max(rows) * -(-max(contexts) // config.block_size)
         # warming up needs a request's, too
-        n_blocks = max(blocks, config.blocks_per_request)
-        whole = config.model_copy(update={"kv_cache": f"{n_blocks}blocks"})
-        generator = load_generator(whole, locate(whole), whole.shape.vocab_size)
-        assert isinstance(generator, CachedGenerator)
-        fill(generator.attention.cache)
-        generators[name] = generator
-    found = []
+        pool = f"{max(blocks, config.blocks_per_request)}blocks"
+        engines[name] = load_engine(config.model_copy(update={"kv_cache": pool}))
+        fill(engines[name].attention.cache)
+    points = []
     for context in contexts:
         for n in rows:
-            point: Steps = {name: [] for name in built}
+            steps: Steps = {name: [] for name in configs}
             for _ in range(TURNS):
-                for name, generator in generators.items():
-                    decode = decode_rows(n, context, built[name].block_size)
-                    point[name].append(step_seconds(generator, decode, repeats=1))
-            found.append(point)
-    return found
+                for name, engine in engines.items():
+                    decode = decode_rows(n, context, configs[name].block_size)
+                    steps[name].append(step_seconds(engine, decode, repeats=1))
+            points.append(steps)
+    return points
 
 
-def serve_burst(config: Config) -> dict[str, float]:
+def serve_burst(config: Config) -> Pool:
     """The burst of benchmarks.burst on this config's pool."""
-    engine = Engine(config)
-    seconds, inferences = engine.serve(draw(), Sampling())
-    busy_s = sum(each.seconds for each in engine.iterations)
+    server = OfflineServer(config)
+    seconds, inferences = server.serve(draw(), Sampling())
+    busy_s = sum(each.seconds for each in server.iterations)
     result = {
-        "kv_blocks": engine.manager.snapshot().n_blocks,
-        "rows": sum(e.seconds * e.iteration.running for e in engine.iterations) / busy_s,
-        "iterations": len(engine.iterations),
+        "kv_blocks": server.manager.snapshot().n_blocks,
+        "rows": sum(e.seconds * e.iteration.running for e in server.iterations) / busy_s,
+        "iterations": len(server.iterations),
         "seconds": seconds,
         "throughput": sum(len(inference.tokens) for inference in inferences) / seconds,
     }
-    engine.manager.close()
+    server.manager.close()
     return result
 
 
@@ -110,47 +115,46 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def measure(
-    built: Mapping[str, Config],
+    configs: Mapping[str, Config],
     capped: Mapping[str, Config],
     rows: Sequence[int],
     contexts: Sequence[int],
     rounds: int,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Of each context and number of rows the median step of each variant, and its gains; of each
-    variant what it made of the burst.
+    """Steps and bursts: medians, and the gains over the plain variant in each turn and round.
+
+    configs: of the steps, with the control. capped: of the bursts.
     """
-    names = list(built)
+    names = list(configs)
     places = [(context, n) for context in contexts for n in rows]
     turns: list[Steps] = [{name: [] for name in names} for _ in places]
-    bursts: dict[str, list[dict[str, float]]] = {name: [] for name in capped}
+    bursts: dict[str, list[Pool]] = {name: [] for name in capped}
     for i in range(rounds):
         order = names[i % len(names) :] + names[: i % len(names)]
-        found = alone(time_steps, {name: built[name] for name in order}, rows, contexts)
-        for mine, its in zip(turns, found):
+        found = alone(time_steps, {name: configs[name] for name in order}, rows, contexts)
+        for point, steps in zip(turns, found):
             for name in names:
-                mine[name] += its[name]
+                point[name] += steps[name]
         for name, config in capped.items():
             bursts[name].append(alone(serve_burst, config))
     steps = [
         {
             "context": context,
             "rows": n,
-            "seconds": {name: statistics.median(mine[name]) for name in names},
-            "gains": {name: gains(mine[PLAIN], mine[name]) for name in names if name != PLAIN},
+            "seconds": {name: statistics.median(point[name]) for name in names},
+            "gains": {n: ratios(point[PLAIN], point[n]) for n in names if n != PLAIN},
         }
-        for (context, n), mine in zip(places, turns)
+        for (context, n), point in zip(places, turns)
     ]
-    seconds = {name: [each["seconds"] for each in mine] for name, mine in bursts.items()}
+    seconds = {name: [each["seconds"] for each in pools] for name, pools in bursts.items()}
     pools = {
-        name: {key: statistics.median(each[key] for each in mine) for key in mine[0]}
-        | {"gains": gains(seconds[PLAIN], seconds[name])}
-        for name, mine in bursts.items()
+        name: {
+            key: statistics.median(each[key] for each in bursts[name]) for key in bursts[name][0]
+        }
+        | {"gains": ratios(seconds[PLAIN], seconds[name])}
+        for name in bursts
     }
     return steps, pools
-
-
-def gains(plain: Sequence[float], its: Sequence[float]) -> list[float]:
-    return [a / b for a, b in zip(plain, its, strict=True)]
 
 
 def steps_table(steps: Sequence[Mapping[str, Any]]) -> str:
@@ -159,65 +163,34 @@ def steps_table(steps: Sequence[Mapping[str, Any]]) -> str:
     table = [["context", "rows", "plain, ms", *names]]
     for step in steps:
         quartiles = [np.percentile(step["gains"][name], (50, 25, 75)) for name in names]
-        told = [f"× {middle:.2f} ({low:.2f}–{high:.2f})" for middle, low, high in quartiles]
+        gains = [f"× {middle:.2f} ({low:.2f}–{high:.2f})" for middle, low, high in quartiles]
         plain = f"{1e3 * step['seconds'][PLAIN]:.1f}"
-        table.append([str(step["context"]), str(step["rows"]), plain, *told])
+        table.append([str(step["context"]), str(step["rows"]), plain, *gains])
     return markdown(table, left=2)
 
 
 def pools_table(pools: Mapping[str, Mapping[str, Any]]) -> str:
     table = [["variant", "blocks", "rows on average", "iterations", "tok/s", "gain"]]
     for name, pool in pools.items():
-        gain = statistics.median(pool["gains"])
         cells = [f"{pool['kv_blocks']:,}", f"{pool['rows']:.1f}", f"{pool['iterations']:,}"]
+        gain = statistics.median(pool["gains"])
         table.append([name, *cells, f"{pool['throughput']:,.0f}", f"× {gain:.2f}"])
     return markdown(table)
 
 
-def parsed(flags: Sequence[str]) -> tuple[Any, Config]:
-    """The options, and the config of a variant."""
-    parser = Parser(
-        prog="python -m benchmarks.quantization",
-        description="What int8 gives, by rows and context, and on a small pool.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--rows", default="1,8,32,64", help="default: 1,8,32,64")
-    parser.add_argument("--contexts", default="256,1024", help="of each row (default: 256,1024)")
-    parser.add_argument("--rounds", type=int, default=3, help=f"of {TURNS} turns each (default: 3)")
-    parser.add_argument(
-        "--pool-gb", type=float, default=0.06, help="KV blocks of the burst (default: 0.06)"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/quantization"), help="folder")
-    options, [config] = configs(
-        parser,
-        [*sys.argv[1:], *flags],
-        lambda known: ["dynamic"],
-        UNUSED,
-        max_batch_size=lambda known: max(numbers(known.rows)),
-    )
-    return options, config
-
-
 def main() -> None:
-    built = {}
+    configs = {}
     for name, flags in VARIANTS.items():
-        options, built[name] = parsed(flags)
-    built[CONTROL] = plain = built[PLAIN]
+        options, [configs[name]] = BENCHMARK.engine_configs(
+            more=flags, max_batch_size=lambda options: max(options.rows)
+        )
+    configs[CONTROL] = plain = configs[PLAIN]
     if "int8" in (plain.multiplied_as, plain.kept_as):
         raise ConfigError("the plain variant is int8 itself; leave --linear and --kv-dtype out")
     refuse_few_ids(plain)
-    rows, contexts = numbers(options.rows), numbers(options.contexts)
-    if max(contexts) > plain.max_model_len:
-        raise ConfigError(
-            f"this model's rows hold at most {plain.max_model_len} tokens; lower --contexts"
-        )
-    if max(rows) > plain.max_batch_size:
-        raise ConfigError(
-            f"--rows {options.rows}: "
-            f"the engine is built for --max-batch-size {plain.max_batch_size} at most"
-        )
+    refuse_what_does_not_fit(plain, options.rows, options.contexts)
     capped = {
-        name: built[name].model_copy(update={"kv_cache": f"{options.pool_gb}GB"})
+        name: configs[name].model_copy(update={"kv_cache": f"{options.pool_gb}GB"})
         for name in VARIANTS
     }
     if capped[PLAIN].n_blocks < plain.blocks_per_request:
@@ -225,30 +198,28 @@ def main() -> None:
             f"--pool-gb {options.pool_gb:g} holds no request of {plain.max_model_len} tokens; "
             f"raise it, or lower --max-model-len"
         )
-    rounds = max(1, options.rounds)
-    steps, pools = measure(built, capped, rows, contexts, rounds)
-    result = {"steps": steps, "pools": pools, "variants": VARIANTS} | record([plain], UNUSED)
-    of = f"{result['config']['model']}, {plain.dtype}, linear layers {plain.linear}"
-    told_of = f"{of}; {processor(result['hardware'], result['config'])}"
+    steps, pools = measure(configs, capped, options.rows, options.contexts, options.rounds)
+    record = BENCHMARK.record([plain])
+    result = {"steps": steps, "pools": pools, "variants": VARIANTS} | record
     body = (
         f"Gains are the plain variant's step over another's in the same turn: medians of "
-        f"{TURNS * rounds} turns, in brackets their middle half. "
+        f"{TURNS * options.rounds} turns, in brackets their middle half. "
         f"`{CONTROL}` has the plain variant's settings: what it differs by is chance.\n\n"
         f"{steps_table(steps)}\n\n"
         f"## {1e3 * options.pool_gb:g} MB of KV blocks\n\n"
-        f"The burst of benchmarks.burst, {LARGEST} requests at once; medians of {rounds}, "
+        f"The burst of benchmarks.burst, {LARGEST} requests at once; medians of {options.rounds}, "
         f"gains over the plain variant's burst of the same round.\n\n"
         f"{pools_table(pools)}"
     )
     figure = figures.quantization(
-        steps,
-        pools,
-        CONTROL,
-        options.pool_gb,
-        f"{told_of} · medians and the middle half of {TURNS * rounds} turns, "
-        f"medians of {rounds} bursts · commit {result['commit']}",
-    )
-    write(PAGE, options.out, told_of, body, figure, result)
+        steps, pools, CONTROL, options.pool_gb,
+        f"{made_by(record)} · medians and the middle half of {TURNS * options.rounds} turns, "
+        f"medians of {options.rounds} bursts",
+    )  # fmt: skip
+    BENCHMARK.write(
+        options.out, "int8 as an axis of batching", made_by(record), body, result,
+        ("Gain over rows", figure),
+    )  # fmt: skip
     print(json.dumps(result))
 
 

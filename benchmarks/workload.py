@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 LARGEST = 64
-Asked = tuple[list[int], int]  # prompt ids, completion tokens
+Prompted = tuple[list[int], int]  # prompt ids, completion tokens
 
 
-def draw(n: int = LARGEST, seed: int = 0) -> list[Asked]:
+def draw(n: int = LARGEST, seed: int = 0) -> list[Prompted]:
     """The first n of 64 requests: lengths of the original experiment, ids of GPT-2's vocabulary."""
     rng = np.random.default_rng(seed)
     tokens = np.clip(np.abs(np.ceil(rng.normal(100, 100, LARGEST))), 1, 200).astype(int)

@@ -18,67 +18,55 @@ import numpy as np
 from benchmarks.faults.tools import (
     CLOSE,
     DELAY_S,
-    REFUSED_S,
     SLACK,
-    Neighbour,
+    Fault,
     Seen,
     Served,
     allow_open_files,
-    asks,
     connect,
-    fault,
     post_bytes,
     read_to_end,
-    serving,
+    requests_of,
     until,
-)  # fmt: skip
+)
 from client.calls import get
 from client.load import replay
 from generate.fake import ITERATION_S, ROW_S
 
+REFUSED_S = 1.0  # the longest wait for a refusal
 TRICKLERS = 1100  # more than a server with the default settings has HTTP threads
 SILENT = 5000
 HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
-DELAY = f"nobody else is delayed by over {1e3 * DELAY_S:g} ms"
+BODY = HEAD + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
 
 
-@fault(
-    "ten times more requests than it can serve",
-    f"what is accepted is answered; the others get 429 within {REFUSED_S:g} s (p99)",
-)
-def overload(short: bool) -> Seen:
+def overload(served: Served, short: bool) -> Seen:
     seconds, rows, tokens = (2 if short else 10), 8, 400
     capacity = rows / (tokens * (ITERATION_S + rows * ROW_S))  # requests a second
-    requests = asks(int(10 * capacity * seconds), tokens, a_second=10 * capacity)
-    with serving({"max_batch_size": rows, "max_waiting": 32}) as served:
-        outcomes = replay(served.url, requests)
-        stats = get(f"{served.url}/stats")
+    requests = requests_of(int(10 * capacity * seconds), tokens, a_second=10 * capacity)
+    outcomes = replay(served.url, requests)
+    stats = get(f"{served.url}/stats")
     answered = [outcome for outcome in outcomes if outcome.answer]
     refused = [outcome for outcome in outcomes if outcome.error.startswith("429 ")]
+    others = [o.error for o in outcomes if not o.answer and not o.error.startswith("429 ")]
     p99 = float(np.percentile([o.ended_at - o.sent_at for o in refused], 99))
     counted = stats["completed"] == len(answered) and stats["refused"] == len(refused)
     text = (
         f"{len(outcomes)} sent, {len(answered)} answered, "
         f"{len(refused)} refused (p99 {1e3 * p99:.0f} ms)"
     )
-    if len(answered) + len(refused) < len(outcomes):
-        text += f"; {Counter(o.error for o in outcomes if o not in answered and o not in refused)}"
-    kept = (
-        counted
-        and len(answered) + len(refused) == len(outcomes)
-        and p99 < REFUSED_S * (SLACK if short else 1)
-    )
-    return Seen(text if counted else f"{text}; /stats counts otherwise", kept)
+    text += f"; {Counter(others)}" if others else ""
+    text += "" if counted else "; /stats counts otherwise"
+    return Seen(text, counted and not others and p99 < REFUSED_S * (SLACK if short else 1))
 
 
-@fault("half of 500 streams are cut", "the others get their texts; rows and blocks are free again")
-def cut_streams(short: bool) -> Seen:
+def cut_streams(served: Served, short: bool) -> Seen:
     n, tokens, prompts = (60 if short else 500), 100, 10
 
-    async def ask(session: aiohttp.ClientSession, url: str, i: int) -> str:
+    async def ask(session: aiohttp.ClientSession, i: int) -> str:
         body = {"prompt": f"prompt {i % prompts}", "num_tokens": tokens, "seed": 1, "stream": True}
         text = ""
-        async with session.post(f"{url}/inference", json=body) as response:
+        async with session.post(f"{served.url}/inference", json=body) as response:
             async for line in response.content:
                 event = line.decode().removeprefix("data: ").strip()
                 if event and event != "[DONE]":
@@ -88,22 +76,21 @@ def cut_streams(short: bool) -> Seen:
                     return ""
         return text
 
-    async def all_at_once(url: str, n: int) -> list[str]:
+    async def all_at_once(n: int) -> list[str]:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            return await asyncio.gather(*(ask(session, url, i) for i in range(n)))
+            return await asyncio.gather(*(ask(session, i) for i in range(n)))
 
-    with serving({}) as served:
-        alone = asyncio.run(all_at_once(served.url, prompts))
-        texts = asyncio.run(all_at_once(served.url, n))
-        freed = until(served.is_free)
-    rest = [i for i in range(n) if i < prompts or i % 2 == 0]
-    whole = sum(texts[i] == alone[i % prompts] for i in rest)
+    alone = asyncio.run(all_at_once(prompts))
+    texts = asyncio.run(all_at_once(n))
+    freed = until(served.is_free)
+    others = [i for i in range(n) if i < prompts or i % 2 == 0]
+    whole = sum(texts[i] == alone[i % prompts] for i in others)
     end = "never" if freed is None else f"{freed:.1f} s after the last"
     text = (
-        f"{whole} of the {len(rest)} others got the text that they get without it; "
+        f"{whole} of the {len(others)} others got the text that they get without it; "
         f"rows and blocks free {end}"
     )
-    return Seen(text, whole == len(rest) and freed is not None)
+    return Seen(text, whole == len(others) and freed is not None)
 
 
 @contextlib.contextmanager
@@ -117,7 +104,7 @@ def many(served: Served, n: int, data: bytes) -> Iterator[list[socket.socket]]:
                 connection.setblocking(False)
                 connection.connect_ex(served.address())
                 connecting.register(connection, selectors.EVENT_WRITE, connection)
-            # who finds no place in the backlog tries again, and may wait longer
+            # a connection that finds no place in the backlog tries again, and may take longer
             end = time.monotonic() + 5
             while connecting.get_map() and time.monotonic() < end:
                 for key, _ in connecting.select(0.1):
@@ -130,57 +117,46 @@ def many(served: Served, n: int, data: bytes) -> Iterator[list[socket.socket]]:
             connection.close()
 
 
-@fault(
-    "5,000 silent connections at once", f"who is in flight is answered; the process lives; {DELAY}"
-)
-def silent(short: bool) -> Seen:
+def silent(served: Served, short: bool) -> Seen:
     n = min(SILENT, allow_open_files(SILENT + 200) - 200)
-    with serving({}) as served, Neighbour(served) as neighbour:
-        worker = served.worker.pid
-        ask = [
-            post_bytes({"prompt": "hi", "num_tokens": 900, "seed": i}, more=CLOSE)
-            for i in range(20)
-        ]
-        flying = [connect(served, data) for data in ask]
-        with many(served, n, b""):
-            answered = sum(b" 200 OK" in read_to_end(connection)[:20] for connection in flying)
-            time.sleep(0.5 if short else 5)
-        lives = served.worker.pid == worker
-    end = "lives" if lives else "was replaced"
-    text = (
-        f"{n} connections: {answered} of 20 in flight answered; the process {end}; {neighbour.said}"
-    )
-    return Seen(text, answered == 20 and lives and neighbour.fared_well(short))
+    worker = served.worker.pid
+    bodies = [{"prompt": "hi", "num_tokens": 900, "seed": i} for i in range(20)]
+    in_flight = [connect(served, post_bytes(body, more=CLOSE)) for body in bodies]
+    with many(served, n, b""):
+        answered = sum(b" 200 OK" in read_to_end(connection)[:20] for connection in in_flight)
+        time.sleep(0.5 if short else 5)
+    lives = served.worker.pid == worker
+    text = f"{n} connections: {answered} of 20 in flight answered; the process "
+    return Seen(text + ("lives" if lives else "was replaced"), answered == 20 and lives)
 
 
-def trickle(head: bytes) -> Callable[[bool], Seen]:
+def deadline_s(short: bool) -> float:
+    return 1 if short else 10
+
+
+def trickle(head: bytes) -> Callable[[Served, bool], Seen]:
     """Clients that send `head`, and then a byte now and then."""
 
-    def run(short: bool) -> Seen:
+    def do(served: Served, short: bool) -> Seen:
         n = min(TRICKLERS, allow_open_files(TRICKLERS + 200) - 200)
-        deadline_s = 1 if short else 10
-        settings = {"header_timeout_s": deadline_s, "body_timeout_s": deadline_s}
-        with (
-            serving(settings) as served,
-            Neighbour(served) as neighbour,
-            many(served, n, head) as slow,
-        ):
-            start, left = time.monotonic(), set(slow)
-            while left and time.monotonic() - start < 3 * deadline_s:
-                left = {connection for connection in left if _goes_on(connection)}
-                time.sleep(deadline_s / 10)
+        deadline = deadline_s(short)
+        with many(served, n, head) as slow:
+            start, remaining = time.monotonic(), set(slow)
+            while remaining and time.monotonic() - start < 3 * deadline:
+                remaining = {connection for connection in remaining if _goes_on(connection)}
+                time.sleep(deadline / 10)
             dropped_s = time.monotonic() - start
         text = (
-            f"{n - len(left)} of {n} dropped within {dropped_s:.0f} s "
-            f"(deadline {deadline_s} s); {neighbour.said}"
+            f"{n - len(remaining)} of {n} dropped within {dropped_s:.0f} s "
+            f"(deadline {deadline:g} s)"
         )
-        return Seen(text, not left and neighbour.fared_well(short))
+        return Seen(text, not remaining)
 
-    return run
+    return do
 
 
 def _goes_on(connection: socket.socket) -> bool:
-    """Send one more byte; whether the server still waits for the rest."""
+    """Send one more byte; return whether the server still waits for the rest."""
     try:
         connection.send(b"x")
         connection.recv(1000)
@@ -191,81 +167,52 @@ def _goes_on(connection: socket.socket) -> bool:
     return False
 
 
-dropped = f"each is dropped after the deadline; {DELAY}"
-fault("1,100 clients send their headers a byte now and then", dropped)(trickle(HEAD))
-JSON = b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
-fault("1,100 clients send their body a byte now and then", dropped)(trickle(HEAD + JSON))
-
-
-@fault("40 clients send their bodies in chunks of one byte", f"they are refused; {DELAY}")
-def tiny_chunks(short: bool) -> Seen:
+def tiny_chunks(served: Served, short: bool) -> Seen:
     raw = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 50_000
-    answers: Counter[bytes] = Counter()
+    answers: Counter[str] = Counter()
 
-    def send(served: Served) -> None:
+    def send(_: int) -> None:
         end = time.monotonic() + (2 if short else 10)
         while time.monotonic() < end:
             connection = connect(served)
             with contextlib.suppress(OSError):  # it is refused before all of it is sent
                 connection.sendall(raw)
-            answers[read_to_end(connection)[9:12]] += 1
+            answers[read_to_end(connection)[9:12].decode() or "closed"] += 1
 
-    with (
-        serving({}) as served,
-        Neighbour(served) as neighbour,
-        ThreadPoolExecutor(40) as clients,
-    ):
-        list(clients.map(send, [served] * 40))
-    kinds = ", ".join(f"{n} × {kind.decode() or 'closed'}" for kind, n in answers.items())
-    kept = {*answers} <= {b"400", b""} and answers[b"400"] > 0 and neighbour.fared_well(short)
-    return Seen(f"{kinds}; {neighbour.said}", kept)
+    with ThreadPoolExecutor(40) as clients:
+        list(clients.map(send, range(40)))
+    text = ", ".join(f"{n} × {answer}" for answer, n in answers.items())
+    return Seen(text, {*answers} <= {"400", "closed"} and answers["400"] > 0)
 
 
-@fault("20 HTTP/1.0 clients that do not close", DELAY)
-def slow_closers(short: bool) -> Seen:
-    with serving({}) as served, Neighbour(served) as neighbour:
-        ask = post_bytes({"prompt": "hi", "num_tokens": 1}, version="1.0")
-        kept = [connect(served, ask) for _ in range(20)]
-        answered = sum(b" 200 OK" in connection.recv(1000) for connection in kept)
-        time.sleep(0.5 if short else 5)
-        for connection in kept:
-            connection.close()
-    return Seen(
-        f"{answered} of 20 answered; {neighbour.said}",
-        answered == 20 and neighbour.fared_well(short),
-    )
-
-
-@fault(
-    "4 readers of 8 streams each that stand still", f"their rows are computed and freed; {DELAY}"
-)
-def still_readers(short: bool) -> Seen:
-    ask = {"prompt": ["hi"] * 8, "max_tokens": 1000, "seed": 1, "stream": True}
-    with serving({"max_batch_size": 64}) as served, Neighbour(served) as neighbour:
-        still = [connect(served, post_bytes(ask, "/v1/completions")) for _ in range(4)]
-        begun = until(lambda: served.metric("vllm:num_requests_running") >= 32)
-        freed = until(lambda: served.metric("vllm:num_requests_running") < 32)
-        for connection in still:
-            connection.close()
-    done = (
-        "their rows are not free"
-        if freed is None
-        else f"all 32 rows were computed and free after {freed:.1f} s"
-    )
-    kept = begun is not None and freed is not None and neighbour.fared_well(short)
-    return Seen(f"{done}; {neighbour.said}", kept)
-
-
-@fault(
-    "a client closes its own direction and waits", "it counts as gone: its row and blocks are free"
-)
-def half_close(short: bool) -> Seen:
-    with serving({"loop_interval_ms": 20}) as served:
-        connection = connect(served, post_bytes({"prompt": "hi", "num_tokens": 1000}))
-        until(lambda: served.metric("vllm:num_requests_running") == 1)
-        connection.shutdown(socket.SHUT_WR)
-        freed = until(served.is_free, 10)
+def slow_closers(served: Served, short: bool) -> Seen:
+    request = post_bytes({"prompt": "hi", "num_tokens": 1}, version="1.0")
+    connections = [connect(served, request) for _ in range(20)]
+    answered = sum(b" 200 OK" in connection.recv(1000) for connection in connections)
+    time.sleep(0.5 if short else 5)
+    for connection in connections:
         connection.close()
+    return Seen(f"{answered} of 20 answered", answered == 20)
+
+
+def still_readers(served: Served, short: bool) -> Seen:
+    body = {"prompt": ["hi"] * 8, "max_tokens": 1000, "seed": 1, "stream": True}
+    still = [connect(served, post_bytes(body, "/v1/completions")) for _ in range(4)]
+    begun = until(lambda: served.running >= 32)
+    freed = until(lambda: served.running < 32)
+    for connection in still:
+        connection.close()
+    if begun is None or freed is None:
+        return Seen("their rows are not free", False)
+    return Seen(f"all 32 rows were computed and free after {freed:.1f} s", True)
+
+
+def half_close(served: Served, short: bool) -> Seen:
+    connection = connect(served, post_bytes({"prompt": "hi", "num_tokens": 1000}))
+    until(lambda: served.running == 1)
+    connection.shutdown(socket.SHUT_WR)
+    freed = until(served.is_free, 10)
+    connection.close()
     if freed is None:
         return Seen("it kept its row", False)
     return Seen(
@@ -273,21 +220,54 @@ def half_close(short: bool) -> Seen:
     )
 
 
-@fault("50 requests in one packet", "all are answered, in their order")
-def pipeline(short: bool) -> Seen:
+def pipeline(served: Served, short: bool) -> Seen:
     n = 50
     bodies = [{"prompt": f"prompt {i}", "num_tokens": 5, "seed": i} for i in range(n)]
-    with serving({}) as served:
-        alone = [read_to_end(connect(served, post_bytes(body, more=CLOSE))) for body in bodies]
-        packet = b"".join(post_bytes(body) for body in bodies[:-1]) + post_bytes(
-            bodies[-1], more=CLOSE
-        )
-        together = read_to_end(connect(served, packet))
-    texts = [_completions(raw)[0] for raw in alone]
-    found = _completions(together)
-    in_place = sum(a == b for a, b in zip(found, texts))
-    return Seen(f"{len(found)} of {n} answered, {in_place} of them in their place", found == texts)
+    last = [post_bytes(body, more=CLOSE) for body in bodies]
+    alone = [_completions(read_to_end(connect(served, request)))[0] for request in last]
+    packet = b"".join(post_bytes(body) for body in bodies[:-1]) + last[-1]
+    together = _completions(read_to_end(connect(served, packet)))
+    in_place = sum(a == b for a, b in zip(together, alone))
+    text = f"{len(together)} of {n} answered, {in_place} of them in their place"
+    return Seen(text, together == alone)
 
 
 def _completions(raw: bytes) -> list[bytes]:
     return [part.split(b'"', 1)[0] for part in raw.split(b'"completion":"')[1:]]
+
+
+DELAY = f"no other client is delayed by over {1e3 * DELAY_S:g} ms"
+DROPPED = f"each is dropped after the deadline; {DELAY}"
+
+
+def deadlines(short: bool) -> dict[str, float]:
+    return {"header_timeout_s": deadline_s(short), "body_timeout_s": deadline_s(short)}
+
+
+FAULTS = [
+    Fault("ten times more requests than it can serve",
+          f"accepted requests are answered; the others get 429 within {REFUSED_S:g} s (p99)",
+          overload, {"max_batch_size": 8, "max_waiting": 32}),
+    Fault("half of 500 streams are cut",
+          "the others get their texts; rows and blocks are free again",
+          cut_streams),
+    Fault("5,000 silent connections at once",
+          f"requests in flight are answered; the process lives; {DELAY}",
+          silent, background=True),
+    Fault("1,100 clients send their headers a byte now and then", DROPPED,
+          trickle(HEAD), deadlines, background=True),
+    Fault("1,100 clients send their body a byte now and then", DROPPED,
+          trickle(BODY), deadlines, background=True),
+    Fault("40 clients send their bodies in chunks of one byte", f"they are refused; {DELAY}",
+          tiny_chunks, background=True),
+    Fault("20 HTTP/1.0 clients that do not close", DELAY,
+          slow_closers, background=True),
+    Fault("4 readers of 8 streams each that stand still",
+          f"their rows are computed and freed; {DELAY}",
+          still_readers, {"max_batch_size": 64}, background=True),
+    Fault("a client closes its own direction and waits",
+          "it counts as gone: its row and blocks are free",
+          half_close, {"loop_interval_ms": 20}),
+    Fault("50 requests in one packet", "all are answered, in their order",
+          pipeline),
+]  # fmt: skip

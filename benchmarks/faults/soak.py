@@ -1,4 +1,4 @@
-"""Load for half an hour, with cancellations and bad input mixed in, and what grows meanwhile."""
+"""Load for half an hour, with cancellations and bad input mixed in, and the server's growth."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -14,7 +15,7 @@ import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
-from benchmarks.faults.tools import Fault, Seen, Served, serving, until
+from benchmarks.faults.tools import Fault, Seen, Served, until
 from client.calls import get, post
 from client.load import Watch, replay
 from client.traces import Request
@@ -31,7 +32,7 @@ MOST_DESCRIPTORS = 16  # that are no connections
 MOST_ROWS = 32  # of its server
 OPEN = 288  # requests at once before: a slow minute of the machine should not have more
 KINDS = ("plain", "stream", "openai", "group", "cut", "invalid")  # in turn
-PANELS = {  # of the figure, and what a sample holds besides its time
+PANELS = {  # of the figure: measurements of a sample
     "rss_mb": "memory, MB (RSS)",
     "threads": "threads",
     "descriptors": "open descriptors",
@@ -39,32 +40,30 @@ PANELS = {  # of the figure, and what a sample holds besides its time
     "in_flight": "requests in flight",
     "ended": "requests ended",
 }
+Sample = dict[str, float]
 
 
-def fault(minutes: float, keep: dict[str, Any]) -> Fault:
-    """The soak as a fault; what it measured goes to `keep`."""
-    name = (
+def fault(minutes: float, result: dict[str, Any]) -> Fault:
+    """The soak as a fault; its measurements go to `result`."""
+    return Fault(
         f"{minutes:g} minutes at {LOAD:g} of the capacity, "
-        f"a sixth each {', '.join(KINDS[:-1])} and {KINDS[-1]}"
-    )
-    promise = (
+        f"a sixth each {', '.join(KINDS[:-1])} and {KINDS[-1]}",
         "every row has been at its whole context before; "
         f"after the first {100 * WARM:.0f}% of the time memory grows by {MOST_MB:g} MB at most, "
         "threads not at all; "
-        "at the end no row and no block is taken, and /stats has counted what the client has"
+        "at the end no row and no block is taken, and /stats has counted what the client has",
+        partial(soak, minutes, result),
+        {"model": "demo", "request_timeout_s": 120},
     )
-    return Fault(name, promise, lambda short: soak(minutes, keep))
 
 
-def soak(minutes: float, keep: dict[str, Any]) -> Seen:
-    with serving({"model": "demo", "request_timeout_s": 120}) as served:
-        rate = _rate(served)
-        _fill(served)
-        post(f"{served.url}/stats/reset")
-        every_s = min(10.0, 6 * minutes)
-        samples, counts = asyncio.run(_load(served, rate, 60 * minutes, every_s))
-        stats = get(f"{served.url}/stats")
-    keep |= {
+def soak(minutes: float, result: dict[str, Any], served: Served, short: bool) -> Seen:
+    rate = _rate(served)
+    _fill(served)
+    post(f"{served.url}/stats/reset")
+    samples, counts = asyncio.run(_load(served, rate, 60 * minutes, min(10.0, 6 * minutes)))
+    stats = get(f"{served.url}/stats")
+    result |= {
         "minutes": minutes,
         "rate": rate,
         "samples": samples,
@@ -75,18 +74,16 @@ def soak(minutes: float, keep: dict[str, Any]) -> Seen:
 
 
 def _rate(served: Served) -> float:
-    """Requests a second at LOAD of what a burst shows that it can serve.
+    """Requests a second at LOAD of the capacity that a burst shows.
 
-    What is cut or invalid computes next to nothing.
+    Cut and invalid requests compute next to nothing.
     """
     burst = Workload().requests(burst_size(build("dynamic", {"model": "demo"}, {})), "burst")
-    capacity = measure_capacity(
-        Target("dynamic", served.url, wire("inference")), burst, 600, Watch()
-    )
-    tokens = (
-        float(np.mean([request.num_tokens for request in burst])) * (len(KINDS) - 2) / len(KINDS)
-    )
-    return LOAD * capacity["output_throughput"] / tokens
+    target = Target("dynamic", served.url, wire("inference"))
+    capacity = measure_capacity(target, burst, 600, Watch())
+    mean_tokens = float(np.mean([request.num_tokens for request in burst]))
+    tokens = mean_tokens * (len(KINDS) - 2) / len(KINDS)
+    return LOAD * float(capacity["output_throughput"]) / tokens
 
 
 def _fill(served: Served) -> None:
@@ -100,27 +97,26 @@ def _fill(served: Served) -> None:
     )
 
 
-async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Request) -> str:
-    """Send one request of a kind; return what came of it."""
-    body: dict[str, Any] = {
-        "prompt": request.prompt,
-        "num_tokens": request.num_tokens,
-        "temperature": 1.0,
-    }
+def _body(kind: str, request: Request) -> tuple[str, dict[str, Any]]:
+    """Route and body of a request of this kind."""
+    prompt, tokens = request.prompt, request.num_tokens
+    body: dict[str, Any]
     if kind == "openai":
-        body = {
-            "prompt": request.prompt,
-            "max_tokens": request.num_tokens,
-            "stop": ["\n\n\n"],
-            "timeout_s": 60,
-        }
-    elif kind == "group":
-        body |= {"prompt": [request.prompt] * 2, "num_tokens": max(1, request.num_tokens // 2)}
+        body = {"prompt": prompt, "max_tokens": tokens, "stop": ["\n\n\n"], "timeout_s": 60}
+        return "/v1/completions", body
+    body = {"prompt": prompt, "num_tokens": tokens, "temperature": 1.0}
+    if kind == "group":
+        body |= {"prompt": [prompt] * 2, "num_tokens": max(1, tokens // 2)}
     elif kind == "invalid":
         body["num_tokens"] = -1
     elif kind in ("stream", "cut"):
         body["stream"] = True
-    route = "/v1/completions" if kind == "openai" else "/inference"
+    return "/inference", body
+
+
+async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Request) -> str:
+    """Send one request of a kind; return its status, or the name of the error."""
+    route, body = _body(kind, request)
     try:
         async with session.post(url + route, json=body) as response:
             if kind == "cut":
@@ -135,31 +131,28 @@ async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Re
 
 async def _load(
     served: Served, rate: float, seconds: float, every_s: float
-) -> tuple[list[dict[str, float]], Counter[str]]:
+) -> tuple[list[Sample], Counter[str]]:
     """Poisson arrivals; samples of the server, the last when it is idle; {"kind outcome": n}."""
     worker = served.worker
     requests = Workload(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
     counts: Counter[str] = Counter()
-    samples: list[dict[str, float]] = []
+    samples: list[Sample] = []
     start = time.perf_counter()
 
     def sample() -> None:
-        running = sum(
-            served.metric(f"vllm:num_requests_{state}") for state in ("running", "waiting")
+        connections = worker.net_connections("tcp")
+        samples.append(
+            {
+                "seconds": time.perf_counter() - start,
+                "connections": sum(c.status == psutil.CONN_ESTABLISHED for c in connections),
+                "rss_mb": worker.memory_info().rss / 1e6,
+                "threads": worker.num_threads(),
+                "descriptors": worker.num_fds(),
+                "blocks_used": served.metric("vllm:kv_cache_usage_perc"),
+                "in_flight": served.running + served.metric("vllm:num_requests_waiting"),
+                "ended": counts.total(),
+            }
         )
-        blocks = served.metric("vllm:kv_cache_usage_perc")
-        held = (
-            worker.memory_info().rss / 1e6,
-            worker.num_threads(),
-            worker.num_fds(),
-            blocks,
-            running,
-        )
-        connected = [
-            c for c in worker.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED
-        ]
-        at = {"seconds": time.perf_counter() - start, "connections": float(len(connected))}
-        samples.append(at | dict(zip(PANELS, map(float, (*held, sum(counts.values()))))))
 
     async def watch() -> None:
         while True:
@@ -175,8 +168,7 @@ async def _load(
         watching = asyncio.create_task(watch())
         async with asyncio.TaskGroup() as tasks:
             for i, request in enumerate(requests):
-                if (left := start + request.at - time.perf_counter()) > 0:
-                    await asyncio.sleep(left)
+                await asyncio.sleep(max(0.0, start + request.at - time.perf_counter()))
                 tasks.create_task(send(KINDS[i % len(KINDS)], request))
         watching.cancel()
     until(served.is_free)
@@ -187,60 +179,55 @@ async def _load(
 def judge(
     samples: Sequence[Mapping[str, float]], counts: Mapping[str, int], stats: Mapping[str, Any]
 ) -> Seen:
-    """Whether the server stayed flat, and counted what its client did."""
+    """Return whether the server stayed flat, and counted what its client did."""
     end = samples[-1]["seconds"]
     late = [sample for sample in samples if sample["seconds"] >= WARM * end]
     at, memory = (np.array([sample[name] for sample in late]) for name in ("seconds", "rss_mb"))
     grown = float(np.polyfit(at, memory, 1)[0] * (at[-1] - at[0])) if len(late) > 2 else 0.0
 
-    def more(name: str, beside: str | None = None) -> float:
-        """The most in the second half over the most in the first; beside: what is not counted."""
-        values = [sample[name] - (sample[beside] if beside else 0) for sample in late]
+    def more(values: Sequence[float]) -> float:
+        """The most in the second half over the most in the first."""
         half = len(values) // 2
         return max(values[half:]) - max(values[: half + 1])
 
-    descriptors = more("descriptors", "connections")  # which a client keeps
+    threads = more([sample["threads"] for sample in late])
+    # connections, which a client keeps, apart
+    descriptors = more([sample["descriptors"] - sample["connections"] for sample in late])
+    valid = {kind: n for kind, n in counts.items() if not kind.startswith("invalid")}
     wrong = {
-        what: n
-        for what, n in counts.items()
-        if what.split()[1] != ("400" if what.startswith("invalid") else "200")
+        kind: n
+        for kind, n in counts.items()
+        if kind.split()[1] != ("200" if kind in valid else "400")
     }
-    # a group is two inferences; what was cut may have had its last token before its client had left
-    valid = sum(
-        n * (1 + what.startswith("group"))
-        for what, n in counts.items()
-        if not what.startswith("invalid")
-    )
+    # a group is two inferences; a cut one may have had its last token before its client had left
+    inferences = sum(n * (1 + kind.startswith("group")) for kind, n in valid.items())
     counted = (stats["completed"] + stats["cancelled"], stats["invalid"]) == (
-        valid,
+        inferences,
         counts.get("invalid 400", 0),
     )
-    left = bool(samples[-1]["blocks_used"] or samples[-1]["in_flight"])
+    taken = bool(samples[-1]["blocks_used"] or samples[-1]["in_flight"])
     text = (
         f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes; "
         f"from minute {WARM * end / 60:.0f} on memory {grown:+.1f} MB (then {memory[-1]:.0f} MB), "
-        f"threads {more('threads'):+.0f}, descriptors beside connections {descriptors:+.0f}; "
-        f"{'something is' if left else 'nothing is'} left in rows or blocks; "
+        f"threads {threads:+.0f}, descriptors beside connections {descriptors:+.0f}; "
+        f"{'something is' if taken else 'nothing is'} left in rows or blocks; "
         f"/stats and this client {'agree' if counted else 'differ'}"
     )
-    flat = grown <= MOST_MB and more("threads") <= 0 and descriptors <= MOST_DESCRIPTORS
-    return Seen(
-        f"{text}; unexpected: {wrong}" if wrong else text,
-        flat and counted and not left and not wrong,
-    )
+    text += f"; unexpected: {wrong}" if wrong else ""
+    flat = grown <= MOST_MB and threads <= 0 and descriptors <= MOST_DESCRIPTORS
+    return Seen(text, flat and counted and not taken and not wrong)
 
 
-def figure(found: Mapping[str, Any], caption: str) -> Figure:
-    """What the server held over time, a panel each; the time in which it may grow is grey."""
-    minutes = [sample["seconds"] / 60 for sample in found["samples"]]
+def figure(result: Mapping[str, Any], caption: str) -> Figure:
+    """The server over time, a panel a measurement; the time in which it may grow is grey."""
+    minutes = [sample["seconds"] / 60 for sample in result["samples"]]
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(13, 6.2), layout="constrained")
         axes = drawn.subplots(2, 3, sharex=True)
         for axis, (name, title) in zip(axes.flat, PANELS.items()):
             axis.axvspan(0, WARM * minutes[-1], color="#efefef", lw=0)
-            axis.plot(
-                minutes, [sample[name] for sample in found["samples"]], color="#1b9e77", lw=1.5
-            )
+            measured = [sample[name] for sample in result["samples"]]
+            axis.plot(minutes, measured, color="#1b9e77", lw=1.5)
             axis.set_title(title, fontsize=12)
             axis.set_ylim(bottom=0)
             axis.set_xlim(0, minutes[-1])
@@ -248,7 +235,7 @@ def figure(found: Mapping[str, Any], caption: str) -> Figure:
         for axis in axes[-1]:
             axis.set_xlabel("minutes")
         text = (
-            f"demo, {found['rate']:.1f} requests a second: "
+            f"demo, {result['rate']:.1f} requests a second: "
             f"a sixth each {', '.join(KINDS)} · {caption}"
         )
         drawn.supxlabel(text, fontsize=9, color="#555555", x=0.01, ha="left")

@@ -1,4 +1,4 @@
-"""A server under test, clients that misbehave, and who is asked meanwhile."""
+"""A server under test, clients of it, and a client in the background whose waits are measured."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from typing import Any, NamedTuple
 import psutil
 
 from client.calls import get, get_text
+from client.load import replay
 from client.outcomes import Outcome
 from client.traces import Request
 from compare.servers import ROOT, as_flag, free_port, wait_until_ready
 
 PATIENCE_S = 60.0
-REFUSED_S = 1.0  # what a refusal may take
-# what a fault may make an honest client wait, beyond what it waits at a server that the fault
-# leaves alone
+# what a fault may make another client wait, beyond its waits at a server without the fault
 DELAY_S = 0.1
 SLACK = 5  # times as long in the short form, which runs beside other tests
 CLOSE = "Connection: close\r\n"
+SERVER = ("launch.py", "dynamic")
+Settings = Mapping[str, Any]
+NO_SETTINGS: Settings = {}
 
 
 class Seen(NamedTuple):
@@ -43,19 +45,29 @@ class Seen(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """`run(short)` does it to a server of its own; short: a few seconds, for the tests."""
+    """Something done to a server of its own. short: in a few seconds, for the tests.
+
+    `do(served, short)`, on a server with these settings; without settings it starts its own, as
+    `do(short)`. `settings` may depend on short. background: another client is served meanwhile.
+    """
 
     name: str
     promise: str
-    run: Callable[[bool], Seen]
+    do: Callable[..., Seen]
+    settings: Settings | Callable[[bool], Settings] | None = NO_SETTINGS
+    program: Sequence[str] = SERVER
+    background: bool = False
 
-
-FAULTS: list[Fault] = []
-
-
-def fault(name: str, promise: str) -> Callable[[Callable[[bool], Seen]], None]:
-    """Decorates what does a fault: it joins FAULTS under this name."""
-    return lambda run: FAULTS.append(Fault(name, promise, run))
+    def run(self, short: bool) -> Seen:
+        if self.settings is None:
+            return self.do(short)
+        settings = self.settings(short) if callable(self.settings) else self.settings
+        with serving(settings, self.program) as served:
+            if not self.background:
+                return self.do(served, short)
+            with BackgroundClient(served) as client:
+                seen = self.do(served, short)
+        return Seen(f"{seen.text}; {client.waits}", seen.kept and client.is_served(short))
 
 
 class Served:
@@ -69,7 +81,7 @@ class Served:
         return psutil.Process(get(self.url)["pids"][0])
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """Its own output so far."""
         self._output.seek(0)
         return str(self._output.read(), "utf-8", "replace")
@@ -82,22 +94,28 @@ class Served:
         lines = get_text(f"{self.url}/metrics", PATIENCE_S).splitlines()
         return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
+    @property
+    def running(self) -> float:
+        return self.metric("vllm:num_requests_running")
+
     def is_free(self) -> bool:
         """No request is waiting or running, and no KV block is taken."""
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         return not any(self.metric(f"vllm:{name}") for name in names)
 
-    def exit_code(self, patience_s: float = PATIENCE_S) -> int | None:
+    def send_signal(self, number: int) -> None:
+        """As an orchestrator does, or, of SIGINT, as a terminal does, to the group."""
+        (os.killpg if number == signal.SIGINT else os.kill)(self.process.pid, number)
+
+    def exit_code(self) -> int | None:
         """Of the launcher, once it has ended; None if it does not."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(patience_s)
+            return self.process.wait(PATIENCE_S)
         return None
 
 
 @contextlib.contextmanager
-def serving(
-    settings: Mapping[str, Any], program: tuple[str, ...] = ("launch.py", "dynamic")
-) -> Iterator[Served]:
+def serving(settings: Settings, program: Sequence[str] = SERVER) -> Iterator[Served]:
     """A real server in a session of its own, on the fake model by default; killed at the end."""
     port = free_port()
     command = [sys.executable, *program, "--host", "127.0.0.1", "--port", str(port)]
@@ -117,6 +135,44 @@ def serving(
             process.wait()
 
 
+def requests_of(n: int, num_tokens: int, a_second: float = 0.0) -> list[Request]:
+    """n requests with prompts and seeds of their own: all at once, or so many a second."""
+    gap_s = 1 / a_second if a_second else 0.0
+    return [
+        Request(id=i, at=i * gap_s, prompt=f"prompt {i}", num_tokens=num_tokens, seed=i)
+        for i in range(n)
+    ]
+
+
+@contextlib.contextmanager
+def replaying(
+    served: Served, requests: Sequence[Request], timeout_s: float = PATIENCE_S
+) -> Iterator[list[Outcome]]:
+    """Replay requests beside the block; after it their outcomes are in the list."""
+    outcomes: list[Outcome] = []
+
+    def run() -> None:
+        outcomes.extend(replay(served.url, requests, timeout_s=timeout_s))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield outcomes
+    finally:
+        thread.join()
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """How many were answered, and the errors of the others."""
+    errors = Counter(outcome.error.split(":")[0] for outcome in outcomes if outcome.error)
+    text = f"{sum(outcome.answer is not None for outcome in outcomes)} of {len(outcomes)} answered"
+    return text + "".join(f", {n} × {error.rstrip('.')}" for error, n in errors.items())
+
+
+def all_answered(outcomes: Sequence[Outcome]) -> bool:
+    return all(outcome.answer for outcome in outcomes)
+
+
 def post_bytes(
     body: Mapping[str, Any], route: str = "/inference", version: str = "1.1", more: str = ""
 ) -> bytes:
@@ -129,24 +185,6 @@ def post_bytes(
     return head.encode() + raw
 
 
-def asks(n: int, num_tokens: int, a_second: float = 0.0) -> list[Request]:
-    """n requests with prompts and seeds of their own: all at once, or so many a second."""
-    gap_s = 1 / a_second if a_second else 0.0
-    return [
-        Request(id=i, at=i * gap_s, prompt=f"prompt {i}", num_tokens=num_tokens, seed=i)
-        for i in range(n)
-    ]
-
-
-def told(outcomes: Sequence[Outcome]) -> str:
-    """How many were answered, and what the others got."""
-    errors = Counter(outcome.error.split(":")[0] for outcome in outcomes if outcome.error)
-    answered = (
-        f"{sum(outcome.answer is not None for outcome in outcomes)} of {len(outcomes)} answered"
-    )
-    return answered + "".join(f", {n} × {error.rstrip('.')}" for error, n in errors.items())
-
-
 def connect(served: Served, data: bytes = b"") -> socket.socket:
     connection = socket.create_connection(served.address(), timeout=PATIENCE_S)
     connection.sendall(data)
@@ -154,12 +192,12 @@ def connect(served: Served, data: bytes = b"") -> socket.socket:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes, or breaks, it; then it is closed here, too."""
-    found = b""
+    """All bytes until the other side closes, or breaks, the connection; then it is closed here."""
+    received = b""
     with connection, contextlib.suppress(OSError):
         while data := connection.recv(1_000_000):
-            found += data
-    return found
+            received += data
+    return received
 
 
 def until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> float | None:
@@ -181,17 +219,17 @@ def allow_open_files(n: int) -> int:
     return most
 
 
-class Honest:
-    """A thread that asks /health and for five tokens in turn, each on a connection of its own."""
+class PollingClient:
+    """A thread that asks for /health and for five tokens in turn, on a connection each."""
 
     def __init__(self, served: Served, every_s: float = 0.05):
         self.seconds: list[float] = []
         self.failures: list[str] = []
-        self._served, self._every_s = served, every_s
+        self._address, self._every_s = served.address(), every_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Honest:
+    def __enter__(self) -> PollingClient:
         self._thread.start()
         return self
 
@@ -201,18 +239,17 @@ class Honest:
 
     def _run(self) -> None:
         body = json.dumps({"prompt": "hi", "num_tokens": 5, "seed": 1})
-        turn = 0
+        health = False
         while not self._over.wait(self._every_s):
-            turn += 1
+            health = not health
             start = time.perf_counter()
-            connection = http.client.HTTPConnection(*self._served.address(), timeout=PATIENCE_S)
+            connection = http.client.HTTPConnection(*self._address, timeout=PATIENCE_S)
             try:
-                if turn % 2:
+                if health:
                     connection.request("GET", "/health")
                 else:
-                    connection.request(
-                        "POST", "/inference", body, {"Content-Type": "application/json"}
-                    )
+                    headers = {"Content-Type": "application/json"}
+                    connection.request("POST", "/inference", body, headers)
                 response = connection.getresponse()
                 response.read()
                 if response.status != 200:
@@ -224,41 +261,40 @@ class Honest:
             self.seconds.append(time.perf_counter() - start)
 
 
-class Neighbour:
-    """An honest client beside a fault, and one without it, whose waits are the machine's doing."""
+class BackgroundClient:
+    """A client beside a fault, and one at a server without it, whose waits are the machine's."""
 
     def __init__(self, served: Served):
         self._served = served
-        self._beside = contextlib.ExitStack()
+        self._clients = contextlib.ExitStack()
 
-    def __enter__(self) -> Neighbour:
-        with contextlib.ExitStack() as beside:
-            alone = beside.enter_context(serving({}))
-            self.here, self.elsewhere = (
-                beside.enter_context(Honest(served)) for served in (self._served, alone)
+    def __enter__(self) -> BackgroundClient:
+        with contextlib.ExitStack() as clients:
+            alone = clients.enter_context(serving({}))
+            self._here, self._elsewhere = (
+                clients.enter_context(PollingClient(served)) for served in (self._served, alone)
             )
-            self._beside = beside.pop_all()
+            self._clients = clients.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._beside.close()
+        self._clients.close()
 
     @property
-    def said(self) -> str:
-        """How it fared."""
-        if not (self.here.seconds and self.elsewhere.seconds):
-            return "its neighbour never had an answer"
-        here, elsewhere = (1e3 * max(honest.seconds) for honest in (self.here, self.elsewhere))
+    def waits(self) -> str:
+        if not (self._here.seconds and self._elsewhere.seconds):
+            return "another client never had an answer"
+        here, elsewhere = (1e3 * max(each.seconds) for each in (self._here, self._elsewhere))
         text = (
-            f"its neighbour waited {here:.0f} ms at most, "
+            f"another client waited {here:.0f} ms at most, "
             f"and {elsewhere:.0f} ms at a server without the fault"
         )
-        failures = self.here.failures
+        failures = self._here.failures
         return text + (f"; {len(failures)} × {failures[0]}" if failures else "")
 
-    def fared_well(self, short: bool) -> bool:
-        if not (self.here.seconds and self.elsewhere.seconds) or self.here.failures:
+    def is_served(self, short: bool) -> bool:
+        """Every request was answered, without being delayed by the fault."""
+        if not (self._here.seconds and self._elsewhere.seconds) or self._here.failures:
             return False
-        return max(self.here.seconds) - max(self.elsewhere.seconds) <= DELAY_S * (
-            SLACK if short else 1
-        )
+        delay_s = max(self._here.seconds) - max(self._elsewhere.seconds)
+        return delay_s <= DELAY_S * (SLACK if short else 1)

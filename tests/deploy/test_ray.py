@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import replicas, tools
-from benchmarks.faults.tools import FAULTS, Fault, Served
+from benchmarks.faults.tools import Fault, Served
 from client.calls import ServerError, get, post
 from deploy.routers import PrefixAffinity
 from tests.servers import PATIENCE_S, ROOT, free_port, wait_until
@@ -279,15 +279,13 @@ def test_prompts_still_go_where_their_blocks_are_after_that_replica_was_full_for
     "fault",
     [
         fault
-        for fault in FAULTS
-        if fault.run.__module__ == replicas.__name__
-        and not fault.name.startswith("kill -9 of one")  # as a test above does
+        for fault in replicas.FAULTS
+        if not fault.name.startswith("kill -9 of one")  # as a test above does
     ],
     ids=lambda fault: fault.name,
 )
-def test_a_promise_is_kept(fault: Fault, fleet: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "serving", lambda *_: contextlib.nullcontext(fleet))
-    seen = fault.run(True)
+def test_a_promise_is_kept(fault: Fault, fleet: Served) -> None:
+    seen = fault.do(fleet, True)
     assert seen.kept, seen.text
 
 

@@ -1,0 +1,104 @@
+"""Clients in a closed loop, each of which asks again once it is answered, and the CPU time that the
+server and they take meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import psutil
+
+from client.calls import get
+
+JSON = {"Content-Type": "application/json"}
+Body = dict[str, Any]
+
+
+def processes(url: str) -> list[psutil.Process]:
+    """All processes of a server that this process started."""
+    [worker, *_] = get(url)["pids"]
+    chain = [psutil.Process(worker), *psutil.Process(worker).parents()]
+    [top] = [process for process in chain if process.ppid() == os.getpid()]
+    return [top, *top.children(recursive=True)]
+
+
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """CPU time so far, user and system."""
+    spent = [process.cpu_times() for process in processes]
+    return sum(each.user + each.system for each in spent)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What clients saw, and what it took, in the seconds that were measured."""
+
+    latencies_s: list[float]  # of each answer
+    chunks: int  # events of streams
+    seconds: float
+    server_cpu_s: float
+    client_cpu_s: float
+    busy_percent: float  # of all cores, clients too
+
+    @property
+    def answers_per_s(self) -> float:
+        return len(self.latencies_s) / self.seconds
+
+
+def load(
+    url: str,
+    bodies: Callable[[], Iterator[Body]],
+    clients: int,
+    seconds: float,
+    warm_s: float = 1.0,
+    route: str = "/inference",
+) -> Load:
+    """Have clients ask, each for the bodies of an iterator of its own; measure from `warm_s` on."""
+    return asyncio.run(_load(url + route, bodies, clients, seconds, warm_s, processes(url)))
+
+
+async def _load(
+    address: str,
+    bodies: Callable[[], Iterator[Body]],
+    clients: int,
+    seconds: float,
+    warm_s: float,
+    servers: Sequence[psutil.Process],
+) -> Load:
+    latencies_s: list[float] = []
+    chunks = 0
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        nonlocal chunks
+        for body in bodies():
+            start = time.perf_counter()
+            async with session.post(address, json=body) as response:
+                async for data in response.content.iter_any():
+                    chunks += data.count(b"data: ")
+                assert response.status == 200, response.status
+            latencies_s.append(time.perf_counter() - start)
+
+    connector, us = aiohttp.TCPConnector(limit=0), [psutil.Process()]
+    async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(session)) for _ in range(clients)]
+        await asyncio.sleep(warm_s)
+        psutil.cpu_percent()  # the next call is about the time since this one
+        start, before, spent = time.perf_counter(), len(latencies_s), (cpu_s(servers), cpu_s(us))
+        chunks = 0
+        await asyncio.sleep(seconds)
+        measured = Load(
+            latencies_s[before:],
+            chunks,
+            time.perf_counter() - start,
+            cpu_s(servers) - spent[0],
+            cpu_s(us) - spent[1],
+            psutil.cpu_percent(),
+        )
+        for task in tasks:
+            task.cancel()
+    return measured

@@ -1,0 +1,251 @@
+"""The frame of every benchmark: its command line, alternating turns, and how results are written.
+
+The speed of a shared machine changes by the minute, so what is compared takes turns, and ratios are
+those of neighbours in time. Each result carries its machine, commit, date and command, and ends as
+one JSON line. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from matplotlib.figure import Figure
+
+from client.calls import ServerError
+from client.machine import command_line, processor, stamp
+from compare.analysis import Estimate, estimate
+from compare.report import drawing
+from config import (
+    ONLY_OVER_HTTP,
+    Config,
+    ConfigError,
+    Parser,
+    add_settings,
+    build,
+    from_environment,
+    has_effect,
+    meaningful,
+    refuse_unknown,
+)
+from generate import OutOfMemory
+from kernels import KernelUnavailable
+from weights import WeightsUnavailable
+
+# settings without effect where prompts are ids and no client is connected
+NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer"})
+PREFIXES = frozenset({"prefix_caching", "order", "prefix_window"})
+Round = Mapping[str, float]  # measurements of one turn, by name
+Name = TypeVar("Name")
+Result = TypeVar("Result")
+
+
+class Numbers(tuple[int, ...]):
+    """Positive numbers as a user types them: 1,8,64."""
+
+    def __new__(cls, text: str) -> Numbers:
+        numbers = [int(part) if part.isdigit() else 0 for part in text.split(",")]
+        if min(numbers) < 1:
+            raise ConfigError(f"{text!r} is no list of positive numbers such as 1,8,64")
+        return super().__new__(cls, numbers)
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+
+def at_least_once(text: str) -> int:
+    """A number of repetitions."""
+    return max(1, int(text))
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The command line of `python -m benchmarks.NAME`, and the writer of its results.
+
+    options: its own flags, each with its default (or its type, if it has none) and help. unused:
+    settings of a server without effect here, which are neither offered nor recorded.
+    """
+
+    name: str
+    description: str
+    options: Mapping[str, tuple[Any, str]]
+    unused: Collection[str] = ()
+
+    @property
+    def program(self) -> list[str]:
+        return ["python", "-m", f"benchmarks.{self.name}"]
+
+    def parser(self) -> Parser:
+        parser = Parser(
+            prog=" ".join(self.program), description=self.description, allow_abbrev=False
+        )
+        for flag, (default, text) in self.options.items():
+            if default is False:
+                parser.add_argument(flag, action="store_true", help=text)
+            elif callable(default):
+                parser.add_argument(flag, type=default, help=f"{text} (default: none)")
+            else:
+                kind = (
+                    at_least_once if flag in ("--rounds", "--repeats", "--pairs") else type(default)
+                )
+                text = f"{text} (default: {default})"
+                parser.add_argument(flag, type=kind, default=default, help=text)
+        return parser
+
+    def parse(self) -> argparse.Namespace:
+        """The options of a benchmark that takes no settings of a server. Raises ConfigError."""
+        return self.parser().parse_args()
+
+    def configs(
+        self,
+        modes: Callable[[argparse.Namespace], Sequence[str]] = lambda options: ["dynamic"],
+        more: Sequence[str] = (),
+        **defaults: Any,
+    ) -> tuple[argparse.Namespace, list[Config]]:
+        """Parse options and settings; return the options, and a Config for each mode.
+
+        more: words after those of the command line. defaults: settings that no one has chosen,
+        values or functions of the options. Raises ConfigError.
+        """
+        parser = self.parser()
+        add_settings(parser, self.unused)
+        options, unknown = parser.parse_known_args([*sys.argv[1:], *more])
+        refuse_unknown(parser, unknown)
+        values = {
+            name: str(value(options) if callable(value) else value)
+            for name, value in defaults.items()
+        } | from_environment(os.environ)
+        values = {name: value for name, value in values.items() if name not in self.unused}
+        if "tokenizer" in self.unused:
+            values["tokenizer"] = "bytes"  # which fits every vocabulary
+        flags, chosen = chosen_settings(options), list(modes(options))
+        known = {name for name in flags if any(meaningful(name, mode) for mode in chosen)}
+        return options, [
+            # a flag that no mode knows stays, so that `build` refuses it
+            build(mode, {n: v for n, v in flags.items() if n not in known or meaningful(n, mode)},
+                  values)
+            for mode in chosen
+        ]  # fmt: skip
+
+    def engine_configs(
+        self, *arguments: Any, **defaults: Any
+    ) -> tuple[argparse.Namespace, list[Config]]:
+        """As `configs`; engines that are not ours to measure are refused."""
+        options, configs = self.configs(*arguments, **defaults)
+        for config in configs:
+            if config.model == "fake" or config.generator != "cached":
+                raise ConfigError(
+                    "this benchmark measures the engine: leave out --model fake and --generator "
+                    "naive"
+                )
+        return options, configs
+
+    def record(self, configs: Sequence[Config] = ()) -> dict[str, Any]:
+        """Machine, commit, date, command, and of the settings those that had an effect."""
+        command = command_line(self.program[0], [*self.program[1:], *sys.argv[1:]])
+        if not configs:
+            return stamp() | {"command": command}
+        # where a model's folder lies on this machine means nothing elsewhere
+        model = Path(configs[0].model).name
+        settings = [config.model_dump() for config in configs]
+        used = {
+            name for name in Config.model_fields if any(has_effect(name, each) for each in settings)
+        } - {*self.unused}
+        return {
+            "config": configs[0].model_dump(include=used) | {"model": model},
+            "command": command.replace(configs[0].model, model),
+        } | stamp()
+
+    def write(
+        self,
+        folder: Path,
+        title: str,
+        setup: str,
+        body: str,
+        result: Mapping[str, Any],
+        figure: tuple[str, Figure] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Write NAME.md and NAME.json, and NAME.png for a figure and its words; print the page.
+
+        result: the numbers, with their record. name: of the files, if not the benchmark's.
+        """
+        name = name or self.name
+        page = (
+            f"# {title}\n\n{setup}; `{result['command']}`, commit {result['commit']}, "
+            f"{result['date']}.\n\n{body}\n"
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        if figure:
+            words, drawn = figure
+            page += f"\n![{words}]({name}.png)\n"
+            draw(drawn, folder / f"{name}.png")
+        (folder / f"{name}.md").write_text(page)
+        (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        print(f"{page}\n{name}.md and {name}.json: {folder}")
+
+
+def draw(figure: Figure, path: Path) -> None:
+    """Write a figure, and where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.save(figure, path)
+    print(f"figure: {path}")
+
+
+def chosen_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings among the options that a user has typed."""
+    return {name: value for name, value in vars(options).items() if name in Config.model_fields}
+
+
+def made_by(record: Mapping[str, Any]) -> str:
+    """Model, precision, processor and commit, for a figure."""
+    config = record["config"]
+    return (
+        f"{config['model']}, {config['dtype']} · {processor(record['hardware'], config)} · "
+        f"commit {record['commit']}"
+    )
+
+
+def alternate(
+    names: Iterable[Name], turn: Callable[[Name], Result], rounds: int
+) -> dict[Name, list[Result]]:
+    """Have each take its turn, in the other order in every second round; return what each gave."""
+    results: dict[Name, list[Result]] = {name: [] for name in names}
+    for k in range(rounds):
+        for name in [*results][:: -1 if k % 2 else 1]:
+            results[name].append(turn(name))
+    return results
+
+
+def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """Of each round, first ÷ second."""
+    return [a / b for a, b in zip(first, second, strict=True)]
+
+
+def values(rounds: Sequence[Round], name: str) -> list[float]:
+    return [each[name] for each in rounds]
+
+
+def mean(rounds: Sequence[Round], name: str) -> Estimate:
+    """The mean of a measurement over rounds, with its interval."""
+    return estimate(values(rounds, name))
+
+
+def mean_ratio(rounds: Sequence[Round], base: Sequence[Round], name: str) -> Estimate:
+    """The mean ratio of a measurement to the base's of the same round, with its interval."""
+    return estimate(ratios(values(rounds, name), values(base, name)))
+
+
+def run(main: Callable[[], None]) -> None:
+    """Call a benchmark's main; an error that a user can mend ends with a sentence and exit 2."""
+    try:
+        main()
+    except (ConfigError, KernelUnavailable, OutOfMemory, ServerError, WeightsUnavailable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

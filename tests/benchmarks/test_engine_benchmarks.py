@@ -1,0 +1,182 @@
+"""The benchmarks of the engine at a small size: what they serve, and what their last lines hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import kernels
+from benchmarks import agreement, burst, engine, long_prompt, quantization, scheduler
+from benchmarks.workload import draw
+from client.traces import load_trace
+from config import build
+from tests.benchmarks.conftest import Run
+
+
+def test_the_burst_is_the_peers_burst() -> None:
+    requests = draw()
+    assert sum(tokens for _, tokens in requests) == 6904 and draw(16) == requests[:16]
+    digest = hashlib.sha256(json.dumps(requests).encode()).hexdigest()
+    assert digest == "c35044afddcfb7aac5fa6016f150313ea3977fc65f35bfc168fd1b90038b8535"
+
+
+def test_the_burst_reports_every_mode_and_where_the_time_went(small: str, result_of: Run) -> None:
+    """The loop interval was recorded, and the engine's loop never heard of it."""
+    result = result_of(burst, small, "--n 6 --modes dynamic,static --loop-interval-ms 5")
+    folder = Path(small.split()[1])
+    assert result["config"]["model"] == folder.name and str(folder) not in result["command"]
+    assert result["config"]["max_batch_size"] == 6 and result["config"]["loop_interval_ms"] == 5
+    assert list(result["modes"]) == ["dynamic", "static"]
+    for mode in result["modes"].values():
+        tokens = mode["completion_tokens"]
+        assert tokens == sum(tokens for _, tokens in draw(6))
+        assert mode["output_throughput"] == pytest.approx(tokens / mode["wall_clock_s"])
+        assert all(seconds >= 0 for seconds in mode["phases_s"].values())
+        assert sum(mode["phases_s"].values()) <= mode["timed_wall_clock_s"]
+        assert mode["wall_clock_s"] >= 0.005 * (mode["iterations"] - 1)
+
+
+def test_the_burst_is_measured_beside_busy_loops(
+    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(burst, "SETTLE_S", 0.0)
+    mode = result_of(burst, small, "--n 2 --neighbours 2")["modes"]["dynamic"]
+    turns = mode["neighbours"]
+    assert turns["loops"] == 2 and len(turns["alone"]) == len(turns["beside"]) == burst.TURNS
+    assert turns["median_left"] > 0 and "phases_s" not in mode
+    loops = [process for process in psutil.Process().children() if burst.LOOP in process.cmdline()]
+    assert not loops, "they end with their turn"
+
+
+def test_a_busy_loop_ends_with_its_benchmark_however_that_ends() -> None:
+    another = os.getppid()  # the loop is a child of this process, and looks for another
+    loop = subprocess.run([sys.executable, "-c", burst.LOOP, str(another)], timeout=10)
+    assert loop.returncode == 0
+
+
+def test_the_bursts_requests_can_be_saved_for_a_comparison(
+    small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    words = [*small.split(), "--n", "5", "--save-trace", str(trace)]
+    monkeypatch.setattr(sys, "argv", ["burst", *words])
+    burst.main()
+    assert [(r.prompt_ids, r.num_tokens) for r in load_trace(trace)] == draw(5)
+
+
+def test_a_step_is_compared_with_what_the_machine_allows(
+    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+    sizes = "--rows 1,3 --contexts 20,70 --prompts 5,33 --repeats 2 --max-batch-size 9"
+    result = result_of(engine, sizes, small, f"--out {tmp_path}")
+    steps = result["steps"]
+    places = [(step["rows"], step["context"]) for step in steps]
+    assert places == [(1, 20), (3, 20), (1, 70), (3, 70)]
+    assert 0 < steps[0]["bytes"] < steps[3]["bytes"]
+    assert all(step["memory_s"] > 0 and step["arithmetic_s"] > 0 for step in steps)
+    assert all(0 < s["reached_least"] <= s["reached"] <= s["reached_most"] for s in steps)
+    assert [step["prompt_tokens"] for step in result["with_a_prompt"]] == [5, 33]
+    assert (tmp_path / "step_time.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("step_bytes", [80_000, 8_000])
+def test_as_many_bytes_are_read_as_a_step_reads(
+    monkeypatch: pytest.MonkeyPatch, step_bytes: int
+) -> None:
+    """Reading a large array is slower than reading one that caches hold."""
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+    read: list[int] = []
+    monkeypatch.setattr(engine.Machine, "_read", lambda _, words: read.append(words.nbytes))
+    machine = engine.Machine(build("dynamic", {"model": "fake"}, {}), 80_000, rows=1)
+    machine.bound(step_bytes, flops=1)
+    assert {*read} == {step_bytes}
+
+
+def test_a_step_is_held_against_the_faster_probe_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that reads, then reads twice as fast, then multiplies slowly; steps of 10 s."""
+    bounds = iter([(4.0, 1.0), (2.0, 1.0), (4.0, 6.0), (4.0, 3.0)])
+    machine: Any = SimpleNamespace(bound=lambda n_bytes, flops: next(bounds))
+
+    def steps(engine: Any, rows: Any, repeats: int, between: Callable[[], Any]) -> Any:
+        return ((10.0, between()) for _ in range(repeats))
+
+    monkeypatch.setattr(engine, "timed_steps", steps)
+    config = build("dynamic", {"model": "demo"}, {})
+    found = engine.against_bound(SimpleNamespace(), machine, config, 1, 20, repeats=3)  # type: ignore[arg-type]
+    assert [found[name] for name in ("reached_least", "reached", "reached_most")] == [0.2, 0.2, 0.4]
+    assert found["memory_s"] == 2.0 and found["arithmetic_s"] == 1.0 and found["seconds"] == 10.0
+
+
+def test_the_reader_reads_all_of_an_array() -> None:
+    words = torch.randint(-(2**62), 2**62, (100_003,), generator=torch.Generator().manual_seed(0))
+    for n in (0, 1, 63, 64, 32_768, 100_003):
+        assert kernels.load().read_int64(words.data_ptr(), n, 2) == int(words[:n].sum())
+
+
+@pytest.mark.nightly
+def test_gains_of_int8_are_measured_by_rows_and_on_a_small_pool(
+    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert quantization.alone(os.getpid) != os.getpid()
+    monkeypatch.setattr(quantization, "alone", lambda function, *given: function(*given))
+    sizes = "--rows 1,3 --contexts 20 --rounds 1 --pool-gb 0.001 --max-batch-size 64"
+    result = result_of(quantization, small, sizes, f"--out {tmp_path}")
+    assert [(step["context"], step["rows"]) for step in result["steps"]] == [(20, 1), (20, 3)]
+    for step in result["steps"]:
+        assert list(step["gains"]) == ["linear int8", "kv int8", "both int8", "plain again"]
+        assert {len(each) for each in step["gains"].values()} == {quantization.TURNS}
+    plain, linear, kv, both = result["pools"].values()
+    # a token of two heads of 16 takes 160 bytes instead of 512
+    assert plain["kv_blocks"] == linear["kv_blocks"] == 122 and kv["kv_blocks"] == 390
+    assert both["rows"] > 1.5 * plain["rows"] and both["iterations"] < plain["iterations"]
+    page = (tmp_path / "quantization.md").read_text()
+    assert "\n| 20 | 3 | " in page and f"\n| both int8 | 390 | {both['rows']:.1f} | " in page
+    assert (tmp_path / "quantization.png").stat().st_size > 10_000
+
+
+def test_a_long_prompt_is_measured_over_budgets(small: str, result_of: Run, tmp_path: Path) -> None:
+    points = result_of(long_prompt, small, f"--budgets 300,900 --out {tmp_path}")["points"]
+    assert [point["token_budget"] for point in points] == [300, 900]
+    assert all(p["longest_itl_s"] >= p["median_itl_s"] > 0 < p["ttft_s"] for p in points)
+    assert (tmp_path / "long_prompt.png").stat().st_size > 10_000
+
+
+def test_the_engine_is_held_against_the_oracle(
+    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = "--decoder-batch-sizes 32,3 --prefix-caching"  # the long ones begin alike
+    arguments = (small, "--n 4 --tokens 5", sizes)
+    result = result_of(agreement, *arguments)
+    verdict = {"requests": 12, "equal": 12, "undecided": 0, "different": 0}
+    assert result["agrees"] and result["float32"] == verdict
+    assert 0 < result["bfloat16"]["largest_difference"] < result["bfloat16"]["tolerance"]
+
+    load = agreement.load
+
+    def with_other_weights(config: Any) -> Any:
+        other = config.model_copy(update={"weights_seed": 1})
+        return load(config if config.generator == "naive" else other)
+
+    monkeypatch.setattr(agreement, "load", with_other_weights)
+    with pytest.raises(SystemExit) as ended:
+        result_of(agreement, *arguments)
+    assert ended.value.code == 1
+
+
+def test_planning_is_measured_with_and_without_a_queue(result_of: Run) -> None:
+    variants = result_of(scheduler, "--rows 8 --waiting 50")["variants"]
+    assert variants["dynamic"]["50 waiting"]["rows"] == 8
+    assert variants["prefix"]["50 waiting"]["rows"] == 8
+    assert variants["nobatch"]["0 waiting"]["rows"] == 1

@@ -1,0 +1,120 @@
+"""benchmarks/gpu.sh on a CPU: each part, and what becomes of one that fails or takes too long."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks import agreement, burst, engine, gpu, huggingface
+from config import ConfigError
+from tests.servers import wait_until
+
+
+def test_every_part_gets_the_settings_that_it_knows() -> None:
+    settings = {"model": "gpt2", "tokenizer": "bytes", "max_batch_size": 16, "loop_interval_ms": 1}
+    options = SimpleNamespace(rows="1", context="9", prompts="9", n=3, numsamples=5)
+    flags = ("--tokenizer", "--max-batch-size", "--loop-interval-ms")
+    found = {
+        name: [word for word in command if word in flags]
+        for name, command in gpu.commands(options, settings, True, Path("out")).items()
+    }
+    assert found == {
+        "agreement": ["--max-batch-size"],
+        "steps": ["--max-batch-size"],
+        "steps_eager": ["--max-batch-size"],
+        "burst": ["--max-batch-size", "--loop-interval-ms"],
+        "burst_huggingface": [],
+        "comparison": [*flags],
+    }
+
+
+@pytest.mark.nightly
+def test_every_part_is_reported_or_said_to_be_missing(
+    small: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    parts = {f"benchmarks.{each.BENCHMARK.name}": each for each in
+             (agreement, engine, burst, huggingface)}  # fmt: skip
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+
+    def here(command: list[str], log: Path, seconds: float) -> tuple[str | None, list[str]]:
+        """The part in this process; the comparison, which other tests run, ends out of time."""
+        assert 0 < seconds <= 9 * 60
+        if command[0] not in parts:
+            return "no time was left to finish it", []
+        monkeypatch.setattr(sys, "argv", [*command])
+        parts[command[0]].main()
+        return None, capsys.readouterr().out.splitlines()
+
+    monkeypatch.setattr(gpu, "call", here)
+    monkeypatch.setattr(gpu, "startup_s", lambda settings, seconds: 4.25)
+    out = tmp_path / "out"
+    sizes = "--device cpu --max-batch-size 16 --rows 1,3 --context 20 --prompts 16 --n 3"
+    monkeypatch.setattr(sys, "argv", ["gpu", *shlex.split(f"{small} {sizes} --out {out}")])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 1
+    page = (out / "gpu.md").read_text()
+    for text in (
+        "in float32 10 of 10 requests have its ids",
+        "\n| 3 | ",
+        "\n| 16 | ",
+        "The burst of 3 requests, without HTTP: ",
+        " of Hugging Face's generate()",
+        "ready 4.2 s after",
+        "**Missing: comparison** (no time was",
+    ):
+        assert text in page
+    assert json.loads((out / "gpu.json").read_text())["commit"] and (out / "step_time.png").exists()
+
+
+@pytest.mark.nightly
+def test_a_part_that_fails_is_told_from_one_that_ran(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert gpu.call(["benchmarks.engine", "--rows", "x"], tmp_path / "log", 100)[0] == (
+        "exit code 2: error: 'x' is no list of positive numbers such as 1,8,64"
+    )
+    assert "positive numbers" in (tmp_path / "log").read_text()
+    assert gpu.call(["benchmarks.engine"], tmp_path / "log", -1.0) == ("no time was left", [])
+    (tmp_path / "notes").touch()
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--out", str(tmp_path)])
+    with pytest.raises(ConfigError, match="holds no earlier run of this; choose another --out"):
+        gpu.main()
+
+
+@pytest.mark.nightly
+def test_a_comparison_that_runs_out_of_time_leaves_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "compare --model fake --modes nobatch --arrival poisson:1 --skip-calibration"
+    monkeypatch.setenv("STARTED_BY", str(tmp_path))  # others may serve on this machine
+
+    def running() -> list[str]:
+        return [
+            " ".join(process.info["cmdline"] or [])
+            for process in psutil.process_iter(["environ", "cmdline"])
+            if (process.info["environ"] or {}).get("STARTED_BY") == str(tmp_path)
+        ]
+
+    class OutOfTime(subprocess.Popen):  # type: ignore[type-arg]
+        """Its time is over once it has a server, however slow the machine is."""
+
+        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+            if timeout == 0.5:
+                wait_until(lambda: any("gunicorn" in each for each in running()))
+            return super().communicate(input, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", OutOfTime)
+    words = [*command.split(), "--out", str(tmp_path / "out")]
+    problem, lines = gpu.call(words, tmp_path / "log", 0.5)
+    assert problem == "no time was left to finish it"
+    assert "interrupted; the servers are stopped" in " ".join(lines), "it had to be killed"
+    assert running() == []

@@ -1,0 +1,117 @@
+"""What all benchmarks share: options, settings with an effect, sentences, turns, and pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import (
+    agreement,
+    attention,
+    burst,
+    engine,
+    gpu,
+    harness,
+    huggingface,
+    long_prompt,
+    pairs,
+    quantization,
+)
+from benchmarks.harness import Benchmark, alternate, mean, mean_ratio
+from tests.benchmarks.conftest import Run
+
+
+def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
+    """The second round was twice as fast for both, so that the ratio is 3 in each."""
+    order: list[str] = []
+
+    def turn(name: str) -> dict[str, float]:
+        order.append(name)
+        return {"speed": (3.0 if name == "ours" else 1.0) * (1 + (len(order) > 2))}
+
+    found = alternate(("ours", "peer"), turn, 2)
+    assert order == ["ours", "peer", "peer", "ours"]
+    ratio = mean_ratio(found["ours"], found["peer"], "speed")
+    assert (ratio.mean, ratio.half) == (3, 0) and mean(found["peer"], "speed").mean == 1.5
+
+
+def test_a_page_has_its_setup_command_and_numbers(tmp_path: Path) -> None:
+    benchmark = Benchmark("some", "Some benchmark.", {})
+    result = {"numbers": [1]} | benchmark.record()
+    benchmark.write(tmp_path, "A title", "Two rows", "A body", result)
+    assert json.loads((tmp_path / "some.json").read_text()) == result
+    page = (tmp_path / "some.md").read_text()
+    assert page.startswith("# A title\n\nTwo rows; `python -m benchmarks.some")
+    assert result["commit"] in page and page.endswith("\n\nA body\n")
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "arguments", "sentence"),
+    [
+        (burst, "--model demo", "name another --model"),
+        (burst, "--model demo --n 65", "--n must be from 1 to 64"),
+        (burst, "--model demo --modes orca", "unknown mode 'orca'"),
+        (burst, "--model demo --neighbours -1", "--neighbours must be from 0 to"),
+        (burst, "--model fake", "leave out --model fake"),
+        (burst, "--tokenizer bytes", "unknown flag --tokenizer"),
+        (burst, "--batch-size-target 3", "--batch-size-target has no meaning in mode dynamic"),
+        (engine, "--model demo --rows 1,x", "no list of positive numbers"),
+        (engine, "--model demo --contexts 2000", "at most 1024 tokens"),
+        (engine, "--model demo --rows 64 --kv-cache 0.02GB", "raise --kv-cache"),
+        (engine, "--model demo --rows 64 --max-batch-size 32", "--max-batch-size 32 at most"),
+        (engine, "--model demo --prompts 999 --token-budget 64", "a --token-budget of its largest"),
+        (engine, "--order fcfs", "unknown flag --order"),
+        (engine, "--prefix-caching", "unknown flag --prefix-caching"),
+        (engine, "--max-waiting 3", "unknown flag --max-waiting"),
+        (long_prompt, "--model demo --max-batch-size 16", "raise --max-batch-size"),
+        (long_prompt, "--model demo --token-budget 16", "built for --token-budget 16 at most"),
+        (agreement, "--model demo --n 33 --max-batch-size 32", "from 1 to 64 and --max-batch-size"),
+        (agreement, "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
+        (huggingface, "--model demo", "name another --model"),
+        (huggingface, "--token-budget 9", "unknown flag --token-budget"),
+        (quantization, "--model demo", "name another --model"),
+        (quantization, "--model gpt2 --pool-gb 0.01", "holds no request of 1024"),
+        (gpu, "", "device cuda: no GPU is usable here; use --device cpu"),
+        (gpu, "--port 1", "unknown flag --port"),
+        (pairs, "'echo nothing' 'echo 1 tok/s'", "echo nothing ended with 0 and printed no tok/s"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence(
+    benchmark: ModuleType, arguments: str, sentence: str, refusal_of: Callable[..., str]
+) -> None:
+    """A setting that would have no effect is refused, so that none is recorded."""
+    assert sentence in refusal_of(benchmark, arguments)
+
+
+@pytest.mark.nightly
+def test_only_settings_with_an_effect_are_recorded(
+    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EB_PORT", "9")  # the environment may be shared
+    two = result_of(burst, small, "--n 1 --modes dynamic,windowed")["config"]
+    one = result_of(burst, small, "--n 1")["config"]
+    assert not {"mode", *harness.NO_HTTP} & set(two) and set(two) - set(one) == {
+        "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches",
+        "preferred_batch_sizes",
+    }  # fmt: skip
+    assert set(result_of(huggingface, small, "--n 1")["config"]) == huggingface.SETTINGS
+    monkeypatch.setattr(attention, "BYTES", 100_000)
+    flags = small.replace("--weights random", "--rows 1,2 --contexts 20 --repeats 1")
+    result = result_of(attention, flags)
+    assert set(result["config"]) == {
+        "model", "device", "dtype", "threads", "block_size", "kv_dtype",
+    }  # fmt: skip
+    assert [point["bytes"] for point in result["points"]] == [n * 20 * 2 * 32 * 4 for n in (1, 2)]
+    assert all(min(point["bytes_per_s"].values()) > 0 for point in result["points"])
+
+
+def test_pairs_compare_what_both_commands_print(result_of: Run) -> None:
+    ours, peer = "'echo 3 requests in 1.0 s, 1,200.5 tok/s'", "'echo 600 tok/s'"
+    result: dict[str, Any] = result_of(pairs, "--pairs 2", ours, peer)
+    assert result["pairs"] == [[1200.5, 600.0]] * 2
+    assert result["median_ratio"] == pytest.approx(1200.5 / 600)

@@ -1,0 +1,91 @@
+"""The benchmarks of HTTP, front ends and replicas: what they make of their measurements, and each
+at a small size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from benchmarks import fronts, http, replicas
+from benchmarks.harness import Round
+from tests.benchmarks.conftest import Run
+
+
+def test_a_full_replica_answers_what_its_engine_can_do() -> None:
+    """8 rows of 16 tokens are half an answer an iteration, which takes 1.49 ms by 1."""
+    assert replicas.most_answers(1.0) == pytest.approx(0.5 / 1.49e-3)
+    assert replicas.most_answers(10.0) == pytest.approx(0.05 / 1.49e-3)
+
+
+def test_replicas_are_compared_with_one_and_busy_cores_are_said() -> None:
+    rates = {1: [10.0, 20.0], 2: [20.0, 40.0], 4: [40.0, 80.0]}
+    busy = {1: 10.0, 2: 20.0, 4: 70.0}
+    rounds: dict[int, list[Round]] = {
+        n: [{"answers_per_s": rate, "busy_percent": busy[n]} for rate in rates[n]] for n in rates
+    }
+    _, _, one, two, four = replicas.scaling_table(rounds, 60.0).splitlines()
+    assert "| 2.00 ± 0.00 | 2 | 20 |" in two and "too busy" not in two
+    assert "| 4.00 ± 0.00 | 3.6 | 70 (too busy" in four
+    assert "±" in one and "2.00" not in one
+
+
+def test_a_front_end_is_reported_beside_the_plain_server() -> None:
+    rounds: dict[str, list[Round]] = {
+        name: [dict.fromkeys(fronts.COSTS, times * x) for x in (1.0, 3.0)]
+        for name, times in (("plain", 1.0), ("ray", 5.0))
+    }
+    table = fronts.costs_table(rounds, {"plain": 0.01, "ray": 0.1}).splitlines()
+    assert [row.split("|")[1].strip() for row in table[2:]] == ["plain", "ray", "ray ÷ plain"]
+    assert table[-1].count("5.00 ± 0.00") == len(fronts.COSTS) and "| 0.100 |" in table[-2]
+
+
+@pytest.mark.nightly
+def test_one_request_at_a_time_costs_time_and_cpu() -> None:
+    """A plain server: a stream of 100 tokens takes longer than one token."""
+    with (
+        fronts.front("plain", 1, fronts.NO_TIME) as url,
+        contextlib.closing(fronts.OneByOne(url)) as server,
+    ):
+        found = server.cost(plain=20, streams=3)
+    assert 0 < found["request_ms"] < found["stream_ms"] and found["token_ms"] > 0
+    assert found["request_cpu_ms"] + found["stream_cpu_ms"] > 0
+
+
+@pytest.mark.nightly
+def test_the_answers_to_one_client_and_to_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fronts, "CLIENTS", (1, 8))
+    found = fronts.loads(["plain"], 1, 1.0)
+    [measured] = found["plain"]
+    for clients in (1, 8):
+        assert measured[f"p99_ms_{clients}"] >= measured[f"p50_ms_{clients}"] > 0
+        # so many ask again once they have an answer, and half of these took the median at most
+        half = clients / (measured[f"p50_ms_{clients}"] / 1e3)
+        assert 0 < measured[f"answers_per_s_{clients}"] < 2 * half
+    assert measured["streamed_per_s"] > 0
+    _, _, row = fronts.loads_table(found).splitlines()
+    assert row.startswith("| plain |") and f"{measured['p50_ms_8']:.1f}, " in row
+
+
+@pytest.mark.nightly
+def test_http_is_measured_with_plain_answers_and_streams(
+    result_of: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "REPEATS", 1)
+    monkeypatch.setattr(http, "GONE", 1)
+    result = result_of(http, "--clients 2 --tokens 4 --seconds 0.3")
+    assert list(result["freed_after_s"]) == ["plain", "streaming"]
+    assert len(result["rounds"]) == 4
+    for name, [measured] in result["rounds"].items():
+        tokens = 1 if "1 token" in name else 4
+        assert measured["tokens_per_s"] == pytest.approx(tokens * measured["requests_per_s"])
+        assert (measured["chunks_per_s"] > 0) == ("streaming" in name)
+        assert 0 < measured["server_cores"] < 4 and measured["cpu_ms_per_request"] > 0
+
+
+@pytest.mark.nightly
+def test_a_reader_of_the_live_page_costs_little(result_of: Run, tmp_path: Path) -> None:
+    result = result_of(http, "--clients 4 --tokens 4 --reader 2 --seconds 0.3", f"--out {tmp_path}")
+    assert [each["ratios"] for each in result["comparisons"]] and result["comparisons"]
