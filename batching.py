@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed
 from scheduling.inference import (
@@ -20,7 +20,7 @@ from scheduling.inference import (
     IterationRecord,
     Observer,
 )
-from scheduling.scheduler import Scene, Scheduler, Snapshot
+from scheduling.scheduler import Scheduler, Snapshot
 
 # iterations in a row that fail: an engine that does, a GPU after an illegal access say, never
 # recovers
@@ -28,6 +28,8 @@ FAILURES = 3
 # what a thread waits for at most before it looks again; the platform's limit is beyond it
 LONGEST_WAIT_S = 3600.0
 log = logging.getLogger("effective_batching")
+
+T = TypeVar("T")
 
 
 class BatchingManager:
@@ -143,10 +145,10 @@ class BatchingManager:
         with self._changed:
             return self._scheduler.snapshot()
 
-    def scene(self, n: int) -> Scene:
-        """What there is to see now, with the first n of those that wait."""
+    def inspect(self, look: Callable[[Scheduler], T]) -> T:
+        """Return `look` of the scheduler, called while nothing changes there."""
         with self._changed:
-            return self._scheduler.scene(n, self.clock())
+            return look(self._scheduler)
 
     def remaining_tokens(self) -> int:
         """Return how many tokens of the requests in flight are not computed yet."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from config.config import Config
-from config.tables import flag
+from config.tables import KINDS, flag
 
 GROUPS = {
     "How batches form": (
@@ -34,6 +36,11 @@ GROUPS = {
         "attention", "linear", "sampler", "norms", "decoder_batch_sizes", "enforce_eager",
     ),
 }  # fmt: skip
+_GROUPED = {name for names in GROUPS.values() for name in names}
+# of policies and orders that somebody added
+GROUPS["How batches form"] += tuple(
+    dict.fromkeys(each.name for kind in KINDS for each in fields(kind) if each.name not in _GROUPED)
+)
 
 
 def meaning(name: str) -> tuple[str, str]:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from live.snapshot import QueueSnapshot
 from scheduling.inference import Inference, Iteration, State
-from scheduling.scheduler import Scene
 from stats import times_of
 
 KEPT = 2000  # iterations that a page can scrub through
@@ -235,9 +235,9 @@ class History:
         told = [i.id, round(i.answered_at - self.zero, 6), i.state.value, ttft, len(i.tokens)]
         self._noted.append(Noted("ended", _to_json(told), i.id))
 
-    def snapshot(self, scene: Scene) -> None:
+    def snapshot(self, snapshot: QueueSnapshot) -> None:
         """The pool's blocks now, and who waits."""
-        free, shared, cached, queue, self.about["n_blocks"] = scene
+        free, shared, cached, queue, self.about["n_blocks"] = snapshot
         for inference in queue:
             self._name(inference)
         told = [free, shared, cached, [inference.id for inference in queue]]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from live.history import QUEUE, Bystanders, History
+from live.snapshot import QueueSnapshot, snapshot_of
 from scheduling.inference import Inference, IterationRecord
-from scheduling.scheduler import Scene, Scheduler
+from scheduling.scheduler import Scheduler
 
 LEASE_S = 3.0  # for so long after somebody has looked
 # what waits to be told at most; who looks less often than a fast engine fills this begins anew
@@ -40,8 +41,8 @@ class Manager(Protocol):
 
     def clock(self) -> float: ...
 
-    def scene(self, n: int) -> Scene:
-        """With the first n of those that wait."""
+    def inspect(self, look: Callable[[Scheduler], QueueSnapshot]) -> QueueSnapshot:
+        """Return `look` of the scheduler, while nothing changes there."""
         ...
 
 
@@ -115,7 +116,7 @@ class Live:
                 history.iteration(*what)
         if missed or now - self._seen_at >= EVERY_S:
             self._seen_at = now
-            history.snapshot(manager.scene(QUEUE))
+            history.snapshot(manager.inspect(lambda s: snapshot_of(s, QUEUE, now)))
         return now
 
 
@@ -142,7 +143,8 @@ class Kept:
         self.history.iteration(record.started_at, record.seconds, iteration, aside)
         if record.started_at - self._seen_at >= EVERY_S:
             self._seen_at = record.started_at
-            self.history.snapshot(self._scheduler.scene(QUEUE, record.started_at))
+            snapshot = snapshot_of(self._scheduler, QUEUE, record.started_at)
+            self.history.snapshot(snapshot)
 
     def answered(self, inference: Inference) -> None:
         self._begin(inference.arrived_at)

@@ -124,17 +124,14 @@ class RecordingScheduler(Scheduler):
             }
         return iteration, wake_at
 
-    def apply_repeated(
-        self, iteration: Iteration, ids: Iterable[int], times: Sequence[float]
-    ) -> list[Inference]:
+    def apply(self, iteration: Iteration, ids: Iterable[int], now: float) -> list[Inference]:
         keyed = [
             (inference, len(inference.keys))
             for inference in (row.inference for row in iteration.rows)
             if inference.keys is not None
         ]
-        *before, now = times
-        with self._called("apply", now=now, **({"before": before} if before else {})) as entry:
-            answered = super().apply_repeated(iteration, ids, times)
+        with self._called("apply", now=now) as entry:
+            answered = super().apply(iteration, ids, now)
             entry["stopped"] = [
                 row.inference.id for row in iteration.rows if row.inference.stopped and not row.idle
             ]

@@ -1,4 +1,4 @@
-"""Admission control: requests that can never run, and limits of users.
+"""Admission control: requests that can never run, and limits of queues and of users.
 
 A user's window is that of the rate limit that fair queueing is compared with (Sheng et al., OSDI
 2024, section 5).
@@ -7,17 +7,19 @@ A user's window is that of the rate limit that fair queueing is compared with (S
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 
-from scheduling.errors import InvalidRequest, RateLimited
+from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, RateLimited, ServingError
+from scheduling.extensions import Extension, Group
 from scheduling.inference import Inference
-
-if TYPE_CHECKING:
-    from scheduling.policies import Limits, Policy
+from scheduling.policies.base import Limits, Policy
+from scheduling.policies.orders import Order
+from scheduling.policies.priority import QueuePolicy
+from scheduling.queue import Timers, WaitingQueue
 
 MINUTE_S = 60.0
+NO_POLICY = QueuePolicy()
 IDLE_USERS = 1024  # windows kept before those that are empty are dropped
 
 
@@ -40,6 +42,78 @@ def refuse_too_large(
         )
 
 
+class QueuePolicies(Extension):
+    """Each level's queue holds so many requests, and each for so long (Triton's queue policies)."""
+
+    def __init__(self, policies: Mapping[int, QueuePolicy], queue: WaitingQueue, order: Order):
+        self._policies, self._queue, self._order = policies, queue, order
+        self._sizes: Counter[int] = Counter()  # waiting inferences by level
+        self._timeouts: Timers[Group] = Timers(_has_begun)
+
+    def check(self, group: Group, now: float) -> None:
+        """Raise InvalidRequest for a timeout that the level does not allow, and Overloaded if its
+        queue is full.
+        """
+        policy, timeout_s = self._policy_of(group[0]), group[0].queue_timeout_s
+        if timeout_s is not None and not (policy.timeout_ms and policy.override):
+            raise InvalidRequest(
+                "queue_timeout_s shortens the time that a queue policy states and lets requests "
+                "override, and there is none for this request's level; leave it out.",
+                param="queue_timeout_s",
+            )
+        waiting = self._sizes[group[0].priority]
+        if policy.max_size and waiting + len(group) > policy.max_size:
+            raise Overloaded(
+                f"{waiting} requests of level {group[0].priority} are waiting, of "
+                f"{policy.max_size} that its queue holds; try again later, or raise its max_size "
+                "in --queue-policy."
+            )
+
+    def arrive(self, group: Group, now: float) -> None:
+        timeout_s = self._policy_of(group[0]).timeout_s(group[0].queue_timeout_s)
+        if timeout_s is not None:
+            self._timeouts.add(now + timeout_s, group)
+
+    def wait(self, inference: Inference) -> None:
+        if self._policies:
+            self._sizes[inference.priority] += 1
+
+    def leave(self, inference: Inference) -> None:
+        if self._policies:
+            self._sizes[inference.priority] -= 1
+
+    @property
+    def next_due(self) -> float | None:
+        return self._timeouts.next
+
+    def expire(self, now: float) -> list[tuple[Inference, ServingError]]:
+        """Return what its level's policy rejects now, and put what it delays behind all others."""
+        rejected: list[tuple[Inference, ServingError]] = []
+        for group in self._timeouts.due(now):
+            policy = self._policy_of(group[0])
+            if policy.action == "reject":
+                waited_s = policy.timeout_s(group[0].queue_timeout_s) or 0.0
+                error = DeadlinePassed(
+                    f"The request waited for {1e3 * waited_s:g} ms, which is as long as level "
+                    f"{group[0].priority}'s queue policy lets it."
+                )
+                rejected += [(member, error) for member in group]
+                continue
+            for member in group:
+                self._queue.take(member)
+                self._order.delay(member)
+                self._queue.put(member)
+        return rejected
+
+    def _policy_of(self, inference: Inference) -> QueuePolicy:
+        return self._policies.get(inference.priority, NO_POLICY)
+
+
+def _has_begun(group: Group) -> bool:
+    """Return whether some of a request was admitted or answered."""
+    return any(i.admitted_at is not None or i.answered_at is not None for i in group)
+
+
 class _Window:
     """What one user was let in with in the last minute."""
 
@@ -52,7 +126,7 @@ class _Window:
             self.tokens -= self.entries.popleft()[1]
 
 
-class UserLimits:
+class UserLimits(Extension):
     """Requests and tokens a minute that each user may ask for; None: as many as it likes.
 
     Tokens are a request's prompts and all that it may generate, as it says at the door. A request
@@ -65,12 +139,14 @@ class UserLimits:
         self._windows: dict[str | None, _Window] = {}
         self._most_windows = IDLE_USERS
 
-    def admit(self, group: Sequence[Inference], now: float) -> None:
+    @property
+    def are_set(self) -> bool:
+        return not (self._requests is None and self._tokens is None)
+
+    def check(self, group: Group, now: float) -> None:
         """Count a request. Raises RateLimited, and InvalidRequest for one that is beyond a whole
         minute's tokens.
         """
-        if self._requests is None and self._tokens is None:
-            return
         user = group[0].user
         asked = sum(
             member.num_tokens + (len(member.prompt_ids) if member.leader is None else 0)

@@ -1,107 +1,107 @@
-"""Features that the four modes do not need: pauses of preemptive orders, and response ordering."""
+"""Features attached to a scheduler from outside, since the four modes do not need them.
+
+Others are `pauses.PausedRows`, `ledger.Ledger`, and `UserLimits` and `QueuePolicies` of admission.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import Any
 
-from sortedcontainers import SortedDict
-
+from scheduling.errors import ServingError
 from scheduling.inference import Inference, Row
-from scheduling.policies import Order
-from scheduling.queue import Timers
+from scheduling.policies.lengths import Bins, Predictor
+
+Group = Sequence[Inference]  # the inferences of one request
 
 
-class PausedRows:
-    """Kept by the scheduler, which also asks it whom the order promotes."""
+class Extension:
+    """Called by the scheduler when something happens; each method does nothing by default."""
 
-    def __init__(self, order: Order):
-        self.rows: dict[int, Inference] = {}  # of the last iteration, and those admitted since
-        self.paused: SortedDict[tuple[Any, ...], Inference] = SortedDict()
-        self._order = order
-        self._longest = order.promote_after_s
-        self._since: Timers[tuple[Inference, float]] = Timers(
-            lambda entry: entry[0].answered_at is not None or entry[0].uncomputed_since != entry[1]
-        )
+    @property
+    def next_due(self) -> float | None:
+        """Time at which `expire` has something to do."""
+        return None
 
-    def begin(self, inference: Inference) -> None:
-        """It runs from now on."""
-        self.rows[inference.id] = inference
+    def check(self, group: Group, now: float) -> None:
+        """Raise a ServingError for a request that must not be queued."""
+
+    def arrive(self, group: Group, now: float) -> None:
+        """A request is about to be queued; it has its ids."""
+
+    def wait(self, inference: Inference) -> None:
+        """An inference is about to wait: it arrived, or was preempted."""
+
+    def leave(self, inference: Inference) -> None:
+        """An inference waits no longer."""
+
+    def before_plan(self, now: float) -> None:
+        """A plan is about to be made."""
+
+    def admit(self, inference: Inference, now: float) -> None:
+        """An inference runs from now on."""
+
+    def preempted(self, inference: Inference, now: float) -> None:
+        """An inference was preempted, and waits again."""
+
+    def stop_running(self, inference: Inference, now: float) -> None:
+        """An inference runs no longer: it is preempted, or leaves the batch."""
+
+    def planned(self, rows: Sequence[Row], now: float) -> None:
+        """The next iteration computes these rows."""
+
+    def sampled(self, inferences: Sequence[Inference]) -> None:
+        """Each of these got a token."""
+
+    def finish(self, finished: list[Inference]) -> list[Inference]:
+        """Return the inferences to answer now, of those that are finished and of earlier ones."""
+        return finished
 
     def end(self, inference: Inference, now: float) -> None:
-        """It runs no longer."""
-        self.resume(inference, now)
-        self.rows.pop(inference.id, None)
+        """An inference is answered, with tokens or an error."""
 
-    def resume(self, inference: Inference, now: float) -> None:
-        """It is paused no longer, if it was."""
-        if inference.interruptions.paused_at is not None:
-            del self.paused[inference.standing.key]
-            self.rows[inference.id] = inference
-            inference.interruptions.end(now)
-
-    def settle(self, rows: Sequence[Row], now: float) -> None:
-        """An iteration computes these rows; the others that run are paused."""
-        if len(rows) == len(self.rows) and not self.paused:
-            return  # they are all that run
-        chosen = {row.inference.id: row.inference for row in rows}
-        for id_ in sorted(self.rows.keys() - chosen.keys()):
-            inference = self.rows[id_]
-            if not inference.is_over:
-                inference.interruptions.paused_at, inference.standing.key = (
-                    now,
-                    self._order.turn(inference),
-                )
-                self.paused[inference.standing.key] = inference
-                self.watch(inference)
-        for inference in chosen.values() if self.paused else ():
-            self.resume(inference, now)
-        self.rows = chosen
-
-    def watch(self, inference: Inference) -> None:
-        """It is not computed from now on."""
-        if self._longest is None:
-            return
-        if (since := inference.uncomputed_since) is not None:
-            self._since.add(since + self._longest, (inference, since))
-
-    def uncomputed_too_long(self, now: float) -> Iterator[Inference]:
-        """Those that wait or are paused, and whose time for the first level has come."""
-        return (inference for inference, _ in self._since.due(now))
-
-    def promote(self, inference: Inference, now: float) -> None:
-        """Give one that is paused a new turn."""
-        del self.paused[inference.standing.key]
-        self._order.promote(inference, now)
-        inference.standing.key = self._order.turn(inference)
-        self.paused[inference.standing.key] = inference
+    def expire(self, now: float) -> list[tuple[Inference, ServingError]]:
+        """Return inferences to end now, each with its error."""
+        return []
 
 
-class ResponseOrder:
-    """Plain answers that are finished and wait for an earlier one. A stream, which is read as it
-    comes, neither waits nor is waited for.
+class LengthPrediction(Extension):
+    """Predicted lengths of arriving requests, and the bins that they fall into."""
+
+    def __init__(self, predictor: Predictor, n_bins: int):
+        self.predictor = predictor
+        self._bins = Bins(n_bins)
+
+    def arrive(self, group: Group, now: float) -> None:
+        # one length for all, so that they stay side by side
+        predicted = max(self.predictor.predict(member) for member in group)
+        bin_ = self._bins.place(predicted)
+        for member in group:
+            member.standing.predicted_tokens, member.standing.bin = predicted, bin_
+
+    def end(self, inference: Inference, now: float) -> None:
+        if inference.error is None:
+            self.predictor.learn(inference)
+
+
+class ResponseOrder(Extension):
+    """Plain answers are sent in the order in which their requests came (Triton's
+    `preserve_ordering`): a finished one is held until earlier ones are answered. A stream, which is
+    read as it comes, neither waits nor is waited for.
     """
 
     def __init__(self) -> None:
         self.held: dict[int, Inference] = {}
         self._unanswered: dict[int, Inference] = {}  # plain ones, as they came
 
-    def expect(self, group: Iterable[Inference]) -> None:
-        self._unanswered |= {each.id: each for each in group if not each.streamed}
+    def arrive(self, group: Iterable[Inference], now: float) -> None:
+        self._unanswered |= {member.id: member for member in group if not member.streamed}
 
-    def hold(self, finished: Iterable[Inference]) -> list[Inference]:
-        """Keep those that are plain; return the others."""
-        plain = [inference for inference in finished if not inference.streamed]
-        self.held |= {inference.id: inference for inference in plain}
-        return [inference for inference in finished if inference.streamed]
+    def finish(self, finished: list[Inference]) -> list[Inference]:
+        self.held |= {member.id: member for member in finished if not member.streamed}
+        free = [self.held[id] for id in takewhile(self.held.__contains__, self._unanswered)]
+        return [member for member in finished if member.streamed] + free
 
-    @property
-    def free(self) -> list[Inference]:
-        """Held ones before which nobody is left that has no answer."""
-        return [self.held[id] for id in takewhile(self.held.__contains__, self._unanswered)]
-
-    def forget(self, inference: Inference) -> None:
-        """It is answered, whatever with."""
+    def end(self, inference: Inference, now: float) -> None:
         self.held.pop(inference.id, None)
         self._unanswered.pop(inference.id, None)

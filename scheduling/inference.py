@@ -234,6 +234,14 @@ class Row(NamedTuple):
     recomputed: int = 0  # of its tokens, those that were computed before a preemption
 
     @property
+    def new_prompt_tokens(self) -> int:
+        """Prompt tokens computed for the first time; of several completions, by the first one."""
+        if self.inference.leader is not None:
+            return 0
+        end = min(self.start + self.n_tokens, len(self.inference.prompt_ids))
+        return max(0, end - self.start - self.recomputed)
+
+    @property
     def decodes(self) -> bool:
         """It computes the token generated last, or is idle; else a part of a prompt, be it a prompt
         of one token.
@@ -253,8 +261,6 @@ class Iteration(NamedTuple):
     reason: str = ""
     padding: int = 0  # rows of nobody, computed besides to fill a decoder batch size
     preempted: int = 0  # inferences that gave their KV blocks up before it
-    holds: bool = False  # as its plan says; `closed` too
-    closed: bool = False
 
 
 @dataclass(slots=True)

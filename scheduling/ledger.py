@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from sortedcontainers import SortedDict
 
+from scheduling.extensions import Extension
 from scheduling.inference import Inference
+from scheduling.policies.fair import COMPLETION, prompt_charge
 
 MANY = 4096  # counters kept before those that no longer matter are dropped
 
 User = str | None  # None: all requests that name no user
 
 
-class Ledger:
-    """Counters, and the users that wait in their order.
-
-    Kept by the scheduler, which tells it of all that happens.
-    """
+class Ledger(Extension):
+    """Counters, and the users with waiting requests in their order."""
 
     def __init__(self, weights: Mapping[str, float]):
         self._weights = weights
@@ -41,13 +40,11 @@ class Ledger:
         return self._counters.get(user, 0.0)
 
     def charged(self, user: User, service: float) -> float:
-        """By how much service moves a user's counter."""
+        """Return by how much service moves a user's counter."""
         return service / self._weights.get(user or "", 1.0)
 
-    def waits(self, inference: Inference) -> None:
-        """It begins to wait, or does again: while all that its user asked for ran, that saved
-        nothing up either.
-        """
+    def wait(self, inference: Inference) -> None:
+        """Lift the counter of its user, if none of the user's requests waited."""
         user = inference.user
         if not self._waiting[user]:
             self._counters[user] = max(self.counter(user), self._floor)
@@ -56,14 +53,24 @@ class Ledger:
             self._put(user, next(self._numbers))
         self._waiting[user] += 1
 
-    def leaves(self, inference: Inference) -> None:
-        """It waits no longer."""
+    def leave(self, inference: Inference) -> None:
         user = inference.user
         self._waiting[user] -= 1
         if not self._waiting[user]:
             del self._waiting[user], self._order[self._place.pop(user)]
             self._moved.discard(user)
             self._last_left = user
+
+    def admit(self, inference: Inference, now: float) -> None:
+        """Charge its prompt; completions of one prompt, and admissions after a preemption, do not
+        count.
+        """
+        self.charge(inference.user, prompt_charge([inference]))
+
+    def sampled(self, inferences: Sequence[Inference]) -> None:
+        """Charge a completion token for each."""
+        for user, n in Counter(inference.user for inference in inferences).items():
+            self.charge(user, COMPLETION * n)
 
     def charge(self, user: User, service: float) -> None:
         if user not in self._counters:  # forgotten while it ran
@@ -73,8 +80,8 @@ class Ledger:
             self._moved.add(user)
 
     def by_counter(self) -> Iterator[tuple[float, int, User]]:
-        """Those that wait, who was served least first: counter, a number that tells equals apart,
-        user.
+        """Return users with waiting requests, the least served first: counter, a number that tells
+        equals apart, user.
         """
         self._put_in_order()
         for (counter, number), user in self._order.items():
@@ -82,7 +89,7 @@ class Ledger:
 
     @property
     def _floor(self) -> float:
-        """What somebody who comes back is lifted to."""
+        """Least counter of a user that comes back."""
         self._put_in_order()
         return self._order.peekitem(0)[0][0] if self._order else self.counter(self._last_left)
 
@@ -98,7 +105,7 @@ class Ledger:
         self._moved.clear()
 
     def _forget(self) -> None:
-        """Those below the floor: if they come back they are lifted to it anyway."""
+        """Forget counters below the floor: a user that comes back is lifted to it anyway."""
         floor = self._floor
         self._counters = {
             user: counter

@@ -1,27 +1,29 @@
-"""KV blocks that are found by the hash of their content, so that a prefix is computed once (vLLM's
-prefix caching; Kwon et al., SOSP 2023, section 4.4).
+"""KV blocks that are found by their content, so that prompts which begin alike compute their
+beginning once (vLLM's prefix caching; Kwon et al., SOSP 2023, section 4.4).
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from scheduling.inference import Inference
-from scheduling.memory import BlockPool
+from scheduling.memory import Account, BlockPool, Find
 
 
 def next_key(key: bytes, ids: Sequence[int]) -> bytes:
-    """What names the blocks that `key` names and one more, which holds `ids`.
+    """Return the key of the blocks that have `key` followed by one that holds `ids`.
 
-    SHA-256: nobody can make two prompts whose blocks are taken for each other's.
+    SHA-256, so that nobody can make two prompts whose blocks are mistaken for each other's.
     """
     return hashlib.sha256(key + array("q", ids).tobytes()).digest()
 
 
 def block_keys(ids: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
-    """What names the first 0, 1, 2, … full blocks of a prompt (vLLM's chain of hashes).
+    """Return the keys of the first 0, 1, 2, … full blocks of a prompt (vLLM's chain of hashes).
 
     Equal keys mean equal tokens from the first on, and equal salts.
     """
@@ -33,19 +35,108 @@ def block_keys(ids: Sequence[int], block_size: int, salt: str = "") -> list[byte
 
 
 class PrefixCache(BlockPool):
-    """A pool that knows whose its blocks are.
+    """Blocks by reference count. A full block can be found by its key, also when nothing refers to
+    it, until it is needed for something else: the one unused for longest goes first.
 
-    Who has keys shares full blocks, and only reads those (vLLM's prefix caching; Kwon et al., SOSP
-    2023, section 4.4).
+    Inferences with keys share full blocks, which nothing writes to any more.
     """
 
     def __init__(self, n_blocks: int, block_size: int):
-        super().__init__(n_blocks)
-        self.block_size = block_size
+        super().__init__(n_blocks, block_size)
+        self.shared_blocks = 0
+        self.queries = 0  # prompt tokens looked up
+        self.hits = 0  # prompt tokens found
+        self.references = [0] * n_blocks  # of each block
+        self._found: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}  # the inverse
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free ones, by when they came free
+
+    def account(self, find: Find) -> Account:
+        return SharedAccount(self, find)
+
+    def allocate(self, n: int) -> list[int]:
+        short = n - (self.free_blocks - len(self._kept))
+        if short > 0 and n <= self.free_blocks:
+            evicted = [self._kept.popitem(last=False)[0] for _ in range(short)]
+            for block in evicted:
+                del self._found[self._keys.pop(block)]
+            self._insert(evicted)
+        taken = super().allocate(n)
+        for block in taken:
+            self.references[block] = 1
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Refer to blocks that were found, once more."""
+        for block in blocks:
+            if not self.references[block]:
+                del self._kept[block]
+                self.free_blocks -= 1
+            self.references[block] += 1
+            self.shared_blocks += self.references[block] == 2
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Give a request's blocks back, the last first, so that of those kept a prompt's end goes
+        before its beginning.
+        """
+        blank = []
+        for block in reversed(blocks):
+            self.references[block] -= 1
+            if self.references[block]:
+                self.shared_blocks -= self.references[block] == 1
+            elif block in self._keys:
+                self.free_blocks += 1
+                self._kept[block] = None
+            else:
+                blank.append(block)
+        if blank:
+            super().free(blank)
+
+    @property
+    def cached_blocks(self) -> int:  # type: ignore[override]
+        return len(self._kept)
+
+    def cache(self, block: int, key: bytes) -> None:
+        """Let a full, computed block be found, unless another one is already."""
+        if key not in self._found:
+            self._found[key], self._keys[block] = block, key
+
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """Return the blocks of these keys up to the first that there is none of."""
+        found = []
+        for key in keys:
+            if (block := self._found.get(key)) is None:
+                break
+            found.append(block)
+        return found
+
+    def forget_all(self) -> None:
+        """Let nothing be found that was computed so far."""
+        self._found.clear()
+        self._keys.clear()
+        self._kept.clear()
+        self._ranges.clear()  # anew, since merging a whole pool into them takes long
+        for used, blocks in groupby(range(self.n_blocks), key=lambda b: self.references[b] > 0):
+            if not used:
+                first, *others = blocks
+                self._ranges.append((first, first + 1 + len(others)))
+
+    def finder(self) -> Find:
+        """Return `found_for` that looks each inference up once, so that a plan is consistent."""
+        found: dict[int, Sequence[int]] = {}
+
+        def find(inference: Inference) -> Sequence[int]:
+            if inference.keys is None:
+                return ()
+            if inference.id not in found:
+                found[inference.id] = self.found_for(inference)
+            return found[inference.id]
+
+        return find
 
     def found_for(self, inference: Inference) -> list[int]:
-        """The blocks that hold what it would compute next. Its last token is not looked for, since
-        who samples computes.
+        """Return the blocks that hold what an inference would compute next, but for its last token,
+        which must be computed to sample.
         """
         keys, first = inference.keys, inference.num_cached_blocks
         if keys is None or inference.computed != first * self.block_size:
@@ -53,36 +144,33 @@ class PrefixCache(BlockPool):
         most = (inference.computed + inference.uncomputed - 1) // self.block_size
         return self.find(keys[first + 1 : most + 1])
 
+    def count_query(self, inference: Inference) -> None:
+        """Count a prompt that is looked up; completions of one prompt count once."""
+        if inference.keys is not None and inference.leader is None:
+            self.queries += len(inference.prompt_ids)
+
     def share_found(self, inference: Inference, found: Sequence[int]) -> int:
-        """Give it the blocks that were found for it, in place of its own if it has those; return
-        how many tokens of its prompt are thereby computed that never were for it.
+        """Give an inference the blocks found for it, in place of its own if it has those; return
+        how many prompt tokens that saves.
         """
-        first, start = (
-            inference.num_cached_blocks,
-            max(inference.computed, inference.interruptions.recompute_until),
-        )
+        first = inference.num_cached_blocks
+        start = max(inference.computed, inference.interruptions.recompute_until)
         end = first + len(found)
         self.share(found)
         own, inference.blocks[first:end] = inference.blocks[first:end], found
         self.free(own)
         inference.num_cached_blocks, inference.computed = end, end * self.block_size
         inference.decodes = bool(inference.tokens) and inference.uncomputed == 1
-        new = max(0, min(inference.computed, len(inference.prompt_ids)) - start)
-        inference.cached_tokens += new
-        return new
-
-    def hold(self, inference: Inference, n: int) -> None:
-        """Give it blocks until it has n; in place, since its row has the list."""
-        inference.blocks += self.allocate(max(0, n - len(inference.blocks)))
-
-    def release(self, inference: Inference) -> None:
-        """Take all of its blocks; a row that is being computed keeps its list."""
-        self.free(inference.blocks)
-        inference.blocks = []
+        saved = max(0, min(inference.computed, len(inference.prompt_ids)) - start)
+        inference.cached_tokens += saved
+        if inference.leader is not None:
+            return 0
+        self.hits += saved
+        return saved
 
     def cache_computed(self, inference: Inference, keys: list[bytes]) -> None:
-        """Let the blocks that it has filled be found: now that they are computed and not before, so
-        that an iteration that fails leaves nothing behind.
+        """Let the blocks that an inference has filled be found: now that they are computed, so that
+        an iteration that fails leaves nothing behind.
         """
         size = self.block_size
         for i in range(inference.num_cached_blocks, inference.computed // size):
@@ -91,3 +179,54 @@ class PrefixCache(BlockPool):
                 keys.append(next_key(keys[i], ids))
             self.cache(inference.blocks[i], keys[i + 1])
             inference.num_cached_blocks = i + 1
+
+
+class SharedAccount(Account):
+    """An account of blocks with reference counts."""
+
+    def __init__(self, pool: PrefixCache, find: Find):
+        super().__init__(pool)
+        self._references, self._find = pool.references, find
+        self._change: defaultdict[int, int] = defaultdict(int)  # of references, by block
+
+    def copy(self) -> Account:
+        other = super().copy()
+        assert isinstance(other, SharedAccount)
+        other._change = self._change.copy()
+        return other
+
+    def take(self, inference: Inference, tokens: int) -> None:
+        """Refer to the blocks found for an inference, and reserve others for the rest."""
+        found, replaced, own = self._needs(inference, tokens)
+        self._refer(found)
+        self._drop(replaced)
+        self.free -= own
+
+    def undo(self, inference: Inference, tokens: int) -> None:
+        found, replaced, own = self._needs(inference, tokens)
+        self.free += own
+        self._refer(replaced)
+        self._drop(found)
+
+    def release(self, inference: Inference) -> None:
+        self._drop(inference.blocks)
+
+    def _needs(self, inference: Inference, tokens: int) -> tuple[Sequence[int], Sequence[int], int]:
+        """Return the blocks found, its own that they replace, and how many more it needs."""
+        found = self._find(inference)
+        if not found:
+            return (), (), self._missing(inference, tokens)
+        first = inference.num_cached_blocks
+        end = first + len(found)
+        own = max(0, -(-tokens // self._size) - max(len(inference.blocks), end))
+        return found, inference.blocks[first:end], own
+
+    def _refer(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.free -= self._references[block] + self._change[block] == 0
+            self._change[block] += 1
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._change[block] -= 1
+            self.free += self._references[block] + self._change[block] == 0

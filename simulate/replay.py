@@ -213,13 +213,10 @@ class _Again:
                     named = self._inference(int(id_))
                     named.keys = [*(named.keys or ()), *map(bytes.fromhex, keys)]
                 samples = sum(row.samples for row in self._iteration.rows)
-                times = [*entry.get("before", ()), now]
-                answered = scheduler.apply_repeated(self._iteration, [0] * samples, times)
+                answered = scheduler.apply(self._iteration, [0] * samples, now)
                 if self._observer is not None:
                     took = now - self._begun
-                    self._observer.iteration(
-                        IterationRecord(self._begun, took, self._iteration, len(times))
-                    )
+                    self._observer.iteration(IterationRecord(self._begun, took, self._iteration))
                 self._tell(answered)
             case "fail":
                 error = ENDINGS.get(entry["why"], GenerationFailed)("It was recorded.")

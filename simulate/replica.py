@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 from scheduling.errors import Cancelled, ServingError
 from scheduling.inference import Inference, Iteration, Row
-from scheduling.scheduler import Scheduler, Totals
+from scheduling.scheduler import Scheduler
+from simulate.jump import apply_repeated, cannot_join, repeats
 from simulate.loop import COME, END, PLAN, Ended, Event, Group, Loop, nobody
 from simulate.time import not_before, seconds
 
@@ -62,10 +63,7 @@ class Stretch(NamedTuple):
     def tokens(self, k: int) -> int:
         """Prompt and completion tokens of the first k, as a scheduler counts them."""
         live = [row for row in self.iteration.rows if not row.idle]
-        counted = Totals()
-        for row in live if k else ():
-            counted.computed(row)
-        return counted.prompt_tokens + k * len(live)
+        return sum(row.new_prompt_tokens for row in live if k) + k * len(live)
 
     def ends(self) -> list[int]:
         """When each of them ends."""
@@ -191,7 +189,7 @@ class Replica:
         if self._stretch is None:
             self._plan_at(self._loop.now + self.costs.gap)
         elif self._stretch.n > 1:
-            if not self._stretch.iteration.closed:
+            if not cannot_join(self.scheduler):
                 self._cut(self._loop.now)
             elif (deadline := self.scheduler.next_deadline()) is not None:
                 self._cut(not_before(deadline))
@@ -301,7 +299,7 @@ class Replica:
 
     def _begin(self, iteration: Iteration) -> None:
         costs = self.costs
-        n = self.scheduler.repeats(iteration) if self._jump else 1
+        n = repeats(self.scheduler, iteration) if self._jump else 1
         following = costs.following(iteration) if n > 1 else None
         if following is None:
             n, following = 1, (0, 0)
@@ -330,7 +328,7 @@ class Replica:
         self._stretch = self._next = None
         iteration, ends = stretch.iteration, stretch.ends()
         times = [seconds(end) for end in ends]
-        answered = self.scheduler.apply_repeated(iteration, self._generate(iteration), times)
+        answered = apply_repeated(self.scheduler, iteration, self._generate(iteration), times)
         self._free_at = ends[-1] + self.costs.between(iteration, len(answered))
         self._computed(stretch)
         self._end(answered)

@@ -18,7 +18,7 @@ from client.traces import Request
 from client.workloads import Workload
 from compare.report.drawing import looks
 from scheduling.inference import Inference, IterationRecord
-from scheduling.policies.demand import VICTIMS
+from scheduling.policies import VICTIMS
 from studies.study import Against, Case, Panel, Study, Table
 from studies.virtual import (
     BLOCK,

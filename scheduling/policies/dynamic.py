@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from scheduling.inference import Inference
-from scheduling.policies.base import Account, Plan, Policy, View, setting, start
-from scheduling.policies.demand import Victim, on_demand
-from scheduling.policies.preemptive import by_turns
+from scheduling.policies.base import Plan, Policy, View, setting
+from scheduling.policies.planner import Planner, Victim
+from scheduling.policies.preemptive import PlannerByTurns
 
 DEMAND = ("kv_reservation", "demand")
 
@@ -17,9 +16,9 @@ DEMAND = ("kv_reservation", "demand")
 class Dynamic(Policy):
     """Orca's algorithm 1, or vLLM's.
 
-    whole: an inference joins as soon as a row is free and KV blocks for its whole life can be
-    reserved, so nothing is ever preempted. demand: it gets blocks as it fills them (`on_demand`).
-    Either way nobody overtakes a head of queue that does not fit.
+    whole: an inference joins as soon as a row is free and KV blocks for all its tokens can be
+    reserved, so nothing is ever preempted. demand: it gets blocks as it fills them. Either way none
+    overtakes the head of the queue if that does not fit.
     """
 
     kv_reservation: Literal["whole", "demand"] = setting(
@@ -44,23 +43,14 @@ class Dynamic(Policy):
         return self.budget_counts == "all"
 
     def plan(self, view: View) -> Plan:
-        if view.order.preemptive:
-            demand = self.kv_reservation == "demand"
-            return by_turns(view, demand, self.victim, self.watermark, self.counts_decoded)
-        if self.kv_reservation == "demand":
-            return on_demand(view, self.victim, self.watermark, self.counts_decoded)
-        admit: list[Inference] = []
-        rows, waiting = view.limits.max_batch_size - len(view.running), view.waiting
-        account = Account(view)
-        for inference in waiting if rows and waiting else ():
-            account.take(inference, inference.total_tokens)
-            if account.free < 0:
-                break
-            admit.append(inference)
-            if len(admit) == rows:
-                break
-        plan = start(admit, view, "join", self.counts_decoded)
-        plan.closed = len(admit) == rows  # who comes finds none free
-        if not plan.closed and len(waiting) > len(admit):
-            plan.holds = False  # who waits may find blocks
-        return plan
+        on_demand = self.kv_reservation == "demand"
+        kind = PlannerByTurns if view.order.preemptive else Planner
+        planner = kind(
+            view,
+            needed=(lambda i: i.uncomputed) if on_demand else (lambda i: i.total_tokens),
+            on_demand=on_demand,
+            spare=int(self.watermark * view.pool.n_blocks) if on_demand else 0,
+            victim=self.victim,
+            counts_decoded=self.counts_decoded,
+        )
+        return planner.plan()

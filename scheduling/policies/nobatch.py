@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from scheduling.policies.base import Plan, Policy, View, go_on, start
+from scheduling.policies.base import Plan, Policy, View, share_budget, start
 
 
 @dataclass(frozen=True)
@@ -17,5 +17,5 @@ class NoBatching(Policy):
 
     def plan(self, view: View) -> Plan:
         if view.running:
-            return go_on(view.running, view)
+            return Plan(run=share_budget(view.running, view))
         return start(islice(view.waiting, 1), view, "idle")

@@ -194,7 +194,7 @@ class Hrrn(Bounded):
 
     def _others(self, queue: Queue, view: View) -> Iterator[Inference]:
         def ratio(members: Sequence[Inference]) -> float:
-            own = sum(member.uncomputed - view.cached(member) for member in members)
+            own = sum(member.uncomputed - view.cached_tokens(member) for member in members)
             return (view.processed - members[0].standing.state) / own
 
         return oldest_sorted(queue, OLDEST, lambda members: -ratio(members))
@@ -215,7 +215,7 @@ class Prefix(Order):
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         def most_cached_first(members: Sequence[Inference]) -> float:
-            return -max(view.cached(member) for member in members)
+            return -max(view.cached_tokens(member) for member in members)
 
         ordered = oldest_sorted(queue, self.prefix_window, most_cached_first)
         return ordered if view.request_level else _one_of_each(ordered, view)
@@ -240,5 +240,5 @@ def _one_of_each(ordered: Iterable[Inference], view: View) -> Iterator[Inference
         if prefills(inference):
             is_first(inference, inference.num_cached_blocks)
     for inference in ordered:
-        if is_first(inference, len(view.found(inference))):
+        if is_first(inference, len(view.find(inference))):
             yield inference

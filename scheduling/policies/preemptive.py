@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from scheduling.policies.base import Account, Plan, View, setting, tokens_to_compute
-from scheduling.policies.demand import VICTIMS, Victim, tokens_held
+from scheduling.policies.base import Plan, View, setting
 from scheduling.policies.orders import Bounded, ByWork
+from scheduling.policies.planner import VICTIMS, Planner
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
@@ -94,110 +94,53 @@ class Mlfq(Bounded):
             inference.standing.state = Level(0, since=now)
 
 
-def by_turns(
-    view: View, on_demand: bool, victim: Victim, watermark: float, counts_decoded: bool
-) -> Plan:
-    """Compute the max_batch_size whose turn it is, of those that run and of those that wait; the
-    others are paused.
+class PlannerByTurns(Planner):
+    """Computes the max_batch_size inferences that are first in the order, of those that run and of
+    those that wait; the other running ones are paused.
 
-    Who waits joins when its turn comes and its KV blocks are free: those of its whole life, or, on
-    demand, of what is known of it besides the `watermark`; nobody who waits overtakes one that does
-    not fit, or gave way. On demand, whoever needs blocks takes those of a victim among those that
-    run and whose turn comes later, as in `demand`; who finds none is paused. `counts_decoded`: see
-    share_budget.
+    A waiting one joins when its turn comes and its KV blocks are free; none overtakes one that does
+    not fit, or gave way. On demand, a row that needs blocks takes those of a victim whose turn is
+    later; if there are not enough it is paused.
     """
-    turns, turn = _Turns(view, on_demand, victim, watermark, counts_decoded), view.order.turn
-    running = heapq.merge(sorted(view.rows, key=turn), view.paused, key=turn)
-    waiting = iter(view.waiting)
-    runs, waits = next(running, None), next(waiting, None)
-    while len(turns.plan.run) < view.limits.max_batch_size:
-        if not turns.budget:
-            waits = None
-        if waits is not None and (runs is None or turn(waits) < turn(runs)):
-            waits = next(waiting, None) if turns.join(waits) else None
-        elif runs is not None:
-            turns.compute(runs)
-            runs = next(running, None)
-        else:
-            break
-    return turns.plan
 
-
-class _Turns:
-    """A plan while it is made, in the order of turns."""
-
-    def __init__(
-        self, view: View, on_demand: bool, victim: Victim, watermark: float, counts_decoded: bool
-    ):
-        self.plan = Plan()
-        self.budget = view.limits.token_budget
-        self._view, self._account = view, Account(view)
-        self._on_demand, self._victim, self._counts_decoded = on_demand, victim, counts_decoded
-        self._spare = int(watermark * view.n_blocks) if on_demand else 0
-        self._passed: set[int] = set()  # of those that run, who had its turn or gave way
+    def plan(self) -> Plan:
+        view, turn = self.view, self.view.order.turn
+        self._passed: set[int] = set()  # running ones whose turn has come
+        running = heapq.merge(sorted(view.rows, key=turn), view.paused, key=turn)
+        waiting = iter(view.waiting)
+        runs, waits = next(running, None), next(waiting, None)
+        while len(self._run) < view.limits.max_batch_size:
+            if not self.budget:
+                waits = None
+            if waits is not None and (runs is None or turn(waits) < turn(runs)):
+                waits = next(waiting, None) if self.join(waits) else None
+            elif runs is not None:
+                self._passed.add(runs.id)
+                self.compute(runs)
+                runs = next(running, None)
+            else:
+                break
+        return self.result()
 
     def join(self, inference: Inference) -> bool:
-        """Admit one that waits, if there are blocks for it."""
-        view, account = self._view, self._account
-        turn = view.order.turn
-        if any(turn(loser) < turn(inference) for loser in self.plan.preempt):
+        turn = self.view.order.turn
+        if any(turn(loser) < turn(inference) for loser in self._preempted):
             return False
-        needed = inference.uncomputed if self._on_demand else inference.total_tokens
-        account.take(inference, needed)
-        if not self._make_room(self._spare if self.plan.run or view.running else 0):
-            account.undo(inference, needed)
-            return False
-        n = tokens_to_compute(inference, view, self.budget)
-        if self._on_demand:
-            account.undo(inference, needed)
-            needed = tokens_held(inference, n, view)
-            account.take(inference, needed)
-        self.plan.admit.append((inference, needed))
-        self.plan.reason = "join"
-        if n:
-            self.plan.run.append((inference, n))
-            self.budget -= n
-        return True
+        return super().join(inference)
 
-    def compute(self, inference: Inference) -> None:
-        """Compute one that runs, if it did not give way, and there are budget and blocks for it."""
-        if inference.id in self._passed:
-            return
-        self._passed.add(inference.id)
-        view, account = self._view, self._account
-        charged = self._counts_decoded or not inference.decodes
-        n = tokens_to_compute(inference, view, self.budget) if charged else 1
-        if not n:
-            return
-        tokens = tokens_held(inference, n, view)
-        if tokens > len(inference.blocks) * view.limits.block_size:
-            account.take(inference, tokens)
-            if not self._make_room(0):
-                account.undo(inference, tokens)
-                return
-        self.plan.run.append((inference, n))
-        self.budget -= n if charged else 0
+    def victim_of_row(self) -> Inference | None:
+        return self.victim_of_join(0)
 
-    def _make_room(self, least: int) -> bool:
-        """See to so many free blocks, by those of rows whose turn comes later if that suffices."""
-        account = self._account
-        if account.free >= least:
-            return True
-        if not self._on_demand:
-            return False
-        later = [row for row in self._view.running if row.id not in self._passed]
-        trial = account.copy()  # blocks that they share are not free before all have given them up
+    def victim_of_join(self, least: int) -> Inference | None:
+        """Return a later row, if the blocks of all later ones suffice."""
+        if not self.on_demand:
+            return None
+        aside = self._passed | self._gone
+        later = [row for row in self.view.running if row.id not in aside]
+        trial = self.account.copy()  # shared blocks are not free before all have given them up
         for row in later:
-            trial.give_up(row)
+            trial.release(row)
             if trial.free >= least:
-                break
-        else:
-            return False
-        later.sort(key=self._view.order.turn)
-        while account.free < least:
-            loser = VICTIMS[self._victim](later)
-            later.remove(loser)
-            account.give_up(loser)
-            self.plan.preempt.append(loser)
-            self._passed.add(loser.id)
-        return True
+                later.sort(key=self.view.order.turn)
+                return VICTIMS[self._victim](later)
+        return None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from scheduling.policies.base import Plan, Policy, View, go_on, setting, start, whole_groups
+from scheduling.policies.base import Plan, Policy, View, setting, share_budget, start, whole_groups
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
@@ -49,4 +49,4 @@ class Static(Policy):
             for inference in view.running
             if not (self.compact_batches and inference.is_over)
         ]
-        return go_on(rows, view)
+        return Plan(run=share_budget(rows, view))

@@ -13,11 +13,11 @@ from live import page, timeline
 from live.history import KEPT, Cell, History
 from live.observer import BACKLOG, LEASE_S, Kept, Live
 from live.reading import iterations
+from live.snapshot import QueueSnapshot, snapshot_of
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, IterationRecord, Row
 from scheduling.policies import ORDERS, Dynamic, Fcfs, MultiBin, Srpt, Static
 from scheduling.prefix_cache import block_keys
-from scheduling.scheduler import Scene
 from simulate import drive
 from tests.virtual import make_scheduler
 
@@ -48,11 +48,11 @@ def served(policy: Any, trace: list[tuple[float, list[Inference]]], **limits: An
             kept.iteration(IterationRecord(begun, now - begun, iteration))
         last.clear()
 
-    apply = scheduler.apply_repeated
+    apply = scheduler.apply
 
-    def applied(iteration: Iteration, ids: Any, times: Any) -> list[Inference]:
-        answered = apply(iteration, ids, times)
-        over(times[-1])
+    def applied(iteration: Iteration, ids: Any, now: float) -> list[Inference]:
+        answered = apply(iteration, ids, now)
+        over(now)
         for inference in answered:
             kept.answered(inference)
         return answered
@@ -62,7 +62,7 @@ def served(policy: Any, trace: list[tuple[float, list[Inference]]], **limits: An
             watched.iterations.append(iteration)
             last.append((now, iteration))
 
-    scheduler.apply_repeated = applied  # type: ignore[method-assign]
+    scheduler.apply = applied  # type: ignore[method-assign]
     drive(scheduler, trace, lambda _: 0.01, planned=planned)
     return watched
 
@@ -151,8 +151,8 @@ class Server:
     def clock(self) -> float:
         return self.now
 
-    def scene(self, n: int) -> Scene:
-        return Scene(100, 0, 0, [], 100)
+    def inspect(self, look: Any) -> QueueSnapshot:
+        return QueueSnapshot(100, 0, 0, [], 100)
 
 
 def iteration_of(*rows: tuple[Inference, int]) -> Iteration:
@@ -343,10 +343,10 @@ def test_the_queue_is_told_in_its_order(name: str) -> None:
         scheduler.enqueue([Inference(ids, tokens, user=user, keys=keys)], 0.1 * k)
     for step in range(4):
         now = 2.0 + step
-        first = scheduler.scene(64, now).queue[0]
+        first = snapshot_of(scheduler, 64, now).queue[0]
         iteration, _ = scheduler.schedule(now)
         assert [row.inference for row in iteration.rows] == [first]
-        assert len(scheduler.scene(64, now).queue) <= 11
+        assert len(snapshot_of(scheduler, 64, now).queue) <= 11
         scheduler.fail([first], Cancelled("next"), now)
 
 

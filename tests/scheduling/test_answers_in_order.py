@@ -143,7 +143,7 @@ def members(groups: Sequence[Sequence[Inference]]) -> list[Inference]:
 
 def nothing_is_kept_for_those_that_are_held(scheduler: Scheduler) -> None:
     """Held ones are finished; they have no row and no KV blocks, and wait for one that is not."""
-    held = scheduler._held
+    held = scheduler.held
     others = [*scheduler.waiting.values(), *scheduler.running.values()]
     awaited = [i.id for i in others if i.answered_at is None and not i.streamed]
     for inference in held.values():
@@ -290,8 +290,8 @@ def test_those_that_were_answered_meanwhile_are_not_kept_behind_a_long_one() -> 
         scheduler.fail([gone], Cancelled("gone"), second)
         scheduler.enqueue([Inference([0], 1, streamed=True)], second)
         assert len(step(scheduler, second)[1]) == 1
-    assert scheduler._response_order is not None
-    assert len(scheduler._response_order._unanswered) == 1 == len(scheduler.in_flight())
+    assert scheduler._ordering is not None
+    assert len(scheduler._ordering._unanswered) == 1 == len(scheduler.in_flight())
 
 
 # ---- over HTTP

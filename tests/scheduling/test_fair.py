@@ -49,16 +49,16 @@ def test_being_away_saves_nothing_up() -> None:
 def test_who_comes_back_when_nobody_waits_is_lifted_to_the_last_who_left() -> None:
     ledger = Ledger({})
     a, b, c = (Inference([0], 1, user=user) for user in "abc")
-    ledger.waits(a)
+    ledger.wait(a)
     ledger.charge("a", 10.0)
-    ledger.leaves(a)
+    ledger.leave(a)
     ledger.charge("a", 5.0)  # it still runs
-    ledger.waits(b)
+    ledger.wait(b)
     assert ledger.counter("b") == 15.0
     ledger.charge("b", 10.0)
-    ledger.waits(c)
+    ledger.wait(c)
     assert ledger.counter("c") == 25.0, "to the least of those that wait"
-    ledger.waits(a)
+    ledger.wait(a)
     assert [user for *_, user in ledger.by_counter()] == ["b", "c", "a"]
 
 
@@ -68,8 +68,8 @@ def test_a_group_pays_for_all_its_members_and_completions_of_a_prompt_once_for_i
         for ask in asks:
             scheduler.enqueue(ask.group(4), 0.0)
         scheduler.schedule(0.0)
-        assert scheduler.queue.ledger
-        return [scheduler.queue.ledger.counter(user) for user in ("a", "b")]
+        assert scheduler.ledger
+        return [scheduler.ledger.counter(user) for user in ("a", "b")]
 
     assert counters([Ask(0.0, prompt=5, rows=3, user="a"), Ask(0.0, prompt=5, user="b")]) == [
         15 * PROMPT,
@@ -86,14 +86,14 @@ def test_cancelled_and_recomputed_tokens_are_not_charged() -> None:
     iteration, _ = scheduler.schedule(0.0)
     scheduler.fail([first, second], Cancelled("gone"), 0.5)
     scheduler.apply(iteration, [1], 1.0)
-    ledger = scheduler.queue.ledger
+    ledger = scheduler.ledger
     assert ledger and (ledger.counter("a"), ledger.counter("b")) == (PROMPT, 0)
     assert not list(ledger.by_counter())
     # on a pool of three blocks somebody recomputes: nobody pays twice
     asks = [Ask(0.0, prompt=4, tokens=5, user="a"), Ask(0.0, prompt=4, tokens=5, user="b")]
     served = run(Dynamic("demand", watermark=0.0), asks, order=Fair(), n_blocks=3)
     assert sum(i.interruptions.recomputed_tokens for [i] in served.groups) > 0
-    ledger = served.scheduler.queue.ledger
+    ledger = served.scheduler.ledger
     assert ledger and ledger.counter("a") == ledger.counter("b") == 4 * PROMPT + 5 * COMPLETION
 
 
@@ -101,12 +101,12 @@ def test_counters_of_users_that_left_are_forgotten_once_they_mean_nothing() -> N
     ledger = Ledger({})
     for i in range(20_000):
         inference = Inference([0], 1, user=f"user {i}")
-        ledger.waits(inference)
-        ledger.leaves(inference)
+        ledger.wait(inference)
+        ledger.leave(inference)
         ledger.charge(inference.user, 3.0)
     assert len(ledger._counters) < 10_000
     back = Inference([0], 1, user="user 0")
-    ledger.waits(back)
+    ledger.wait(back)
     assert ledger.counter("user 0") == ledger.counter("user 19999")
 
 

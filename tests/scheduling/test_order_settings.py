@@ -283,9 +283,9 @@ def test_settings_come_from_the_environment_too_and_reach_the_scheduler(tmp_path
     assert scheduler.order == Priority(5.0, 2, 2, EXAMPLE)
     assert isinstance(scheduler.policy, Windowed)
     assert scheduler.policy.preferred_batch_sizes == (2, 4)
-    assert scheduler._response_order is None
+    assert scheduler._ordering is None
     in_order = {"EB_PRESERVE_ORDERING": "true", "EB_MODEL": "fake"}
-    assert scheduler_of(parse(["static"], in_order, dotenv=None))._response_order is not None
+    assert scheduler_of(parse(["static"], in_order, dotenv=None))._ordering is not None
     flags = parse(["windowed", "--priority-levels", "5"], environ, dotenv)
     assert (flags.priority_levels, flags.default_priority_level) == (5, 2)
     again = Config.model_validate_json(config.model_dump_json())

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.workloads import Workload
+from scheduling.extensions import LengthPrediction
 from scheduling.inference import Inference, Iteration, Sampling
 from scheduling.ledger import Ledger
+from scheduling.memory import BlockPool
 from scheduling.policies import (
     ORDERS,
     Dynamic,
@@ -240,9 +242,9 @@ def test_orders_never_read_how_long_an_answer_may_be(order: type[Order]) -> None
         own.check([inference])
         own.arrive([inference], 0)
         inference.standing.key = own.turn(inference)
-        ledger.waits(inference)
+        ledger.wait(inference)
         queue.add(inference, own.by_user)
-    view = View(9.0, [queue], [], 9, 9, Limits(2, 9, 4), own, ledger=ledger)
+    view = View(9.0, [queue], [], BlockPool(9, 4), Limits(2, 9, 4), own, ledger=ledger)
     assert len(list(view.waiting)) == 6
     for inference in queue.by_arrival.values():
         own.computed(inference, 3, 9.0)
@@ -321,7 +323,8 @@ def test_groups_go_by_their_longest_prediction_and_stay_together() -> None:
             return len(inference.prompt_ids)
 
     scheduler = make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)
-    scheduler.queue._predictor = OfPrompt()
+    [lengths] = [each for each in scheduler.extensions if isinstance(each, LengthPrediction)]
+    lengths.predictor = OfPrompt()
     scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
     scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
     assert [i.id for i in scheduler.queue.queues[0].by_key.values()] == [2, 0, 1]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scheduling.errors import InvalidRequest
 from scheduling.inference import Inference, Iteration, State
+from scheduling.memory import BlockPool
 from scheduling.policies import (
     Dynamic,
     Fcfs,
@@ -127,7 +128,7 @@ def test_a_policy_keeps_no_state() -> None:
     queue.add(inference, by_user=False)
     for policy in every_policy():
         queues = [queue] * policy.n_bins
-        view = View(0.0, queues, [], 1, n_blocks=1, limits=Limits(1, 1, 2), order=Fcfs())
+        view = View(0.0, queues, [], BlockPool(1, 2), Limits(1, 1, 2), Fcfs())
         assert policy.plan(view) == policy.plan(view)
         assert inference.state is State.WAITING
 

@@ -25,7 +25,6 @@ from generate.sampling import sample
 from model import GPT2, KVCache
 from scheduling.errors import Cancelled, GenerationFailed
 from scheduling.inference import Inference, Sampling
-from scheduling.memory import BlockPool
 from scheduling.policies import (
     Dynamic,
     Fcfs,
@@ -35,7 +34,7 @@ from scheduling.policies import (
     Prefix,
     Static,
 )
-from scheduling.prefix_cache import block_keys
+from scheduling.prefix_cache import PrefixCache, block_keys
 from simulate import drive
 from tests.counts import examples, nightly_but
 from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
@@ -111,7 +110,7 @@ def test_a_prompt_of_whole_blocks_computes_its_last_one() -> None:
 
 
 def test_of_what_is_kept_the_longest_unused_goes_first_and_ends_before_beginnings() -> None:
-    pool = BlockPool(5)
+    pool = PrefixCache(5, 4)
     old, new = pool.allocate(3), pool.allocate(2)
     for block in (*old, *new):
         pool.cache(block, bytes([block]))
@@ -124,7 +123,7 @@ def test_of_what_is_kept_the_longest_unused_goes_first_and_ends_before_beginning
 
 
 def test_who_is_found_again_is_used_again() -> None:
-    pool = BlockPool(2)
+    pool = PrefixCache(2, 4)
     for block in pool.allocate(2):
         pool.cache(block, bytes([block]))
         pool.free([block])
@@ -136,7 +135,7 @@ def test_who_is_found_again_is_used_again() -> None:
 
 
 def test_blank_blocks_are_taken_before_anything_is_forgotten() -> None:
-    pool = BlockPool(4)
+    pool = PrefixCache(4, 4)
     [block] = pool.allocate(1)
     pool.cache(block, b"key")
     pool.free([block])

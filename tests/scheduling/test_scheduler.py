@@ -245,7 +245,7 @@ def test_to_fair_queueing_a_completion_token_is_worth_two_of_a_prompt() -> None:
 
 
 def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it_must() -> None:
-    pool = BlockPool(10)
+    pool = BlockPool(10, 4)
     a, b, c = pool.allocate(3), pool.allocate(4), pool.allocate(3)
     assert (a, b, c) == ([0, 1, 2], [3, 4, 5, 6], [7, 8, 9])
     pool.free(a)
@@ -257,7 +257,7 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
 
 
 def test_a_pool_joins_what_comes_back_with_its_neighbours() -> None:
-    pool = BlockPool(6)
+    pool = BlockPool(6, 4)
     a, _, c = pool.allocate(1), pool.allocate(1), pool.allocate(3)
     pool.free(a)
     pool.free(c)
@@ -266,7 +266,7 @@ def test_a_pool_joins_what_comes_back_with_its_neighbours() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
 def test_a_pool_never_gives_a_block_twice_and_loses_none(steps: list[tuple[bool, int]]) -> None:
-    pool, live = BlockPool(40), []
+    pool, live = BlockPool(40, 4), []
     for allocate, n in steps:
         if allocate and n <= pool.free_blocks:
             live.append(pool.allocate(n))

@@ -1,0 +1,80 @@
+"""Iterations that repeat: how many, and what they come to at once.
+
+The scheduler plans and applies one iteration at a time. Between two at which something begins or
+ends the plans are equal, so a simulator may jump over them, to the same end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from scheduling.inference import Inference, Iteration, State
+from scheduling.policies import Dynamic, MultiBin, NoBatching, Static, Windowed
+from scheduling.scheduler import Scheduler
+
+BATCHES = (NoBatching, Static, Windowed, MultiBin)  # nothing joins a batch that runs
+
+
+def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
+    """Return how many iterations, this one and the next ones, compute the same rows, a token each,
+    if nothing leaves, arrives (unless arrivals `cannot_join`) or is late. 1: the next plan is not
+    known.
+    """
+    if scheduler.order.by_service or not _plans_the_same(scheduler):
+        return 1
+    size, most, live = scheduler.limits.block_size, sys.maxsize, 0
+    for row in reversed(iteration.rows):  # those that compute a prompt came last
+        inference, _, _, _, samples, idle, _ = row
+        if idle:
+            continue
+        live += 1
+        if not samples or inference.stop is not None:
+            return 1
+        if not inference.decodes and scheduler.decoder_batch_sizes:  # the next may be padded
+            return 1
+        remaining = inference.num_tokens - len(inference.tokens)
+        most = min(most, remaining)
+        if inference.keys is not None:  # a block that it fills can be found by others
+            if not inference.decodes:
+                return 1
+            most = min(most, (inference.num_cached_blocks + 1) * size - inference.computed)
+    unfinished = [inference.is_over for inference in scheduler.running.values()].count(False)
+    return most if live == unfinished and most < sys.maxsize else 1
+
+
+def cannot_join(scheduler: Scheduler) -> bool:
+    """Return whether an arrival leaves the repeated plan as it is."""
+    if isinstance(scheduler.policy, Dynamic):
+        return len(scheduler.running) == scheduler.limits.max_batch_size
+    return True
+
+
+def apply_repeated(
+    scheduler: Scheduler, iteration: Iteration, ids: Iterable[int], times: Sequence[float]
+) -> list[Inference]:
+    """Apply an iteration and the repeated ones after it, given when each of them ended; return the
+    inferences to answer. `ids`: of the first one.
+    """
+    *before, now = times
+    if before:
+        ids = list(islice(ids, sum(row.samples for row in iteration.rows)))
+        sampled, n = iter(ids), len(before)
+        for row in iteration.rows:
+            token = next(sampled)  # each row samples
+            if not row.idle and row.inference.state is State.RUNNING:
+                row.inference.computed += n
+                row.inference.tokens += [token] * n
+                row.inference.token_times += before
+                scheduler.completion_tokens += n
+    return scheduler.apply(iteration, ids, now)
+
+
+def _plans_the_same(scheduler: Scheduler) -> bool:
+    policy = scheduler.policy
+    if type(policy) is Dynamic:
+        if policy.kv_reservation == "demand" or scheduler.order.preemptive:
+            return False
+        return cannot_join(scheduler) or not scheduler.waiting  # a waiting one may find blocks
+    return type(policy) in BATCHES
