@@ -86,7 +86,7 @@ def test_proxy_commands(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("arguments", of("./deploy/serve.sh"), ids=" ".join)
 def test_ray_commands(arguments: list[str]) -> None:
-    serve.asked(arguments)
+    serve.read(arguments)
 
 
 @pytest.mark.parametrize("arguments", of("client/client.py"), ids=" ".join)

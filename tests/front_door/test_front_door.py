@@ -238,7 +238,7 @@ def test_what_no_thread_needs_to_see_is_refused_in_our_form(url: str) -> None:
 
 
 def test_senders_that_trickle_are_dropped_after_a_total_time_and_hold_nothing_meanwhile() -> None:
-    settings = {"max_batch_size": 2, "max_waiting": 24}  # 42 threads
+    settings: dict[str, Any] = {"max_batch_size": 2, "max_waiting": 24}  # 42 threads
     settings |= {"header_timeout_s": 0.5, "body_timeout_s": 1}
     with server("dynamic", {"model": "fake"} | settings) as url:
         assert get(url)["config"]["body_timeout_s"] == 1

@@ -199,8 +199,9 @@ def test_a_server_whose_handler_thread_ends_answers_those_in_flight_and_says_why
             assert answer.status == 503 and json.load(answer)["error"]["code"] == "engine_failed"
         for answer in answers[1::2]:
             assert events(answer.read())[-1]["error"]["code"] == "engine_failed"
-        for opened in (*answers, *connections):
-            opened.close()
+        for answer, connection in zip(answers, connections):
+            answer.close()
+            connection.close()
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3
     assert "the server ends: the handler thread ended with SystemExit" in output

@@ -13,10 +13,13 @@ from scheduling.inference import Inference
 from wire.bodies import ChatRequest, CompletionRequest
 
 JSON = "application/json"
-INFERENCE = {"prompt": "hi", "num_tokens": 4, "seed": 1}
-COMPLETION = {"prompt": "hi", "max_tokens": 4, "seed": 1}
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
-PATHS = {"/inference": INFERENCE, "/v1/completions": COMPLETION, "/v1/chat/completions": CHAT}
+INFERENCE, COMPLETIONS, CHATS = "/inference", "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+RIGHT: dict[str, dict[str, Any]] = {
+    INFERENCE: {"prompt": "hi", "num_tokens": 4, "seed": 1},
+    COMPLETIONS: {"prompt": "hi", "max_tokens": 4, "seed": 1},
+    CHATS: {"messages": [USER], "max_tokens": 4, "seed": 1},
+}
 
 
 @pytest.fixture
@@ -24,108 +27,99 @@ def client(client_of: Callable[..., FlaskClient]) -> FlaskClient:
     return client_of()
 
 
-# ---- what is refused: by route, fields of a body (None: one that is missing), the field that the
-# error names, and the beginning of its sentence where that is our own
+# ---- wrong fields of each route, the field that the error names, and a part of its sentence where
+# that is our own
 
 CONTEXT = "the context of 1024"
-REFUSED: list[tuple[str, Any, str | None, str]] = [
-    *[
-        ("/inference", INFERENCE | wrong, param, said)
-        for wrong, param, said in [
-            ({"num_tokens": "10"}, "num_tokens", ""),
-            ({"num_tokens": True}, "num_tokens", ""),
-            ({"num_tokens": 1.5}, "num_tokens", ""),
-            ({"num_tokens": 0}, "num_tokens", ""),
-            ({"num_tokens": 2000}, "num_tokens", CONTEXT),
-            ({"num_tokens": 10**30}, "num_tokens", CONTEXT),
-            ({"prompt": "x" * 1024}, "prompt", CONTEXT),
-            ({"prompt": "x" * 900_000}, "prompt", CONTEXT),
-            ({"prompt": ""}, "prompt", ""),
-            ({"prompt": []}, "prompt", "A prompt must not be empty."),
-            ({"prompt": ["a", ""]}, "prompt", "A prompt must not be empty."),
-            ({"prompt": 5}, "prompt", ""),
-            ({"prompt": ["a"] * 100_000}, "prompt", "prompts at most; send fewer at once."),
-            ({"prompt": None}, None, "give a prompt or prompt_ids"),
-            ({"prompt_ids": [1]}, None, "give prompt or prompt_ids, not both"),
-            ({"prompt": None, "prompt_ids": []}, "prompt_ids", ""),
-            ({"prompt": None, "prompt_ids": [[]]}, "prompt_ids", ""),
-            ({"prompt": None, "prompt_ids": [1, 257]}, "prompt_ids", "must be in 0 … 256"),
-            ({"prompt": None, "prompt_ids": [-1]}, "prompt_ids", "must be in 0 … 256"),
-            ({"prompt": None, "prompt_ids": ["1"]}, "prompt_ids", ""),
-            ({"prompt": None, "prompt_ids": ["a"] * 100_000}, "prompt_ids", ""),
-            ({"temperature": -1}, "temperature", ""),
-            ({"top_p": 0}, "top_p", ""),
-            ({"top_k": 0}, "top_k", ""),
-            ({"top_k": 2**63}, "top_k", ""),
-            ({"seed": -1}, "seed", ""),
-            ({"timeout_s": 0}, "timeout_s", ""),
-            ({"max_tokens": 5}, "max_tokens", "max_tokens: unknown field; valid ones are prompt,"),
-            ({f"field{i}": 1 for i in range(50_000)}, "field0", "field0: unknown field"),
-        ]
+STOPS: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"stop": ["a"] * 17}, "stop", "stop: 17 strings, and at most 16 are looked for; send fewer"),
+    ({"stop": [""]}, "stop", "stop: every text holds an empty string; leave it out"),
+    ({"stop": ""}, "stop", "stop: every text holds an empty string; leave it out"),
+    ({"stop": "x" * 257}, "stop", "stop: a string may have 256 characters at most; send its begin"),
+]
+WRONG: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
+    INFERENCE: [
+        ({"num_tokens": "10"}, "num_tokens", ""),
+        ({"num_tokens": True}, "num_tokens", ""),
+        ({"num_tokens": 1.5}, "num_tokens", ""),
+        ({"num_tokens": 0}, "num_tokens", ""),
+        ({"num_tokens": 2000}, "num_tokens", CONTEXT),
+        ({"num_tokens": 10**30}, "num_tokens", CONTEXT),
+        ({"prompt": "x" * 1024}, "prompt", CONTEXT),
+        ({"prompt": "x" * 900_000}, "prompt", CONTEXT),
+        ({"prompt": ""}, "prompt", ""),
+        ({"prompt": []}, "prompt", "A prompt must not be empty."),
+        ({"prompt": ["a", ""]}, "prompt", "A prompt must not be empty."),
+        ({"prompt": 5}, "prompt", ""),
+        ({"prompt": ["a"] * 100_000}, "prompt", "prompts at most; send fewer at once."),
+        ({"prompt": None}, None, "give a prompt or prompt_ids"),
+        ({"prompt_ids": [1]}, None, "give prompt or prompt_ids, not both"),
+        ({"prompt": None, "prompt_ids": []}, "prompt_ids", ""),
+        ({"prompt": None, "prompt_ids": [[]]}, "prompt_ids", ""),
+        ({"prompt": None, "prompt_ids": [1, 257]}, "prompt_ids", "must be in 0 … 256"),
+        ({"prompt": None, "prompt_ids": [-1]}, "prompt_ids", "must be in 0 … 256"),
+        ({"prompt": None, "prompt_ids": ["1"]}, "prompt_ids", ""),
+        ({"prompt": None, "prompt_ids": ["a"] * 100_000}, "prompt_ids", ""),
+        ({"temperature": -1}, "temperature", ""),
+        ({"top_p": 0}, "top_p", ""),
+        ({"top_k": 0}, "top_k", ""),
+        ({"top_k": 2**63}, "top_k", ""),
+        ({"seed": -1}, "seed", ""),
+        ({"timeout_s": 0}, "timeout_s", ""),
+        ({"max_tokens": 5}, "max_tokens", "max_tokens: unknown field; valid ones are prompt,"),
+        ({f"field{i}": 1 for i in range(50_000)}, "field0", "field0: unknown field"),
     ],
-    *[
-        ("/v1/completions", COMPLETION | wrong, param, said)
-        for wrong, param, said in [
-            ({"n": 17}, "n", ""),
-            ({"n": True}, "n", ""),
-            ({"logprobs": 5}, "logprobs", "logprobs: the model fake has none"),
-            ({"logprobs": 0}, "logprobs", "logprobs: the model fake has none"),
-            ({"logprobs": 21}, "logprobs", ""),
-            ({"presence_penalty": 2.1}, "presence_penalty", ""),
-            ({"frequency_penalty": -3}, "frequency_penalty", ""),
-            ({"min_tokens": 7}, "min_tokens", "7 are more than the 4 tokens at most; lower it."),
-            ({"min_tokens": -1}, "min_tokens", ""),
-            ({"stop_token_ids": [257]}, "stop_token_ids", "Every stop token id must be in 0 … 256"),
-            ({"stop_token_ids": [1] * 65}, "stop_token_ids", ""),
-            ({"stop": [1]}, "stop", ""),
-            ({"max_tokens": 0}, "max_tokens", '0 without "echo": true asks for nothing'),
-            ({"max_tokens": "6"}, "max_tokens", ""),
-            ({"max_tokens": 5000}, "max_tokens", CONTEXT),
-            ({"temperature": -1}, "temperature", ""),
-            ({"top_p": -0.1}, "top_p", ""),
-            ({"top_k": -2}, "top_k", ""),
-            ({"top_k": 2**63}, "top_k", ""),
-            ({"seed": -2}, "seed", ""),
-            ({"prompt": ""}, "prompt", ""),
-            ({"prompt": []}, "prompt", "A prompt must not be empty."),
-            ({"prompt": [[]]}, "prompt", "A prompt must not be empty."),
-            ({"prompt": None}, "prompt", ""),
-            ({"prompt": [1, 257]}, "prompt", "must be in 0 … 256"),
-            ({"prompt": ["a", 1]}, "prompt", ""),
-            ({"prompt": "x" * 900_000}, "prompt", CONTEXT),
-            ({"stream": "yes"}, "stream", ""),
-            ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", ""),
-            ({"stream_options": {"include_usage": True}}, "stream_options", "only a stream has"),
-            ({"timeout_s": 0}, "timeout_s", ""),
-            ({"model": 5}, "model", ""),
-        ]
+    COMPLETIONS: [
+        *STOPS,
+        ({"n": 17}, "n", ""),
+        ({"n": True}, "n", ""),
+        ({"logprobs": 5}, "logprobs", "logprobs: the model fake has none"),
+        ({"logprobs": 0}, "logprobs", "logprobs: the model fake has none"),
+        ({"logprobs": 21}, "logprobs", ""),
+        ({"presence_penalty": 2.1}, "presence_penalty", ""),
+        ({"frequency_penalty": -3}, "frequency_penalty", ""),
+        ({"min_tokens": 7}, "min_tokens", "7 are more than the 4 tokens at most; lower it."),
+        ({"min_tokens": -1}, "min_tokens", ""),
+        ({"stop_token_ids": [257]}, "stop_token_ids", "Every stop token id must be in 0 … 256"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids", ""),
+        ({"stop": [1]}, "stop", ""),
+        ({"max_tokens": 0}, "max_tokens", '0 without "echo": true asks for nothing'),
+        ({"max_tokens": "6"}, "max_tokens", ""),
+        ({"max_tokens": 5000}, "max_tokens", CONTEXT),
+        ({"temperature": -1}, "temperature", ""),
+        ({"top_p": -0.1}, "top_p", ""),
+        ({"top_k": -2}, "top_k", ""),
+        ({"top_k": 2**63}, "top_k", ""),
+        ({"seed": -2}, "seed", ""),
+        ({"prompt": ""}, "prompt", ""),
+        ({"prompt": []}, "prompt", "A prompt must not be empty."),
+        ({"prompt": [[]]}, "prompt", "A prompt must not be empty."),
+        ({"prompt": None}, "prompt", ""),
+        ({"prompt": [1, 257]}, "prompt", "must be in 0 … 256"),
+        ({"prompt": ["a", 1]}, "prompt", ""),
+        ({"prompt": "x" * 900_000}, "prompt", CONTEXT),
+        ({"stream": "yes"}, "stream", ""),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", ""),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only a stream has"),
+        ({"timeout_s": 0}, "timeout_s", ""),
+        ({"model": 5}, "model", ""),
     ],
-    *[
-        (path, PATHS[path] | wrong, "stop", said)
-        for path in ("/v1/completions", "/v1/chat/completions")
-        for wrong, said in [
-            ({"stop": ["a"] * 17}, "stop: 17 strings, and at most 16 are looked for; send fewer"),
-            ({"stop": [""]}, "stop: every text holds an empty string; leave it out"),
-            ({"stop": ""}, "stop: every text holds an empty string; leave it out"),
-            ({"stop": "x" * 257}, "stop: a string may have 256 characters at most; send its begin"),
-        ]
+    CHATS: [
+        *STOPS,
+        ({"max_tokens": 5000}, "max_tokens", CONTEXT),
+        ({"top_logprobs": 3}, "top_logprobs", 'send "logprobs": true'),
+        ({"messages": []}, "messages", ""),
+        ({"messages": [{"content": "x"}]}, "messages", ""),
+        ({"messages": [USER | {"content": "x" * 1020}]}, "messages", CONTEXT),
+        *[
+            ({"messages": [USER | {"content": [part]}]}, "messages", "reads text alone, and a part")
+            for part in ({"type": "image_url"}, {"type": "x" * 100_000}, {"text": "x"})
+        ],
     ],
-    ("/v1/chat/completions", CHAT | {"max_tokens": 5000}, "max_tokens", CONTEXT),
-    ("/v1/chat/completions", CHAT | {"top_logprobs": 3}, "top_logprobs", 'send "logprobs": true'),
-    *[
-        ("/v1/chat/completions", CHAT | {"messages": wrong}, "messages", said)
-        for wrong, said in [
-            ([], ""),
-            ([{"content": "x"}], ""),
-            ([{"role": "user", "content": "x" * 1020}], CONTEXT),
-            *[
-                ([{"role": "user", "content": [part]}], 'text alone, and a part has type "x')
-                for part in ({"type": "x"}, {"type": "x" * 100_000})
-            ],
-            ([{"role": "user", "content": [{"text": "x"}]}], "reads text alone"),
-        ]
-    ],
-    *[(path, body, None, "") for path in PATHS for body in ("a string", None)],
+}
+REFUSED = [
+    *[(path, RIGHT[path] | wrong, *error) for path in WRONG for wrong, *error in WRONG[path]],
+    *[(path, body, None, "") for path in RIGHT for body in ("a string", None)],
 ]
 
 
@@ -157,7 +151,7 @@ def test_a_wrong_body_is_a_400_that_names_the_field(
 )  # fmt: skip
 def test_malformed_json_is_a_400(client: FlaskClient, raw: bytes) -> None:
     assert client.post("/inference", data=raw, content_type=JSON).status_code == 400
-    assert client.post("/inference", json=INFERENCE).status_code == 200
+    assert client.post("/inference", json=RIGHT[INFERENCE]).status_code == 200
 
 
 # ---- what is taken although it is not offered: values that change nothing, and those that would
@@ -200,14 +194,14 @@ OFFERED = {
 @pytest.mark.parametrize(
     ("path", "model", "fields"),
     [
-        ("/v1/completions", CompletionRequest, BOTH | OF_COMPLETIONS),
-        ("/v1/chat/completions", ChatRequest, BOTH | OF_CHAT),
+        (COMPLETIONS, CompletionRequest, BOTH | OF_COMPLETIONS),
+        (CHATS, ChatRequest, BOTH | OF_CHAT),
     ],
 )
 def test_a_field_that_would_change_the_answer_is_refused_and_its_neutral_values_are_not(
     client: FlaskClient, path: str, model: Any, fields: Values
 ) -> None:
-    body = PATHS[path]
+    body = RIGHT[path]
     choices = client.post(path, json=body).get_json()["choices"]
     neutral = {name: value for name, (values, _) in fields.items() for value in values[:1]}
     others = [{name: value} for name, (values, _) in fields.items() for value in values[1:]]
@@ -224,7 +218,7 @@ def test_a_field_that_would_change_the_answer_is_refused_and_its_neutral_values_
     assert {*model.model_fields} - {*fields} <= OFFERED, "a field without a test"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
 def test_openais_sampling_in_our_terms(client: FlaskClient, path: str) -> None:
     """top_p 0 is greedy and 1 is none; seed −1 is none; sixteen stop strings are taken."""
     samplings = []
@@ -241,7 +235,7 @@ def test_openais_sampling_in_our_terms(client: FlaskClient, path: str) -> None:
         {"stop": ["a"] * 16}, {"stop": []}, {"stop": "x" * 256},
     ]  # fmt: skip
     for each in given:
-        body = PATHS[path] | {"temperature": 0.9} | each
+        body = RIGHT[path] | {"temperature": 0.9} | each
         assert client.post(path, json=body).status_code == 200
     greedy, also, whole, half, one, other, *_ = samplings
     assert (greedy.temperature, greedy.top_p) == (0, None) and also.temperature == 0
