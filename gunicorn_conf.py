@@ -35,12 +35,12 @@ BOOT_ERROR = 3  # gunicorn's code of a worker that is not to be started again
 
 
 def post_worker_init(worker: Any) -> None:
-    """A broken engine ends its server; those in flight have their errors by then."""
+    """End the server with its engine; requests in flight have their errors by then."""
     worker.wsgi.extensions["server"].manager.on_failure(lambda error: worker.end())
 
 
 def worker_exit(arbiter: Any, worker: Any) -> None:
-    """Write what is left to write; a broken engine ends the launcher, too."""
+    """Write the rest of the files; a broken engine ends the launcher, too."""
     app = getattr(worker, "wsgi", None)  # there is none if it was stopped while it loaded
     if app is None:
         return

@@ -100,22 +100,22 @@ def check(path: Path, shape: Shape) -> dict[str, str]:
             in_file = set(file.keys())
             names = {}
             for ours, size in expected_tensors(shape).items():
-                theirs = f"transformer.{ours}" if f"transformer.{ours}" in in_file else ours
-                if theirs not in in_file:
+                name = f"transformer.{ours}" if f"transformer.{ours}" in in_file else ours
+                if name not in in_file:
                     raise WeightsUnavailable(
                         f"{path} has no tensor {ours}; it is not a GPT-2 of {shape}"
                     )
-                tensor = file.get_slice(theirs)
+                tensor = file.get_slice(name)
                 actual, kind = tuple(tensor.get_shape()), tensor.get_dtype()
                 if actual != size:
                     raise WeightsUnavailable(
-                        f"{path}: tensor {theirs} has shape {actual}, and config.json wants {size}"
+                        f"{path}: tensor {name} has shape {actual}, and config.json wants {size}"
                     )
                 if kind not in ("F32", "F16", "BF16", "F64"):
                     raise WeightsUnavailable(
-                        f"{path}: tensor {theirs} holds {kind}; save it as floating-point numbers"
+                        f"{path}: tensor {name} holds {kind}; save it as floating-point numbers"
                     )
-                names[ours] = theirs
+                names[ours] = name
         head, embedding = "lm_head.weight", names["wte.weight"]
         if head in in_file and _bytes(path, head) != _bytes(path, embedding):
             raise WeightsUnavailable(

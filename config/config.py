@@ -27,9 +27,9 @@ class Config(Settings):
     """
 
     @model_validator(mode="after")
-    def _fits(self) -> Config:
-        for reason in _misfits(self):
-            raise ValueError(reason)
+    def _check(self) -> Config:
+        for contradiction in _contradictions(self):
+            raise ValueError(contradiction)
         return self
 
     @property
@@ -52,16 +52,15 @@ class Config(Settings):
 
     @property
     def pool_is_known(self) -> bool:
-        """Whether n_blocks is exact; else a GPU's memory decides, once the weights are there."""
+        """False if a GPU's memory decides on n_blocks, once the weights are there."""
         return self.pool.unit != "%"
 
     @property
     def n_blocks(self) -> int:
-        """KV blocks in the pool: those that kv_cache states, or that its GB hold. Of the latter
-        never more than max_batch_size rows can use, unless prefix_caching or paused rows use more.
+        """KV blocks in the pool: those that kv_cache states, or that its GB hold, but no more than
+        max_batch_size rows can use, unless prefix_caching or paused rows use more.
 
-        For a share of a GPU's memory, as many as the rows can use; the engine may find that fewer
-        fit.
+        For a share of a GPU's memory as many as the rows can use; fewer may fit.
         """
         if self.pool.unit == "blocks":
             return int(self.pool.amount)
@@ -92,7 +91,7 @@ class Config(Settings):
 
     @property
     def captures(self) -> bool:
-        """Whether forward passes become CUDA graphs. PyTorch's attention, a call a row, cannot."""
+        """True if forward passes become CUDA graphs; with PyTorch's attention they cannot."""
         triton = self.attention == "triton" and self.generator == "cached"
         return triton and not self.enforce_eager and bool(self.decoder_batch_sizes)
 
@@ -103,7 +102,7 @@ class Config(Settings):
 
     @property
     def http_threads(self) -> int:
-        """One for each request in flight, and some for /health, /stats and refusals."""
+        """A thread for each request in flight, and some for /health, /stats and refusals."""
         return self.max_in_flight + 16
 
     @property
@@ -114,14 +113,12 @@ class Config(Settings):
         return 2 * max(self.http_threads, 1024)
 
     def connections_within(self, files: int) -> int:
-        """Return how many of them a process may have that may open so many files."""
+        """Return the connections of a process that may open so many files."""
         return max(16, min(self.http_connections, files - SPARE_FILES))
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """Names that a request's Host may have, beside addresses; None: any, if clients have keys
-        or allowed_hosts says so.
-        """
+        """Names that a Host header may have, beside addresses; None: any, with keys or with *."""
         names = {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
         if self.users_of_keys or "*" in names:
             return None
@@ -144,8 +141,8 @@ class Config(Settings):
         return list(_warnings(self))
 
 
-def _misfits(config: Config) -> Iterator[str]:
-    """Say of settings that contradict each other or the machine how to mend that."""
+def _contradictions(config: Config) -> Iterator[str]:
+    """Yield a sentence for each contradiction among settings, or with the machine."""
     shape = config.shape
     if config.max_model_len > shape.n_ctx:
         yield (
@@ -183,7 +180,7 @@ def _misfits(config: Config) -> Iterator[str]:
 
 
 def _unfit_parts(config: Config) -> Iterator[str]:
-    """Of the engine's parts, those that do not run on this device or with this model."""
+    """The same of parts of the engine that do not run on this device or with this model."""
     for name in ("attention", "linear", "sampler", "norms", "kv_dtype"):
         value = getattr(config, name)
         if value in ("kernel", "int8", "onednn") and config.device != "cpu":
@@ -203,7 +200,7 @@ def _unfit_parts(config: Config) -> Iterator[str]:
 
 
 def _too_large(config: Config) -> Iterator[str]:
-    """What no pool of KV blocks, or no machine, holds."""
+    """The same of sizes that no pool of KV blocks, or no machine, holds."""
     pool, shape, needed = config.pool, config.shape, config.blocks_per_request
     if pool.unit == "blocks" and pool.amount < needed:
         yield (
@@ -240,20 +237,16 @@ def _warnings(config: Config) -> Iterator[str]:
         )
     if config.weights == "random" and config.model != "fake":
         yield "the weights are random, so the text is noise; speed does not depend on them"
-    calls_per_row = (
-        config.generator == "cached" and config.model != "fake" and config.attention == "plain"
-    ) and config.kernels == "auto"
-    if calls_per_row and config.device == "cpu" and (reason := kernels.why_unavailable()):
-        yield (
-            f"attention and sampling run on PyTorch's own operations, a call a row, which is "
-            f"slower: {reason}"
-        )
-    no_triton = kernels.why_no_triton(config.shape.head_size)
-    if calls_per_row and config.device == "cuda" and no_triton:
-        yield (
-            f"attention calls PyTorch once a row, and without CUDA graphs, which is slower: "
-            f"{no_triton}"
-        )
+    cached = config.generator == "cached" and config.model != "fake"
+    if cached and config.attention == "plain" and config.kernels == "auto":
+        if config.device == "cpu":
+            reason = kernels.why_unavailable()
+            slower = "attention and sampling run on PyTorch's own operations, a call a row"
+        else:
+            reason = kernels.why_no_triton(config.shape.head_size)
+            slower = "attention calls PyTorch once a row, and without CUDA graphs"
+        if reason:
+            yield f"{slower}, which is slower: {reason}"
     if config.request_timeout_s is not None and config.request_timeout_s > config.drain_timeout_s:
         yield (
             f"request_timeout_s {config.request_timeout_s:g} is beyond drain_timeout_s "

@@ -130,14 +130,14 @@ def build(
         raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}")
     flags = in_todays_names(flags)
     chosen = in_todays_names(values) | flags
-    for reason in _meaningless(mode, flags, chosen):
-        raise ConfigError(reason)
     try:
+        for reason in _meaningless(mode, flags, chosen):
+            raise ValueError(reason)
         config = Config(**fill_in({**chosen, "mode": mode}))
         for reason in itertools.chain(
-            _meaningless_here(config, flags), orders.misfits(config, flags)
+            _meaningless_here(config, flags), orders.contradictions(config, flags)
         ):
-            raise ConfigError(reason)
+            raise ValueError(reason)
         return config
     except ValidationError as error:
         first = error.errors()[0]
@@ -152,7 +152,7 @@ def build(
 
 
 def _meaningless(mode: str, flags: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Say of flags that have no meaning beside the other settings what to do."""
+    """Yield a sentence for each flag that has no meaning beside the other settings."""
     for name in flags:
         if not meaningful(name, mode):
             modes = " and ".join(ONLY_IN[name])

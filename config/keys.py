@@ -8,8 +8,7 @@ import hashlib
 import re
 from pathlib import Path
 
-# in one variable of the environment, which Linux limits to 128 KiB, the launcher hands all on
-MOST_KEYS = 500
+MOST_KEYS = 500  # all are handed on in one variable, which Linux limits to 128 KiB
 SHORTEST_KEY = 16
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
@@ -40,7 +39,7 @@ def read_keys(path: str) -> dict[str, str] | None:
         raise ValueError(
             f"the file cannot be read ({reason}); give a text file of lines NAME KEY"
         ) from None
-    found: dict[str, str] = {}
+    users: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -56,9 +55,9 @@ def read_keys(path: str) -> dict[str, str] | None:
                 f"line {number}: a key is {SHORTEST_KEY} or more letters, digits and signs of "
                 "ASCII; make one by `openssl rand -hex 16`"
             )
-        if digest(key) in found:
+        if digest(key) in users:
             raise ValueError(f"line {number} repeats the key of an earlier line; make another one")
-        found[digest(key)] = name
-    if not 1 <= len(found) <= MOST_KEYS:
-        raise ValueError(f"the file has {len(found)} keys; give 1 … {MOST_KEYS}")
-    return found
+        users[digest(key)] = name
+    if not 1 <= len(users) <= MOST_KEYS:
+        raise ValueError(f"the file has {len(users)} keys; give 1 … {MOST_KEYS}")
+    return users

@@ -1,4 +1,4 @@
-"""What an order of the waiting requests needs, and what contradicts it."""
+"""Needs and contradictions of the order of the waiting requests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from scheduling.policies import MODES, ORDERS, chosen
 from scheduling.policies.priority import read_queue_policies
 
 
-def misfits(config: Settings, given: Collection[str]) -> Iterator[str]:
-    """Say of settings of who goes first that contradict each other how to mend that. given: the
-    settings that were chosen, and not left at their defaults.
+def contradictions(config: Settings, given: Collection[str]) -> Iterator[str]:
+    """Yield sentences for settings of the order that contradict each other. given: settings that
+    are not left at their defaults.
     """
     order = ORDERS[config.order]
     if order.preemptive and config.mode != "dynamic":

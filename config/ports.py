@@ -1,4 +1,4 @@
-"""Whether a server can listen where its Config says, found out before anything is started."""
+"""A check of the address before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `auto` means: settings that depend on the machine and on each other."""
+"""The meaning of `auto`: settings that depend on the machine and on each other."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def setting(default: Any, meaning: str, shown: str | None = None, **checks: Any)
 def of_tables() -> type[BaseModel]:
     """Return a model of the settings in the tables: a mode, an order, and the fields of all."""
     *most, last = MODES
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "mode": (
             Literal[tuple(MODES)],
             Field(description=f"batching mode: {', '.join(most)} or {last}"),
@@ -71,11 +71,11 @@ def of_tables() -> type[BaseModel]:
             scope = f"{', '.join(modes)}: " if len(modes) < len(MODES) else ""
             if (needs := NEEDS.get(each.name)) and needs[0] == "order":
                 scope = f"with --order {' or '.join(needs[1])}: "
-            found[each.name] = (
+            settings[each.name] = (
                 types[each.name],
                 setting(each.default, scope + about["meaning"], about["shown"], **about["limits"]),
             )
-    return create_model("OfTables", **found)
+    return create_model("OfTables", **settings)
 
 
 def meaningful(name: str, mode: str) -> bool:

@@ -1,12 +1,9 @@
-"""The text that `demo` learns from: what every machine with CPython has on its disk.
+"""The text that `demo` learns from, which every machine with CPython has on its disk.
 
-Two sources, both under CPython's licence: the language reference as `help()` shows it
+Both sources are under CPython's licence: the language reference as `help()` shows it
 (`pydoc_data.topics`), and the docstrings of the standard library, read with `ast`, so that nothing
-is imported or run. A document is a topic, or all docstrings of a top-level module or package in the
-order of its files.
-
-The text depends on the version of Python and on what its distributor left out; `Corpus.digest`
-tells whether two machines have the same.
+is imported or run. A document is a topic, or all docstrings of a top-level module or package. The
+text depends on the version of Python and its distributor: machines compare `Corpus.digest`.
 """
 
 from __future__ import annotations
@@ -24,11 +21,10 @@ from pydoc_data.topics import topics
 
 HELD_OUT_IN = 16  # one document of so many is held out, drawn by a hash of its name
 LONG = 60  # characters; shorter paragraphs ("For example:") may occur again
-# their docstrings are about test cases, and not every installation has them
-TESTS = {"test", "tests", "idle_test"}
-COPIED = (
-    48  # characters other than white space, about ten words: so long a run in both parts is a copy
-)
+# test cases, which not every installation has, and packages that are not CPython's
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+# characters other than white space, about ten words: so long a run in both parts is a copy
+COPIED = 48
 BETWEEN = "\n\n\n"  # between docstrings and between documents
 
 
@@ -47,7 +43,7 @@ class Corpus:
         return hashlib.sha256(self.train + b"\0" + self.held_out).hexdigest()
 
     def copied_bytes(self) -> list[bool]:
-        """For each held-out byte, whether a run of COPIED characters with it is in `train` too."""
+        """Return for each held-out byte if it is in a run of COPIED characters of `train`, too."""
         train = b"".join(self.train.split())
         runs = {train[i : i + COPIED] for i in range(len(train) - COPIED + 1)}
         where = [i for i, byte in enumerate(self.held_out) if not chr(byte).isspace()]
@@ -83,11 +79,7 @@ def _modules(stdlib: Path) -> Iterator[tuple[str, list[str]]]:
     documents: dict[str, list[str]] = {}
     for path in sorted(stdlib.rglob("*.py")):
         parts = path.relative_to(stdlib).parts
-        if (
-            TESTS.isdisjoint(parts)
-            and "site-packages" not in parts
-            and "dist-packages" not in parts
-        ):
+        if LEFT_OUT.isdisjoint(parts):
             documents.setdefault(parts[0].removesuffix(".py"), []).extend(_docstrings(path))
     for name, texts in documents.items():
         yield f"module {name}", texts
@@ -120,10 +112,7 @@ def _plain(paragraph: str) -> str:
 
 
 def _unseen(text: str, held_out: set[str], seen: set[str]) -> str:
-    """Return `text` without the paragraphs in `held_out` and the long ones in `seen`.
-
-    `seen` has them all afterwards.
-    """
+    """Return `text` without paragraphs in `held_out` and `seen`; add the long ones to `seen`."""
     kept = []
     for paragraph in _paragraphs(text):
         plain = _plain(paragraph)

@@ -1,7 +1,7 @@
 """Measure `demo`:  .venv/bin/python -m demo.evaluate
 
-Bits per byte on demo/held_out.txt beside what xz and gzip make of the same text, which part of what
-it writes are words, and completions to read. Everything is seeded; it takes a minute or two.
+Bits per byte on demo/held_out.txt beside those of xz and gzip, the share of words in its
+completions, and completions to read. Everything is seeded; it takes a minute or two.
 """
 
 from __future__ import annotations
@@ -49,10 +49,7 @@ PROMPTS = [
 
 
 def causal_logits(model: GPT2, ids: Tensor, positions: Tensor) -> Tensor:
-    """Return the logits after every token of equally long sequences.
-
-    ids, positions: int64 [B, T] -> [B × T, V].
-    """
+    """Return the logits after every token of equally long sequences: [B, T] -> [B × T, V]."""
     b, t = ids.shape
 
     def attend(layer: int, qkv: Tensor) -> Tensor:
@@ -64,10 +61,9 @@ def causal_logits(model: GPT2, ids: Tensor, positions: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def bits_of_bytes(model: GPT2, text: bytes, context: int, stride: int) -> tuple[Tensor, Tensor]:
-    """Return −log₂ of each byte's probability, and how many bytes it was predicted from.
-
-    Both are [N − 1], of the bytes after the first. Windows of `context` bytes start every `stride`
-    bytes, and a byte counts in the first that has it.
+    """Return −log₂ of each byte's probability, and how many bytes it was predicted from: [N − 1],
+    without the first byte. Windows of `context` bytes start every `stride` bytes, and a byte counts
+    in the first that has it.
     """
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     bits, before, counted = [], [], 1
@@ -83,39 +79,32 @@ def bits_of_bytes(model: GPT2, text: bytes, context: int, stride: int) -> tuple[
 
 
 def bits_per_byte(model: GPT2, text: bytes, context: int) -> float:
-    """Bits per byte, all but the first half window predicted from at least half a window."""
+    """Return bits per byte, all but the first half window predicted from at least half a window."""
     return bits_of_bytes(model, text, context, stride=context // 2)[0].mean().item()
 
 
 def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: float) -> list[str]:
-    """What the server completes these prompts with; their seeds are 0, 1, 2, …"""
+    """Return the server's completions of these prompts; their seeds are 0, 1, 2, …"""
     tokenizer = load_tokenizer("bytes")
     inferences = [
         Inference(tokenizer.encode_ordinary(prompt), num_tokens, Sampling(temperature, seed=seed))
         for seed, prompt in enumerate(prompts)
     ]
     rows, n = len(prompts), model.shape.n_ctx  # a block for each row
-    scheduler = Scheduler(
-        Dynamic(),
-        limits=Limits(rows, token_budget=n, block_size=n),
-        n_blocks=rows,
-        max_in_flight=rows,
-    )
-    cache = KVCache(model.shape, rows, n, torch.float32, "cpu")
-    generator = CachedGenerator(
-        model, tokenizer.n_vocab, PlainAttention(cache), sample, max_tokens=rows + n
-    )
+    limits = Limits(rows, token_budget=n, block_size=n)
+    scheduler = Scheduler(Dynamic(), limits=limits, n_blocks=rows, max_in_flight=rows)
+    attention = PlainAttention(KVCache(model.shape, rows, n, torch.float32, "cpu"))
+    generator = CachedGenerator(model, tokenizer.n_vocab, attention, sample, max_tokens=rows + n)
     drive(scheduler, [(0.0, inferences)], lambda _: 0.0, generator.generate)
     return [tokenizer.decode(inference.tokens) for inference in inferences]
 
 
 def share_of_words(texts: Sequence[str]) -> tuple[float, int]:
-    """Return which part of the words in `texts` is known, and how many words there are.
+    """Return the share of known words in `texts`, and how many words there are.
 
-    A word is three letters or more: most pairs of letters are somebody's name. Known, as English
-    words or Python names, are those of Python's reference, its keywords and its builtins, so it is
-    the vocabulary of the training text rather than a dictionary. The first and the last word of a
-    completion may be halves, and do not count.
+    A word has three letters or more. Known are those of Python's reference, its keywords and its
+    builtins: the vocabulary of the training text rather than a dictionary. The first and the last
+    word of a completion may be halves, and do not count.
     """
     known = set(_words(" ".join([*topics.values(), *keyword.kwlist, *dir(builtins)])))
     written = [word for text in texts for word in _words(text)[1:-1]]
@@ -127,9 +116,8 @@ def _words(text: str) -> list[str]:
 
 
 def report(folder: Path) -> Iterator[str]:
-    """The lines of demo/README.md that are measured.
-
-    Raises ConfigError, WeightsUnavailable or OSError.
+    """Yield the lines of demo/README.md that are measured. Raises ConfigError, WeightsUnavailable
+    or OSError.
     """
     config = build("dynamic", {"model": str(folder)}, {})
     model = load_model(config.shape, locate(config), 0, torch.float32, "cpu")
@@ -147,14 +135,10 @@ def report(folder: Path) -> Iterator[str]:
         )
     bits, before = bits_of_bytes(model, text, n, stride=n)
     for low, high in ((0, n // 8), (n // 8, n // 2), (n // 2, n)):
-        yield (
-            f"| … predicted from {low + 1:,} to {high:,} bytes | "
-            f"{bits[(before > low) & (before <= high)].mean():.3f} |"
-        )
-    for name, packed in (
-        ("xz -9e", lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
-        ("gzip -9", gzip.compress(text, 9, mtime=0)),
-    ):
+        part = bits[(before > low) & (before <= high)]
+        yield f"| … predicted from {low + 1:,} to {high:,} bytes | {part.mean():.3f} |"
+    xz = lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
+    for name, packed in (("xz -9e", xz), ("gzip -9", gzip.compress(text, 9, mtime=0))):
         yield f"| {name} | {8 * len(packed) / len(text):.3f} |"
 
     sampled = complete(model, PROMPTS, 200, temperature=0.8)
@@ -168,17 +152,9 @@ def report(folder: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m demo.evaluate", description="Measure the demo model."
-    )
-    parser.add_argument(
-        "folder",
-        type=Path,
-        nargs="?",
-        default=DEMO,
-        metavar="FOLDER",
-        help="what demo.train wrote (default: the shipped model)",
-    )
+    parser = argparse.ArgumentParser("python -m demo.evaluate", description="Measure `demo`.")
+    about = "what demo.train wrote (default: the shipped model)"
+    parser.add_argument("folder", type=Path, nargs="?", default=DEMO, metavar="FOLDER", help=about)
     folder = parser.parse_args().folder.resolve()
     torch.set_num_threads(physical_cores())
     try:

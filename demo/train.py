@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
 
-from config.resolve import physical_cores
+from config.resolve import native_bfloat16, physical_cores
 from demo.corpus import Corpus, load_corpus
 from demo.evaluate import bits_per_byte, causal_logits
 from model import GPT2
@@ -39,9 +38,8 @@ from weights import DEMO
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained and how.
-
-    A batch is `bytes_per_step` bytes, cut into sequences of the phase's context.
+    """The model and its training. A batch is `bytes_per_step` bytes, cut into sequences of the
+    phase's context.
 
     Short contexts come first: with 128 bytes of context the model leaves bigrams behind after 200
     steps, with 1,024 it has not after 400. Their first position is drawn anew for each, so that all
@@ -67,6 +65,68 @@ class CheckpointUnusable(Exception):
     """A checkpoint that is damaged, or of another recipe or text; the message names the way on."""
 
 
+class Training:
+    """A model on its way: its optimizers, the steps that are done, and the seconds they took."""
+
+    def __init__(self, recipe: Recipe, corpus: Corpus):
+        self.recipe, self.corpus = recipe, corpus
+        self.step, self.spent_s = 0, 0.0
+        self.model = _initial(recipe)
+        matrices = [p for p in self.model.h.parameters() if p.ndim == 2]
+        others = [p for p in self.model.parameters() if not any(p is m for m in matrices)]
+        # Muon scales its step for [out, in]; our matrices are [in, out], so the MLP's second learns
+        # faster than its first
+        muon = Muon(matrices, lr=recipe.muon_rate, weight_decay=recipe.weight_decay)
+        adam = AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+        self.optimizers: list[Optimizer] = [muon, adam]
+        self._peaks = recipe.muon_rate, recipe.adam_rate
+
+    def learn(self, loss: Tensor) -> None:
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        for optimizer, peak in zip(self.optimizers, self._peaks):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * _rate(self.step, self.recipe)
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+
+    def save(self, path: Path) -> None:
+        state = {
+            "recipe": asdict(self.recipe),
+            "corpus": self.corpus.digest,
+            "step": self.step,
+            "spent_s": self.spent_s,
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+        half_written = path.with_suffix(".part")
+        torch.save(state, half_written)
+        half_written.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint if there is one. Raises CheckpointUnusable."""
+        if not path.exists():
+            return
+        try:
+            state = torch.load(path)
+            self.step, self.spent_s = state["step"], state["spent_s"]
+            weights, optimizers = state["model"], state["optimizers"]
+        except (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError):
+            raise CheckpointUnusable(
+                f"{path} is damaged; delete it to train from the start"
+            ) from None
+        ours = {"recipe": asdict(self.recipe), "corpus": self.corpus.digest}
+        for what, value in ours.items():
+            if state[what] != value:
+                raise CheckpointUnusable(
+                    f"{path} was made with another {what}; delete it to train from the start"
+                )
+        self.model.load_state_dict(weights)
+        for optimizer, saved in zip(self.optimizers, optimizers):
+            optimizer.load_state_dict(saved)
+
+
 def train(
     recipe: Recipe, corpus: Corpus, checkpoint: Path, say: Callable[[str], None] = print
 ) -> GPT2:
@@ -76,37 +136,29 @@ def train(
     run that was interrupted arrives at the weights of one that was not, on the same machine. Raises
     CheckpointUnusable.
     """
-    model, optimizers = _start(recipe)
-    text = torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
-    step, before_s = _resume(checkpoint, recipe, corpus, model, optimizers)
-    began, losses = time.monotonic() - before_s, []
-    cpu = torch.cpu.get_capabilities()
-    # elsewhere it is emulated, and slow
-    bf16 = any(cpu.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    training = Training(recipe, corpus)
+    training.resume(checkpoint)
+    model, text = training.model, torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
+    began, losses = time.monotonic() - training.spent_s, []
+    bf16 = native_bfloat16()  # elsewhere it is emulated, and slow
     say(
         f"{recipe.shape.parameters / 1e6:.2f}M parameters, {len(text):,} bytes of text (SHA-256 "
         f"{corpus.digest}), {recipe.steps:,} steps of {recipe.bytes_per_step:,} bytes in "
-        f"{'bfloat16' if bf16 else 'float32'}, from step {step:,}"
+        f"{'bfloat16' if bf16 else 'float32'}, from step {training.step:,}"
     )
-    while step < recipe.steps:
+    while (step := training.step) < recipe.steps:
         context = next(context for until, context in recipe.phases if step < until * recipe.steps)
         inputs, positions, targets = _batch(text, recipe, step, context)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             logits = causal_logits(model, inputs, positions)
         loss = F.cross_entropy(logits.float(), targets.flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * _rate(step, recipe)
-            optimizer.step()
-            optimizer.zero_grad()
+        training.learn(loss)
         losses.append(loss.item() / math.log(2))
         step += 1
         if step % recipe.report == 0 or step == recipe.steps:
             held_out = bits_per_byte(model, corpus.held_out, context)
-            spent_s = time.monotonic() - began
-            _save(checkpoint, recipe, corpus, model, optimizers, step, spent_s)
+            training.spent_s = spent_s = time.monotonic() - began
+            training.save(checkpoint)
             say(
                 f"step {step:>5,} of {recipe.steps:,}  context {context:>5,}  bits per byte: train "
                 f"{np.mean(losses):.3f}, held out {held_out:.3f}  {spent_s / 60:.1f} min, "
@@ -116,15 +168,12 @@ def train(
     return model.eval().requires_grad_(False)
 
 
-def _start(recipe: Recipe) -> tuple[GPT2, list[Optimizer]]:
-    """The model with GPT-2's initial weights, N(0, 0.02).
-
-    Those that end a residual branch are divided by √(2 layers).
+def _initial(recipe: Recipe) -> GPT2:
+    """Return the model with GPT-2's initial weights, N(0, 0.02); those that end a residual branch
+    are divided by √(2 layers).
     """
     model = GPT2(recipe.shape).requires_grad_(True)
     generator = torch.Generator().manual_seed(recipe.seed)
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
@@ -132,29 +181,20 @@ def _start(recipe: Recipe) -> tuple[GPT2, list[Optimizer]]:
             else:
                 std = 0.02 / math.sqrt(2 * recipe.shape.n_layer) if "c_proj" in name else 0.02
                 parameter.normal_(0, std, generator=generator)
-            (matrices if name.startswith("h.") and parameter.ndim == 2 else others).append(
-                parameter
-            )
-    # Muon scales its step for [out, in]; our matrices are [in, out], so the MLP's second learns
-    # faster than its first
-    muon = Muon(matrices, lr=recipe.muon_rate, weight_decay=recipe.weight_decay)
-    adam = AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
-    for optimizer in (muon, adam):
-        for group in optimizer.param_groups:
-            group["peak"] = group["lr"]
-    return model, [muon, adam]
+    return model
 
 
 def _rate(step: int, recipe: Recipe) -> float:
-    """A step's part of the peak learning rate: linear warm-up times a cosine to `last_rate`."""
+    """Return a step's part of the peak learning rate: linear warm-up times a cosine to
+    `last_rate`.
+    """
     cosine = (1 + math.cos(math.pi * step / recipe.steps)) / 2
-    return min(1.0, (step + 1) / recipe.warm_up) * (
-        recipe.last_rate + (1 - recipe.last_rate) * cosine
-    )
+    falling = recipe.last_rate + (1 - recipe.last_rate) * cosine
+    return min(1.0, (step + 1) / recipe.warm_up) * falling
 
 
 def _batch(text: Tensor, recipe: Recipe, step: int, context: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, positions and targets of a step: 3 × int64 [B, T]."""
+    """Return inputs, positions and targets of a step: 3 × int64 [B, T]."""
     rng = np.random.default_rng([recipe.seed, step])
     n = recipe.bytes_per_step // context
     windows = torch.stack(
@@ -164,50 +204,6 @@ def _batch(text: Tensor, recipe: Recipe, step: int, context: int) -> tuple[Tenso
     return windows[:, :-1], first[:, None] + torch.arange(context), windows[:, 1:]
 
 
-def _save(
-    path: Path,
-    recipe: Recipe,
-    corpus: Corpus,
-    model: GPT2,
-    optimizers: list[Optimizer],
-    step: int,
-    spent_s: float,
-) -> None:
-    state: dict[str, Any] = {
-        "recipe": asdict(recipe),
-        "corpus": corpus.digest,
-        "step": step,
-        "spent_s": spent_s,
-        "model": model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-    }
-    half_written = path.with_suffix(".part")
-    torch.save(state, half_written)
-    half_written.replace(path)
-
-
-def _resume(
-    path: Path, recipe: Recipe, corpus: Corpus, model: GPT2, optimizers: list[Optimizer]
-) -> tuple[int, float]:
-    """Load a checkpoint if there is one; return its step and the seconds it took to get there."""
-    if not path.exists():
-        return 0, 0.0
-    try:
-        state = torch.load(path)
-        state["step"], state["spent_s"], state["model"], state["optimizers"]
-    except (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError):
-        raise CheckpointUnusable(f"{path} is damaged; delete it to train from the start") from None
-    for what, ours in (("recipe", asdict(recipe)), ("corpus", corpus.digest)):
-        if state[what] != ours:
-            raise CheckpointUnusable(
-                f"{path} was made with another {what}; delete it to train from the start"
-            )
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"]):
-        optimizer.load_state_dict(saved)
-    return state["step"], state["spent_s"]
-
-
 def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
     """Write the model in 16 bits, its config.json in Hugging Face's form, and the held-out text."""
     tensors = {
@@ -215,19 +211,13 @@ def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
         for name, parameter in model.named_parameters()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    shape = model.shape
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "torch_dtype": "float16",
-        "n_layer": shape.n_layer,
-        "n_head": shape.n_head,
-        "n_embd": shape.n_embd,
-        "n_ctx": shape.n_ctx,
-        "n_positions": shape.n_ctx,
-        "vocab_size": shape.vocab_size,
+        **asdict(model.shape),
+        "n_positions": model.shape.n_ctx,
         "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         "bos_token_id": 256,
         "eos_token_id": 256,
@@ -240,16 +230,9 @@ def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m demo.train", description="Train the demo model."
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/demo"),
-        metavar="FOLDER",
-        help="what it writes and resumes from (default: %(default)s)",
-    )
+    parser = argparse.ArgumentParser("python -m demo.train", description="Train the demo model.")
+    out, about = Path("runs/demo"), "what it writes and resumes from (default: %(default)s)"
+    parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help=about)
     folder: Path = parser.parse_args().out
     checkpoint = folder / "checkpoint.pt"
     torch.set_num_threads(physical_cores())
@@ -265,11 +248,8 @@ def main() -> int:
                 f"is another",
                 file=sys.stderr,
             )
-        export(
-            train(Recipe(), corpus, checkpoint, lambda line: print(line, flush=True)),
-            corpus,
-            folder,
-        )
+        model = train(Recipe(), corpus, checkpoint, lambda line: print(line, flush=True))
+        export(model, corpus, folder)
         checkpoint.unlink()
     except CheckpointUnusable as error:
         print(f"error: {error}", file=sys.stderr)

@@ -63,11 +63,11 @@ class FakeGenerator(Generator):
 
 
 def _raise() -> NoReturn:
-    raise RuntimeError("a fault that was asked for")
+    raise RuntimeError("a fault on purpose")
 
 
 def _run_out_of_memory() -> NoReturn:
-    raise OutOfMemory("this GPU's memory does not hold an iteration, as was asked for")
+    raise OutOfMemory("this GPU's memory does not hold an iteration: a fault on purpose")
 
 
 def _hang() -> NoReturn:

@@ -60,7 +60,7 @@ class KernelLinear(PackedLinear):
 
 
 class Int8Linear(PackedLinear):
-    """The same with weights and tokens rounded to int8; x, b and what it returns keep their dtype.
+    """The same with weights and tokens rounded to int8; x, b and the result keep their dtype.
 
     A weight becomes the nearest of 255 multiples of a scale, one for each output; so does an
     element of x, with a scale for each token, computed anew in every layer (LLM.int8(), Dettmers et

@@ -77,7 +77,7 @@ def split(rows: Sequence[Row]) -> tuple[list[Row], list[list[Row]]]:
 def record_prompts(logits: Tensor, rows: Sequence[Row], n_vocab: int) -> None:
     """Append the scores of the tokens after all of the rows' tokens. logits: [T, V].
 
-    Tokens that are computed again after preemption have theirs already.
+    A token that is computed again after preemption has its score already.
     """
     at: list[int] = []
     wanted: list[tuple[Scores, int]] = []

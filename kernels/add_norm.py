@@ -1,7 +1,5 @@
-"""A residual addition and the layer norm of its sum in one launch, on a GPU.
-
-The sum is not read again in between. Written in Triton, as is
-paged_attention.py. A program takes a row.
+"""A residual addition and the layer norm of its sum in one launch on a GPU, which does not read the
+sum again in between. Written in Triton; a program takes a row.
 """
 
 from __future__ import annotations
@@ -17,20 +15,17 @@ def add_norm_kernel(
     x, y, weight, bias, total, out, WIDTH: tl.constexpr, POWER: tl.constexpr, EPSILON: tl.constexpr
 ):
     row, at = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, POWER)
-    mine = at < WIDTH
-    added = tl.load(x + row + at, mask=mine, other=0.0).to(tl.float32) + tl.load(
-        y + row + at, mask=mine, other=0.0
-    ).to(tl.float32)
-    rounded = added.to(total.dtype.element_ty)  # the norm is of what the next addition will find
-    tl.store(total + row + at, rounded, mask=mine)
+    valid = at < WIDTH
+    x_row = tl.load(x + row + at, mask=valid, other=0.0).to(tl.float32)
+    y_row = tl.load(y + row + at, mask=valid, other=0.0).to(tl.float32)
+    rounded = (x_row + y_row).to(total.dtype.element_ty)  # as the next addition reads it
+    tl.store(total + row + at, rounded, mask=valid)
     value = rounded.to(tl.float32)
-    centred = tl.where(mine, value - tl.sum(value, 0) / WIDTH, 0.0)
+    centred = tl.where(valid, value - tl.sum(value, 0) / WIDTH, 0.0)
     scale = 1 / tl.sqrt(tl.sum(centred * centred, 0) / WIDTH + EPSILON)
-    w, b = (
-        tl.load(weight + at, mask=mine, other=0.0).to(tl.float32),
-        tl.load(bias + at, mask=mine, other=0.0).to(tl.float32),
-    )
-    tl.store(out + row + at, (centred * scale * w + b).to(out.dtype.element_ty), mask=mine)
+    w = tl.load(weight + at, mask=valid, other=0.0).to(tl.float32)
+    b = tl.load(bias + at, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out + row + at, (centred * scale * w + b).to(out.dtype.element_ty), mask=valid)
 
 
 def add_norm(

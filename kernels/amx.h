@@ -14,7 +14,7 @@ const int TILE = 16;  // tokens, outputs, and pairs of inputs
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Linux lets a process use tiles once it has asked.
+// Linux lets a process use tiles once it has requested them.
 static bool may_use_tiles() {
     const int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     static const bool may = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;

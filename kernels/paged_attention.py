@@ -1,9 +1,9 @@
 """Attention over the blocks of the KV cache on a GPU: one launch a layer for all rows.
 
 Rows decode or are in their prompt. A program takes a *tile*, up to QUERIES tokens of one
-row, and one head. What the row had before this iteration it reads from the row's blocks;
-what is new it reads from qkv, and it stores its own tokens' keys and values in their blocks,
-so that no program waits for another. The softmax runs along with its maximum and sum
+row, and one head. It reads earlier iterations' keys and values from the row's blocks and new
+ones from qkv, and stores those of its own tokens in their blocks, so that no program waits
+for another. The softmax runs along with its maximum and sum
 (FlashAttention, Dao et al. 2022, section 3.1); blocks are found through a table (vLLM's
 PagedAttention, Kwon et al. 2023, section 4.1).
 
@@ -19,9 +19,7 @@ from torch import Tensor
 
 QUERIES = 16  # in a tile at most; the least that tensor cores multiply
 KEYS = 64  # that a program reads at once
-# integers that describe a tile; three of them are spare, so that what follows stays aligned to 16
-# bytes
-TILE = 8
+TILE = 8  # integers that describe a tile; three are spare, to keep the next aligned to 16 bytes
 
 
 @triton.jit
@@ -45,16 +43,15 @@ def attention_kernel(
     DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile, head = tiles + TILE * tl.program_id(0), tl.program_id(1)
-    first, n, cached, position, table = (
-        tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3), tl.load(tile + 4),
-    )  # fmt: skip
+    first, n, cached = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    position, table = tl.load(tile + 3), tl.load(tile + 4)
     if n == 0:
         return
     at, feature = tl.arange(0, QUERIES), tl.arange(0, WIDTH)
-    mine = (at < n)[:, None] & (feature < HEAD)[None, :]
+    valid = (at < n)[:, None] & (feature < HEAD)[None, :]
     token = (first + at).to(tl.int64)
     own = token[:, None] * (3 * N_HEAD * HEAD) + head * HEAD + feature[None, :]
-    q = tl.load(qkv + own, mask=mine, other=0.0).to(DTYPE)
+    q = tl.load(qkv + own, mask=valid, other=0.0).to(DTYPE)
 
     # keep what is new for the next iterations
     keys = cache + head * BLOCK_SIZE * HEAD
@@ -64,10 +61,10 @@ def attention_kernel(
     )
     slot = home.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + (position + at) % BLOCK_SIZE
     kept_at = slot[:, None] * HEAD + feature[None, :]
-    kept = mine & (table >= 0)
-    tl.store(keys + kept_at, tl.load(qkv + own + N_HEAD * HEAD, mask=mine, other=0.0), mask=kept)
+    kept = valid & (table >= 0)
+    tl.store(keys + kept_at, tl.load(qkv + own + N_HEAD * HEAD, mask=valid, other=0.0), mask=kept)
     tl.store(
-        values + kept_at, tl.load(qkv + own + 2 * N_HEAD * HEAD, mask=mine, other=0.0), mask=kept
+        values + kept_at, tl.load(qkv + own + 2 * N_HEAD * HEAD, mask=valid, other=0.0), mask=kept
     )
 
     best = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -78,10 +75,8 @@ def attention_kernel(
         there = start + step < cached
         block = tl.load(tables + table + (start + step) // BLOCK_SIZE, mask=there, other=0)
         live = block.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + (start + step) % BLOCK_SIZE
-        place, known = (
-            live[:, None] * HEAD + feature[None, :],
-            there[:, None] & (feature < HEAD)[None, :],
-        )
+        place = live[:, None] * HEAD + feature[None, :]
+        known = there[:, None] & (feature < HEAD)[None, :]
         k = tl.load(keys + place, mask=known, other=0.0).to(DTYPE)
         v = tl.load(values + place, mask=known, other=0.0).to(DTYPE)
         best, total, y = _accumulate(q, k, v, there[None, :], best, total, y, SCALE, PRECISION)
@@ -96,7 +91,7 @@ def attention_kernel(
         visible = there[None, :] & (start + step[None, :] <= new + at[:, None])
         best, total, y = _accumulate(q, k, v, visible, best, total, y, SCALE, PRECISION)
     answer_at = token[:, None] * (N_HEAD * HEAD) + head * HEAD + feature[None, :]
-    tl.store(out + answer_at, (y / total[:, None]).to(out.dtype.element_ty), mask=mine)
+    tl.store(out + answer_at, (y / total[:, None]).to(out.dtype.element_ty), mask=valid)
 
 
 def paged_attention(
@@ -110,26 +105,16 @@ def paged_attention(
     is stored). The tiles must cover T.
     """
     n_tokens, _, n_head, head_size = qkv.shape
-    qkv = qkv.contiguous()  # the kernel is told an address and no strides
+    qkv = qkv.contiguous()  # the kernel takes an address and no strides
     out = qkv.new_empty(n_tokens, n_head, head_size)
     dtype = tl.float32 if qkv.dtype == torch.float32 or INTERPRETED else tl.bfloat16
+    width = max(16, triton.next_power_of_2(head_size))
     attention_kernel[(n_tiles, n_head)](
-        qkv,
-        out,
-        cache,
-        tiles,
-        tables,
-        SCALE=head_size**-0.5,
-        N_HEAD=n_head,
-        HEAD=head_size,
-        WIDTH=max(16, triton.next_power_of_2(head_size)),
-        BLOCK_SIZE=cache.shape[3],
-        QUERIES=QUERIES,
-        KEYS=KEYS,
-        TILE=TILE,
-        DTYPE=dtype,
-        PRECISION="ieee",
-    )
+        qkv, out, cache, tiles, tables,
+        SCALE=head_size**-0.5, N_HEAD=n_head, HEAD=head_size, WIDTH=width,
+        BLOCK_SIZE=cache.shape[3], QUERIES=QUERIES, KEYS=KEYS, TILE=TILE,
+        DTYPE=dtype, PRECISION="ieee",
+    )  # fmt: skip
     return out
 
 

@@ -4,7 +4,7 @@
 // aside for a neighbour: a time slice, many times an iteration. So here every thread runs through
 // all phases of the work, takes pieces of a phase while there are any, and goes on when all are
 // done, by whichever thread; one that comes late finds them done. What can hold the others up is a
-// thread put aside in the middle of a piece: who waits long sleeps, and so gives its core to that
+// thread put aside in the middle of a piece: a long wait is slept, which gives its core to that
 // one, and where threads wait for cores too much, there is one fewer for a while.
 #pragma once
 

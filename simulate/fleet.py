@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from deploy import routers
 from deploy.autoscaling import CONTROL_INTERVAL_S, Autoscaler, Autoscaling
-from deploy.routers import Gateway, RoutedRequest
+from deploy.routers import Asked, Gateway
 from scheduling.errors import EngineFailed
 from scheduling.inference import Inference, Iteration
 from scheduling.scheduler import Scheduler
@@ -106,7 +106,7 @@ class Fleet:
             routers.router(layout.router, layout.seed), instant(layout.stale_s), layout.counts_own
         )
         self._replicas: dict[int, Replica] = {}  # that are up, or finish what they have
-        self._known: dict[int, routers.ReplicaLoad] = {}  # that are up
+        self._known: dict[int, routers.Replica] = {}  # that are up
         self._starting: set[int] = set()
         self._next = 0
         self._waiting: list[Group] = []  # for a replica to be up
@@ -134,7 +134,7 @@ class Fleet:
             for number, known in self._known.items():
                 known.tokens = self._replicas[number].tokens_left
         first = group[0]
-        asked = RoutedRequest(
+        asked = Asked(
             len(first.prompt_ids),
             sum(inference.num_tokens for inference in group),
             (first.keys or ()) if router.uses_keys else (),
@@ -163,7 +163,7 @@ class Fleet:
         """A replica takes requests from now on."""
         self._starting.discard(number)
         costs = self._costs.slower(self.layout.slow.get(number, 1.0))
-        self._known[number] = routers.ReplicaLoad(number)
+        self._known[number] = routers.Replica(number)
 
         def ended(now: float, inference: Inference) -> Iterable[Arrival]:
             if number in self._known:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class Logprobs:
-    """Log-probabilities of one inference, a piece at a time: of its next n completion tokens, and
-    before the first of them, with echo, of its prompt. hidden: ids that its text does not show.
+    """Those of one inference, a piece at a time: of its next n completion tokens, and before the
+    first of them, with echo, of its prompt. hidden: ids that a completion's text does not show.
     """
 
     def __init__(
@@ -26,9 +26,12 @@ class Logprobs:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def completion(self, n: int) -> dict[str, list[Any]]:
-        """The form of /v1/completions: lists with an entry for each token."""
-        lists: dict[str, list[Any]] = {
-            name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        """Of /v1/completions: lists with an entry for each token."""
+        told: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
         }
         for id_, score, shown in self._take(n):
             name, top = self._name(id_), None
@@ -36,13 +39,13 @@ class Logprobs:
                 top = {self._name(each): logprob for each, logprob in score.top}
                 top.setdefault(name, score.logprob)
             entry = name, score and score.logprob, top, self._offset
-            for values, value in zip(lists.values(), entry):
+            for values, value in zip(told.values(), entry):
                 values.append(value)
             self._offset += len(self._utf8.decode(self._bytes(id_))) if shown else 0
-        return lists
+        return told
 
     def chat(self, n: int) -> dict[str, list[Any]]:
-        """The form of /v1/chat/completions: an entry for each token."""
+        """Of /v1/chat/completions: an entry for each token."""
         return {
             "content": [
                 self._entry(id_, score.logprob)
@@ -53,7 +56,7 @@ class Logprobs:
         }
 
     def _take(self, n: int) -> Iterator[tuple[int, Score | None, bool]]:
-        """Each token's id, its score, if it has one, and whether the text shows it."""
+        """Of each token its id, its score, if it has one, and whether the text shows it."""
         inference, scores = self._inference, self._inference.scores
         assert scores is not None
         n_prompt = len(inference.prompt_ids)

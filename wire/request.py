@@ -1,4 +1,4 @@
-"""Requests for completions: read from a body, checked and tokenized once."""
+"""What a client asks: read from a body, checked and tokenized once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Request:
         return replace(self, user=user or self.user, id=id)
 
     def rule(self, tokenizer: Encoding) -> StopRule | None:
-        """The rule that ends an answer before its last token, if it has one."""
+        """What ends an answer before its last token."""
         if self.stop is None:
             return None
         how = self.sampling
@@ -88,7 +88,9 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 
 
 class RequestReader:
-    """Reads bodies for a server of this Config; raises InvalidRequest or Refused."""
+    """From bodies to what they ask of a server of this Config. What it raises is an
+    InvalidRequest, or Refused.
+    """
 
     def __init__(self, config: Config, tokenizer: Encoding):
         self.config, self.tokenizer = config, tokenizer
@@ -141,7 +143,7 @@ class RequestReader:
         return self._openai("chat", body, prompts, most, top)
 
     def tokenize(self, raw: bytes) -> dict[str, Any]:
-        """The answer of POST /tokenize."""
+        """What POST /tokenize answers."""
         body = parse(TokenizeRequest, raw)
         self.check_model(body.model)
         field, most = "prompt" if body.messages is None else "messages", self.config.max_model_len
@@ -256,5 +258,5 @@ SHARED = ("timeout_s", "queue_timeout_s", "user", "priority", "n", "cache_salt",
 
 
 def _shared(body: BaseModel) -> dict[str, Any]:
-    """The fields that all routes take under one name."""
+    """What all routes take under one name."""
     return {name: getattr(body, name) for name in SHARED}
