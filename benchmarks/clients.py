@@ -43,7 +43,6 @@ class Load:
     seconds: float
     server_cpu_s: float
     client_cpu_s: float
-    busy_percent: float  # of all cores, clients too
 
     @property
     def answers_per_s(self) -> float:
@@ -87,7 +86,6 @@ async def _load(
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(session)) for _ in range(clients)]
         await asyncio.sleep(warm_s)
-        psutil.cpu_percent()  # the next call is about the time since this one
         start, before, spent = time.perf_counter(), len(latencies_s), (cpu_s(servers), cpu_s(us))
         chunks = 0
         await asyncio.sleep(seconds)
@@ -97,7 +95,6 @@ async def _load(
             time.perf_counter() - start,
             cpu_s(servers) - spent[0],
             cpu_s(us) - spent[1],
-            psutil.cpu_percent(),
         )
         for task in tasks:
             task.cancel()

@@ -61,31 +61,6 @@ def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
     return figure
 
 
-def gap_over_budgets(points: Sequence[Mapping[str, float]], limit: float, caption: str) -> Figure:
-    """The gaps that a long prompt makes in the rows that decode, over token budgets.
-
-    points: {"token_budget", "longest_itl_s", "median_itl_s", "ttft_s"} each. limit: as a multiple
-    of the median.
-    """
-    budgets = [p["token_budget"] for p in points]
-    colour = looks(["dynamic"])["dynamic"].colour
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(12, 4.4), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        gaps = [p["longest_itl_s"] / p["median_itl_s"] for p in points]
-        left.plot(budgets, gaps, "o-", color=colour)
-        left.axhline(limit, color=GREY, ls="--", lw=1)
-        noted(left, f"{limit:g} × the median", (budgets[0], limit), xytext=(0, 4), color=GREY)
-        left.set(ylabel="longest gap / median gap", title="The rows that decode wait")
-        right.plot(budgets, [p["ttft_s"] for p in points], "o-", color="#386cb0")
-        right.set(ylabel="s until its first token", title="The long prompt waits")
-        for axis in (left, right):
-            powers_of_two(axis, budgets, "token_budget: prefill tokens in an iteration")
-            axis.set_ylim(bottom=0)
-        caption_of(figure, caption)
-    return figure
-
-
 def quantization(
     steps: Sequence[Mapping[str, Any]],
     pools: Mapping[str, Mapping[str, Any]],

@@ -170,13 +170,11 @@ class Benchmark:
         body: str,
         result: Mapping[str, Any],
         figure: tuple[str, Figure] | None = None,
-        name: str | None = None,
     ) -> None:
         """Write NAME.md and NAME.json, and NAME.png for a figure and its words; print the page.
 
-        result: the numbers, with their record. name: of the files, if not the benchmark's.
+        result: the numbers, with their record.
         """
-        name = name or self.name
         page = (
             f"# {title}\n\n{setup}; `{result['command']}`, commit {result['commit']}, "
             f"{result['date']}.\n\n{body}\n"
@@ -184,11 +182,11 @@ class Benchmark:
         folder.mkdir(parents=True, exist_ok=True)
         if figure:
             words, drawn = figure
-            page += f"\n![{words}]({name}.png)\n"
-            draw(drawn, folder / f"{name}.png")
-        (folder / f"{name}.md").write_text(page)
-        (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        print(f"{page}\n{name}.md and {name}.json: {folder}")
+            page += f"\n![{words}]({self.name}.png)\n"
+            draw(drawn, folder / f"{self.name}.png")
+        (folder / f"{self.name}.md").write_text(page)
+        (folder / f"{self.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        print(f"{page}\n{self.name}.md and {self.name}.json: {folder}")
 
 
 def draw(figure: Figure, path: Path) -> None:

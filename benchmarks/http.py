@@ -1,48 +1,32 @@
 """What HTTP costs with an engine that computes nothing, and how soon rows of clients that leave are
-free; or what a reader of the live page costs.
+free.
 
     python -m benchmarks.http [--clients 64] [--tokens 64] [--seconds 5]
-    python -m benchmarks.http --model demo --reader 20 --out DIR
 
 Measured are requests and chunks a second and the server's CPU for each, and how long after its
 client has gone a request's row and KV blocks are free. A server in mode dynamic with `--model
 fake`, on the same machine as the clients. The fake engine sleeps 1 ms + 0.06 ms a row an iteration:
 at most 16,667 tokens a second, whatever HTTP costs.
-
---reader N: throughput with and without a reader that polls /live/events as the page does, in N
-pairs; and of a server without a reader against one with `--live off`. The reader is a process of
-its own: on a machine of few cores it takes its share of them, as a browser there would.
 """
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import itertools
 import json
-import math
-import multiprocessing
 import random
 import statistics
 import time
 import urllib.parse
-from collections.abc import Iterator
-from multiprocessing.synchronize import Event
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.clients import JSON, load
-from benchmarks.harness import Benchmark, Round, alternate, ratios, run, values
+from benchmarks.harness import Benchmark, Round, alternate, run, values
 from client.calls import get, get_text
-from client.machine import processor
-from compare.analysis import estimate
-from compare.report.tables import markdown
 from compare.servers import server
 
 REPEATS = 3
 GONE = 20
-POLLS_S = 1 / 7  # between two of the page
-SETTLED_S = 4.0  # until a server with a new reader is steady, or has forgotten one
 BENCHMARK = Benchmark(
     "http",
     "What HTTP costs with an engine that computes nothing.",
@@ -50,9 +34,6 @@ BENCHMARK = Benchmark(
         "--clients": (64, "connections"),
         "--tokens": (64, "completion tokens of a request"),
         "--seconds": (5.0, f"of each round; there are {REPEATS} of each kind"),
-        "--reader": (0, "pairs of rounds with and without a reader of the page, instead"),
-        "--model": ("fake", "of --reader"),
-        "--out": (Path("runs/live"), "folder of --reader"),
     },
 )
 
@@ -118,85 +99,8 @@ def freed_after_s(url: str, stream: bool) -> float:
     return time.perf_counter() - start
 
 
-# ---- a reader of the live page
-
-
-def poll(url: str, stop: Event) -> None:
-    """Poll as a page does, until stopped."""
-    parts = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
-    cursor = ""
-    while not stop.wait(POLLS_S):
-        connection.request("GET", f"/live/events{cursor}")
-        cursor = f"?since={json.loads(connection.getresponse().read())['cursor']}"
-    connection.close()
-
-
-@contextlib.contextmanager
-def reader(url: str) -> Iterator[None]:
-    """A reader polls as long as the context lasts."""
-    stop = multiprocessing.Event()
-    process = multiprocessing.Process(target=poll, args=(url, stop))
-    process.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        process.join()
-        assert process.exitcode == 0, "the reader failed"
-
-
-def compared(what: str, turns: dict[str, list[float]]) -> dict[str, Any]:
-    """The ratio of the first throughput to the second, its interval, and that of each pair."""
-    of_pairs = ratios(*turns.values())
-    log = estimate([math.log(ratio) for ratio in of_pairs])
-    half = log.half or 0.0
-    low, mean, high = (math.exp(log.mean + side * half) for side in (-1, 0, 1))
-    return {"what": what, "ratio": mean, "low": low, "high": high, "ratios": of_pairs}
-
-
-def cost_of_a_reader(options: Any) -> None:
-    flags, traffic = {"model": options.model}, Traffic(options.tokens, stream=False)
-    with server("dynamic", flags) as live, server("dynamic", flags | {"live": "off"}) as off:
-
-        def throughput(turn: str) -> float:
-            url = off if turn == "off" else live
-            with reader(url) if turn == "read" else contextlib.nullcontext():
-                time.sleep(SETTLED_S)
-                measured = measure(url, traffic, options.clients, options.seconds)
-            return measured["tokens_per_s"]
-
-        found = [
-            compared(what, alternate(turns, throughput, options.reader))
-            for what, turns in (
-                ("one reader ÷ nobody looks", ("read", "unread")),
-                ("nobody looks ÷ --live off", ("unread", "off")),
-            )
-        ]
-    rows = [["throughput", "ratio", "95%", "pairs"]]
-    for each in found:
-        interval = f"{each['low']:.3f} to {each['high']:.3f}"
-        rows.append([each["what"], f"{each['ratio']:.3f}", interval, str(options.reader)])
-    result = {"comparisons": found} | BENCHMARK.record()
-    setup = (
-        f"{processor(result['hardware'], {})}; {options.clients} clients of {options.model}, "
-        f"dynamic; a reader polls every {1e3 * POLLS_S:.0f} ms in a process of its own on the same "
-        "machine"
-    )
-    title = "What it costs to be looked at"
-    BENCHMARK.write(options.out, title, setup, markdown(rows), result, name="live")
-    print(json.dumps(result))
-
-
 def main() -> None:
     options = BENCHMARK.parse()
-    if options.reader:
-        cost_of_a_reader(options)
-    else:
-        cost_of_http(options)
-
-
-def cost_of_http(options: Any) -> None:
     kinds = {
         "plain, 1 token": Traffic(1, stream=False),
         "plain": Traffic(options.tokens, stream=False),

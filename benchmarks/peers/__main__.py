@@ -111,9 +111,9 @@ def version(python: str, package: str) -> str | None:
 def installed(options: Any) -> dict[str, str]:
     """Versions of the peers that are there; of each other one a sentence is printed."""
     versions = {}
-    for peer, package in PACKAGES.items():
+    for package in PACKAGES.values():
         if there := version(getattr(options, package.option), package.name):
-            versions[peer] = there
+            versions[package.name] = there
         else:
             print(
                 f"{package.name} is not installed, so it is left out: install "
@@ -199,9 +199,7 @@ def measure(
 
 
 def shown_versions(versions: Mapping[str, str]) -> str:
-    names = {f"benchmarks.peers.{peer}": package.name for peer, package in PACKAGES.items()}
-    names |= {peer: package.name for peer, package in PACKAGES.items()}
-    return ", ".join(f"{names[peer]} {text}" for peer, text in versions.items())
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def span(values: Sequence[float], form: str) -> str:
@@ -274,7 +272,7 @@ def main() -> None:
     for model in options.model:
         for rows in ROWS:
             for kind, runners in kinds(native).items():
-                there = [each for each in runners if each.peer is None or each.peer in versions]
+                there = [r for r in runners if r.peer is None or PACKAGES[r.peer].name in versions]
                 measure(book, model, rows, kind, there, options)
     print(f"peers.json and peers.md: {options.out}")
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import kernels
-from benchmarks import agreement, burst, engine, long_prompt, quantization, scheduler
+from benchmarks import agreement, burst, engine, quantization, scheduler
 from benchmarks.workload import draw
 from client.traces import load_trace
 from config import build
@@ -144,13 +144,6 @@ def test_gains_of_int8_are_measured_by_rows_and_on_a_small_pool(
     page = (tmp_path / "quantization.md").read_text()
     assert "\n| 20 | 3 | " in page and f"\n| both int8 | 390 | {both['rows']:.1f} | " in page
     assert (tmp_path / "quantization.png").stat().st_size > 10_000
-
-
-def test_a_long_prompt_is_measured_over_budgets(small: str, result_of: Run, tmp_path: Path) -> None:
-    points = result_of(long_prompt, small, f"--budgets 300,900 --out {tmp_path}")["points"]
-    assert [point["token_budget"] for point in points] == [300, 900]
-    assert all(p["longest_itl_s"] >= p["median_itl_s"] > 0 < p["ttft_s"] for p in points)
-    assert (tmp_path / "long_prompt.png").stat().st_size > 10_000
 
 
 def test_the_engine_is_held_against_the_oracle(

@@ -12,13 +12,11 @@ import pytest
 
 from benchmarks import (
     agreement,
-    attention,
     burst,
     engine,
     gpu,
     harness,
     huggingface,
-    long_prompt,
     pairs,
     quantization,
 )
@@ -68,8 +66,6 @@ def test_a_page_has_its_setup_command_and_numbers(tmp_path: Path) -> None:
         (engine, "--order fcfs", "unknown flag --order"),
         (engine, "--prefix-caching", "unknown flag --prefix-caching"),
         (engine, "--max-waiting 3", "unknown flag --max-waiting"),
-        (long_prompt, "--model demo --max-batch-size 16", "raise --max-batch-size"),
-        (long_prompt, "--model demo --token-budget 16", "built for --token-budget 16 at most"),
         (agreement, "--model demo --n 33 --max-batch-size 32", "from 1 to 64 and --max-batch-size"),
         (agreement, "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
         (huggingface, "--model demo", "name another --model"),
@@ -100,14 +96,6 @@ def test_only_settings_with_an_effect_are_recorded(
         "preferred_batch_sizes",
     }  # fmt: skip
     assert set(result_of(huggingface, small, "--n 1")["config"]) == huggingface.SETTINGS
-    monkeypatch.setattr(attention, "BYTES", 100_000)
-    flags = small.replace("--weights random", "--rows 1,2 --contexts 20 --repeats 1")
-    result = result_of(attention, flags)
-    assert set(result["config"]) == {
-        "model", "device", "dtype", "threads", "block_size", "kv_dtype",
-    }  # fmt: skip
-    assert [point["bytes"] for point in result["points"]] == [n * 20 * 2 * 32 * 4 for n in (1, 2)]
-    assert all(min(point["bytes_per_s"].values()) > 0 for point in result["points"])
 
 
 def test_pairs_compare_what_both_commands_print(result_of: Run) -> None:

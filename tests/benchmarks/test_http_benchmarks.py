@@ -1,35 +1,14 @@
-"""The benchmarks of HTTP, front ends and replicas: what they make of their measurements, and each
-at a small size.
-"""
+"""The benchmarks of HTTP and front ends: their tables, and each at a small size."""
 
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 import pytest
 
-from benchmarks import fronts, http, replicas
+from benchmarks import fronts, http
 from benchmarks.harness import Round
 from tests.benchmarks.conftest import Run
-
-
-def test_a_full_replica_answers_what_its_engine_can_do() -> None:
-    """8 rows of 16 tokens are half an answer an iteration, which takes 1.49 ms by 1."""
-    assert replicas.most_answers(1.0) == pytest.approx(0.5 / 1.49e-3)
-    assert replicas.most_answers(10.0) == pytest.approx(0.05 / 1.49e-3)
-
-
-def test_replicas_are_compared_with_one_and_busy_cores_are_said() -> None:
-    rates = {1: [10.0, 20.0], 2: [20.0, 40.0], 4: [40.0, 80.0]}
-    busy = {1: 10.0, 2: 20.0, 4: 70.0}
-    rounds: dict[int, list[Round]] = {
-        n: [{"answers_per_s": rate, "busy_percent": busy[n]} for rate in rates[n]] for n in rates
-    }
-    _, _, one, two, four = replicas.scaling_table(rounds, 60.0).splitlines()
-    assert "| 2.00 ± 0.00 | 2 | 20 |" in two and "too busy" not in two
-    assert "| 4.00 ± 0.00 | 3.6 | 70 (too busy" in four
-    assert "±" in one and "2.00" not in one
 
 
 def test_a_front_end_is_reported_beside_the_plain_server() -> None:
@@ -83,9 +62,3 @@ def test_http_is_measured_with_plain_answers_and_streams(
         assert measured["tokens_per_s"] == pytest.approx(tokens * measured["requests_per_s"])
         assert (measured["chunks_per_s"] > 0) == ("streaming" in name)
         assert 0 < measured["server_cores"] < 4 and measured["cpu_ms_per_request"] > 0
-
-
-@pytest.mark.nightly
-def test_a_reader_of_the_live_page_costs_little(result_of: Run, tmp_path: Path) -> None:
-    result = result_of(http, "--clients 4 --tokens 4 --reader 2 --seconds 0.3", f"--out {tmp_path}")
-    assert [each["ratios"] for each in result["comparisons"]] and result["comparisons"]
