@@ -1,7 +1,7 @@
 """The handler thread: plan → generate → apply, for as long as the server lives.
 
-Knows threads and one lock; what to run is the policy's, what happens to it the scheduler's, how it
-is computed the generator's. Knows no torch and no HTTP; the clock is handed in.
+Knows threads and one lock. The policy decides what runs, the scheduler carries it out, and the
+generator computes it. Knows no torch and no HTTP; the clock is handed in.
 """
 
 from __future__ import annotations
@@ -12,21 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed
-from scheduling.inference import (
-    Generator,
-    Inference,
-    Iteration,
-    IterationRecord,
-    Observer,
-)
+from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
+from scheduling.inference import Generator, Inference, Iteration, IterationRecord, Observer
 from scheduling.scheduler import Scheduler, Snapshot
 
-# iterations in a row that fail: an engine that does, a GPU after an illegal access say, never
-# recovers
+# failed iterations in a row after which the engine is given up: a GPU, say, never recovers from an
+# illegal access
 FAILURES = 3
-# what a thread waits for at most before it looks again; the platform's limit is beyond it
-LONGEST_WAIT_S = 3600.0
+LONGEST_WAIT_S = 3600.0  # of a thread, within the platform's limit
 log = logging.getLogger("effective_batching")
 
 T = TypeVar("T")
@@ -37,13 +30,13 @@ class BatchingManager:
 
     `load` builds the generator in the handler thread, so that the server answers /health meanwhile.
 
-    An iteration that fails answers its requests with GenerationFailed, and the loop goes on.
-    Loading that fails, FAILURES iterations in a row that do, and whatever else ends the handler
-    thread, are for good: the error is kept in `failure`, everybody in flight is answered with
-    EngineFailed, as is whoever comes later, and then those that `on_failure` named are called.
+    The requests of a failed iteration are answered with GenerationFailed, and the loop goes on. A
+    failure to load, FAILURES failed iterations in a row, and any other end of the handler thread
+    are for good: the error is kept in `failure`, all requests in flight and later ones are answered
+    with EngineFailed, and the calls given to `on_failure` are made.
 
-    Stopping: `drain()` takes no new requests and finishes those in flight; `close()` ends them with
-    `Draining` and joins the thread.
+    `drain()` takes no new requests and finishes those in flight; `close()` ends them with Draining
+    and joins the thread.
     """
 
     def __init__(
@@ -73,11 +66,11 @@ class BatchingManager:
         self._thread.start()
 
     def observe(self, observer: Observer) -> None:
-        """Tell `observer` of all that happens from now on, after those that were there before."""
+        """Notify `observer` of all that happens from now on, after earlier observers."""
         self._observers.append(observer)
 
     def on_failure(self, call: Callable[[BaseException], None]) -> None:
-        """Have the handler thread tell `call` when the engine fails for good; at once if it has."""
+        """Have `call` called when the engine fails for good; at once if it has."""
         with self._changed:
             self._when_failed.append(call)
             failure = self.failure
@@ -87,7 +80,7 @@ class BatchingManager:
     # ---- called from any thread
 
     def enqueue(self, inferences: Sequence[Inference]) -> None:
-        """Queue a request's inferences, all or none.
+        """Queue the inferences of a request, all or none.
 
         Raises InvalidRequest, Overloaded, EngineFailed or Draining.
         """
@@ -106,19 +99,13 @@ class BatchingManager:
 
         Those already over are left alone.
         """
+        error = Cancelled("The request was cancelled.")
         with self._changed:
-            self._answer(
-                self._scheduler.fail(
-                    inferences, Cancelled("The request was cancelled."), self.clock()
-                )
-            )
+            self._answer(self._scheduler.fail(inferences, error, self.clock()))
             self._changed.notify()
 
     def expire(self) -> None:
-        """End what has passed its deadline.
-
-        Between iterations that happens by itself; one, or loading, may take long.
-        """
+        """End requests whose deadline has passed: an iteration, or loading, may take long."""
         with self._changed:
             self._answer(self._scheduler.expire(self.clock()))
 
@@ -135,13 +122,12 @@ class BatchingManager:
         """End everything in flight with Draining, stop the handler thread and wait for it."""
         with self._changed:
             self._closed = True
-            error = Draining("The server was stopped before this request was finished.")
-            self._answer(self._scheduler.fail(self._scheduler.in_flight(), error, self.clock()))
+            self._fail_all(Draining("The server was stopped before this request was finished."))
             self._changed.notify()
         self._thread.join()
 
     def snapshot(self) -> Snapshot:
-        """How full the server is now."""
+        """Return how full the server is now."""
         with self._changed:
             return self._scheduler.snapshot()
 
@@ -164,7 +150,7 @@ class BatchingManager:
         return self._loaded.wait(timeout) and self.failure is None
 
     def not_ready_because(self, stalled_after_s: float = 60.0) -> str | None:
-        """Why requests should not be sent here now, or None if they may."""
+        """Return why requests should not be sent here now; None if they may."""
         if self.failure is not None:
             return self._why_failed
         if not self.loaded:
@@ -186,7 +172,7 @@ class BatchingManager:
                     self._answer(self._scheduler.limit_blocks(generator.n_blocks, self.clock()))
             self._loaded.set()
             self._serve(generator)
-        # whatever it is: without this thread nobody would ever be answered
+        # whatever it is: without this thread no request would ever be answered
         except BaseException as error:
             self._give_up(error)
 
@@ -201,14 +187,16 @@ class BatchingManager:
             self.failure = error
             calls = list(self._when_failed)
             try:
-                self._answer(
-                    self._scheduler.fail(self._scheduler.in_flight(), self._refusal(), self.clock())
-                )
+                self._fail_all(self._refusal())
             except Exception:  # a defect there must not keep the process alive
-                log.exception("not everybody in flight could be answered")
+                log.exception("not all requests in flight could be answered")
         self._loaded.set()
         for call in calls:
             call(error)
+
+    def _fail_all(self, error: ServingError) -> None:
+        in_flight = self._scheduler.in_flight()
+        self._answer(self._scheduler.fail(in_flight, error, self.clock()))
 
     def _refusal(self) -> EngineFailed:
         return EngineFailed(
@@ -227,13 +215,13 @@ class BatchingManager:
             self._iteration_started_at = None
             record = IterationRecord(started_at, self.clock() - started_at, iteration)
             for observer in self._observers:
-                _tell(observer.iteration, record)
-            # else a cancellation could come between, and a stream learn of its end too early
+                _call(observer.iteration, record)
+            # under the lock, lest a cancellation come between and a stream end too early
             with self._changed:
-                self._answer(answered)  # first, so that who has its last token finds itself counted
+                self._answer(answered)  # first, so that a stream's last token finds it counted
                 for row in iteration.rows:
                     if row.samples and not row.idle:
-                        _tell(Inference.notify, row.inference)
+                        _call(Inference.notify, row.inference)
             if self._loop_interval_s:
                 time.sleep(self._loop_interval_s)
 
@@ -282,9 +270,9 @@ class BatchingManager:
     def _answer(self, inferences: Iterable[Inference]) -> None:
         for inference in inferences:
             for observer in self._observers:
-                _tell(observer.answered, inference)
-            if inference.error is not None:  # else its listener was told with its last token
-                _tell(Inference.notify, inference)
+                _call(observer.answered, inference)
+            if inference.error is not None:  # else its listener is notified of its last token
+                _call(Inference.notify, inference)
             inference.done.set()
 
 
@@ -292,8 +280,8 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def _tell(listener: Callable[[Any], None], what: Any) -> None:
+def _call(observer: Callable[[Any], None], argument: Any) -> None:
     try:
-        listener(what)
+        observer(argument)
     except Exception:  # an observer cannot break the loop
         log.exception("an observer failed; serving goes on")

@@ -25,8 +25,9 @@ from observers.recording import END, Entry, gap, line_of, record
 from observers.request_log import RequestLog
 from observers.server_stats import ServerStats
 from scheduling.errors import InvalidRequest
-from scheduling.inference import Generator, Inference, Scores
+from scheduling.inference import Generator, Inference
 from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Scores
 from scheduling.scheduler import build
 from tokenizer import Detokenizer, StopRule, load_tokenizer
 from weights import locate

@@ -28,7 +28,8 @@ from generate.cached import CachedGenerator
 from generate.naive import NaiveGenerator
 from generate.sampling import uniform
 from scheduling import scheduler
-from scheduling.inference import Generator, Inference, Row, Sampling
+from scheduling.inference import Generator, Inference, Row
+from scheduling.sampling import Sampling
 from simulate import drive
 from weights import locate
 

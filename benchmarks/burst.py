@@ -31,7 +31,7 @@ from benchmarks.phases import Phases
 from benchmarks.workload import LARGEST, Prompted
 from client.traces import Request, save_trace
 from config import MODES, Config, ConfigError
-from scheduling.inference import Sampling
+from scheduling.sampling import Sampling
 
 TURNS, MOST_LOOPS = 3, 64  # alone and beside busy loops
 SETTLE_S = 2.0  # without busy loops; the kernels then use all threads again (kernels/team.h)

@@ -20,7 +20,7 @@ from benchmarks.harness import Benchmark, run
 from benchmarks.offline import burst, refuse_few_ids
 from benchmarks.workload import LARGEST, Prompted
 from config import Config, ConfigError
-from model import load_model
+from generate.checkpoint import load_model
 from weights import locate
 
 SETTINGS = {"model", "weights", "weights_seed", "dtype", "device", "threads"}  # of its own engine

@@ -10,8 +10,9 @@ from benchmarks.workload import LARGEST, Prompted, draw
 from config import Config, ConfigError
 from generate import load_generator
 from generate.cached import CachedGenerator
-from scheduling.inference import Inference, IterationRecord, Row, Sampling
+from scheduling.inference import Inference, IterationRecord, Row
 from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Sampling
 from serving import Server
 from weights import locate
 

@@ -36,7 +36,7 @@ from benchmarks.offline import (
 from benchmarks.workload import LARGEST, draw
 from compare.report.tables import markdown
 from config import ONLY_IN, Config, ConfigError
-from scheduling.inference import Sampling
+from scheduling.sampling import Sampling
 
 PLAIN, CONTROL = "plain", "plain again"
 VARIANTS: dict[str, list[str]] = {

@@ -27,10 +27,12 @@ from config.resolve import physical_cores
 from demo.corpus import load_corpus
 from generate.attention import PlainAttention
 from generate.cached import CachedGenerator
+from generate.checkpoint import load_model
 from generate.sampling import sample
-from model import GPT2, KVCache, load_model
-from scheduling.inference import Inference, Sampling
+from model import GPT2, KVCache
+from scheduling.inference import Inference
 from scheduling.policies import Dynamic, Limits
+from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate import drive
 from tokenizer import load_tokenizer

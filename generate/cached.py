@@ -1,11 +1,10 @@
 """The engine: one forward pass over the tokens of all rows, attention per row over its own cache.
 
-Knows tensors; knows neither the policy nor the clock. An `Iteration` comes in as integers, becomes
-a flat list of tokens with a position each, and one id per sampled row goes out.
+Knows tensors; knows neither the policy nor the clock. An `Iteration` of integers becomes a flat
+list of tokens with a position each, and one id is returned for each row that samples.
 
 On a GPU a forward pass is captured once for each decoder batch size (generate/graphs.py): it reads
-its input from buffers that stay where they are, so that what changes from iteration to iteration is
-their content alone.
+its input from buffers that stay where they are, so that only their content changes.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ from generate.buffers import Buffer
 from generate.sampling import Sample
 from generate.scoring import choose, record_prompts, split
 from model import GPT2
-from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
+from scheduling.inference import Generator, Inference, Iteration, Row
+from scheduling.sampling import Sampling
 
 Pass = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
-# a row of nobody: it has no blocks and sees itself alone
+# a row without a request: it has no blocks and attends to itself alone
 PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)
 
 
 def flat(rows: Sequence[Row], every: bool = False) -> tuple[array[int], array[int], array[int]]:
-    """Ids and positions of all tokens, and the indices of those whose logits are wanted: of `every`
-    token, or the last of each row that samples.
+    """Return ids and positions of all tokens, and the indices of those whose logits are wanted: of
+    `every` token, or the last of each row that samples.
     """
     ids, positions, samples = array("q"), array("q"), array("q")
     for row in rows:
@@ -49,8 +49,10 @@ def flat(rows: Sequence[Row], every: bool = False) -> tuple[array[int], array[in
 
 
 class CachedGenerator(Generator):
-    """`max_tokens`: of an iteration at most. `n_blocks`: see inference.Generator. `one_call`: what
-    computes the logits of rows instead of the model's modules.
+    """The model with a KV cache.
+
+    `max_tokens`: of an iteration at most. `n_blocks`: see inference.Generator. `one_call` computes
+    the logits of rows instead of the model's modules.
     """
 
     def __init__(
@@ -90,10 +92,8 @@ class CachedGenerator(Generator):
             return choose(logits, sampled, self._n_vocab, self.sample)
 
     def logits(self, rows: Sequence[Row], padding: int = 0, every: bool = False) -> Tensor:
-        """Compute the rows' tokens into the cache; return the logits after rows that sample, or
-        after every token.
-
-        Those are [N, V]. padding: rows of nobody to compute besides.
+        """Compute the rows' tokens into the cache; return the logits, [N, V], after rows that
+        sample, or after every token. padding: rows without a request to compute besides.
         """
         if self.one_call is not None:
             return self.one_call([*rows, *[PADDING] * padding], every)
@@ -146,21 +146,11 @@ class CachedGenerator(Generator):
             [0] * prompt_tokens, 1, Sampling(temperature=1.0, top_k=50, top_p=0.9), tokens=[0]
         )
         prefill = [
-            Row(
-                prompt,
-                0,
-                min(prompt_tokens, token_budget - at),
-                [] if at else blocks,
-                samples=True,
-                idle=False,
-            )
+            Row(prompt, 0, min(prompt_tokens, token_budget - at), [] if at else blocks, True, False)
             for at in range(0, token_budget, prompt_tokens)
         ][:max_batch_size]
         decode = Row(prompt, prompt_tokens, 1, blocks, samples=True, idle=False)
         idle = Row(prompt, 0, 1, [], samples=True, idle=True)
-        for rows in (
-            [*prefill, *[idle] * (max_batch_size - len(prefill))],
-            [decode],
-            [idle] * max_batch_size,
-        ):
+        largest = [*prefill, *[idle] * (max_batch_size - len(prefill))]
+        for rows in (largest, [decode], [idle] * max_batch_size):
             self.generate(Iteration(rows, running=len(rows), waiting=0, blocks_used=0))

@@ -12,13 +12,14 @@ from config import Config
 from generate import OutOfMemory, memory_for
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
+from generate.checkpoint import load_model
 from generate.forward import KernelForward, in_one_call
 from generate.graphs import Capture
 from generate.linear import pack, pad_head
 from generate.naive import NaiveGenerator
 from generate.norms import NORMS, fuse_norms
 from generate.sampling import sample, sample_on_cpu
-from model import GPT2, KVCache, load_model
+from model import GPT2, KVCache
 from scheduling.inference import Generator
 
 

@@ -24,7 +24,8 @@ from torch.nn import functional as F
 
 import kernels
 from generate.buffers import to_device
-from scheduling.inference import Inference, Sampling
+from scheduling.inference import Inference
+from scheduling.sampling import Sampling
 
 Draws = Sequence[tuple[Sampling, int]]  # for each row, with its token's index in the completion
 Sample = Callable[[Tensor, Draws, int], list[int]]

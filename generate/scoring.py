@@ -12,7 +12,8 @@ from torch import Tensor
 
 from generate.buffers import to_device
 from generate.sampling import Sample, penalized
-from scheduling.inference import Row, Score, Scores
+from scheduling.inference import Row
+from scheduling.sampling import Score, Scores
 
 PASS = 128  # prompt tokens that are scored at once: of GPT-2 their logits are 26 MB
 LEAST = -9999.0  # minus infinity in JSON, as in OpenAI's and vLLM's answers

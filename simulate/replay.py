@@ -15,7 +15,8 @@ from typing import Any
 
 from observers.recording import ASKED, ROW, VERSION, Entry, line_of, record
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
-from scheduling.inference import Inference, Iteration, IterationRecord, Observer, Sampling
+from scheduling.inference import Inference, Iteration, IterationRecord, Observer
+from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 
 ENDINGS = {kind.code: kind for kind in (Cancelled, DeadlinePassed)}  # all others are failures

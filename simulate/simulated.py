@@ -21,8 +21,9 @@ from config import Config
 from observers.server_stats import ServerStats
 from scheduling import scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
-from scheduling.inference import Inference, Iteration, IterationRecord, Observer, Sampling
+from scheduling.inference import Inference, Iteration, IterationRecord, Observer
 from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate import Arrival, Loop, any_ids, seconds
 from simulate.costs import Costs

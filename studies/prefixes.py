@@ -22,8 +22,9 @@ from compare.report.drawing import PALETTE, Look
 from config import build
 from generate.fake import PREFILL_TOKEN_S, FakeGenerator, cost_s
 from scheduling import scheduler
-from scheduling.inference import Inference, Iteration, Sampling
+from scheduling.inference import Inference, Iteration
 from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Sampling
 from simulate import Arrival, any_ids, drive
 from stats import times_of
 from studies.study import Against, Case, Panel, Study, Table

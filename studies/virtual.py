@@ -12,7 +12,8 @@ from client.workloads import Workload
 from config import build
 from generate.fake import cost_s
 from scheduling import scheduler
-from scheduling.inference import Inference, Iteration, IterationRecord, Sampling, State
+from scheduling.inference import Inference, Iteration, IterationRecord, State
+from scheduling.sampling import Sampling
 from simulate import drive
 from stats import times_of
 

@@ -17,14 +17,16 @@ import torch
 
 from generate.attention import Attention, KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
+from generate.checkpoint import load_model
 from generate.forward import KernelForward
 from generate.linear import pack
 from generate.naive import NaiveGenerator
 from generate.norms import KernelAddNorm, fuse_norms
 from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniform
-from model import GPT2, KVCache, load_model
-from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
+from model import GPT2, KVCache
+from scheduling.inference import Generator, Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
+from scheduling.sampling import Sampling
 from shapes import Shape
 from simulate import drive
 from tests.virtual import make_scheduler

@@ -8,9 +8,10 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from scheduling.inference import Inference, Iteration, Sampling
+from scheduling.inference import Inference, Iteration
 from scheduling.policies import MODES, ORDERS, Limits, Order, Policy
 from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate import drive
 

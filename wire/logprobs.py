@@ -6,7 +6,8 @@ import codecs
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from scheduling.inference import Inference, Score
+from scheduling.inference import Inference
+from scheduling.sampling import Score
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from config import MAX_BODY_BYTES
 from scheduling.errors import ContextTooLong, InvalidRequest, ModelNotFound
-from scheduling.inference import Sampling
+from scheduling.sampling import Sampling
 from tokenizer import LONGEST_TOKEN, StopRule
 from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest, TokenizeRequest
 from wire.refusals import too_large

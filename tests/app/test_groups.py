@@ -13,9 +13,10 @@ from flask.testing import FlaskClient
 
 from model import GPT2
 from scheduling.errors import Cancelled
-from scheduling.inference import Inference, Sampling, State
+from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, NoBatching, Policy, Static
 from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Sampling
 from serving import member_seed
 from simulate import drive
 from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401

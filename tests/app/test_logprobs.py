@@ -18,11 +18,13 @@ from flask.testing import FlaskClient
 import generate.scoring
 from config import MODES, build
 from deploy.replica import Replica
+from generate.checkpoint import load_model
 from generate.naive import NaiveGenerator
 from generate.sampling import penalized, sample, sample_on_cpu
-from model import GPT2, load_model
-from scheduling.inference import Inference, Sampling, Scores
+from model import GPT2
+from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching, Policy
+from scheduling.sampling import Sampling, Scores
 from tests.oracle import N_VOCAB, POLICIES, SHAPE, engine, enliven, serve, workload
 from tests.sse import events
 from wire.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk

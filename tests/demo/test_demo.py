@@ -22,7 +22,8 @@ from demo import train as training
 from demo.corpus import Corpus, load_corpus
 from demo.evaluate import PROMPTS, bits_of_bytes, causal_logits, complete, share_of_words
 from demo.train import CheckpointUnusable, Recipe, _batch, _rate, train
-from model import GPT2, causal_attention, load_model
+from generate.checkpoint import load_model
+from model import GPT2, causal_attention
 from shapes import SHAPES, Shape, shape_of
 from tests.servers import ROOT
 from weights import DEMO, locate

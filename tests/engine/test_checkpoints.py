@@ -16,8 +16,9 @@ from config import Config, ConfigError, build
 from generate import load_generator
 from generate.attention import KernelAttention
 from generate.cached import CachedGenerator
+from generate.checkpoint import load_model
 from generate.sampling import sample_on_cpu
-from model import KVCache, causal_attention, load_model
+from model import KVCache, causal_attention
 from scheduling.inference import Inference, Row
 from shapes import SHAPES, shape_of
 from weights import WeightsUnavailable, expected_tensors, locate

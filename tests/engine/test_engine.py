@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from config.resolve import onednn_multiplies_bfloat16
+from generate.checkpoint import load_model
 from generate.naive import NaiveGenerator
-from model import GPT2, load_model
-from scheduling.inference import Generator, Inference, Iteration, Row, Sampling
+from model import GPT2
+from scheduling.inference import Generator, Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching
+from scheduling.sampling import Sampling
 from tests.counts import nightly_but
 from tests.oracle import N_VOCAB, PATHS, POLICIES, SHAPE, Oracle, engine, serve, workload
 

@@ -22,13 +22,15 @@ from config import Config, build, resolve
 from generate import OutOfMemory, load_generator, loading, memory_for
 from generate.attention import PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
+from generate.checkpoint import load_model
 from generate.linear import pad_head
 from generate.loading import fitting_blocks
 from generate.norms import TritonAddNorm, fuse_norms
 from generate.sampling import sample
-from model import GPT2, AddNorm, KVCache, load_model
-from scheduling.inference import Inference, Iteration, Row, Sampling
+from model import GPT2, AddNorm, KVCache
+from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching, Static
+from scheduling.sampling import Sampling
 from shapes import Shape
 from tests.oracle import N_VOCAB, Oracle, enliven, serve
 from tests.servers import ROOT

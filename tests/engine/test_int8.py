@@ -18,10 +18,11 @@ from demo.evaluate import bits_of_bytes, causal_logits
 from generate import load_generator
 from generate.attention import KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
+from generate.checkpoint import load_model
 from generate.linear import Int8Linear, pack
 from generate.norms import KernelAddNorm, fuse_norms
 from generate.sampling import sample_on_cpu
-from model import GPT2, Block, KVCache, load_model
+from model import GPT2, Block, KVCache
 from scheduling.inference import Inference, Row
 from scheduling.policies import Dynamic, Policy
 from scheduling.prefix_cache import block_keys

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from generate.sampling import Sample, sample, sample_on_cpu, uniform
-from scheduling.inference import Sampling
+from scheduling.sampling import Sampling
 from tests.oracle import restricted
 
 

@@ -19,8 +19,9 @@ from compare.measure import Target, measure
 from config import ConfigError, build, parse
 from model import GPT2
 from scheduling.errors import Cancelled
-from scheduling.inference import Inference, Iteration, Sampling, State
+from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import VICTIMS, Dynamic, Plan, Victim, View
+from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate import drive
 from tests.counts import nightly_but

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from client.workloads import Workload
 from scheduling.extensions import LengthPrediction
-from scheduling.inference import Inference, Iteration, Sampling
+from scheduling.inference import Inference, Iteration
 from scheduling.ledger import Ledger
 from scheduling.memory import BlockPool
 from scheduling.policies import (
@@ -34,6 +34,7 @@ from scheduling.policies import (
 )
 from scheduling.policies.lengths import Bins, Predictor, predictor
 from scheduling.queue import Queue
+from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from tests.counts import examples
 from tests.virtual import Ask, make_scheduler, run

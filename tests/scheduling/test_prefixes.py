@@ -24,7 +24,7 @@ from config import ConfigError, build, parse
 from generate.sampling import sample
 from model import GPT2, KVCache
 from scheduling.errors import Cancelled, GenerationFailed
-from scheduling.inference import Inference, Sampling
+from scheduling.inference import Inference
 from scheduling.policies import (
     Dynamic,
     Fcfs,
@@ -35,6 +35,7 @@ from scheduling.policies import (
     Static,
 )
 from scheduling.prefix_cache import PrefixCache, block_keys
+from scheduling.sampling import Sampling
 from simulate import drive
 from tests.counts import examples, nightly_but
 from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
