@@ -18,7 +18,7 @@ from scheduling.scheduler import Scheduler
 from simulate.costs import Costs, CostsError
 from simulate.costs import load as load_costs
 from simulate.replay import ReplayError, replay_file
-from simulate.simulated import Simulated
+from simulate.run import SimulatedServer
 
 
 def histories(path: Path) -> tuple[dict[str, str], str]:
@@ -136,7 +136,7 @@ def serve_again(
         found.append(Kept(scheduler, told, zero=0.0))
         return found[-1]
 
-    server = Simulated(name, config, costs, stream=stream, jump=False, observe=observe)
+    server = SimulatedServer(name, config, costs, stream=stream, jump=False, observe=observe)
     server.replay(requests, math.inf, Watch())
     return found[0].named(name)
 

@@ -1,11 +1,16 @@
 """Virtual time: the server's own scheduler without its thread, its clock and its tensors.
 
-Knows no torch, no HTTP and no clock. Tests, benchmarks and what else plans ahead drive the
-scheduler by one loop, which does what the handler thread of `batching` does.
+Knows no torch, no HTTP and no clock. `drive` serves inferences by one scheduler;
+`simulate.run.SimulatedServer` serves a client's trace by as many replicas as are asked for. Both
+run a `Loop`.
 
-loop      what happens when
-replica   a scheduler, and the time that its engine takes
-costs     how long an iteration takes, as calibrated
+loop, time   events in order, in picoseconds
+replica      a scheduler, and the time that its engine takes
+fleet        replicas behind a router
+costs        how long an iteration takes, as calibrated
+run          a trace served by simulated servers
+replay       a server's recording, made once more
+plan, trial  how many replicas are needed
 """
 
 from __future__ import annotations
@@ -14,29 +19,12 @@ from collections.abc import Callable, Iterable
 
 from scheduling.inference import Iteration
 from scheduling.scheduler import Scheduler
-from simulate.loop import Arrival, Ended, Loop, nobody
-from simulate.replica import Replica, any_ids, unplanned
-from simulate.time import PS, seconds
+from simulate.costs import CostFunction, Line
+from simulate.loop import Arrival, Ended, Loop, no_follow_up
+from simulate.replica import SimulatedReplica, any_ids, ignore
+from simulate.time import PS, instant, seconds
 
-__all__ = ["PS", "Arrival", "Loop", "Replica", "any_ids", "drive", "seconds"]
-
-
-class _Stepped:
-    """What each iteration takes by a function that knows nothing of the next one."""
-
-    gap = request_turn = answer_turn = 0
-
-    def __init__(self, cost_s: Callable[[Iteration], float]):
-        self._cost_s = cost_s
-
-    def between(self, iteration: Iteration, answered: int) -> int:
-        return 0
-
-    def of(self, iteration: Iteration) -> int:
-        return round(self._cost_s(iteration) * PS)
-
-    def following(self, iteration: Iteration) -> None:
-        return None
+__all__ = ["PS", "Arrival", "Loop", "SimulatedReplica", "any_ids", "drive", "instant", "seconds"]
 
 
 def drive(
@@ -44,22 +32,19 @@ def drive(
     arrivals: Iterable[Arrival],
     cost_s: Callable[[Iteration], float],
     generate: Callable[[Iteration], Iterable[int]] = any_ids,
-    planned: Callable[[float, Iteration], None] = unplanned,
-    ended: Ended = nobody,
+    planned: Callable[[float, Iteration], None] = ignore,
+    ended: Ended = no_follow_up,
 ) -> float:
     """Serve groups of inferences to the end by one scheduler, an iteration at a time, and return
     the time at which it is.
 
-    They have their stamps and tokens then. arrivals: (seconds, group), by time, drawn as they come.
-    cost_s: how long an iteration takes. planned: told of each iteration before it is computed, and
-    when. ended: told of each inference that is answered, expired or refused, and when; what it
-    returns arrives too, no earlier than that, such as the next turn of a conversation. A group that
-    is refused keeps the refusal as its members' `error`. Raises RuntimeError if nothing runs and
-    nothing is waited for while work is left.
+    arrivals: (seconds, group), by time, drawn as they come. cost_s: seconds of an iteration.
+    planned: called with the time and each iteration before it is computed. ended: called with the
+    time and each inference that is answered, expired or refused; the arrivals that it returns, such
+    as the next turn of a conversation, are served too, no earlier than that. The inferences have
+    their stamps and tokens afterwards, and those of a refused group the refusal as `error`. Raises
+    RuntimeError if nothing runs and nothing is waited for while work is left.
     """
-    loop = Loop()
-    replica = Replica(loop, scheduler, _Stepped(cost_s), generate, planned, ended=ended)
-    loop.serve(arrivals, replica.arrive)
-    loop.run()
-    replica.check_done()
-    return seconds(loop.now)
+    loop, costs = Loop(), CostFunction("given", Line(0), cost_s=cost_s)
+    replica = SimulatedReplica(loop, scheduler, costs, generate, planned, ended=ended)
+    return loop.serve(arrivals, replica)

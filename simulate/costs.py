@@ -1,17 +1,16 @@
-"""What an iteration costs, as a straight line in what it computes, and what is lost around it.
+"""Costs of an iteration: a straight line in what it computes, and the time that is lost around it.
 
-Times are integers, in picoseconds: sums are exact, so that many iterations taken at once come to
-what they do one by one. `python -m benchmarks.costs` fits a line to the machine at hand; the form
-is Vidur's (Agrawal et al., MLSys 2024, section 4) with the whole forward pass as one operator.
-Knows neither torch nor numpy.
+Times are whole picoseconds: sums are exact, so that a stretch of iterations takes what they take
+one by one. `python -m benchmarks.costs` fits a line to the machine at hand; the form is Vidur's
+(Agrawal et al., MLSys 2024, section 4) with the whole forward pass as one operator. Knows neither
+torch nor numpy.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +18,9 @@ from typing import Any, NamedTuple
 
 from generate import fake
 from scheduling.inference import Iteration
-from simulate.time import PS, instant
+from simulate.time import PS
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
-FOLDER = RESULTS / "costs"
-FRONTS = RESULTS / "replicas" / "fronts.json"  # what `benchmarks.fronts` measured
+FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
 
 
 class CostsError(Exception):
@@ -31,7 +28,7 @@ class CostsError(Exception):
 
 
 class Work(NamedTuple):
-    """What an iteration computes, as the terms of a line count it."""
+    """Amounts that an iteration computes, one for each term of a `Line`."""
 
     iteration: int
     row: int  # rows of all kinds, padding too
@@ -41,7 +38,7 @@ class Work(NamedTuple):
 
 
 def work(iteration: Iteration) -> Work:
-    """What an iteration computes."""
+    """Count what an iteration computes."""
     context = prefill = chunk_context = 0
     for inference, start, n, _, samples, idle, _ in iteration.rows:
         if idle or (samples and n == 1 and start >= len(inference.prompt_ids)):  # `row.decodes`
@@ -54,7 +51,7 @@ def work(iteration: Iteration) -> Work:
 
 
 def streams(iteration: Iteration) -> int:
-    """Rows whose token is sent at once."""
+    """Count the rows whose token is sent at once."""
     return sum(row.inference.streamed and row.samples and not row.idle for row in iteration.rows)
 
 
@@ -68,13 +65,13 @@ class Line:
     prefill: int = 0
     chunk_context: int = 0
 
-    def of(self, done: Work) -> int:
+    def of(self, work: Work) -> int:
         return (
             self.iteration
-            + self.row * done.row
-            + self.context * done.context
-            + self.prefill * done.prefill
-            + self.chunk_context * done.chunk_context
+            + self.row * work.row
+            + self.context * work.context
+            + self.prefill * work.prefill
+            + self.chunk_context * work.chunk_context
         )
 
     def slower(self, factor: float) -> Line:
@@ -83,38 +80,38 @@ class Line:
 
 @dataclass(frozen=True)
 class Costs:
-    """What serving costs on one machine with one engine, in picoseconds.
+    """Costs of serving on one machine with one engine, in picoseconds.
 
-    decode: of iterations of decode rows alone, by their rows and padding, which do not lie on one
-    line: a CPU's kernels work in tiles, a GPU has a graph for each decoder batch size. Between two
-    numbers of rows lies their interpolation, and outside them the line. source: what a file tells
-    besides: hardware, commit, date, the engine's config, residuals.
+    decode: lines of iterations of decode rows alone, by the number of rows and padding. They do not
+    lie on one line: a CPU's kernels work in tiles, a GPU has a graph for each decoder batch size.
+    Between two numbers of rows lies their interpolation, and outside them holds `line`. source:
+    hardware, commit, date, the engine's config and residuals, of costs that were fitted.
     """
 
     name: str
     line: Line
     gap: int = 0  # from an iteration's end to the beginning of the next one, while there is work
-    gap_row: int = 0  # the same, for each of its rows
-    gap_answer: int = 0  # for each that it answers: its HTTP thread's turns, since it came
-    gap_answer_row: int = 0  # so much less, but not below 0, for each row: in long iterations the
-    # threads find the time
-    gap_stream: int = 0  # once, where it samples for streams: their threads are woken
-    gap_stream_row: int = 0  # and for each of them
+    gap_row: int = 0  # for each of its rows
+    gap_answer: int = 0  # for each request that it answers: turns of its HTTP thread
+    gap_answer_row: int = 0  # by which that is less for each row, down to 0: threads run during
+    # long iterations
+    gap_stream: int = 0  # where it samples for streams, whose threads are woken
+    gap_stream_row: int = 0  # for each of these streams
     request: int = 0  # from the client's sending to the arrival at the server
-    answer: int = 0  # from the answer at the server to the client's having it
-    request_turn: int = 0  # by which requests that come at once come one after another
-    answer_turn: int = 0  # and answers
+    answer: int = 0  # from the answer at the server to its arrival at the client
+    request_turn: int = 0  # between the arrivals of requests that are sent at once
+    answer_turn: int = 0  # between their answers
     decode: Mapping[int, Line] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, iteration: Iteration) -> int:
-        """How long an iteration takes."""
-        done = work(iteration)
-        return (self._decode_line(iteration) if not done.prefill else self.line).of(done)
+        """Return the time that an iteration takes."""
+        amounts = work(iteration)
+        return (self.line if amounts.prefill else self._decode_line(iteration)).of(amounts)
 
     def following(self, iteration: Iteration) -> tuple[int, int]:
-        """How long the next one takes, in which the same rows compute a token each, and by how much
-        longer each one after that.
+        """Return the time that the next iteration takes, in which the same rows compute a token
+        each, and the time by which each later one is longer than the one before it.
 
         An idle row computes its last position again and again.
         """
@@ -127,28 +124,27 @@ class Costs:
         return line.of(following), live * line.context
 
     def slower(self, factor: float) -> Costs:
-        """Those of an engine that takes so many times as long."""
+        """Return the costs of an engine that takes so many times as long."""
         decode = {size: line.slower(factor) for size, line in self.decode.items()}
         return replace(self, line=self.line.slower(factor), decode=decode)
 
     def scaled(self, factor: float) -> Costs:
-        """Those of a server of which all takes so many times as long, but HTTP outside of it."""
+        """Return the costs of a server so many times as slow, with the same HTTP outside it."""
         gaps = {name: round(factor * getattr(self, name)) for name in _TIMES if "gap" in name}
         return replace(self.slower(factor), **gaps)
 
     @property
     def uncertainty(self) -> float:
-        """Relative standard deviation of a whole run's time around what the costs say, from the
-        runs that were held out of their fit (p5, p50, p95, %); 0 of stated costs.
+        """Relative standard deviation of a whole run's time from the predicted one, by the runs
+        that were held out of the fit (p5, p50, p95, %); 0 for stated costs.
         """
         held_out = self.source.get("residuals", {}).get("held_out", {})
         least, *_, most = held_out.get("of_runs_percent", (0.0, 0.0))
         return float(most - least) / 100 / (2 * 1.645)
 
     def between(self, iteration: Iteration, answered: int) -> int:
-        """From an iteration's end to the beginning of the next one, while there is work.
-
-        answered: by it.
+        """Return the time from an iteration's end to the beginning of the next one, while there is
+        work. answered: number of requests that it answers.
         """
         rows = len(iteration.rows) + iteration.padding
         gap = self.gap + self.gap_row * rows
@@ -163,12 +159,22 @@ class Costs:
 
     @functools.cached_property
     def _by_rows(self) -> Mapping[int, Line]:
-        found = dict(self.decode)
+        lines = dict(self.decode)
         for (few, least), (many, most) in pairwise(sorted(self.decode.items())):
             for n in range(few + 1, many):
                 terms = zip(astuple(least), astuple(most))
-                found[n] = Line(*(a + (b - a) * (n - few) // (many - few) for a, b in terms))
-        return found
+                lines[n] = Line(*(a + (b - a) * (n - few) // (many - few) for a, b in terms))
+        return lines
+
+
+@dataclass(frozen=True)
+class CostFunction(Costs):
+    """Costs by a function that returns the seconds of an iteration; `following` is not known."""
+
+    cost_s: Callable[[Iteration], float] = field(kw_only=True)
+
+    def of(self, iteration: Iteration) -> int:
+        return round(self.cost_s(iteration) * PS)
 
 
 FAKE = Costs(
@@ -188,37 +194,36 @@ _TIMES = (
 
 
 def save(costs: Costs, path: Path) -> None:
-    """Write a file that `load` reads; it goes by the file's name."""
-    found: dict[str, Any] = {
+    """Write a file that `load` reads; costs are named by their file."""
+    values: dict[str, Any] = {
         "unit": "picoseconds",
         "line": asdict(costs.line),
         "decode": {str(size): asdict(line) for size, line in costs.decode.items()},
         **{name: getattr(costs, name) for name in _TIMES},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found | dict(costs.source), indent=1) + "\n")
+    path.write_text(json.dumps(values | dict(costs.source), indent=1) + "\n")
 
 
 def load(name: str | Path) -> Costs:
-    """Those of `STATED`, a file of results/costs by its name, or any by its path.
-
-    Raises CostsError.
+    """Return costs of `STATED` or results/costs by their name, or of any file by its path. Raises
+    CostsError.
     """
     if name in STATED:
         return STATED[str(name)]
     path = Path(name) if str(name).endswith(".json") else FOLDER / f"{name}.json"
     try:
-        found = json.loads(path.read_text())
-        found.pop("unit")
+        values = json.loads(path.read_text())
+        values.pop("unit")
         return Costs(
             path.stem,
-            _line(found.pop("line")),
-            decode={int(size): _line(line) for size, line in found.pop("decode").items()},
-            **{time: _picoseconds(found.pop(time, 0)) for time in _TIMES},
-            source=found,
+            _line(values.pop("line")),
+            decode={int(size): _line(line) for size, line in values.pop("decode").items()},
+            **{time: _picoseconds(values.pop(time, 0)) for time in _TIMES},
+            source=values,
         )
     except OSError:
-        names = ", ".join([*STATED, *sorted(each.stem for each in FOLDER.glob("*.json"))])
+        names = ", ".join([*STATED, *sorted(file.stem for file in FOLDER.glob("*.json"))])
         raise CostsError(
             f"there are no costs {str(name)!r}; name one of {names}, a file that ends in .json, or "
             f"measure this machine's with python -m benchmarks.costs"
@@ -231,22 +236,10 @@ def load(name: str | Path) -> Costs:
 
 
 def _line(terms: Mapping[str, Any]) -> Line:
-    return Line(**{each.name: _picoseconds(terms[each.name]) for each in fields(Line)})
+    return Line(**{term.name: _picoseconds(terms[term.name]) for term in fields(Line)})
 
 
 def _picoseconds(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no number of picoseconds")
     return value
-
-
-def through(name: str, costs: Costs) -> Costs:
-    """The costs of a server that is asked through a front end: a request takes longer by what one
-    token takes longer than at a plain server, half of it before the server and half behind.
-    """
-    took = {
-        case["front"]: statistics.fmean(each["request_ms"] for each in case["seeds"])
-        for case in json.loads(FRONTS.read_text())["costs"]
-    }
-    half = instant((took[name] - took["plain"]) / 2e3)
-    return replace(costs, request=costs.request + half, answer=costs.answer + half)

@@ -1,4 +1,4 @@
-"""The flags that say how many replicas a simulation has, and what they are like."""
+"""Flags for the replicas of a simulation."""
 
 from __future__ import annotations
 
@@ -11,64 +11,38 @@ from deploy.autoscaling import Autoscaling, read_autoscaling
 from deploy.routers import ROUTERS
 from simulate.fleet import Failure, Layout
 
-RULE = [each.name for each in fields(Autoscaling)]
-
 
 def add_replicas(parser: argparse.ArgumentParser) -> None:
     default = Layout()
+    rule = ", ".join(field.name for field in fields(Autoscaling))
     add = parser.add_argument_group("replicas").add_argument
+    routers = f"what chooses one: {', '.join(ROUTERS)} (default: {default.router})"
+    # fmt: off
     add("--replicas", type=int, metavar="N", help="servers that share the load (default: 1)")
-    add(
-        "--router",
-        metavar="NAME",
-        help=f"what chooses one: {', '.join(ROUTERS)} (default: {default.router})",
-    )
-    add(
-        "--stale-s",
-        type=float,
-        metavar="S",
-        help="age that the router's knowledge of the replicas may have (default: 0, none)",
-    )
-    add(
-        "--counts-own",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="with --stale-s: the router counts what it sent since (default: it does)",
-    )
-    add(
-        "--start-s",
-        type=float,
-        metavar="S",
-        help="until a new replica takes requests (default: 0)",
-    )
-    add(
-        "--slow",
-        nargs="+",
-        metavar="K:TIMES",
-        help="iterations of replica K, from 0, take so many times as long",
-    )
-    add(
-        "--fail",
-        nargs="+",
-        metavar="K:AT",
-        help="replica K fails at that second with all it has; another one starts in its place",
-    )
-    add(
-        "--autoscale",
-        nargs="+",
-        metavar="NAME=VALUE",
-        help=f"begin with --replicas and follow the load by Ray Serve's rule, of "
-        f"{', '.join(RULE)}, such as max_replicas=8 target_ongoing_requests=24",
-    )
+    add("--router", metavar="NAME", help=routers)
+    add("--stale-s", type=float, metavar="S",
+        help="age that the router's knowledge of the replicas may have (default: 0, none)")
+    add("--counts-own", action=argparse.BooleanOptionalAction, default=None,
+        help="with --stale-s: the router counts what it sent since (default: it does)")
+    add("--start-s", type=float, metavar="S",
+        help="until a new replica takes requests (default: 0)")
+    add("--slow", nargs="+", metavar="K:TIMES",
+        help="iterations of replica K, from 0, take so many times as long")
+    add("--fail", nargs="+", metavar="K:AT",
+        help="replica K fails at that second with all it has; another one starts in its place")
+    add("--autoscale", nargs="+", metavar="NAME=VALUE",
+        help="begin with --replicas and follow the load by Ray Serve's rule, of "
+        f"{rule}, such as max_replicas=8 target_ongoing_requests=24")
+    # fmt: on
 
 
 def layout_of(known: argparse.Namespace, seed: int) -> Layout:
-    """What the flags say. Raises ConfigError."""
+    """Return the layout that the flags give. Raises ConfigError."""
     for name in ("stale_s", "start_s"):
         if (value := getattr(known, name)) is not None and not 0 <= value < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds from 0 on")
-    several = known.autoscale or (known.replicas or 1) > 1 or known.plan
-    if (known.router or known.stale_s) and not several:
+    are_several = known.autoscale or (known.replicas or 1) > 1 or known.plan
+    if (known.router or known.stale_s) and not are_several:
         raise ConfigError("--router and --stale-s are of several replicas; add --replicas N")
     if known.counts_own is not None and not known.stale_s:
         raise ConfigError("--counts-own says what is known besides old reports; add --stale-s")
@@ -89,35 +63,37 @@ def layout_of(known: argparse.Namespace, seed: int) -> Layout:
 
 
 def _pairs(name: str, texts: Sequence[str], example: str) -> list[tuple[int, float]]:
-    """[(2, 1.5)] from ["2:1.5"]."""
-    found = []
+    """Read [(2, 1.5)] from ["2:1.5"]."""
+    pairs = []
     for text in texts:
         number, _, value = text.partition(":")
         try:
             if not 0 < float(value) < float("inf"):
                 raise ValueError
-            found.append((int(number), float(value)))
+            pairs.append((int(number), float(value)))
         except ValueError:
             raise ConfigError(
                 f"{name} {text!r}: give a replica and a number above 0, such as {example}"
             ) from None
-    return found
+    return pairs
 
 
-def told(layout: Layout) -> str:
-    """The layout in words; of one replica that is like others nothing."""
-    said = []
-    if layout.is_several:
-        said.append(f"{layout.replicas} replicas behind the router {layout.router}")
+def described(layout: Layout) -> str:
+    """Return the layout in words; of one replica that is like others nothing."""
+    words = []
     if rule := layout.autoscaling:
-        said[0] = f"{rule.min_replicas} to {rule.max_replicas} replicas behind {layout.router}"
         of = "requests" if rule.target_tokens is None else "tokens to compute"
-        said.append(f"about {rule.target:g} {of} each")
+        words += [
+            f"{rule.min_replicas} to {rule.max_replicas} replicas behind {layout.router}",
+            f"about {rule.target:g} {of} each",
+        ]
+    elif layout.is_several:
+        words.append(f"{layout.replicas} replicas behind the router {layout.router}")
     if layout.stale_s:
         own = "" if layout.counts_own else ", its own requests uncounted"
-        said.append(f"knowledge up to {layout.stale_s:g} s old{own}")
+        words.append(f"knowledge up to {layout.stale_s:g} s old{own}")
     if layout.start_s:
-        said.append(f"{layout.start_s:g} s to start one")
-    said += [f"replica {k} {times:g} times slower" for k, times in layout.slow.items()]
-    said += [f"replica {each.replica} fails at {each.at_s:g} s" for each in layout.failures]
-    return ", ".join(said)
+        words.append(f"{layout.start_s:g} s to start one")
+    words += [f"replica {k} {times:g} times slower" for k, times in layout.slow.items()]
+    words += [f"replica {replica} fails at {at_s:g} s" for replica, at_s in layout.failures]
+    return ", ".join(words)

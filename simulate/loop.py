@@ -1,44 +1,55 @@
-"""What happens when: requests come, iterations end, replicas plan."""
+"""The event loop of virtual time: arrivals, plans and ends of iterations, in order."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from scheduling.inference import Inference
-from simulate.time import instant
+from simulate.time import instant, seconds
 
-Group = Sequence[Inference]  # who comes together
+Group = Sequence[Inference]  # inferences of one request
 Arrival = tuple[float, Group]  # at so many seconds
-# told of an inference that has ended, and when its answer is on its way; what comes because of that
+# called with each inference that has ended and the time of its answer; returns the arrivals that
+# follow from it
 Ended = Callable[[float, Inference], Iterable[Arrival]]
-# of what happens at one instant: iterations end, requests come, what runs next is planned; and then
-# whoever looks on is told
-END, COME, PLAN, LOOK = range(4)
+# kinds of events at one instant, in their order: iterations end, requests arrive, what runs next is
+# planned, and then the state is observed
+END, ARRIVE, PLAN, OBSERVE = range(4)
 
 
-def nobody(now: float, inference: Inference) -> Iterable[Arrival]:
-    """Nobody comes because of an ending."""
+def no_follow_up(now: float, inference: Inference) -> Iterable[Arrival]:
+    """No arrivals follow from an ending."""
     return ()
+
+
+class Serves(Protocol):
+    """Replicas, or one alone."""
+
+    def arrive(self, group: Group) -> None: ...
+
+    def check_done(self) -> None:
+        """Raise RuntimeError if work is left, once no event is."""
+        ...
 
 
 class Event:
     """A call to be made at an instant, unless it is cancelled."""
 
-    __slots__ = ("call", "what")
+    __slots__ = ("arguments", "call")
 
-    def __init__(self, call: Callable[..., None], what: tuple[Any, ...]):
+    def __init__(self, call: Callable[..., None], arguments: tuple[Any, ...]):
         self.call: Callable[..., None] | None = call
-        self.what = what
+        self.arguments = arguments
 
     def cancel(self) -> None:
         self.call = None
 
 
 class Loop:
-    """Events by time; at one instant by kind, and then as they were added.
+    """Events by time; at one instant by kind, and then in the order in which they were added.
 
     Of the trace only the next arrival is held; at one instant it goes before arrivals that were
     added.
@@ -48,55 +59,58 @@ class Loop:
         self.now = 0  # picoseconds
         self._heap: list[tuple[int, int, int, Event]] = []
         self._added = itertools.count(1)
-        self._left = 0  # of the events, those that are not looks
+        self._pending = 0  # events that are not observations
 
-    def at(self, time: int, kind: int, call: Callable[..., None], *what: Any) -> Event:
-        return self._put(time, kind, next(self._added), Event(call, what))
-
-    def serve(self, trace: Iterable[Arrival], come: Callable[[Group], None]) -> None:
-        """Have `come` called with all that arrive."""
-        self._come, self._trace = come, iter(trace)
+    def serve(self, trace: Iterable[Arrival], server: Serves) -> float:
+        """Run until no event is left; return the time, in seconds. Raises RuntimeError if the
+        server has work left then.
+        """
+        self._arrive, self._trace = server.arrive, iter(trace)
         self._draw()
+        while self._heap:
+            time, kind, _, event = heapq.heappop(self._heap)
+            self._pending -= kind != OBSERVE
+            if event.call is not None:
+                self.now = time
+                event.call(*event.arguments)
+        server.check_done()
+        return seconds(self.now)
+
+    def at(self, time: int, kind: int, call: Callable[..., None], *arguments: Any) -> Event:
+        """Add an event."""
+        return self._put(time, kind, next(self._added), Event(call, arguments))
 
     def add(self, arrivals: Iterable[Arrival]) -> None:
-        """They arrive beside the trace, no earlier than now."""
+        """Add arrivals to those of the trace, none earlier than now."""
         for at, group in arrivals:
             # late in a long run a float of seconds is coarser than a picosecond
-            self.at(max(self.now, instant(at)), COME, self._come, group)
-
-    def _draw(self) -> None:
-        for at, group in itertools.islice(self._trace, 1):
-            self._put(instant(at), COME, 0, Event(self._next_of_trace, (group,)))
-
-    def _put(self, time: int, kind: int, number: int, event: Event) -> Event:
-        heapq.heappush(self._heap, (time, kind, number, event))
-        self._left += kind != LOOK
-        return event
-
-    def _next_of_trace(self, group: Group) -> None:
-        self._draw()
-        self._come(group)
+            self.at(max(self.now, instant(at)), ARRIVE, self._arrive, group)
 
     @property
-    def somebody_comes_now(self) -> bool:
+    def arrival_is_due(self) -> bool:
+        """True if a request arrives at this instant."""
         self._drop_cancelled()
-        return bool(self._heap) and self._heap[0][:2] <= (self.now, COME)
+        return bool(self._heap) and self._heap[0][:2] <= (self.now, ARRIVE)
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left to happen, whoever may look."""
+        """True if no events but observations are left."""
         self._drop_cancelled()
-        return not self._left
+        return not self._pending
 
-    def run(self) -> None:
-        """Until nothing is left to happen."""
-        while self._heap:
-            time, kind, _, event = heapq.heappop(self._heap)
-            self._left -= kind != LOOK
-            if event.call is not None:
-                self.now = time
-                event.call(*event.what)
+    def _draw(self) -> None:
+        for at, group in itertools.islice(self._trace, 1):
+            self._put(instant(at), ARRIVE, 0, Event(self._arrive_and_draw, (group,)))
+
+    def _arrive_and_draw(self, group: Group) -> None:
+        self._draw()
+        self._arrive(group)
+
+    def _put(self, time: int, kind: int, number: int, event: Event) -> Event:
+        heapq.heappush(self._heap, (time, kind, number, event))
+        self._pending += kind != OBSERVE
+        return event
 
     def _drop_cancelled(self) -> None:
         while self._heap and self._heap[0][3].call is None:
-            self._left -= heapq.heappop(self._heap)[1] != LOOK
+            self._pending -= heapq.heappop(self._heap)[1] != OBSERVE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from scheduling.inference import IterationRecord
-from simulate import PS
 from simulate.replica import Stretch
+from simulate.time import PS
 from stats import ROW_KINDS
 
 BINS = 800  # at most; half as many at least, once a run is long enough
@@ -14,9 +14,9 @@ NARROWEST = PS // 10**6
 
 
 class Occupancy:
-    """Sums rows × time, in picoseconds, in bins that double their width as a run grows longer.
+    """Sums of rows × time, in picoseconds, in bins that double their width as a run grows longer.
 
-    Whole numbers: iterations taken at once come to what they do one by one.
+    Whole numbers: a stretch of iterations adds what they add one by one.
     """
 
     def __init__(self) -> None:
@@ -31,41 +31,39 @@ class Occupancy:
             self._double()
         done, bin_ = 0, stretch.begun // self._width
         while (edge := (bin_ + 1) * self._width) < end:
-            done += self._count(bin_, rows, _busy_until(stretch, edge) - done)
+            done += self._add(bin_, rows, _busy_until(stretch, edge) - done)
             bin_ += 1
-        done += self._count(bin_, rows, _busy(stretch, stretch.n) - done)
+        done += self._add(bin_, rows, _busy(stretch, stretch.n) - done)
         self.busy += done
         self.occupied += done * rows["live"]
 
     def over_time(self) -> dict[str, Any]:
-        """As `stats.occupancy_over_time` tells it."""
-        return {
-            "started_at": 0.0,
-            "bin_s": self._width / PS if self.busy else 0.0,
-        } | {kind: [round(n / self._width, 4) for n in mine] for kind, mine in self._bins.items()}
+        """Return what `stats.occupancy_over_time` does."""
+        means = {kind: [round(n / self._width, 4) for n in b] for kind, b in self._bins.items()}
+        return {"started_at": 0.0, "bin_s": self._width / PS if self.busy else 0.0} | means
 
-    def _count(self, bin_: int, rows: dict[str, int], time: int) -> int:
+    def _add(self, bin_: int, rows: dict[str, int], time: int) -> int:
         for kind, n in rows.items():
-            mine = self._bins[kind]
-            if bin_ >= len(mine):
-                mine += [0] * (bin_ + 1 - len(mine))
-            mine[bin_] += n * time
+            bins = self._bins[kind]
+            if bin_ >= len(bins):
+                bins += [0] * (bin_ + 1 - len(bins))
+            bins[bin_] += n * time
         return time
 
     def _double(self) -> None:
         self._width *= 2
-        for kind, mine in self._bins.items():
-            mine += [0] * (len(mine) % 2)
-            self._bins[kind] = [a + b for a, b in zip(mine[::2], mine[1::2])]
+        for kind, bins in self._bins.items():
+            bins += [0] * (len(bins) % 2)
+            self._bins[kind] = [a + b for a, b in zip(bins[::2], bins[1::2])]
 
 
 def _busy(stretch: Stretch, n: int) -> int:
-    """How long the first n iterations take, without the gaps between them."""
+    """Return the time of the first n iterations, without the gaps between them."""
     return stretch.end(n - 1) - stretch.begun - (n - 1) * stretch.gap if n else 0
 
 
 def _busy_until(stretch: Stretch, instant: int) -> int:
-    """How much of them is computed by then."""
+    """Return the time of its iterations up to an instant, without gaps."""
     n = stretch.ended_by(instant)
-    begun = instant - stretch.begins(n) if n < stretch.n else 0
-    return _busy(stretch, n) + max(0, begun)
+    current = instant - stretch.begins(n) if n < stretch.n else 0
+    return _busy(stretch, n) + max(0, current)

@@ -1,5 +1,5 @@
-"""A recording's calls made once more, at the recorded times, on a scheduler of the same settings:
-the same must come of each (`recording`).
+"""Replay of a server's recording: its calls are made once more, at the recorded times, on a
+scheduler of the same settings, and the same must come of each (`observers.recording`).
 
 A file may hold several recordings, each of a server that was started with it.
 """
@@ -20,6 +20,7 @@ from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 
 ENDINGS = {kind.code: kind for kind in (Cancelled, DeadlinePassed)}  # all others are failures
+Observe = Callable[[Scheduler, Any], Observer]  # of a recording's scheduler and its settings
 
 
 class ReplayError(Exception):
@@ -27,42 +28,38 @@ class ReplayError(Exception):
 
 
 class _NotInFlight(Exception):
-    """A call names a request that the replay does not have."""
+    """A call for a request that the replay does not have."""
 
 
 @dataclass
 class Replayed:
-    """What came of a replay. After a difference nothing is compared before the next recording
-    begins, since the schedulers are no longer in the same state.
+    """Result of a replay. After a difference nothing is compared before the next recording begins,
+    since the schedulers are no longer in the same state.
     """
 
     recordings: int = 0
-    unfinished: int = 0  # of them, those that end before their servers did
+    unfinished: int = 0  # recordings that end before their servers did
     calls: int = 0
     iterations: int = 0  # calls of `schedule` that came to rows
-    equal: int = 0
-    first_difference: str | None = None  # where it is, and what
+    equal: int = 0  # of these
+    first_difference: str | None = None  # its place, and what it is
 
     def __str__(self) -> str:
-        """In sentences."""
-        said = f"{self.equal:,} of {self.iterations:,} iterations are equal, row by row"
+        """Describe it in sentences."""
+        text = f"{self.equal:,} of {self.iterations:,} iterations are equal, row by row"
         if self.recordings > 1:
-            said += f", in {self.recordings} recordings"
+            text += f", in {self.recordings} recordings"
         if self.first_difference is not None:
-            said += f". The first difference is in {self.first_difference}"
+            text += f". The first difference is in {self.first_difference}"
         if self.unfinished:
-            many = (
-                f"{self.unfinished} recordings end" if self.unfinished > 1 else "A recording ends"
-            )
-            said += f". {many} before the server did, and was replayed up to there"
-        return said + "."
-
-
-Observe = Callable[[Scheduler, Any], Observer]  # of a recording's scheduler, and its settings
+            n = self.unfinished
+            many = f"{n} recordings end" if n > 1 else "A recording ends"
+            text += f". {many} before the server did, and was replayed up to there"
+        return text + "."
 
 
 def replay_file(path: str, observe: Observe | None = None) -> Replayed:
-    """`replay` of a file's lines. Raises ReplayError, also for a file that cannot be read."""
+    """`replay` a file's lines. Raises ReplayError, also for a file that cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
             return replay(file, observe)
@@ -77,15 +74,15 @@ def replay_file(path: str, observe: Observe | None = None) -> Replayed:
 def replay(lines: Iterable[str], observe: Observe | None = None) -> Replayed:
     """Make the calls of all recordings again, and compare. A line that is cut off is the end.
 
-    observe: asked at the beginning of each recording who is told of it. Raises ReplayError, with
-    the line, for a gap, a foreign version, and what is no recording.
+    observe: makes an observer at the beginning of each recording. Raises ReplayError, with the
+    line, for a gap, a foreign version, and what is no recording.
     """
-    recordings, cut = _Recordings(observe), 0
+    replaying, cut = _Replay(observe), 0
     for number, line in enumerate(lines, 1):
         if cut:
             raise ReplayError(f"line {cut}: this is no line of a recording.")
         try:
-            recordings.read(number, json.loads(line))
+            replaying.read(number, json.loads(line))
         except json.JSONDecodeError:
             cut = number
         except ReplayError as error:
@@ -94,37 +91,38 @@ def replay(lines: Iterable[str], observe: Observe | None = None) -> Replayed:
             raise ReplayError(
                 f"line {number}: this is no line of a recording ({type(error).__name__}: {error})."
             ) from None
-    found = recordings.found
-    if not found.recordings:
+    result = replaying.result
+    if not result.recordings:
         raise ReplayError("line 1: there is no recording.")
     if cut:
-        found.unfinished = max(1, found.unfinished)
-    return found
+        result.unfinished = max(1, result.unfinished)
+    return result
 
 
-class _Recordings:
-    """What came of the lines that were read so far."""
+class _Replay:
+    """Lines of recordings, replayed as they are read."""
 
     def __init__(self, observe: Observe | None) -> None:
-        self.found = Replayed()
+        self.result = Replayed()
         self._observe = observe
-        self._again: _Again | None = None  # of this recording; none after a difference
+        self._server: _Server | None = None  # of this recording; none after a difference
         self._n = 0  # calls of this recording
 
     def read(self, number: int, entry: Entry) -> None:
         """Take the next line. Raises ReplayError without its number."""
+        result = self.result
         if "recording" in entry:
-            self._again, self._n = _begin(entry, self._observe), 0
-            self.found.recordings += 1
-            self.found.unfinished += 1
+            self._server, self._n = _begin(entry, self._observe), 0
+            result.recordings += 1
+            result.unfinished += 1
         elif "gap" in entry:
             raise ReplayError(
                 f"calls are missing from here on, since {entry['gap']}, and without them it cannot "
                 "be replayed."
             )
         elif "end" in entry:
-            self.found.unfinished -= 1
-        elif not self.found.recordings:
+            result.unfinished -= 1
+        elif not result.recordings:
             raise ReplayError("a recording begins with its settings, and this line has none.")
         else:
             self._compare(number, entry)
@@ -136,29 +134,29 @@ class _Recordings:
                 f"this is call {entry['n']}, and call {self._n} is missing; without it what "
                 "follows cannot be replayed."
             )
-        found, is_iteration = self.found, "rows" in entry
-        found.calls += 1
-        found.iterations += is_iteration
-        if self._again is None:
+        result, is_iteration = self.result, "rows" in entry
+        result.calls += 1
+        result.iterations += is_iteration
+        if self._server is None:
             return
-        difference = self._again.difference(entry)
+        difference = self._server.difference(entry)
         if difference is None:
-            found.equal += is_iteration
+            result.equal += is_iteration
             return
-        self._again = None
-        if found.first_difference is None:
-            where = f"iteration {found.iterations:,}, " if is_iteration else ""
-            found.first_difference = f"{where}line {number:,} ({entry['call']}): {difference}"
+        self._server = None
+        if result.first_difference is None:
+            where = f"iteration {result.iterations:,}, " if is_iteration else ""
+            result.first_difference = f"{where}line {number:,} ({entry['call']}): {difference}"
 
 
-def _begin(entry: Entry, observe: Observe | None) -> _Again:
+def _begin(entry: Entry, observe: Observe | None) -> _Server:
     if entry["recording"] != VERSION:
         raise ReplayError(
             f"the recording is of version {entry['recording']}, and this code replays version "
             f"{VERSION}; replay it with the code that made it."
         )
     try:
-        return _Again(entry["settings"], observe)
+        return _Server(entry["settings"], observe)
     except (AttributeError, KeyError) as error:
         unknown = error.name if isinstance(error, AttributeError) else error
         raise ReplayError(
@@ -167,22 +165,26 @@ def _begin(entry: Entry, observe: Observe | None) -> _Again:
         ) from None
 
 
-class _Again:
+class _Server:
     """A scheduler that is called as a recorded one was, and recorded too."""
 
     def __init__(self, settings: Entry, observe: Observe | None):
         self._written: list[Entry] = []
-        values = SimpleNamespace(**{name: _tuple(value) for name, value in settings.items()})
+        values = SimpleNamespace()
+        for name, value in settings.items():
+            setattr(values, name, tuple(value) if isinstance(value, list) else value)
         self._scheduler = record(values, self._written.append)
         self._observer = observe(self._scheduler, values) if observe else None
         self._in_flight: dict[int, Inference] = {}
         self._iteration, self._begun = Iteration([], 0, 0, 0), 0.0
 
     def difference(self, entry: Entry) -> str | None:
-        """Make a recorded call, and say what comes of it now that did not then, or None."""
+        """Make a recorded call; return in what its result differs from the recorded one."""
         self._written.clear()
         try:
-            self._call(entry)
+            for inference in self._call(entry):
+                if self._observer is not None:
+                    self._observer.answered(inference)
         except _NotInFlight as error:
             return f"request {error} is in flight in the recording, and not in the replay"
         except Exception:
@@ -193,11 +195,12 @@ class _Again:
         if not self._written:
             return "it changed something in the recording, and changes nothing in the replay"
         written = json.loads(line_of(self._written[0]))
-        if "keys" in entry:  # it was told them, and finds none that are new
+        if "keys" in entry:  # they were taken from the recording, so that none are new
             written["keys"] = entry["keys"]
         return _difference(entry, written)
 
-    def _call(self, entry: Entry) -> None:
+    def _call(self, entry: Entry) -> Iterable[Inference]:
+        """Make a recorded call; return the inferences that it answers."""
         scheduler, now = self._scheduler, entry.get("now", 0.0)
         match entry["call"]:
             case "enqueue":
@@ -208,36 +211,33 @@ class _Again:
                 self._iteration, _ = scheduler.schedule(now)
                 self._begun = now
             case "apply":
-                for id_ in entry.get("stopped", ()):
-                    self._inference(id_).stop = lambda token: True
-                for id_, keys in entry.get("keys", {}).items():
-                    named = self._inference(int(id_))
-                    named.keys = [*(named.keys or ()), *map(bytes.fromhex, keys)]
-                samples = sum(row.samples for row in self._iteration.rows)
-                answered = scheduler.apply(self._iteration, [0] * samples, now)
-                if self._observer is not None:
-                    took = now - self._begun
-                    self._observer.iteration(IterationRecord(self._begun, took, self._iteration))
-                self._tell(answered)
+                return self._apply(entry, now)
             case "fail":
                 error = ENDINGS.get(entry["why"], GenerationFailed)("It was recorded.")
                 error.code = entry["why"]
-                self._tell(
-                    scheduler.fail([self._inference(id_) for id_ in entry["ids"]], error, now)
-                )
+                return scheduler.fail([self._inference(id_) for id_ in entry["ids"]], error, now)
             case "expire":
-                self._tell(scheduler.expire(now))
+                return scheduler.expire(now)
             case "limit_blocks":
-                self._tell(scheduler.limit_blocks(entry["n_blocks"], now))
+                return scheduler.limit_blocks(entry["n_blocks"], now)
             case "forget_prefixes":
                 scheduler.forget_prefixes()
             case other:
                 raise ValueError(f"no call is named {other}")
+        return ()
 
-    def _tell(self, answered: Iterable[Inference]) -> None:
+    def _apply(self, entry: Entry, now: float) -> Iterable[Inference]:
+        iteration, begun = self._iteration, self._begun
+        for id_ in entry.get("stopped", ()):
+            self._inference(id_).stop = lambda token: True
+        for id_, keys in entry.get("keys", {}).items():
+            inference = self._inference(int(id_))
+            inference.keys = [*(inference.keys or ()), *map(bytes.fromhex, keys)]
+        samples = sum(row.samples for row in iteration.rows)
+        answered = self._scheduler.apply(iteration, [0] * samples, now)
         if self._observer is not None:
-            for inference in answered:
-                self._observer.answered(inference)
+            self._observer.iteration(IterationRecord(begun, now - begun, iteration))
+        return answered
 
     def _inference(self, id_: int) -> Inference:
         if id_ not in self._in_flight:
@@ -245,50 +245,40 @@ class _Again:
         return self._in_flight[id_]
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _group(asked: Iterable[Entry]) -> list[Inference]:
-    """A request as it came, with prompts of the same lengths."""
+def _group(entries: Iterable[Entry]) -> list[Inference]:
+    """Return a request as it came, with prompts of the same lengths."""
     group: list[Inference] = []
-    for said in asked:
-        leader = group[said["leader"]] if "leader" in said else None
-        ids = leader.prompt_ids if leader else [0] * said["prompt_tokens"]
-        keys = leader.keys if leader else [bytes.fromhex(key) for key in said.get("keys", ())]
+    for entry in entries:
+        leader = group[entry["leader"]] if "leader" in entry else None
+        ids = leader.prompt_ids if leader else [0] * entry["prompt_tokens"]
+        keys = leader.keys if leader else [bytes.fromhex(key) for key in entry.get("keys", ())]
         group.append(
             Inference(
                 ids,
-                said["num_tokens"],
-                Sampling(seed=said["seed"]),
+                entry["num_tokens"],
+                Sampling(seed=entry["seed"]),
                 keys=[*keys] if keys else None,
                 leader=leader,
-                **{name: said[name] for name in ASKED if name in said},
+                **{name: entry[name] for name in ASKED if name in entry},
             )
         )
     return group
 
 
 def _difference(recorded: Entry, replayed: Entry) -> str | None:
-    """In what two entries differ: in rows, if in those at all."""
-    rows = [entry.get("rows", []) for entry in (recorded, replayed)]
-    if rows[0] != rows[1]:
-        return _row_difference(*rows)
-    for name in {**recorded, **replayed}:
-        then, now = recorded.get(name), replayed.get(name)
-        if then != now:
-            return f"{name} {_differ(then, now)}"
-    return None
-
-
-def _row_difference(recorded: list[list[Any]], replayed: list[list[Any]]) -> str:
-    for i, (then, now) in enumerate(zip_longest(recorded, replayed)):
+    """Return in what two entries differ: in rows, if in those at all."""
+    rows = zip_longest(recorded.get("rows", []), replayed.get("rows", []))
+    for i, (then, now) in enumerate(rows):
         if then is None or now is None:
-            return f"rows: {len(recorded)} in the recording, {len(replayed)} in the replay"
-        for name, one, other in zip(ROW, _whole(then), _whole(now)):
-            if one != other:
-                return f"row {i} of request {then[0]}: {name} {_differ(one, other)}"
-    raise AssertionError("they are equal")
+            n, m = (len(entry.get("rows", [])) for entry in (recorded, replayed))
+            return f"rows: {n} in the recording, {m} in the replay"
+        for name, before, after in zip(ROW, _whole(then), _whole(now)):
+            if before != after:
+                return f"row {i} of request {then[0]}: {name} {_differ(before, after)}"
+    for name in {**recorded, **replayed}:
+        if name != "rows" and recorded.get(name) != replayed.get(name):
+            return f"{name} {_differ(recorded.get(name), replayed.get(name))}"
+    return None
 
 
 def _whole(row: list[Any]) -> list[Any]:
@@ -296,7 +286,5 @@ def _whole(row: list[Any]) -> list[Any]:
 
 
 def _differ(then: Any, now: Any) -> str:
-    def said(value: Any) -> str:
-        return "nothing" if value is None else json.dumps(value)
-
-    return f"is {said(then)} in the recording, and {said(now)} in the replay"
+    then, now = ("nothing" if value is None else json.dumps(value) for value in (then, now))
+    return f"is {then} in the recording, and {now} in the replay"

@@ -1,4 +1,4 @@
-"""A replica: a scheduler, and the time that its engine takes."""
+"""A simulated replica: a scheduler, and the time that its engine takes."""
 
 from __future__ import annotations
 
@@ -6,76 +6,46 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from scheduling.errors import Cancelled, ServingError
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.scheduler import Scheduler
+from simulate.costs import Costs
 from simulate.jump import apply_repeated, cannot_join, repeats
-from simulate.loop import COME, END, PLAN, Ended, Event, Group, Loop, nobody
+from simulate.loop import ARRIVE, END, PLAN, Ended, Event, Group, Loop, no_follow_up
 from simulate.time import not_before, seconds
 
 
-class Costs(Protocol):
-    """What an engine takes, in picoseconds."""
-
-    @property
-    def gap(self) -> int:
-        """From an arrival where there was no work to the plan."""
-        ...
-
-    @property
-    def request_turn(self) -> int:
-        """Of the interpreter, in which one thread runs at a time, until a request is queued."""
-        ...
-
-    @property
-    def answer_turn(self) -> int:
-        """The same, until an answer is on its way."""
-        ...
-
-    def between(self, iteration: Iteration, answered: int) -> int:
-        """From an iteration's end to the next plan. answered: by it."""
-        ...
-
-    def of(self, iteration: Iteration) -> int: ...
-
-    def following(self, iteration: Iteration) -> tuple[int, int] | None:
-        """How long the next one takes, in which the same rows compute a token each, and by how much
-        longer each one after that; None: unknown.
-        """
-        ...
-
-
 class Stretch(NamedTuple):
-    """An iteration, and the n - 1 that follow it, in which its rows compute a token each. Times are
+    """An iteration and the n - 1 after it, in which its rows compute a token each. Times are
     picoseconds.
     """
 
     iteration: Iteration
     begun: int
-    first: int  # how long the first one takes
-    second: int  # and the second, if there is one
-    growth: int  # how much longer each after that takes than the one before
-    gap: int  # between two
+    first: int  # duration of the first iteration
+    second: int  # duration of the second, if there is one
+    growth: int  # by which each later one is longer than the one before it
+    gap: int  # between two iterations
     n: int
 
     def tokens(self, k: int) -> int:
-        """Prompt and completion tokens of the first k, as a scheduler counts them."""
+        """Count the prompt and completion tokens of the first k, as a scheduler does."""
         live = [row for row in self.iteration.rows if not row.idle]
         return sum(row.new_prompt_tokens for row in live if k) + k * len(live)
 
     def ends(self) -> list[int]:
-        """When each of them ends."""
-        end, step, found = self.begun + self.first, self.gap + self.second, []
+        """Return the end of each iteration."""
+        end, step, ends = self.begun + self.first, self.gap + self.second, []
         for _ in range(self.n):
-            found.append(end)
+            ends.append(end)
             end += step
             step += self.growth
-        return found
+        return ends
 
     def end(self, k: int) -> int:
-        """When the k-th one, from 0, ends."""
+        """Return the end of the k-th iteration, from 0."""
         later = k * (self.gap + self.second) + k * (k - 1) // 2 * self.growth
         return self.begun + self.first + later
 
@@ -83,18 +53,15 @@ class Stretch(NamedTuple):
         return self.end(k - 1) + self.gap if k else self.begun
 
     def begun_before(self, instant: int) -> int:
-        """How many of them begin before then."""
+        """Count the iterations that begin before an instant."""
         return bisect_right(range(self.n), instant - 1, key=self.begins)
 
     def ended_by(self, instant: int) -> int:
+        """Count the iterations that end at an instant or before."""
         return bisect_right(range(self.n), instant, key=self.end)
 
-    def first_of(self, n: int) -> Stretch:
-        """The first n of them."""
-        return self._replace(n=n)
-
     def after(self, n: int) -> Stretch:
-        """Those that follow the first n."""
+        """Return the stretch without its first n iterations."""
         first = self.second + (n - 1) * self.growth
         return self._replace(
             iteration=self.iteration._replace(rows=self.rows(n)),
@@ -105,7 +72,7 @@ class Stretch(NamedTuple):
         )
 
     def rows(self, k: int) -> list[Row]:
-        """Of the k-th one."""
+        """Return the rows of the k-th iteration."""
         if not k:
             return self.iteration.rows
         return [
@@ -117,23 +84,21 @@ class Stretch(NamedTuple):
 
 
 def any_ids(iteration: Iteration) -> Iterable[int]:
-    """An id for each row that samples, where nobody reads the text."""
+    """Return ids for all rows that sample, of a text that is never read."""
     return repeat(0)
 
 
-def unplanned(now: float, iteration: Iteration) -> None: ...
+def ignore(*_: object) -> None:
+    """Observe nothing."""
 
 
-def uncounted(stretch: Stretch) -> None: ...
+class SimulatedReplica:
+    """A replica that serves what arrives in the time of a `Loop`, as the handler thread of
+    `batching` does.
 
-
-class Replica:
-    """Serves what arrives in the time of a `Loop`, as the handler thread of `batching` does.
-
-    generate: the ids of an iteration. planned: told of each iteration that was asked for, before it
-    is computed, and when. computed: told of each stretch. ended: see `drive`. jump: iterations
-    between which nothing changes are computed as one stretch, to the same end as one by one; then
-    `generate` is asked once for all.
+    generate: returns the ids of an iteration. planned, ended: see `drive`. computed: called with
+    each stretch. jump: compute iterations between which nothing changes as one stretch, with the
+    same result as one by one; `generate` is then called once for all of them.
     """
 
     def __init__(
@@ -142,9 +107,9 @@ class Replica:
         scheduler: Scheduler,
         costs: Costs,
         generate: Callable[[Iteration], Iterable[int]] = any_ids,
-        planned: Callable[[float, Iteration], None] = unplanned,
-        computed: Callable[[Stretch], None] = uncounted,
-        ended: Ended = nobody,
+        planned: Callable[[float, Iteration], None] = ignore,
+        computed: Callable[[Stretch], None] = ignore,
+        ended: Ended = no_follow_up,
         jump: bool = False,
     ):
         self.scheduler = scheduler
@@ -155,16 +120,16 @@ class Replica:
         self._stretch: Stretch | None = None
         self._next: Event | None = None  # the end of the stretch, or a plan
         self._planned_at: int | None = None
-        self._free_at = 0  # no plan is made before
-        self._coming: deque[tuple[Event, Group]] = deque()  # whose threads wait for their turn
+        self._free_at = 0  # before which no plan is made
+        self._arriving: deque[tuple[Event, Group]] = deque()  # groups whose threads wait for a turn
         self._turns_end_at = 0
-        self._tokens = 0  # of all that came, but for those that nobody will compute any more
+        self._tokens = 0  # of all requests, without those that will never be computed
         if scheduler.has_work:
             self._plan_at(loop.now)
 
     def arrive(self, group: Group) -> None:
-        """Queue a group, once it is its thread's turn; one that is refused has the refusal as its
-        members' error.
+        """Queue a group, once it is its thread's turn. The inferences of a refused group get the
+        refusal as `error`.
         """
         self._tokens += sum([member.remaining_tokens for member in group])
         now, at = self._loop.now, max(self._loop.now, self._turns_end_at)
@@ -172,10 +137,10 @@ class Replica:
         if at == now:
             self._enqueue(group)
         else:
-            self._coming.append((self._loop.at(at, COME, self._enqueue_next), group))
+            self._arriving.append((self._loop.at(at, ARRIVE, self._enqueue_next), group))
 
     def _enqueue_next(self) -> None:
-        _, group = self._coming.popleft()
+        _, group = self._arriving.popleft()
         self._enqueue(group)
 
     def _enqueue(self, group: Group) -> None:
@@ -195,36 +160,36 @@ class Replica:
                 self._cut(not_before(deadline))
 
     def cancel(self, group: Group) -> None:
-        """End a group now, wherever it is; whoever is over already stays as it is."""
+        """End those of a group that have not ended, queued or not."""
         self._settle()
         error = Cancelled("The request was cancelled.")
-        self._turn_away([group], error)
+        self._end_arriving([group], error)
         self._end(self.scheduler.fail(group, error, seconds(self._loop.now)))
         if self._stretch is None and self.scheduler.has_work:
             self._plan_at(self._loop.now + self.costs.gap)
 
     def fail(self, error: ServingError) -> None:
-        """End all that is here, and compute nothing any more."""
+        """End all requests, and compute nothing any more."""
         self._settle()
         if self._next is not None:
             self._next.cancel()
         self._stretch = self._next = None
-        self._turn_away([group for _, group in self._coming], error)
+        self._end_arriving([group for _, group in self._arriving], error)
         ended = self.scheduler.fail(self.scheduler.in_flight(), error, seconds(self._loop.now))
         self._end(ended)
 
-    def _turn_away(self, groups: list[Group], error: ServingError) -> None:
-        """End those of them that are not queued yet."""
-        away = [each for each in self._coming if each[1] in groups]
-        self._coming = deque(each for each in self._coming if each[1] not in groups)
-        for event, group in away:
+    def _end_arriving(self, groups: list[Group], error: ServingError) -> None:
+        """End those of the groups that are not queued yet."""
+        ending = [arrival for arrival in self._arriving if arrival[1] in groups]
+        self._arriving = deque(arrival for arrival in self._arriving if arrival[1] not in groups)
+        for event, group in ending:
             event.cancel()
             for inference in group:
                 inference.error = error
             self._end(group)
 
     def _settle(self) -> None:
-        """Apply what has ended by now; the iteration that is being computed goes on, alone."""
+        """Apply the iterations that have ended by now; the one being computed goes on, alone."""
         if self._stretch is None or self._stretch.n == 1:
             return
         self._cut(self._loop.now)
@@ -234,7 +199,7 @@ class Replica:
         assert self._next is not None
         self._next.cancel()
         rest = stretch.after(n)
-        self._stretch = stretch.first_of(n)
+        self._stretch = stretch._replace(n=n)
         self._finish()
         if rest.n:
             self._stretch = rest
@@ -245,18 +210,19 @@ class Replica:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._coming)
+        """True if requests have not ended."""
+        return self.scheduler.has_work or bool(self._arriving)
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that are not computed yet of all that are here."""
+        """Tokens that are not computed yet, of all requests."""
         done = self.scheduler.processed
         if self._stretch is not None and self._stretch.n > 1:
             done += self._stretch.tokens(self._stretch.ended_by(self._loop.now))
         return self._tokens - done
 
     def check_done(self) -> None:
-        """Raises RuntimeError if work is left, once nothing is left to happen."""
+        """Raise RuntimeError if work is left, once no event is."""
         if self.has_work:
             raise RuntimeError(
                 f"{self.scheduler.policy} neither runs nor waits for anything at "
@@ -271,7 +237,7 @@ class Replica:
             self._loop.add(self._ended(seconds(at), inference))
 
     def _plan_at(self, instant: int) -> None:
-        """Plan then, unless a plan is due before; not before the engine is free."""
+        """Plan at an instant, unless a plan is due before; not before the engine is free."""
         instant = max(instant, self._free_at)
         if self._next is not None:
             if self._planned_at is not None and self._planned_at <= instant:
@@ -285,7 +251,7 @@ class Replica:
         self._next = self._planned_at = None
         now = seconds(loop.now)
         self._end(scheduler.expire(now))
-        if loop.somebody_comes_now:  # whoever was late is back at once
+        if loop.arrival_is_due:  # one that follows from an expired request
             self._plan_at(loop.now)
             return
         iteration, wake_at = scheduler.schedule(now)
@@ -300,9 +266,7 @@ class Replica:
     def _begin(self, iteration: Iteration) -> None:
         costs = self.costs
         n = repeats(self.scheduler, iteration) if self._jump else 1
-        following = costs.following(iteration) if n > 1 else None
-        if following is None:
-            n, following = 1, (0, 0)
+        following = costs.following(iteration) if n > 1 else (0, 0)
         first, gap = costs.of(iteration), costs.between(iteration, 0)
         self._stretch = Stretch(iteration, self._loop.now, first, *following, gap, n)
         if n > 1 and (deadline := self.scheduler.next_deadline()) is not None:
@@ -311,15 +275,15 @@ class Replica:
             self._next = self._loop.at(self._stretch.end(n - 1), END, self._finish)
 
     def _cut(self, instant: int) -> None:
-        """Of the stretch only those are computed that begin before then."""
+        """Compute only those iterations of the stretch that begin before an instant."""
         stretch = self._stretch
         assert stretch is not None
         n = max(1, stretch.begun_before(max(instant, self._loop.now)))
         if n < stretch.n or self._next is None:
             if self._next is not None:
                 self._next.cancel()
-            self._stretch = stretch = stretch.first_of(n)
-            # in the gap behind it that is past
+            self._stretch = stretch = stretch._replace(n=n)
+            # in the gap after an iteration its end is past
             self._next = self._loop.at(max(stretch.end(n - 1), self._loop.now), END, self._finish)
 
     def _finish(self) -> None:

@@ -1,4 +1,5 @@
-"""Every variant, the same trace, in virtual time: no server is started, and nothing is measured.
+"""Replay one trace against every variant in virtual time: no server is started, and nothing is
+measured.
 
 ./simulate.sh [--costs NAME] [--modes a,b | --variant NAME='MODE --setting …'] [--sweep]
               [--repeats R] [workload] [--out DIR] [any setting of the scheduler]
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,32 +28,33 @@ from client.users import Users
 from compare import comparison as compare
 from compare.measure import Measurable
 from compare.options import Options, check, chosen, parse_goodput, parser_of, read
-from compare.report import drawing
 from config import ONLY_OVER_HTTP, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import resolve
-from simulate import plan
-from simulate import plan_page as report
+from simulate import plan, plan_page
 from simulate.costs import FAKE, Costs, CostsError, load
 from simulate.fleet import Layout
-from simulate.layouts import add_replicas, layout_of, told
+from simulate.layouts import add_replicas, described, layout_of
 from simulate.replay import ReplayError, replay_file
-from simulate.simulated import Simulated
-from simulate.trial import Case, Question, Traffic
+from simulate.run import SimulatedServer
+from simulate.trial import Question, Traffic, Trial
 from tokenizer import TokenizerUnavailable
 
-# what the costs were measured with
+# settings of an engine, which belong to its costs
 ENGINE = (
     "model", "weights", "tokenizer", "device", "dtype", "threads", "generator", "attention",
     "linear", "sampler", "norms", "kernels", "enforce_eager", "kv_dtype",
     "fake_slowdown",
 )  # fmt: skip
 WITHOUT_EFFECT = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}
-OF_SERVERS = ("also", "deploy", "timeout", "skip_calibration", "host", "port")  # of those that run
-FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # wherever this runs
+# settings of real servers
+OF_SERVERS = ("also", "deploy", "timeout", "skip_calibration", "host", "port")
+FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation(Options):
+    """Options of simulate.sh."""
+
     costs: Costs
     layout: Layout
     jump: bool
@@ -59,14 +62,13 @@ class Simulation(Options):
     recording: str | None = None  # of --replay
 
     def config(self, name: str) -> Config:
-        """All settings of a variant; those of the engine are what its costs were measured with.
-        Raises ConfigError.
+        """Return all settings of a variant; those of the engine are the ones that its costs were
+        measured with. Raises ConfigError.
         """
-        variant = self.variants[name]
         flags, costs = self.settings(name), self.costs
         measured: Mapping[str, Any] = costs.source.get("config", FAKE_ENGINE)
         # stated costs follow the slowdown
-        engine = [each for each in ENGINE if costs.source or each != "fake_slowdown"]
+        engine = [setting for setting in ENGINE if costs.source or setting != "fake_slowdown"]
         for setting in flags:
             if setting in WITHOUT_EFFECT:
                 raise ConfigError(f"{flag(setting)} has no effect in virtual time; leave it out")
@@ -86,7 +88,8 @@ class Simulation(Options):
             whole = {name: value for name, value in measured.items() if name != "mode"}
             return whole | own if costs.source else resolve(whole | own)
 
-        return build(variant.mode, flags, from_environment(os.environ), fill_in)
+        mode = self.variants[name].mode
+        return build(mode, flags, from_environment(os.environ), fill_in)
 
 
 class Simulating(compare.Comparison):
@@ -97,11 +100,11 @@ class Simulating(compare.Comparison):
 
     @contextlib.contextmanager
     def target(self, name: str) -> Iterator[Measurable]:
-        yield self._simulated(name, self.options.layout)
+        yield self._server(name, self.options.layout)
 
     @contextlib.contextmanager
     def alone(self, name: str) -> Iterator[Measurable]:
-        yield self._simulated(name, Layout())
+        yield self._server(name, Layout())
 
     @property
     def replicas(self) -> int:
@@ -111,16 +114,19 @@ class Simulating(compare.Comparison):
     def alike(self) -> int:
         return self.replicas
 
-    def _simulated(self, name: str, layout: Layout) -> Simulated:
+    def _server(self, name: str, layout: Layout) -> SimulatedServer:
         options = self.options
-        config, costs = options.config(name), options.costs
-        return Simulated(name, config, costs, layout, stream=options.stream, jump=options.jump)
+        return SimulatedServer(
+            name, options.config(name), options.costs, layout,
+            stream=options.stream, jump=options.jump,
+        )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
-        source = self.options.costs.source
-        by: dict[str, Any] = {"costs": self.options.costs.name, "layout": told(self.options.layout)}
-        by |= {key: source.get(key) for key in ("hardware", "commit", "date")}
-        return super().facts() | {"simulated": by | {"engine": source.get("config")}}
+        costs, layout = self.options.costs, described(self.options.layout)
+        fitted = {key: costs.source.get(key) for key in ("hardware", "commit", "date")}
+        engine = {"engine": costs.source.get("config")}
+        simulated = {"costs": costs.name, "layout": layout} | fitted | engine
+        return super().facts() | {"simulated": simulated}
 
 
 def parse(argv: Sequence[str]) -> Simulation:
@@ -129,39 +135,24 @@ def parse(argv: Sequence[str]) -> Simulation:
         "./simulate.sh", "Replay one trace against every batching mode, in virtual time."
     )
     add = parser.add_argument
-    add(
-        "--costs",
-        default=FAKE.name,
-        metavar="NAME",
+    # fmt: off
+    add("--costs", default=FAKE.name, metavar="NAME",
         help="how long iterations take: a file of results/costs, a path that ends in .json, "
-        "second, which is what each takes, or fake, the fake engine's own line (default: fake)",
-    )
-    add(
-        "--step",
-        action="store_true",
+        "second, which is what each takes, or fake, the fake engine's own line (default: fake)")
+    add("--step", action="store_true",
         help="compute each iteration, instead of jumping over those between which nothing changes; "
-        "slower, and the same",
-    )
-    add(
-        "--replay",
-        metavar="FILE",
+        "slower, and the same")
+    add("--replay", metavar="FILE",
         help="make the calls of a server's --record FILE again, and say how many iterations "
-        "are equal",
-    )
-    add(
-        "--plan",
-        action="store_true",
+        "are equal")
+    add("--plan", action="store_true",
         help="say instead how many replicas are the fewest for --slo, by --repeats traces of "
         f"--arrival or --users, or that often by --trace (default: {plan.SEEDS}); with "
-        "--autoscale: which max_replicas is the lowest, up to its own",
-    )
+        "--autoscale: which max_replicas is the lowest, up to its own")
     add("--slo", nargs="+", metavar="NAME:MS", help="of --plan: limits on ttft, tpot, e2el")
-    add(
-        "--attainment",
-        type=float,
-        metavar="SHARE",
-        help=f"of --plan: the share of requests that must meet them (default: {plan.ATTAINMENT})",
-    )
+    add("--attainment", type=float, metavar="SHARE",
+        help=f"of --plan: the share of requests that must meet them (default: {plan.ATTAINMENT})")
+    # fmt: on
     add_replicas(parser)
     add_settings(parser)
     given = {word.split("=")[0] for word in argv}
@@ -199,7 +190,7 @@ def parse(argv: Sequence[str]) -> Simulation:
 
 
 def _question(known: argparse.Namespace, costs: Costs, layout: Layout, repeats: bool) -> Question:
-    """What --plan is to answer. repeats: they are given. Raises ConfigError."""
+    """Return the question that --plan answers. repeats: --repeats is given. Raises ConfigError."""
     if not known.slo:
         raise ConfigError("--plan needs limits: --slo ttft:200 tpot:50")
     for name in ("sweep", "fail", "step", "goodput", *(() if known.autoscale else ("replicas",))):
@@ -232,8 +223,8 @@ def _question(known: argparse.Namespace, costs: Costs, layout: Layout, repeats: 
 
 
 def _rate(known: argparse.Namespace) -> float | None:
-    """Requests a second, by which their number goes; None where users or a trace have a number of
-    their own. Raises ConfigError, and WorkloadError for an unknown arrival.
+    """Return the requests a second, which determine their number; None where users or a trace have
+    a number of their own. Raises ConfigError, and WorkloadError for an unknown arrival.
     """
     if known.users:
         users = Users(known.users)
@@ -252,25 +243,25 @@ def _rate(known: argparse.Namespace) -> float | None:
 
 
 def answer(options: Simulation, question: Question) -> None:
-    """Say how many replicas, and write the folder."""
-    said = ("lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities")
-    data = {name: value for name in said if (value := getattr(options, name)) is not None}
+    """Print how many replicas are needed, and write the folder."""
+    names = ("lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities")
+    data = {name: value for name in names if (value := getattr(options, name)) is not None}
     arrival = "" if options.arrival == "auto" else options.arrival
     traffic = Traffic(data, arrival, options.trace, options.scale)
-    cases = [
-        Case(name, options.config(name), options.costs, options.layout, options.stream,
-             traffic, question, question.seeds[0])
+    trials = [
+        Trial(name, options.config(name), options.costs, options.layout, options.stream,
+              traffic, question, question.seeds[0])
         for name in options.variants
     ]  # fmt: skip
-    console = Console()
-    answers = plan.plan(cases, lambda text: console.print(text, markup=False, highlight=False))
+    show = functools.partial(Console().print, markup=False, highlight=False)
+    answers = plan.plan(trials, show)
     command = command_line(Simulating.program, sys.argv[1:])
     caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"
     facts = stamp() | {"command": command, "costs": options.costs.name}
-    report.write(options.out, answers, question, facts, drawing.save, caption)
-    for sentence in report.sentences(answers, question):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"plan.md, plan.json and plan.png: {options.out}", markup=False, highlight=False)
+    plan_page.write(options.out, answers, question, facts, caption)
+    for sentence in plan_page.sentences(answers, question):
+        show(sentence, soft_wrap=True)
+    show(f"plan.md, plan.json and plan.png: {options.out}")
 
 
 def main() -> None:

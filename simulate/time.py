@@ -1,4 +1,4 @@
-"""Virtual time is counted in picoseconds, so that sums of it are exact, in whatever order."""
+"""Virtual time: whole picoseconds, so that sums are exact in whatever order."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ PS = 10**12  # a second
 
 
 def seconds(ps: int) -> float:
-    """As the scheduler is told the time: the nearest float."""
+    """Return the nearest float, the time that a scheduler gets."""
     return ps / PS
 
 
 def instant(at: float) -> int:
-    """The picosecond nearest to so many seconds."""
+    """Return the picosecond nearest to so many seconds."""
     return round(at * PS)
 
 
 def not_before(at: float) -> int:
-    """The first picosecond at which the scheduler is told that it is so late."""
+    """Return the first picosecond whose `seconds` are `at` or more."""
     numerator, denominator = at.as_integer_ratio()
     ps = -(-numerator * PS // denominator)
     while seconds(ps - 1) >= at:  # late in a long run a float is coarser than a picosecond

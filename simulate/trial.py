@@ -1,4 +1,4 @@
-"""A trial of a plan: a trace that so many replicas serve in virtual time, and what came of it."""
+"""A trial of a plan: one trace, served by so many replicas in virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from client.load import Watch
 from client.traces import Request, Trace, load_trace
 from client.workloads import Workload
 from compare.analysis import queue_grows
@@ -19,17 +18,17 @@ from compare.measure import judged
 from config import Config
 from simulate.costs import Costs
 from simulate.fleet import Layout
-from simulate.simulated import Simulated
+from simulate.run import SimulatedServer
 
 
 @dataclass(frozen=True)
 class Question:
-    """What must be met: `attainment` of the requests within the limits `slo` (ms), and by what.
+    """Limits to be met, the share of requests that must meet them, and the traffic.
 
-    arrival: in words. requests: of a trace; None where the traffic has a number of its own, or
-    `rate` (requests a second) and what the growth of a queue needs say how many. uncertainty:
-    relative standard deviation of what the costs say as a whole, from their fit. drawn: each seed
-    has traffic of its own.
+    slo: limits in ms. arrival: in words. requests: of a trace; None where the traffic has a number
+    of its own, or where `rate` (requests a second) and what the growth of a queue needs determine
+    it. uncertainty: relative standard deviation of the costs as a whole, from their fit. drawn:
+    each seed has traffic of its own.
     """
 
     slo: dict[str, float]
@@ -41,11 +40,16 @@ class Question:
     rate: float | None = None
     drawn: bool = True
 
+    @property
+    def limits(self) -> str:
+        return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in self.slo.items())
+
 
 class Traffic(NamedTuple):
-    """What arrives: requests that are drawn from a seed, or those of a trace file.
+    """Requests that are drawn from a seed, or those of a trace file.
 
-    data: of Workload. arrival: "" where users or a file say when; of a file others are drawn.
+    data: of Workload. arrival: "" where users or a file determine it; of a file's requests new
+    times are drawn by another one.
     """
 
     data: Mapping[str, Any]
@@ -54,7 +58,7 @@ class Traffic(NamedTuple):
     scale: int | None = None
 
     def requests(self, n: int | None, seed: int) -> Trace:
-        """Raises WorkloadError."""
+        """Return the trace of a seed. Raises WorkloadError."""
         if self.trace is None:
             return Workload(**self.data, seed=seed).requests(n, self.arrival)
         trace = _loaded(self.trace, self.scale)
@@ -66,7 +70,7 @@ def _loaded(path: Path, scale: int | None) -> Trace:
     return Trace.of(load_trace(path, scale))
 
 
-class Case(NamedTuple):
+class Trial(NamedTuple):
     """A trace that so many replicas serve; picklable, since several processes serve them."""
 
     name: str
@@ -78,38 +82,37 @@ class Case(NamedTuple):
     question: Question
     seed: int
 
+    def serve(self) -> TrialResult:
+        """Serve the trace of the seed, with which the uncertainty of the costs is drawn."""
+        rng = np.random.default_rng([self.seed, 11])
+        factor = math.exp(self.question.uncertainty * rng.standard_normal())
+        requests = self.traffic.requests(self.question.requests, self.seed)
+        return self.result(requests, self.costs.scaled(factor))
 
-class Found(NamedTuple):
-    """What came of a case."""
+    def result(self, requests: Sequence[Request], costs: Costs) -> TrialResult:
+        """Serve these requests."""
+        layout = replace(self.layout, seed=self.seed)
+        server = SimulatedServer(self.name, self.config, costs, layout, stream=self.stream)
+        outcomes = server.replay(requests)
+        measures = judged(requests, outcomes, self.question.slo)
+        return TrialResult(
+            measures["attainment"],
+            queue_grows(measures),
+            measures["slowest_row_s"],
+            measures["p99_ttft_ms"] or math.inf,
+            measures["p99_e2el_ms"] or math.inf,
+            len(requests),
+            server.replicas["replica_s"] / float(outcomes.ended["ended_at"].max()),
+        )
+
+
+class TrialResult(NamedTuple):
+    """Measures of a trial."""
 
     attainment: float
-    grows: bool  # the queue
+    queue_grows: bool
     slowest_row_s: float
     p99_ttft_ms: float
     p99_e2el_ms: float
     requests: int
     mean_replicas: float
-
-
-def serve(case: Case) -> Found:
-    """Serve one trace. The uncertainty of the costs is drawn with the seed."""
-    rng = np.random.default_rng([case.seed, 11])
-    factor = math.exp(case.question.uncertainty * rng.standard_normal())
-    requests = case.traffic.requests(case.question.requests, case.seed)
-    return found(case, requests, case.costs.scaled(factor))
-
-
-def found(case: Case, requests: Sequence[Request], costs: Costs) -> Found:
-    layout = replace(case.layout, seed=case.seed)
-    server = Simulated(case.name, case.config, costs, layout, stream=case.stream)
-    outcomes = server.replay(requests, math.inf, Watch())
-    result = judged(requests, outcomes, case.question.slo)
-    return Found(
-        result["attainment"],
-        queue_grows(result),
-        result["slowest_row_s"],
-        result["p99_ttft_ms"] or math.inf,
-        result["p99_e2el_ms"] or math.inf,
-        len(requests),
-        server.replicas["replica_s"] / float(outcomes.ended["ended_at"].max()),
-    )

@@ -27,7 +27,7 @@ from compare.report.tables import markdown
 from compare.servers import server
 from config import Config
 from simulate.costs import Costs, load
-from simulate.simulated import Simulated
+from simulate.run import SimulatedServer
 from studies.runner import Kept
 from studies.study import Case, Cases, Panel, Study, Table, mean, only
 from studies.virtual import pool
@@ -162,7 +162,7 @@ def run(case: Case, n: int, seed: int, kept: Kept) -> dict[str, Row]:
 def simulated(case: Case, seed: int, row: Row, costs: Costs) -> Row:
     """The row of a simulated server, with the settings and the blocks of the real one."""
     # each iteration is computed, so that each is reported
-    target = Simulated(case["variant"], Config(**row["config"]), costs, jump=False)
+    target = SimulatedServer(case["variant"], Config(**row["config"]), costs, jump=False)
 
     def iterations() -> list[list[float]]:
         pages: list[list[float]] = []

@@ -19,7 +19,7 @@ from config import build
 from deploy.routers import ROUTERS
 from simulate.costs import load
 from simulate.fleet import Layout
-from simulate.simulated import Simulated
+from simulate.run import SimulatedServer
 from studies.study import Against, Case, Panel, Study, Table
 from studies.virtual import SETTINGS, pool
 
@@ -79,7 +79,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     data = Workload(seed=seed, prompts="ids", **trace.data)
     requests = data.requests(n, trace.arrival.format(f"{trace.rate * replicas:g}"), scaled=True)
     layout = Layout(replicas, case["router"], case["stale_s"], case["stale_s"] == 0, seed=seed)
-    server = Simulated("dynamic", config, load(case["costs"]), layout)
+    server = SimulatedServer("dynamic", config, load(case["costs"]), layout)
     outcomes = server.replay(requests, math.inf, Watch())
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     assert len(answers) == n

@@ -98,7 +98,7 @@ def test_few_files_lie_at_the_root() -> None:
             | {"ray", "fastapi", "deploy.serve"},
         ),
         (
-            "simulate.simulation, simulate.simulated",
+            "simulate.simulation, simulate.run",
             {"torch", "flask", "gunicorn", "safetensors", "app", "serving", "batching"},
         ),
         ("serving", {"flask", "gunicorn"}),

@@ -20,7 +20,7 @@ from client.traces import Request
 from config import Config, ConfigError, build
 from scheduling import scheduler
 from scheduling.inference import Inference
-from simulate import PS, Loop, Replica
+from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line, load, work
 from simulate.replica import Stretch
 from tests.programs import ran
@@ -56,9 +56,8 @@ def told(
         took = stretch.first / PS * slow()
         iterations.append([stretch.begun / PS, took, len(stretch.iteration.rows)])
 
-    replica = Replica(loop, scheduler.build(config), costs, computed=computed)
-    loop.serve([(r.at, [inference]) for r, inference in zip(requests, inferences)], replica.arrive)
-    loop.run()
+    replica = SimulatedReplica(loop, scheduler.build(config), costs, computed=computed)
+    loop.serve([(r.at, [inference]) for r, inference in zip(requests, inferences)], replica)
     served = []
     for i in inferences:
         assert i.admitted_at is not None and i.answered_at is not None

@@ -11,7 +11,7 @@ from generate.fake import FakeGenerator
 from scheduling.inference import Inference, Iteration, Row
 from simulate import simulation as simulate
 from simulate.costs import FAKE
-from simulate.simulated import Simulated
+from simulate.run import SimulatedServer
 from tests.simulate.test_simulated import ask
 
 
@@ -26,7 +26,7 @@ def test_it_sleeps_so_many_times_as_long() -> None:
 def test_virtual_time_charges_the_same() -> None:
     """Ten tokens after ten of a prompt are 10.7 ms, and 42.8 by 4."""
     config = build("nobatch", {"model": "fake", "device": "cpu", "fake_slowdown": "4"}, {})
-    _, [outcome] = measure(Simulated("nobatch", config, FAKE), [ask(0)], {}, 60.0, Watch())
+    _, [outcome] = measure(SimulatedServer("nobatch", config, FAKE), [ask(0)], {}, 60.0, Watch())
     assert outcome.ended_at - outcome.sent_at == pytest.approx(4 * 10.7e-3)
 
 

@@ -151,17 +151,3 @@ def test_a_file_with_other_things_in_it_is_refused(
     path.write_text("[1]")
     with pytest.raises(CostsError, match="holds no costs"):
         load(path)
-
-
-def test_a_simulated_request_through_a_front_end_takes_longer_by_what_that_adds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def case(name: str, *took_ms: float) -> dict[str, object]:
-        return {"front": name, "seeds": [{"request_ms": each} for each in took_ms]}
-
-    record = {"costs": [case("plain", 1.0, 3.0), case("ray", 11.0, 13.0)]}
-    monkeypatch.setattr(costs, "FRONTS", tmp_path / "fronts.json")
-    costs.FRONTS.write_text(json.dumps(record))
-    behind = costs.through("ray", costs.FAKE)
-    assert (behind.request, behind.answer) == (round(5e-3 * PS), round(5e-3 * PS))
-    assert behind.line == costs.FAKE.line

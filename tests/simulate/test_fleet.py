@@ -18,10 +18,10 @@ from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching, Plan, View
 from scheduling.prefix_cache import block_keys
 from scheduling.scheduler import Scheduler
-from simulate import PS, Arrival, Loop, Replica
+from simulate import PS, Arrival, Loop, SimulatedReplica
 from simulate.costs import Costs, Line
 from simulate.fleet import Failure, Fleet, Layout
-from simulate.loop import COME, LOOK
+from simulate.loop import ARRIVE, OBSERVE
 from tests.virtual import make_scheduler
 
 TOKEN_S = 0.01
@@ -50,9 +50,7 @@ def serve(
 
     loop = Loop()
     fleet = Fleet(loop, layout, build, COSTS)
-    loop.serve(arrivals(), fleet.arrive)
-    loop.run()
-    fleet.check_done()
+    loop.serve(arrivals(), fleet)
     return fleet
 
 
@@ -183,13 +181,14 @@ def test_requests_and_answers_of_a_server_come_one_after_another() -> None:
         left[inference] = now
         return ()
 
-    replica = Replica(loop, make_scheduler(Dynamic(), max_batch_size=4), costs, ended=ended)
+    replica = SimulatedReplica(
+        loop, make_scheduler(Dynamic(), max_batch_size=4), costs, ended=ended
+    )
     at = [0.0, 0.0, 0.0, 0.031, 0.06, 0.06, 0.06]
     trace = [Inference([0], 2) for _ in at]
-    loop.serve([(t, [inference]) for t, inference in zip(at, trace)], replica.arrive)
-    loop.at(62 * ms, COME, replica.cancel, [trace[6]])
-    loop.at(63 * ms, COME, replica.fail, EngineFailed("The replica failed."))
-    loop.run()
+    loop.at(62 * ms, ARRIVE, replica.cancel, [trace[6]])
+    loop.at(63 * ms, ARRIVE, replica.fail, EngineFailed("The replica failed."))
+    loop.serve([(t, [inference]) for t, inference in zip(at, trace)], replica)
     assert [i.arrived_at for i in trace[:4]] == [0.0, 0.004, 0.008, 0.036]
     assert [i.answered_at for i in trace[:4]] == [0.02, 0.03, 0.03, 0.056]
     assert [left[i] for i in trace[:4]] == [0.02, 0.03, 0.033, 0.056]
@@ -220,12 +219,12 @@ def test_who_only_looks_ends_once_nothing_else_happens() -> None:
     def look(who: str) -> None:
         seen.append((loop.now, who))
         if not loop.is_over:
-            loop.at(loop.now + 10, LOOK, look, who)
+            loop.at(loop.now + 10, OBSERVE, look, who)
 
     for who in ("one", "another"):
-        loop.at(0, LOOK, look, who)
-    loop.at(20, COME, seen.append, (20, "somebody"))
-    loop.run()
+        loop.at(0, OBSERVE, look, who)
+    loop.at(20, ARRIVE, seen.append, (20, "somebody"))
+    loop.serve([], SimulatedReplica(loop, make_scheduler(Dynamic()), COSTS))
     assert [who for _, who in seen] == ["one", "another"] * 2 + ["somebody", "one", "another"]
     assert loop.now == 20
 

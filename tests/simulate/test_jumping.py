@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy
-from simulate import PS, Loop, Replica
+from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line
-from simulate.loop import COME
+from simulate.loop import ARRIVE
 from simulate.replica import Stretch
 from simulate.time import instant
 from tests.counts import examples
@@ -66,12 +66,10 @@ def serve(
                 )
             )
 
-    replica = Replica(loop, scheduler, costs, computed=computed, jump=jump)
-    loop.serve([(ask.at, group) for ask, group in zip(asks, groups)], replica.arrive)
+    replica = SimulatedReplica(loop, scheduler, costs, computed=computed, jump=jump)
     for after, ask, group in zip(leaves, asks, groups):
-        loop.at(instant(ask.at + after), COME, replica.cancel, group)
-    loop.run()
-    replica.check_done()
+        loop.at(instant(ask.at + after), ARRIVE, replica.cancel, group)
+    loop.serve([(ask.at, group) for ask, group in zip(asks, groups)], replica)
     served = [
         [
             i.id, i.state, i.admitted_at, i.answered_at, i.token_times, i.tokens, i.batch,

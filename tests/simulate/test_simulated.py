@@ -35,7 +35,7 @@ from config import Config, ConfigError, build
 from scheduling.policies import MODES, ORDERS
 from simulate import PS
 from simulate.costs import FAKE, Costs, save
-from simulate.simulated import Simulated
+from simulate.run import SimulatedServer
 from simulate.simulation import ENGINE, WITHOUT_EFFECT, Simulating, parse
 from tests.programs import ran
 
@@ -52,7 +52,7 @@ def served(
     **settings: Any,
 ) -> tuple[dict[str, Any], list[Outcome]]:
     config = build(mode, {"model": "fake", "device": "cpu", **settings}, {})
-    target = Simulated(mode, config, costs, stream=stream, jump=jump)
+    target = SimulatedServer(mode, config, costs, stream=stream, jump=jump)
     return measure(target, requests, {}, 3600.0, Watch())
 
 
@@ -214,7 +214,7 @@ def test_what_is_in_flight_is_counted_once_in_50_ms_from_first_to_last() -> None
             self.n += 1
 
     config = build("nobatch", {"model": "fake", "device": "cpu"}, {})
-    target = Simulated("nobatch", config, FAKE, stream=False, jump=True)
+    target = SimulatedServer("nobatch", config, FAKE, stream=False, jump=True)
     result, _ = measure(target, [ask(0, at=3.0, tokens=900)], {}, 1.0, ticks := Ticks())
     assert result["wall_clock_s"] == pytest.approx(0.9541) and 18 <= ticks.n <= 20
     assert result["mean_in_flight"] == 1.0
@@ -225,7 +225,7 @@ def test_step_computes_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress(Console(quiet=True)) as progress:
         for argv, jump in (([], True), (["--step"], False)):
             with Simulating(parse(argv), progress).target("dynamic") as target:
-                assert isinstance(target, Simulated) and target.jump is jump
+                assert isinstance(target, SimulatedServer) and target.jump is jump
 
 
 def test_requests_that_bring_no_seed_are_mispredicted_each_in_its_own_way() -> None:
@@ -280,7 +280,7 @@ def test_every_setting_is_honoured_or_refused() -> None:
         for order in ORDERS:
             config = Read(mode=mode, order=order, model="demo", kv_cache="1GB", request_timeout_s=9)
             read.clear()  # all that was validated
-            Simulated("", config, FAKE, stream=False, jump=True).replay([ask(0)], 1, Watch())
+            SimulatedServer("", config, FAKE, stream=False, jump=True).replay([ask(0)], 1, Watch())
             honoured |= read & Config.model_fields.keys()
     assert honoured & WITHOUT_EFFECT == set()
     undecided = Config.model_fields.keys() - honoured - {*ENGINE} - WITHOUT_EFFECT
@@ -563,7 +563,7 @@ def test_the_environment_cannot_change_what_costs_are_of(
     monkeypatch.setenv("EB_MAX_BATCH_SIZE", "2")
     config = parse([]).config("dynamic")
     assert config.max_batch_size == 2
-    Simulated("", config, FAKE, stream=False, jump=True).replay([ask(0)], 1, Watch())
+    SimulatedServer("", config, FAKE, stream=False, jump=True).replay([ask(0)], 1, Watch())
     assert not (tmp_path / "log").exists()
     monkeypatch.setenv("EB_MAX_BATCHSIZE", "2")
     with pytest.raises(ConfigError, match="unknown variable EB_MAX_BATCHSIZE"):

@@ -1,0 +1,330 @@
+"""Simulated servers: they serve a trace in virtual time, and report what real ones would."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from client.draws import WorkloadError
+from client.load import TICK_S, UNSENT, Interrupted, Watch
+from client.outcomes import Outcome, Outcomes
+from client.traces import Request, Trace
+from config import Config
+from observers.server_stats import ServerStats
+from scheduling import scheduler
+from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
+from scheduling.inference import Inference, Iteration, IterationRecord, Observer
+from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Sampling
+from scheduling.scheduler import Scheduler
+from simulate.costs import Costs
+from simulate.fleet import Fleet, Layout
+from simulate.loop import OBSERVE, Arrival, Group, Loop
+from simulate.occupancy import Occupancy
+from simulate.replica import Stretch, any_ids
+from simulate.time import PS, instant, seconds
+from stats import Answer, times_of, timings_of
+from tokenizer import load_tokenizer
+
+
+class SimulatedServer:
+    """Servers of ours by their Config and the costs of their engine, behind a router if they are
+    several: `Measurable`.
+
+    stream: requests ask for streams. jump: compute iterations between which nothing changes at
+    once, with the same result. observe: makes an observer of each scheduler.
+    """
+
+    ours = has_report = True
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        costs: Costs,
+        layout: Layout = Layout(),  # noqa: B008  (it is frozen)
+        *,
+        stream: bool = False,
+        jump: bool = True,
+        observe: Callable[[Scheduler], Observer] | None = None,
+    ):
+        self.name = name
+        self.config = config
+        if not costs.source:  # stated ones are of the fake engine
+            costs = costs.slower(config.fake_slowdown)
+        self.costs = replace(costs, gap=costs.gap + instant(config.loop_interval_ms / 1e3))
+        self.layout = layout
+        self.stream, self.jump, self.observe = stream, jump, observe
+        self.begin()
+
+    @property
+    def are_several(self) -> bool:
+        return self.layout.is_several
+
+    def begin(self) -> None:
+        self.stats = ServerStats(self.config.max_batch_size)
+        self.occupancy = Occupancy()
+        self.replicas: dict[str, Any] = {}
+
+    def replay(
+        self,
+        requests: Sequence[Request],
+        timeout_s: float = math.inf,  # has no effect: a client of these servers is patient
+        watch: Watch = Watch(),  # noqa: B008  (it has no state)
+    ) -> Outcomes:
+        """Serve a trace. Raises Interrupted on Ctrl-C, and WorkloadError for a request beyond the
+        context.
+        """
+        run = _Run(self, Trace.of(requests), watch)
+        try:
+            run.serve()
+            self.replicas = run.replicas()
+        except KeyboardInterrupt:
+            raise Interrupted(run.outcomes) from None
+        return run.outcomes
+
+    def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        rows, most = self.occupancy, self.config.max_batch_size
+        exact = {  # sums of floats would depend on how many iterations were computed at once
+            "busy_s": rows.busy / PS,
+            "occupancy": rows.occupied / (rows.busy * most) if rows.busy else 0.0,
+        }
+        stats = self.stats.run().report() | exact | {"replicas": self.replicas}
+        return stats, rows.over_time(), self.config.model_dump(mode="json")
+
+
+class _InFlight(NamedTuple):
+    """A request that was sent."""
+
+    number: int
+    request: Request
+    sent_at: float
+    token: int  # which its completion repeats
+
+
+class _Run:
+    """One trace, served. Times are seconds from its start, for client and server."""
+
+    def __init__(self, server: SimulatedServer, trace: Trace, watch: Watch):
+        self.outcomes = Outcomes(len(trace))
+        self._unended = len(trace)
+        self._server, self._trace, self._watch = server, trace, watch
+        self._config = server.config
+        self._observers: list[Observer] = [server.stats]
+        self._request_s, self._answer_s = server.costs.request / PS, server.costs.answer / PS
+        self._encoded = functools.cache(load_tokenizer(server.config.tokenizer).encode_ordinary)
+        self._in_flight: dict[Inference, _InFlight] = {}
+        later = np.flatnonzero(trace.after >= 0)
+        self._next_turn = dict(zip(trace.after[later].tolist(), later.tolist()))  # by number
+        self._first_turn = np.arange(len(trace))  # of the conversation, by number
+        for i in later.tolist():
+            self._first_turn[i] = self._first_turn[trace.after[i]]
+        firsts = trace.firsts
+        by_time = firsts[np.argsort(trace.at[firsts], kind="stable")]
+        self._unsent = iter(by_time.tolist())
+        self._loop = Loop()
+        self._fleet = Fleet(
+            self._loop,
+            server.layout,
+            self._build,
+            server.costs,
+            generate=self._generate if server.config.prefix_caching else any_ids,
+            computed=self._computed,
+            ended=self._ended,
+            session=self._session,
+            jump=server.jump,
+        )
+
+    def serve(self) -> None:
+        first = 0.0 if self._trace.users else float(self._trace.at.min())
+        self._loop.at(instant(first), OBSERVE, self._tick, first, random.Random(0))
+        self._loop.serve(self._firsts(), self)
+
+    def replicas(self) -> dict[str, Any]:
+        """Return what became of the replicas, once all is served."""
+        end_s = float(self.outcomes.ended["ended_at"].max(initial=0.0))
+        return {
+            "requests": self._fleet.sent,
+            "changes": self._fleet.changes,
+            "missed": self._fleet.missed,
+            "replica_s": self._fleet.replica_seconds(end_s),
+        }
+
+    # ---- requests
+
+    def _firsts(self) -> Iterator[Arrival]:
+        """Send those that wait for no answer; in a closed loop, one of each user."""
+        for i in itertools.islice(self._unsent, self._trace.users):
+            yield self._send_first(i, 0.0 if self._trace.users else self._trace[i].at)
+
+    def _send_first(self, i: int, at: float) -> Arrival:
+        """Send a request that waits for no answer. Raises WorkloadError for one beyond the
+        context.
+        """
+        request = self._trace[i]
+        ids = self._ids_of(request)
+        if refusal := self._too_long(request, ids):
+            raise WorkloadError(
+                f"request {request.id} of the trace can never be served: {refusal[4:]} Give "
+                f"shorter --lengths, or a smaller --scale"
+            )
+        return self._send(i, request, at, ids)
+
+    def _send(self, i: int, request: Request, at: float, ids: list[int]) -> Arrival:
+        config = self._config
+        arrives = at + self._request_s
+        timeout_s = config.request_timeout_s
+        seed = i if request.seed is None else request.seed  # as a server counts on
+        sampling = Sampling(request.temperature, request.top_k, request.top_p, seed)
+        inference = Inference(
+            ids,
+            request.num_tokens,
+            sampling,
+            None if timeout_s is None else arrives + timeout_s,
+            streamed=self._server.stream,
+            user=request.user,
+            priority=request.priority or 0,
+            keys=block_keys(ids, config.block_size) if config.prefix_caching else None,
+        )
+        greedy = request.temperature == 0 and config.model != "fake"
+        token = zlib.crc32(array("q", ids)) if greedy else sampling.seed
+        self._in_flight[inference] = _InFlight(i, request, at, token)
+        return arrives, [inference]
+
+    def _send_turn(self, i: int, before: Outcome, inference: Inference) -> Iterator[Arrival]:
+        """Send the conversation so far and what is said next, once its user has thought."""
+        request = self._trace[i]
+        due = before.ended_at + (request.think_s or 0.0)
+        error = before.error and UNSENT
+        if not error:
+            ids = [*inference.prompt_ids, *inference.tokens, *self._ids_of(request)]
+            if not (error := self._too_long(request, ids)):
+                yield self._send(i, request, due, ids)
+                return
+        self._watch.sent()
+        sent = error != UNSENT
+        at = due if sent else before.ended_at
+        self._end(i, outcome := Outcome(request, at, at, at, error=error, sent=sent))
+        if (turn := self._next_turn.get(i)) is not None:
+            yield from self._send_turn(turn, outcome, inference)
+
+    def _ids_of(self, request: Request) -> list[int]:
+        return request.prompt_ids or self._encoded(request.prompt or "")
+
+    def _too_long(self, request: Request, ids: Sequence[int]) -> str:
+        """Return the refusal of a request beyond the context; of others nothing."""
+        n, most = len(ids), self._config.max_model_len
+        if n + request.num_tokens <= most:
+            return ""
+        return (
+            f"{ContextTooLong.status} {n} prompt tokens + {request.num_tokens} completion tokens "
+            f"is beyond the context of {most}."
+        )
+
+    def arrive(self, group: Group) -> None:
+        self._watch.sent()
+        self._fleet.arrive(group)
+
+    def check_done(self) -> None:
+        self._fleet.check_done()
+
+    # ---- replicas
+
+    def _build(self) -> Scheduler:
+        built = scheduler.build(self._config)
+        if self._server.observe is not None:
+            self._observers.append(self._server.observe(built))
+        return built
+
+    def _session(self, inference: Inference) -> str | None:
+        """Return a request's user, or its conversation."""
+        sent = self._in_flight[inference]
+        if sent.request.user or not self._next_turn:
+            return sent.request.user
+        return str(self._first_turn[sent.number])
+
+    def _generate(self, iteration: Iteration) -> list[int]:
+        """Return ids of its own for each completion: those are not what prompts share."""
+        ended = (0,)
+        return [
+            int(self._in_flight.get(row.inference, ended)[-1])
+            for row in iteration.rows
+            if row.samples
+        ]
+
+    def _computed(self, replica: int, stretch: Stretch) -> None:
+        begun, n = stretch.begun, stretch.n
+        duration = stretch.end(n - 1) - begun - (n - 1) * stretch.gap
+        record = IterationRecord(seconds(begun), duration / PS, stretch.iteration, n)
+        for observer in self._observers:
+            observer.iteration(record)
+        self._server.occupancy.add(stretch, record)
+
+    # ---- answers
+
+    def _ended(self, now: float, inference: Inference) -> Iterator[Arrival]:
+        sent = self._in_flight.pop(inference)
+        outcome = self._outcome(sent, inference, now)
+        if inference.answered_at is not None:
+            for observer in self._observers:
+                observer.answered(inference)
+        elif isinstance(inference.error, Overloaded):
+            self._server.stats.refused(inference)
+        elif isinstance(inference.error, InvalidRequest):
+            self._server.stats.invalid()
+        self._end(sent.number, outcome)
+        if self._trace.users:
+            for following in itertools.islice(self._unsent, 1):
+                yield self._send_first(following, outcome.ended_at)
+        elif (turn := self._next_turn.get(sent.number)) is not None:
+            yield from self._send_turn(turn, outcome, inference)
+
+    def _end(self, i: int, outcome: Outcome) -> None:
+        self._unended -= 1
+        self.outcomes.add(i, outcome)
+        self._watch.ended(outcome)
+
+    def _tick(self, first: float, rng: random.Random) -> None:
+        """Observe as the client of a real server does: once in each TICK_S, anywhere in it."""
+        if not self._unended or self._loop.is_over:
+            return
+        self._watch.tick()
+        k = int((seconds(self._loop.now) - first) / TICK_S) + 1
+        at = first + (k + rng.random()) * TICK_S
+        self._loop.at(instant(at), OBSERVE, self._tick, first, rng)
+
+    def _outcome(self, sent: _InFlight, inference: Inference, now: float) -> Outcome:
+        request, sent_at = sent.request, sent.sent_at
+        answered_at = now + self._answer_s
+        if (error := inference.error) is not None:
+            reason = f"{error.status} {error}"
+            return Outcome(request, sent_at, sent_at, answered_at, error=reason)
+        # a plain answer has its first token, too; a stream's was sent at once
+        ends_at = answered_at
+        if inference.streamed and inference.answered_at is not None:
+            ends_at = inference.answered_at + self._answer_s
+        times = times_of(inference)
+        at_client = times.ending_at(ends_at)
+        gaps = times.itl_s if self.outcomes.keeps(sent.number) else ()
+        answer = Answer(
+            request.id,
+            sent_at,
+            sent_at,
+            at_client.first_token_at,
+            at_client.last_token_at,
+            answered_at,
+            len(inference.prompt_ids),
+            len(inference.tokens),
+            gaps,
+            timings_of(inference) | {"itl_s": gaps},
+        )
+        return Outcome(request, sent_at, sent_at, answered_at, answer)
