@@ -60,7 +60,7 @@ class Autoscaling:
 
     @property
     def target(self) -> float:
-        """What a replica is to have, of requests or of tokens."""
+        """The requests, or tokens, that a replica is to have."""
         return self.target_ongoing_requests if self.target_tokens is None else self.target_tokens
 
 
@@ -146,7 +146,7 @@ class Autoscaler:
         return wanted
 
     def _delayed(self, now: float, wanted: int) -> int:
-        """What is wanted once it has been for long enough that there be more, or fewer."""
+        """The target, which follows `wanted` once that has differed for long enough."""
         direction = (wanted > self.target) - (wanted < self.target)
         if direction != self._direction:
             self._direction, self._since = direction, now

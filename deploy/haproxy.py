@@ -1,4 +1,4 @@
-"""HAProxy: where it is, what it is told beside deploy/haproxy.cfg, and what it is asked."""
+"""HAProxy: its program, its configuration beside deploy/haproxy.cfg, and its admin socket."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def find() -> str:
 
 
 def address(config: Config) -> str:
-    """Where it listens."""
+    """Its host and port."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"{host}:{config.port}"
 
 
 def environment(config: Config) -> dict[str, str]:
-    """What deploy/haproxy.cfg reads from it."""
+    """The environment variables of deploy/haproxy.cfg."""
     answer_s = max(LONGEST_ANSWER_S, (config.request_timeout_s or 0) + 60)
     return {
         "PROXY_LISTEN": address(config),
@@ -47,34 +47,32 @@ def environment(config: Config) -> dict[str, str]:
 
 
 def listing(ports: Sequence[int], admin: Path) -> str:
-    """servers.cfg: what deploy/haproxy.cfg leaves open. Nobody is sent to a server until it is let
-    in.
-    """
-    told = f"global\n    stats socket {admin} level admin\n\nbackend servers\n"
+    """servers.cfg: the servers, which get no requests until they are let in."""
+    text = f"global\n    stats socket {admin} level admin\n\nbackend servers\n"
     for k, port in enumerate(ports, 1):
-        told += f"    server {k} 127.0.0.1:{port} check disabled\n"
-    for k, port in enumerate(ports, 1):  # which is reached whether it is ready or not
-        told += (
+        text += f"    server {k} 127.0.0.1:{port} check disabled\n"
+    for k, port in enumerate(ports, 1):  # each by itself, whether it is ready or not
+        text += (
             f"\nbackend replica-{k}\n    retries 0\n"
             f"    http-request replace-path /replicas/{k}/?(.*) /\\1\n"
             f"    http-response replace-header Location ^(/.*) /replicas/{k}\\1\n"
             f"    server {k} 127.0.0.1:{port}\n"
         )
-    return told
+    return text
 
 
 class Admin:
-    """One that runs, by its socket."""
+    """A running HAProxy, by its admin socket."""
 
     def __init__(self, path: Path):
         self.path = path
 
     def let_in(self, server: int) -> None:
-        """At once, and not when it looks the next time."""
+        """Send requests to a server, at once and not after its next check."""
         name = f"servers/{server}"
         self._ask(f"set server {name} state ready; set server {name} health up")
 
-    def send_nobody_to(self, server: int) -> None:
+    def drain(self, server: int) -> None:
         self._ask(f"set server servers/{server} state drain")
 
     def in_flight(self, server: int) -> int:
@@ -83,8 +81,8 @@ class Admin:
         return next(int(row["scur"]) for row in rows if (row["pxname"], row["svname"]) == name)
 
     def _ask(self, commands: str) -> str:
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.connect(str(self.path))
-            asking.sendall(f"{commands}\n".encode())
-            with asking.makefile() as answer:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.path))
+            connection.sendall(f"{commands}\n".encode())
+            with connection.makefile() as answer:
                 return answer.read()

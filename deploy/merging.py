@@ -1,4 +1,4 @@
-"""What several replicas report, merged: /stats, /metrics and /ready of all together."""
+"""Merged reports of several replicas: /stats, /metrics and /ready of all together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stats(
 
 
 def not_ready_because(replicas: Sequence[Report], wanted: int) -> str | None:
-    """Why not all replicas can be sent requests, of which there should be `wanted`."""
+    """The reason why not all replicas, of which `wanted` should be up, can take requests."""
     for each in replicas:
         if each.not_ready is not None:
             return f"replica {each.name}: {each.not_ready}"

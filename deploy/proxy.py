@@ -61,7 +61,7 @@ class Server:
         )
 
     def is_ready(self) -> bool:
-        """Raises Ended if it will never be."""
+        """Ask for /ready. Raises Ended if it will never be."""
         if (code := self.process.poll()) is not None:
             raise Ended(
                 f"server {self.number} ended with exit code {code} before it was ready; above it "
@@ -78,7 +78,7 @@ class Server:
             connection.close()
 
     def end(self) -> None:
-        """At once. Before it is ready Ctrl-C may find a Python that imports, and print where."""
+        """End at once. Before it is ready, Ctrl-C would print where its Python imports."""
         self.process.send_signal(signal.SIGINT if self.was_ready else signal.SIGTERM)
 
 
@@ -94,7 +94,7 @@ class Proxy:
         self.servers: list[Server] = []
         self._signals: SimpleQueue[int] = SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda came, frame: self._signals.put(came))
+            signal.signal(number, lambda number, frame: self._signals.put(number))
         self._admin, listed = haproxy.Admin(folder / "admin"), folder / "servers.cfg"
         listed.write_text(haproxy.listing(self.ports, self._admin.path))
         configs = ["-f", str(ROOT / "deploy" / "haproxy.cfg"), "-f", str(listed)]
@@ -104,7 +104,7 @@ class Proxy:
             start_new_session=True,
         )
         self._draining = self._to_replace = False
-        self._gone: set[int] = set()  # servers of which it was said that they ended
+        self._gone: set[int] = set()  # servers whose end was reported
 
     def run(self) -> int:
         """All of its life: the exit code."""
@@ -133,14 +133,14 @@ class Proxy:
         for server in self.servers:
             self._admin.let_in(server.number)
         url = f"http://{self.listen}"
-        told = [f"ready: {len(self.servers)} servers in mode {self.config.mode} on {url}"]
-        told += [
+        lines = [f"ready: {len(self.servers)} servers in mode {self.config.mode} on {url}"]
+        lines += [
             f"  server {each.number}: http://127.0.0.1:{each.port}, also {url}/replicas/"
             f"{each.number}: /stats, /metrics, /live there are its own"
             for each in self.servers
         ]
-        told.append(f"kill -HUP {os.getpid()} replaces them one after another")
-        print("\n".join(told), file=sys.stderr, flush=True)
+        lines.append(f"kill -HUP {os.getpid()} replaces them one after another")
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
     def _listens(self) -> bool:
         if (code := self._haproxy.poll()) is not None:
@@ -152,7 +152,7 @@ class Proxy:
 
     def _watch(self) -> NoReturn:
         while True:
-            self._heed()
+            self._take_signal()
             if (code := self._haproxy.poll()) is not None:
                 raise Ended(f"HAProxy ended with exit code {code}")
             for server in self.servers:
@@ -172,7 +172,7 @@ class Proxy:
 
     # ---- waiting
 
-    def _heed(self) -> None:
+    def _take_signal(self) -> None:
         """Wait a moment for a signal. Raises Stopped."""
         try:
             number = self._signals.get(timeout=POLL_S)
@@ -184,10 +184,10 @@ class Proxy:
             raise Stopped(number)
 
     def _wait(self, until: Callable[[], bool], patience_s: float = inf) -> None:
-        """Raises Stopped."""
+        """Wait until something is true. Raises Stopped."""
         deadline = time.monotonic() + patience_s
         while not until() and time.monotonic() < deadline:
-            self._heed()
+            self._take_signal()
 
     # ---- replacing
 
@@ -201,16 +201,16 @@ class Proxy:
             print(f"error: {ended}; the others are left as they are", file=sys.stderr)
 
     def _replace(self, server: Server) -> None:
-        """Raises Ended if the new one does not come up."""
+        """Replace a server. Raises Ended if the new one does not come up."""
         # also to one that ended: its successor listens before it can answer
-        self._admin.send_nobody_to(server.number)
+        self._admin.drain(server.number)
         if server.process.poll() is None:
             self._wait(
                 lambda: not self._admin.in_flight(server.number), self.config.drain_timeout_s
             )
             server.process.terminate()
             self._wait(lambda: server.process.poll() is not None)
-        self._gone.add(server.number)  # and if it does not come back, that is said below
+        self._gone.add(server.number)  # if it does not come back, that is reported below
         server.start()
         self._wait(server.is_ready)
         self._gone.remove(server.number)
@@ -230,7 +230,7 @@ class Proxy:
         self._wait(self._all_ended)
 
     def _end(self) -> None:
-        """Whatever is left: the servers first, so that HAProxy can pass on what they say."""
+        """End all that runs: the servers first, so that HAProxy can pass on their last answers."""
         for server in self.servers:
             server.end()
         deadline = time.monotonic() + END_S
@@ -249,7 +249,7 @@ class Proxy:
 
 
 def free_ports(n: int) -> list[int]:
-    """Of this machine alone, each another."""
+    """Return n different free ports of this machine."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(n)]
         for probe in probes:
@@ -258,7 +258,7 @@ def free_ports(n: int) -> list[int]:
 
 
 def command(config: Config, settings: Sequence[str], number: int, port: int) -> list[str]:
-    """What starts a server: the user's settings, and then what is each server's own."""
+    """The command that starts a server: the user's settings, and then each server's own."""
     own = ["--host", "127.0.0.1", "--port", str(port)]
     for name in APPENDED:
         if file := getattr(config, name):
@@ -268,9 +268,7 @@ def command(config: Config, settings: Sequence[str], number: int, port: int) -> 
 
 
 def shared_out(config: Config, replicas: int, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment of the servers, which share the cores where nobody says how many threads
-    each has.
-    """
+    """The environment of the servers, which share the cores unless the user set --threads."""
     if "threads" in from_environment(environ):
         return environ
     return {**environ, "EB_THREADS": str(max(1, config.threads // replicas))}

@@ -19,7 +19,7 @@ from ray.serve.request_router import (
 )
 
 from deploy import ages
-from deploy.routers import Asked, Replica, Reported, router
+from deploy.routers import ReplicaLoad, ReportedLoad, RoutedRequest, router
 from scheduling.prefix_cache import block_keys
 from wire.request import Request
 
@@ -36,14 +36,14 @@ def meant(replicas: list[RunningReplica], pending: PendingRequest | None) -> Ran
 
 
 def offered(replicas: list[RunningReplica], pending: PendingRequest) -> Ranks:
-    """Those that the request was not offered to yet, and those that it was: neither if empty."""
+    """The replicas that the request was not offered to yet, and then those that it was."""
     tried = pending.kwargs.get("tried", ())
     was = [each for each in replicas if each.replica_id.unique_id in tried]
     return [rank for rank in ([each for each in replicas if each not in was], was) if rank]
 
 
 class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
-    """Ray Serve's default, and who names a replica gets it."""
+    """Ray Serve's default, for requests that name no replica."""
 
     # Ray's gives a replica that was found for one request to the one that has waited longest
     _fulfill_next_pending_request = RequestRouter._fulfill_next_pending_request
@@ -74,7 +74,7 @@ class Ours(RequestRouter):
         self._router = router(name)
         self._block_size = block_size
         self._sent: defaultdict[ReplicaID, set[str]] = defaultdict(set)  # ids of requests
-        self._reported: dict[ReplicaID, Reported] = {}
+        self._reported: dict[ReplicaID, ReportedLoad] = {}
 
     async def choose_replicas(
         self,
@@ -83,14 +83,14 @@ class Ours(RequestRouter):
     ) -> Ranks:
         for each in candidate_replicas:
             if report := each.routing_stats:
-                self._load(each.replica_id).told(report["at"], 0, report["tokens"])
+                self._load(each.replica_id).report(report["at"], 0, report["tokens"])
         if pending_request is None or (named := meant(candidate_replicas, pending_request)):
             return named if pending_request else [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # else a full fleet is asked at once
         left, *tried = offered(candidate_replicas, pending_request)
         known = {number(each.replica_id): each for each in left}
         chosen = self._router.choose(
-            self._asked(pending_request), [self._known(n, each) for n, each in known.items()]
+            self._routed(pending_request), [self._known(n, each) for n, each in known.items()]
         )
         first = known.pop(chosen)
         return [[first], [*known.values()], *tried]
@@ -114,33 +114,33 @@ class Ours(RequestRouter):
             for gone in kept.keys() - self._replica_id_set:
                 del kept[gone]
 
-    def _asked(self, pending: PendingRequest) -> Asked:
+    def _routed(self, pending: PendingRequest) -> RoutedRequest:
         request = request_of(pending)
         if request is None:
-            return Asked(0, 0)
+            return RoutedRequest(0, 0)
         keys: Sequence[bytes] = ()
         if self._router.uses_keys:
             keys = block_keys(request.prompts[0], self._block_size, request.cache_salt)
         prompt = sum(map(len, request.prompts))
-        return Asked(prompt, tokens_of(request) - prompt, keys, request.user)
+        return RoutedRequest(prompt, tokens_of(request) - prompt, keys, request.user)
 
-    def _known(self, number: int, replica: RunningReplica) -> Replica:
+    def _known(self, number: int, replica: RunningReplica) -> ReplicaLoad:
         id_ = replica.replica_id
         if report := replica.routing_stats:
             ages.note(time.time() - report["at"])
-        return Replica(number, len(self._sent[id_]), self._load(id_).known.tokens)
+        return ReplicaLoad(number, len(self._sent[id_]), self._load(id_).known.tokens)
 
-    def _load(self, id_: ReplicaID) -> Reported:
-        return self._reported.setdefault(id_, Reported(number(id_)))
+    def _load(self, id_: ReplicaID) -> ReportedLoad:
+        return self._reported.setdefault(id_, ReportedLoad(number(id_)))
 
 
 def number(id_: ReplicaID) -> int:
-    """Of a replica, the same in each process."""
+    """A number of a replica, the same in each process."""
     return int.from_bytes(id_.unique_id.encode())
 
 
 def request_of(pending: PendingRequest) -> Request | None:
-    """What is asked, if it is a completion."""
+    """The request that waits, if it is a completion."""
     first = pending.args[0] if pending.args else None
     return first if isinstance(first, Request) else None
 

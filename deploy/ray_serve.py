@@ -83,8 +83,8 @@ class ByTokens:
         self._target = target
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        told = (context.aggregated_metrics or {}).get(TOKENS, {})
-        return sum(told.values()) / self._target, {}
+        tokens = (context.aggregated_metrics or {}).get(TOKENS, {})
+        return sum(tokens.values()) / self._target, {}
 
 
 def autoscaling(rule: Autoscaling, replicas: int) -> AutoscalingConfig:
@@ -121,12 +121,12 @@ class Handles(Replicas):
     async def answer(self, request: Request, to: str | None) -> Answer:
         tried: list[str] = []
         while True:
-            told = await self._one(
+            answer = await self._one(
                 self._handle.answer.remote(request, to=to, tried=tried, tries=self._tries)
             )
-            if not isinstance(told, Full):
-                return told
-            tried = [*tried, told.name]
+            if not isinstance(answer, Full):
+                return answer
+            tried = [*tried, answer.name]
 
     async def own(self, route: str, call: Call, to: str) -> Answer:
         return await self._one(self._handle.own.remote(route, call, to=to))
@@ -135,10 +135,10 @@ class Handles(Replicas):
         tried: list[str] = []
         is_offered = True
         while is_offered:
-            told = self._streams.stream.remote(request, to=to, tried=tried, tries=self._tries)
+            events = self._streams.stream.remote(request, to=to, tried=tried, tries=self._tries)
             begun = is_offered = False
             try:
-                async for each in told:
+                async for each in events:
                     if isinstance(each, Full):
                         tried, is_offered = [*tried, each.name], True
                     else:
@@ -147,7 +147,7 @@ class Handles(Replicas):
             except GONE:
                 yield event(gone().body()) + DONE if begun else failure(gone())
             finally:
-                told.cancel()  # does nothing unless the reader has gone before the end
+                events.cancel()  # does nothing unless the reader has gone before the end
 
     async def all(self, method: str) -> list[Any]:
         """The results of all replicas but those that are gone. Raises Silent if one has none."""
@@ -188,14 +188,12 @@ def gone() -> EngineFailed:
 def application(
     config: Config, replicas: int, router: str, rule: Autoscaling | None, launcher: int
 ) -> serve.Application:
-    """What `serve.run` takes. rule: by which there are more or fewer replicas. launcher: the
-    process that started it all.
-    """
+    """The application that `serve.run` takes. launcher: the id of the process that starts it."""
     most_replicas = rule.max_replicas if rule else replicas
     # keys are asked for by the ingress alone
     text = config.model_copy(update={"api_key": None, "api_keys": None}).handoff()
-    # Ray's own is 5. The server's door decides, which counts completions and not requests, and
-    # what it refuses it refuses with a sentence.
+    # Ray's own is 5. The server decides, which counts completions and not requests, and refuses
+    # with a sentence.
     most = config.max_in_flight + SPARE
     ours = {"name": router, "block_size": config.block_size}
     one = (

@@ -1,4 +1,4 @@
-"""One of several servers, asked in an event loop. Knows neither HTTP nor Ray."""
+"""One of several servers, called in an event loop. Knows neither HTTP nor Ray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report(NamedTuple):
 
 
 def needs(config: Config) -> dict[str, float]:
-    """What a replica is given for itself: the CPUs that its engine computes with, or a GPU."""
+    """Resources of one replica: the CPUs that its engine computes with, or a GPU."""
     on_cpu = config.device == "cpu" and config.model != "fake"
     return {"CPU": float(config.threads if on_cpu else 0), "GPU": float(config.device != "cpu")}
 
@@ -45,7 +45,7 @@ class Full(NamedTuple):
 
 
 class Post:
-    """From any thread to an event loop, which is woken once for all that has piled up."""
+    """Calls from any thread in an event loop, which is woken once for all that piled up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
@@ -72,7 +72,7 @@ class Answered:
         self._ends: dict[int, asyncio.Event] = {}  # by id()
 
     def expect(self, inference: Inference) -> asyncio.Event:
-        """To be asked before it is queued."""
+        """The event of an inference that is not queued yet."""
         end = self._ends[id(inference)] = asyncio.Event()
         return end
 

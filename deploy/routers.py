@@ -1,8 +1,7 @@
-"""Which replica gets a request: routers, pure but for what each remembers of its own choices.
+"""Routers, which choose a replica for a request. Pure, but that each remembers its own choices.
 
-A router knows of replicas what `Replica` says, and of time nothing. Whatever asks it (a simulator,
-a load balancer) says who is up. Same seed and same calls, same choices. Of equals none is
-preferred: they take turns, or are drawn.
+A router knows the `ReplicaLoad` of each replica that is up, and no time. Same seed and same calls,
+same choices. Of equals none is preferred: they take turns, or are drawn.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import ClassVar
 
 
 @dataclass(slots=True)
-class Replica:
-    """What a router may know of one that is up; its caller may change it between calls.
+class ReplicaLoad:
+    """A replica that is up, as a router may know it; its caller may change it between calls.
 
     Routers that are to agree (`session`) need the same ids.
     """
@@ -29,8 +28,8 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a router may know of a request."""
+class RoutedRequest:
+    """A request, as a router may know it."""
 
     prompt_tokens: int
     num_tokens: int  # that it asks for, which may be more than it gets
@@ -41,21 +40,21 @@ class Asked:
 class Router:
     """One way to choose."""
 
-    uses_keys: ClassVar[bool] = False  # whether `Asked.keys` make a difference
-    uses_tokens: ClassVar[bool] = False  # whether `Replica.tokens` do
+    uses_keys: ClassVar[bool] = False  # whether `RoutedRequest.keys` make a difference
+    uses_tokens: ClassVar[bool] = False  # whether `ReplicaLoad.tokens` do
 
     def __init__(self, seed: int = 0):
         self.rng = random.Random(seed)
         self._last: int | None = None
 
-    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
         """The id of one of the replicas, of which there must be one at least."""
         raise NotImplementedError
 
     def forget(self, id: int) -> None:
         """A replica is gone."""
 
-    def in_turn(self, equals: Iterable[Replica]) -> int:
+    def in_turn(self, equals: Iterable[ReplicaLoad]) -> int:
         """The one whose id follows the id returned last, the first by chance."""
         ids = [replica.id for replica in equals]
         if self._last is None:
@@ -64,7 +63,7 @@ class Router:
             self._last = min((id for id in ids if id > self._last), default=min(ids))
         return self._last
 
-    def least(self, load: Callable[[Replica], int], replicas: Sequence[Replica]) -> int:
+    def least(self, load: Callable[[ReplicaLoad], int], replicas: Sequence[ReplicaLoad]) -> int:
         """One of those with the least load."""
         lowest = min(map(load, replicas))
         return self.in_turn(replica for replica in replicas if load(replica) == lowest)
@@ -73,21 +72,21 @@ class Router:
 class Random(Router):
     """Any, each as likely as the others."""
 
-    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
         return self.rng.choice(replicas).id
 
 
 class RoundRobin(Router):
     """Each in its turn, by id."""
 
-    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
         return self.in_turn(replicas)
 
 
 class LeastRequests(Router):
     """The one with the fewest requests (join the shortest queue; nginx's least_conn)."""
 
-    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
         return self.least(_requests, replicas)
 
 
@@ -96,23 +95,23 @@ class LeastTokens(Router):
 
     uses_tokens = True
 
-    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
         return self.least(lambda replica: replica.tokens, replicas)
 
 
 class PowerOfTwo(Router):
-    """Of two drawn at random the one with fewer requests (Mitzenmacher, IEEE TPDS 2001; Ray Serve's
+    """The one with fewer requests of two drawn at random (Mitzenmacher, IEEE TPDS 2001; Ray Serve's
     default). The longest queue is far shorter than with one drawn, and the two are not always the
     same ones, so that many routers with old knowledge do not all go to one replica.
     """
 
-    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
         drawn = self.rng.sample(replicas, min(2, len(replicas)))
         return min(drawn, key=_requests).id  # the first drawn of equals
 
 
 class PrefixAffinity(Router):
-    """Of the replicas that have at most `margin` requests more than the least loaded one, that
+    """Among replicas that have at most `margin` requests more than the least loaded one, that
     which was sent the longest part of this prompt, in full KV blocks, and the less loaded of
     several; the least loaded of all if that is less than `least_match` of the prompt's full blocks.
 
@@ -133,8 +132,8 @@ class PrefixAffinity(Router):
         # by replica, the oldest first
         self._sent: defaultdict[int, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
 
-    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
-        keys = asked.keys[1:]
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
+        keys = request.keys[1:]
         chosen = self._choose(keys, replicas)
         if keys:
             self._remember(chosen, keys)
@@ -148,7 +147,7 @@ class PrefixAffinity(Router):
         sent = self._sent.get(id, ())
         return bisect_left(keys, True, key=lambda key: key not in sent)  # from one on, all are
 
-    def _choose(self, keys: Sequence[bytes], replicas: Sequence[Replica]) -> int:
+    def _choose(self, keys: Sequence[bytes], replicas: Sequence[ReplicaLoad]) -> int:
         most = min(map(_requests, replicas)) + self.margin
         near = [replica for replica in replicas if replica.requests <= most]
         matched = [self.matched(replica.id, keys) for replica in near]
@@ -178,18 +177,18 @@ class SessionAffinity(Router):
     Nothing is remembered, and all routers agree.
     """
 
-    def choose(self, asked: Asked, replicas: Sequence[Replica]) -> int:
-        if asked.session is None:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
+        if request.session is None:
             return self.least(_requests, replicas)
-        session = asked.session.encode()
+        session = request.session.encode()
 
-        def weight(replica: Replica) -> bytes:
+        def weight(replica: ReplicaLoad) -> bytes:
             return hashlib.blake2b(b"%d:%b" % (replica.id, session), digest_size=8).digest()
 
         return max(replicas, key=weight).id
 
 
-def _requests(replica: Replica) -> int:
+def _requests(replica: ReplicaLoad) -> int:
     return replica.requests
 
 
@@ -211,7 +210,7 @@ def router(name: str, seed: int = 0) -> Router:
     return ROUTERS[name](seed)
 
 
-class Reported:
+class ReportedLoad:
     """A replica's load by its last report, and what was sent there since that was made.
 
     A report takes time to arrive: what was sent meanwhile is not in it, and is added to it. Times
@@ -219,7 +218,7 @@ class Reported:
     """
 
     def __init__(self, id: int):
-        self.known = Replica(id)
+        self.known = ReplicaLoad(id)
         self._made_at: float | None = None
         self._since: deque[tuple[float, int]] = deque()  # when a request was sent, and its tokens
 
@@ -229,7 +228,7 @@ class Reported:
         self.known.requests += 1
         self.known.tokens += tokens
 
-    def told(self, made_at: float, requests: int, tokens: int) -> None:
+    def report(self, made_at: float, requests: int, tokens: int) -> None:
         """A report; one that is not newer than the last one is known, or outdated."""
         if self._made_at is not None and made_at <= self._made_at:
             return
@@ -246,7 +245,7 @@ class Gateway:
     `max_age` 0: it sees what is, as a gateway does that all requests and answers pass (SGLang's
     router, a single handle of Ray Serve). Else it asks the replicas, all at once, when a request
     comes and their last report is that old or older, in the unit of `now`; in between a load is
-    what is `Reported`, with `counts_own` by this gateway, too. That is vLLM's rule for
+    what is `ReportedLoad`, with `counts_own` by this gateway, too. That is vLLM's rule for
     data parallelism, which learns of answers with the next report too (a report each 100 ms).
     Without `counts_own` all requests between two reports go where the last one was least (the
     bulletin board of Mitzenmacher, "How useful is old information?", IEEE TPDS 2000), as those of
@@ -257,25 +256,27 @@ class Gateway:
     def __init__(self, router: Router, max_age: float = 0, counts_own: bool = True):
         self.router, self.max_age, self.counts_own = router, max_age, counts_own
         self._reported_at: float | None = None
-        self._reported: dict[int, Reported] = {}
+        self._reported: dict[int, ReportedLoad] = {}
 
     def looks(self, now: float) -> bool:
-        """Whether it goes by what is true now, and not by an earlier report."""
+        """Return whether it goes by current loads, and not by an earlier report."""
         return self._reported_at is None or now - self._reported_at >= self.max_age
 
-    def choose(self, asked: Asked, replicas: Sequence[Replica], now: float) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], now: float) -> int:
         """The id of the replica that gets the request. `replicas`: those that are up, with what is
         true of them now.
         """
         if not self.max_age:
-            return self.router.choose(asked, replicas)
+            return self.router.choose(request, replicas)
         if self.looks(now):
             self._reported_at = now
-            self._reported = {replica.id: Reported(replica.id) for replica in replicas}
+            self._reported = {each.id: ReportedLoad(each.id) for each in replicas}
             for each in replicas:
-                self._reported[each.id].told(now, each.requests, each.tokens)
-        known = [self._reported.setdefault(each.id, Reported(each.id)).known for each in replicas]
-        chosen = self.router.choose(asked, known)
+                self._reported[each.id].report(now, each.requests, each.tokens)
+        known = [
+            self._reported.setdefault(each.id, ReportedLoad(each.id)).known for each in replicas
+        ]
+        chosen = self.router.choose(request, known)
         if self.counts_own:
-            self._reported[chosen].sent(now, asked.prompt_tokens + asked.num_tokens)
+            self._reported[chosen].sent(now, request.prompt_tokens + request.num_tokens)
         return chosen

@@ -30,15 +30,15 @@ FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)
 
 def main(argv: Sequence[str]) -> None:
     try:
-        check_port(asked(argv).config)
+        check_port(read(argv).config)
         serve(argv)
     except FAULTS as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-class Asked(NamedTuple):
-    """rule: by which there are more or fewer replicas."""
+class Fleet(NamedTuple):
+    """Replicas to start, and the rule by which there are more or fewer."""
 
     config: Config
     replicas: int
@@ -47,12 +47,12 @@ class Asked(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Replicas."""
+        """The most replicas."""
         return self.rule.max_replicas if self.rule else self.replicas
 
 
-def asked(argv: Sequence[str]) -> Asked:
-    """What the command line, the environment and .env say. Raises ConfigError,
+def read(argv: Sequence[str]) -> Fleet:
+    """Read the command line, the environment and .env. Raises ConfigError,
     TokenizerUnavailable and WeightsUnavailable.
     """
     parser = Parser(prog="./deploy/serve.sh", description=__doc__, allow_abbrev=False)
@@ -86,12 +86,12 @@ def asked(argv: Sequence[str]) -> Asked:
                 f"--{name.replace('_', '-')} is a file of one server; leave it out, or start plain "
                 "servers by ./deploy/proxy.sh"
             )
-    found = Asked(config, known.replicas, known.router, rule)
+    fleet = Fleet(config, known.replicas, known.router, rule)
     given = settings_given(settings) | from_environment(os.environ).keys()
     if "threads" not in given and config.device == "cpu":
-        threads = max(1, config.threads // found.most)  # they share the cores
-        found = found._replace(config=config.model_copy(update={"threads": threads}))
-    return found
+        threads = max(1, config.threads // fleet.most)  # they share the cores
+        fleet = fleet._replace(config=config.model_copy(update={"threads": threads}))
+    return fleet
 
 
 def settings_given(argv: Sequence[str]) -> set[str]:
@@ -112,8 +112,8 @@ def serve(argv: Sequence[str]) -> None:
         ) from None
     from deploy.ray_serve import APP, application
 
-    now = asked(argv)
-    config = now.config
+    fleet = read(argv)
+    config = fleet.config
     # one that hangs finishes nothing, however long it is waited for; Ray's controller inherits it
     os.environ["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"
     ray.init(
@@ -124,20 +124,20 @@ def serve(argv: Sequence[str]) -> None:
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "RAY_SERVE_LOG_TO_STDERR": "0"}},
     )
-    told: SimpleQueue[int] = SimpleQueue()
+    signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # now: ray.init has set its own
-        signal.signal(number, lambda number, frame: told.put(number))
+        signal.signal(number, lambda number, frame: signals.put(number))
 
-    def run(now: Asked) -> None:
-        check_resources(now)
+    def run(fleet: Fleet) -> None:
+        check_resources(fleet)
         try:
-            made = application(now.config, now.replicas, now.router, now.rule, os.getpid())
+            made = application(*fleet, os.getpid())
             ray_serve.run(made, name=APP, blocking=False)
         except RuntimeError as error:
             raise ConfigError(f"the replicas did not start: {error}") from None
         print(
-            f"ready: {now.replicas} replicas in {now.config.mode} mode behind {now.router} on "
-            f"http://{config.host}:{config.port}; GET /stats names them, and each is at "
+            f"ready: {fleet.replicas} replicas in {fleet.config.mode} mode behind {fleet.router} "
+            f"on http://{config.host}:{config.port}; GET /stats names them, and each is at "
             "/replicas/NAME/",
             file=sys.stderr,
         )
@@ -145,10 +145,10 @@ def serve(argv: Sequence[str]) -> None:
     try:
         ray_serve.start(http_options={"host": config.host, "port": config.port})
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        run(now)
-        while told.get() == signal.SIGHUP:
+        run(fleet)
+        while signals.get() == signal.SIGHUP:
             try:
-                run(asked(argv))
+                run(read(argv))
             except FAULTS as error:
                 print(f"error: {error}; nothing was changed", file=sys.stderr)
         ray_serve.delete(APP)  # replicas finish what they have, while the proxy still stands
@@ -157,17 +157,18 @@ def serve(argv: Sequence[str]) -> None:
         ray.shutdown()
 
 
-def check_resources(now: Asked) -> None:
+def check_resources(fleet: Fleet) -> None:
     """Raises ConfigError if the cluster has too few CPUs or GPUs."""
     import ray
 
     there = ray.cluster_resources()
-    for what, each in needs(now.config).items():
-        if now.most * each > there.get(what, 0):
+    for what, each in needs(fleet.config).items():
+        needed, known = fleet.most * each, there.get(what, 0)
+        if needed > known:
+            lower = "--replicas or --threads" if what == "CPU" else "--replicas"
             raise ConfigError(
-                f"{now.most} replicas of {each:g} {what}s need {now.most * each:g}, and Ray has "
-                f"{there.get(what, 0):g}; lower --replicas"
-                + (" or --threads" if what == "CPU" else "")
+                f"{fleet.most} replicas of {each:g} {what}s need {needed:g}, and Ray has "
+                f"{known:g}; lower {lower}"
             )
 
 

@@ -18,7 +18,7 @@ AT_ONCE = 40  # connections accepted, read or given up before the others' turn
 
 
 class Wait(enum.Enum):
-    """What a connection waits for, `Reader.awaits` or its client's end. In the order in which
+    """Reasons to wait: a value of `Reader.awaits`, or the client's end. In the order in which
     connections give way to new ones.
     """
 
@@ -98,7 +98,7 @@ class Connections:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may come, if need be in place of another."""
+        """True if one more may come, if need be in place of another."""
         return self.open < self._most or self._least() is not None
 
     def add(self, connection: Connection) -> None:
@@ -182,7 +182,7 @@ class Connections:
                 connections[connection] = min(deadline, latest)
 
     def next_at(self) -> float:
-        """When there is something to do although nothing comes."""
+        """The time when there is something to do although nothing comes."""
         if self._unreleased:
             return 0.0
         firsts = [next(iter(each.values())) for each in self._waiting.values() if each]

@@ -152,7 +152,7 @@ class Reader:
         return request
 
     def wants_continue(self) -> bool:
-        """Whether the client awaits "100 Continue" before it sends a body; True once a request."""
+        """Return whether the client awaits "100 Continue" before a body; True once a request."""
         if self._request is None or not self._request._expected_100_continue:
             return False
         self._request._expected_100_continue = False  # else gunicorn would say it again

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from deploy import routers
 from deploy.autoscaling import CONTROL_INTERVAL_S, Autoscaler, Autoscaling
-from deploy.routers import Asked, Gateway
+from deploy.routers import Gateway, RoutedRequest
 from scheduling.errors import EngineFailed
 from scheduling.inference import Inference, Iteration
 from scheduling.scheduler import Scheduler
@@ -99,7 +99,7 @@ class Fleet:
             routers.router(layout.router, layout.seed), instant(layout.stale_s), layout.counts_own
         )
         self._replicas: dict[int, SimulatedReplica] = {}  # up, or finishing what they have
-        self._up: dict[int, routers.Replica] = {}  # as the router sees them
+        self._up: dict[int, routers.ReplicaLoad] = {}  # as the router sees them
         self._starting: set[int] = set()
         self._numbers = itertools.count()
         self._waiting: list[Group] = []  # until a replica is up
@@ -127,7 +127,7 @@ class Fleet:
             for number, seen in self._up.items():
                 seen.tokens = self._replicas[number].tokens_left
         first = group[0]
-        asked = Asked(
+        asked = RoutedRequest(
             len(first.prompt_ids),
             sum(inference.num_tokens for inference in group),
             (first.keys or ()) if router.uses_keys else (),
@@ -152,7 +152,7 @@ class Fleet:
         """Let a replica take requests from now on."""
         self._starting.discard(number)
         costs = self._costs.slower(self.layout.slow.get(number, 1.0))
-        self._up[number] = routers.Replica(number)
+        self._up[number] = routers.ReplicaLoad(number)
 
         def ended(now: float, inference: Inference) -> Iterable[Arrival]:
             if number in self._up:

@@ -15,27 +15,16 @@ from typing import Any
 from client.calls import get_text
 from client.outcomes import Outcome
 from client.traces import Request
-from compare.servers import free_port, server
+from compare.servers import free_port, server, wait_until_ready
 from generate.fake import token
 
 ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = [
-    "PATIENCE_S",
-    "ROOT",
-    "Serve",
-    "asks",
-    "assert_all_answered",
-    "client_command",
-    "fake_text",
-    "free_port",
-    "launched",
-    "metric",
-    "scrape",
-    "server",
-    "wait_until",
-    "wait_until_free",
-]
+    "PATIENCE_S", "ROOT", "Serve", "asks", "assert_all_answered", "client_command", "fake_text",
+    "free_port", "has_traceback", "launched", "metric", "scrape", "server", "started",
+    "wait_until", "wait_until_free",
+]  # fmt: skip
 
 PATIENCE_S = 60
 # server, and the fixture shared_server
@@ -110,3 +99,18 @@ def launched(*command: str) -> Iterator[subprocess.Popen[str]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@contextlib.contextmanager
+def started(*flags: str, mode: str = "dynamic") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL and the process of a ready server of the fake model, with its output."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "launch.py", mode, "--model", "fake", "--port", str(port), *flags]
+    with launched(*command) as process:
+        wait_until_ready(process, url)
+        yield url, process
+
+
+def has_traceback(process: subprocess.Popen[str]) -> bool:
+    """Whether what is left of its output has one."""
+    return "Traceback" in (process.stdout.read() if process.stdout else "")

@@ -1,3 +1,3 @@
-"""What every front end speaks: requests read from bodies, answers, events and errors, as plain
+"""The language of every front end: requests read from bodies, answers, events and errors, as plain
 functions. Knows no HTTP server: `routes` puts it behind Flask, `deploy` behind Ray Serve.
 """

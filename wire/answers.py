@@ -1,4 +1,4 @@
-"""What the routes answer, as /openapi.json describes it. Routes write plain dictionaries; tests
+"""Answers of the routes, as /openapi.json describes them. Routes write plain dictionaries; tests
 hold answers against these.
 """
 

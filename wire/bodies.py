@@ -1,4 +1,4 @@
-"""What the completion routes take: bodies, as the routes validate and /openapi.json describes them.
+"""Bodies of requests, as the routes validate and /openapi.json describes them.
 
 Types are strict: no "10", no true, no NaN. On OpenAI's routes a field that is null means its
 default, and unknown fields are ignored, as clients send many; one whose value would change the
@@ -194,7 +194,7 @@ class _StreamOptions(_Lenient):
 
 
 class _OpenAIRequest(_Lenient):
-    """What completions and chat completions share."""
+    """Fields that completions and chat completions share."""
 
     model: str | None = None
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class Logprobs:
-    """Those of one inference, a piece at a time: of its next n completion tokens, and before the
-    first of them, with echo, of its prompt. hidden: ids that a completion's text does not show.
+    """Log-probabilities of one inference, a piece at a time: of its next n completion tokens, and
+    before the first of them, with echo, of its prompt. hidden: ids that its text does not show.
     """
 
     def __init__(
@@ -27,12 +27,9 @@ class Logprobs:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def completion(self, n: int) -> dict[str, list[Any]]:
-        """Of /v1/completions: lists with an entry for each token."""
-        told: dict[str, list[Any]] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
+        """The form of /v1/completions: lists with an entry for each token."""
+        lists: dict[str, list[Any]] = {
+            name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
         for id_, score, shown in self._take(n):
             name, top = self._name(id_), None
@@ -40,13 +37,13 @@ class Logprobs:
                 top = {self._name(each): logprob for each, logprob in score.top}
                 top.setdefault(name, score.logprob)
             entry = name, score and score.logprob, top, self._offset
-            for values, value in zip(told.values(), entry):
+            for values, value in zip(lists.values(), entry):
                 values.append(value)
             self._offset += len(self._utf8.decode(self._bytes(id_))) if shown else 0
-        return told
+        return lists
 
     def chat(self, n: int) -> dict[str, list[Any]]:
-        """Of /v1/chat/completions: an entry for each token."""
+        """The form of /v1/chat/completions: an entry for each token."""
         return {
             "content": [
                 self._entry(id_, score.logprob)
@@ -57,7 +54,7 @@ class Logprobs:
         }
 
     def _take(self, n: int) -> Iterator[tuple[int, Score | None, bool]]:
-        """Of each token its id, its score, if it has one, and whether the text shows it."""
+        """Each token's id, its score, if it has one, and whether the text shows it."""
         inference, scores = self._inference, self._inference.scores
         assert scores is not None
         n_prompt = len(inference.prompt_ids)

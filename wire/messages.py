@@ -30,8 +30,8 @@ class Answer(NamedTuple):
 
 
 def request_id(given: str) -> str:
-    """What the client calls its request, or a new id where that is nothing, too long or not fit for
-    a header.
+    """The client's id of its request, or a new one where that is missing, too long or not fit for a
+    header.
     """
     return given if re.fullmatch("[!-~]{1,128}", given) else secrets.token_hex(16)
 
@@ -42,7 +42,7 @@ def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 
 
 def failure(error: Exception) -> Answer:
-    """What an error looks like; of one that is not expected no more than its name."""
+    """The answer of an error; of one that is not expected no more than its name."""
     if not isinstance(error, ServingError):
         error = GenerationFailed(f"Unexpected error: {type(error).__name__}")
     return answer(error.body(), error.status, error.headers)

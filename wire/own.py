@@ -89,7 +89,7 @@ def readiness(reason: str | None) -> Answer:
 
 
 def iterations_since(query: Query) -> int | None:
-    """Of GET /stats: from which iteration on, if they are asked for. Raises InvalidRequest."""
+    """The first iteration that GET /stats is asked for, if any. Raises InvalidRequest."""
     iterations, since = query.get("iterations"), query.get("since")
     if iterations not in (None, "1"):
         raise InvalidRequest("iterations: only 1 is offered; leave it out", param="iterations")
@@ -101,7 +101,7 @@ def iterations_since(query: Query) -> int | None:
 
 
 def cursor(query: Query) -> int | None:
-    """Of GET /live/events: the cursor of an earlier answer. Raises InvalidRequest."""
+    """The cursor that GET /live/events goes on from, if any. Raises InvalidRequest."""
     since = query.get("since")
     if since is not None and not NUMBER.fullmatch(since):
         raise InvalidRequest("since: give the cursor of an earlier answer", param="since")
@@ -109,7 +109,7 @@ def cursor(query: Query) -> int | None:
 
 
 def last(query: Query) -> int:
-    """Of GET /timeline: how many iterations. Raises InvalidRequest."""
+    """The number of iterations that GET /timeline is asked for. Raises InvalidRequest."""
     last = query.get("last", "500")
     if not (NUMBER.fullmatch(last) and int(last)):
         raise InvalidRequest("last: give a number of iterations, from 1 on", param="last")

@@ -54,7 +54,7 @@ class Guard:
         return user
 
     def shows_page(self, route: str | None, headers: Headers) -> bool:
-        """Whether GET / leads a browser, which prefers a page to JSON, to the page."""
+        """Return whether this is GET / of a browser, which is led to the page."""
         accept = headers.get("Accept", "")
         return self.has_page and route == "GET /" and "text/html" in accept and JSON not in accept
 

@@ -1,4 +1,4 @@
-"""What a client asks: read from a body, checked and tokenized once."""
+"""Requests for completions: read from a body, checked and tokenized once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Request:
         return replace(self, user=user or self.user, id=id)
 
     def rule(self, tokenizer: Encoding) -> StopRule | None:
-        """What ends an answer before its last token."""
+        """The rule that ends an answer before its last token, if it has one."""
         if self.stop is None:
             return None
         how = self.sampling
@@ -88,9 +88,7 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 
 
 class RequestReader:
-    """From bodies to what they ask of a server of this Config. What it raises is an
-    InvalidRequest, or Refused.
-    """
+    """Reads bodies for a server of this Config; raises InvalidRequest or Refused."""
 
     def __init__(self, config: Config, tokenizer: Encoding):
         self.config, self.tokenizer = config, tokenizer
@@ -143,7 +141,7 @@ class RequestReader:
         return self._openai("chat", body, prompts, most, top)
 
     def tokenize(self, raw: bytes) -> dict[str, Any]:
-        """What POST /tokenize answers."""
+        """The answer of POST /tokenize."""
         body = parse(TokenizeRequest, raw)
         self.check_model(body.model)
         field, most = "prompt" if body.messages is None else "messages", self.config.max_model_len
@@ -258,5 +256,5 @@ SHARED = ("timeout_s", "queue_timeout_s", "user", "priority", "n", "cache_salt",
 
 
 def _shared(body: BaseModel) -> dict[str, Any]:
-    """What all routes take under one name."""
+    """The fields that all routes take under one name."""
     return {name: getattr(body, name) for name in SHARED}

@@ -125,15 +125,22 @@ def terminal_table(results: Results, marked: str = "") -> Table:
     return terminal(rows)
 
 
+def rows_of(results: Results, columns: Sequence[Key], marked: str = "") -> list[list[str]]:
+    """A row of numbers for each variant. marked: as above."""
+    rows = [[f"variant{marked}", *(key.heading for key in columns)]]
+    for name, seeds in results.items():
+        rows.append([label(name, seeds), *(cell_of(key, seeds) for key in columns)])
+    return rows
+
+
 def headlines(results: Results, marked: str = "") -> str:
     """The headline table of report.md; columns without a number are left out. marked: as above."""
-    columns = present(HEADLINES, [results])
-    heading = [f"variant{marked}", *(key.heading for key in columns)]
-    rows = [[*heading, "latency of a request", "answered"]]
-    for name, seeds in results.items():
+    rows = rows_of(results, present(HEADLINES, [results]), marked)
+    rows[0] += ["latency of a request", "answered"]
+    for row, seeds in zip(rows[1:], results.values()):
         answered, failed = (sum(r[key] for r in seeds) for key in ("completed", "failed"))
-        row = [label(name, seeds), *(cell_of(key, seeds) for key in columns), mean_line(seeds)]
-        rows.append([*row, f"{answered}, {failed} failed" if failed else str(answered)])
+        count = f"{answered}, {failed} failed" if failed else str(answered)
+        row += [mean_line(seeds), count]
     return markdown(rows)
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from deploy.routers import (
     ROUTERS,
-    Asked,
     Gateway,
     PrefixAffinity,
-    Replica,
-    Reported,
+    ReplicaLoad,
+    ReportedLoad,
+    RoutedRequest,
     Router,
     router,
 )
@@ -23,30 +23,30 @@ from scheduling.prefix_cache import block_keys
 from tests.counts import examples
 
 REPLICAS = st.lists(
-    st.builds(Replica, st.integers(0, 9), st.integers(0, 30), st.integers(0, 900)),
+    st.builds(ReplicaLoad, st.integers(0, 9), st.integers(0, 30), st.integers(0, 900)),
     min_size=1,
     max_size=8,
     unique_by=lambda replica: replica.id,
 )
 ASKED = st.builds(
-    Asked,
+    RoutedRequest,
     st.integers(1, 40),
     st.integers(1, 40),
     st.lists(st.integers(0, 1), max_size=24).map(lambda ids: block_keys(ids, 4)),
     st.none() | st.sampled_from(["ann", "bob"]),
 )
 EVENTS = st.lists(st.tuples(ASKED, REPLICAS), min_size=1, max_size=20)
-PLAIN = Asked(10, 10)
+PLAIN = RoutedRequest(10, 10)
 
 
-def idle(n: int) -> list[Replica]:
-    return [Replica(id) for id in range(n)]
+def idle(n: int) -> list[ReplicaLoad]:
+    return [ReplicaLoad(id) for id in range(n)]
 
 
-def prompt(*ids: int) -> Asked:
+def prompt(*ids: int) -> RoutedRequest:
     """A prompt with so many full blocks, of which each id names one."""
     tokens = [id for id in ids for _ in range(4)]
-    return Asked(len(tokens), 10, block_keys(tokens, 4))
+    return RoutedRequest(len(tokens), 10, block_keys(tokens, 4))
 
 
 def throw(chooser: Router, balls: int, bins: int) -> list[int]:
@@ -61,7 +61,7 @@ def throw(chooser: Router, balls: int, bins: int) -> list[int]:
 @examples(100)
 @given(events=EVENTS, seed=st.integers(0, 99))
 def test_a_router_chooses_one_of_those_given_and_the_same_again_with_the_same_seed(
-    name: str, events: Sequence[tuple[Asked, list[Replica]]], seed: int
+    name: str, events: Sequence[tuple[RoutedRequest, list[ReplicaLoad]]], seed: int
 ) -> None:
     one, same = router(name, seed), router(name, seed)
     for asked, replicas in events:
@@ -81,7 +81,9 @@ def test_another_seed_chooses_otherwise() -> None:
 
 @examples(100)
 @given(events=EVENTS)
-def test_the_least_loaded_is_chosen(events: Sequence[tuple[Asked, list[Replica]]]) -> None:
+def test_the_least_loaded_is_chosen(
+    events: Sequence[tuple[RoutedRequest, list[ReplicaLoad]]],
+) -> None:
     requests, tokens = router("least_requests"), router("least_tokens")
     for asked, replicas in events:
         of = {replica.id: replica for replica in replicas}
@@ -130,10 +132,10 @@ def test_the_better_of_two_keeps_the_longest_queue_short(seed: int) -> None:
 
 def test_power_of_two_never_chooses_the_most_loaded_of_all() -> None:
     chooser = router("power_of_two", 2)
-    replicas = [Replica(0, 5), Replica(1, 3), Replica(2, 4)]
+    replicas = [ReplicaLoad(0, 5), ReplicaLoad(1, 3), ReplicaLoad(2, 4)]
     chosen = Counter(chooser.choose(PLAIN, replicas) for _ in range(900))
     assert chosen.keys() == {1, 2} and chosen[1] == pytest.approx(600, abs=60), "two of three pairs"
-    assert router("power_of_two").choose(PLAIN, [Replica(7)]) == 7
+    assert router("power_of_two").choose(PLAIN, [ReplicaLoad(7)]) == 7
 
 
 SESSIONS = [f"user {i}" for i in range(3000)]
@@ -143,8 +145,8 @@ SESSIONS = [f"user {i}" for i in range(3000)]
 def test_few_sessions_move_when_a_replica_goes_or_comes(gone: int) -> None:
     chooser, replicas = router("session"), idle(6)
 
-    def places(up: Sequence[Replica]) -> dict[str, int]:
-        return {user: chooser.choose(Asked(1, 1, session=user), up) for user in SESSIONS}
+    def places(up: Sequence[ReplicaLoad]) -> dict[str, int]:
+        return {user: chooser.choose(RoutedRequest(1, 1, session=user), up) for user in SESSIONS}
 
     before = places(replicas)
     after = places([replica for replica in replicas if replica.id != gone])
@@ -157,9 +159,9 @@ def test_few_sessions_move_when_a_replica_goes_or_comes(gone: int) -> None:
 
 def test_a_session_stays_whatever_the_load_and_others_go_to_the_shortest_queue() -> None:
     chooser, replicas = router("session"), idle(4)
-    home = chooser.choose(Asked(1, 1, session="ann"), replicas)
+    home = chooser.choose(RoutedRequest(1, 1, session="ann"), replicas)
     replicas[home].requests = 99
-    assert router("session", 5).choose(Asked(9, 9, session="ann"), replicas) == home
+    assert router("session", 5).choose(RoutedRequest(9, 9, session="ann"), replicas) == home
     assert chooser.choose(PLAIN, replicas) != home
 
 
@@ -176,7 +178,7 @@ def test_equal_prefixes_go_to_one_replica_and_unlike_ones_to_all() -> None:
 
 def test_a_prefix_goes_to_the_longest_match_and_of_equal_matches_to_the_least_loaded() -> None:
     chooser = PrefixAffinity(margin=2)
-    first, second, third = Replica(0), Replica(1), Replica(2)
+    first, second, third = ReplicaLoad(0), ReplicaLoad(1), ReplicaLoad(2)
     assert chooser.choose(prompt(1, 2), [first]) == 0
     assert chooser.choose(prompt(1, 2, 3, 4), [first, second, third]) == 0
     first.requests = 3
@@ -189,21 +191,21 @@ def test_a_prefix_goes_to_the_longest_match_and_of_equal_matches_to_the_least_lo
     assert chooser.choose(prompt(1, 2, 3, 4), [first, second, third]) == 0, "longest within it"
     assert chooser.choose(prompt(1, 2, 8), [first, second, third]) == elsewhere, "less loaded"
     long = prompt(1, *range(100, 130))
-    chosen = [chooser.choose(long, [first, Replica(5, 1), Replica(6)]) for _ in range(2)]
+    chosen = [chooser.choose(long, [first, ReplicaLoad(5, 1), ReplicaLoad(6)]) for _ in range(2)]
     assert chosen == [6, 6], "one block of 31 is no reason; then all of it is there"
 
 
 def test_a_router_forgets_the_oldest_blocks_and_replicas_that_are_gone() -> None:
     chooser = PrefixAffinity(remembered=6)
-    chooser.choose(prompt(1, 2, 3), [Replica(0)])
-    chooser.choose(prompt(1, 5), [Replica(0)])
+    chooser.choose(prompt(1, 2, 3), [ReplicaLoad(0)])
+    chooser.choose(prompt(1, 5), [ReplicaLoad(0)])
     assert chooser.matched(0, prompt(1, 2, 3).keys[1:]) == 3
-    chooser.choose(prompt(6, 7, 8, 9), [Replica(0)])
+    chooser.choose(prompt(6, 7, 8, 9), [ReplicaLoad(0)])
     assert chooser.matched(0, prompt(1, 2, 3).keys[1:]) == 1, "the end of the older goes first"
     assert chooser.matched(0, prompt(1, 5).keys[1:]) == 2
-    chooser.choose(prompt(*range(20, 30)), [Replica(0)])
+    chooser.choose(prompt(*range(20, 30)), [ReplicaLoad(0)])
     assert chooser.matched(0, prompt(*range(20, 30)).keys[1:]) == 6, "the beginning of a long one"
-    chooser.choose(PLAIN, [Replica(1)])
+    chooser.choose(PLAIN, [ReplicaLoad(1)])
     assert chooser.matched(0, prompt(*range(20, 30)).keys[1:]) == 6, "not offered is not gone"
     chooser.forget(0)
     assert chooser.matched(0, prompt(*range(20, 30)).keys[1:]) == 0, "another life, an empty cache"
@@ -218,7 +220,7 @@ def test_what_is_remembered_are_beginnings_of_prompts(
 ) -> None:
     chooser, sent = PrefixAffinity(remembered=remembered), set()
     for ids in prompts:
-        chooser.choose(prompt(*ids), [Replica(0)])
+        chooser.choose(prompt(*ids), [ReplicaLoad(0)])
         sent |= {tuple(ids[:n]) for n in range(1, len(ids) + 1)}
     known = {ids for ids in sent if chooser.matched(0, prompt(*ids).keys[1:]) == len(ids)}
     assert all(ids[:n] in known for ids in known for n in range(1, len(ids)))
@@ -260,14 +262,14 @@ def test_old_knowledge_herds_unless_a_gateway_counts_what_it_sent() -> None:
 
 
 def test_a_gateway_asks_again_when_its_report_is_old_and_knows_at_once_who_is_up() -> None:
-    busy, other = Replica(0, 5, 50), Replica(1, 1, 500)
+    busy, other = ReplicaLoad(0, 5, 50), ReplicaLoad(1, 1, 500)
     gateway = Gateway(router("least_requests"), max_age=10)
     assert gateway.choose(PLAIN, [busy, other], 0) == 1
     busy.requests = 0
     assert [gateway.choose(PLAIN, [busy, other], now) for now in (1, 9)] == [1, 1]
     assert gateway.choose(PLAIN, [busy, other], 10) == 0
     assert gateway.choose(PLAIN, [other], 11) == 1, "the other is down"
-    assert gateway.choose(PLAIN, [busy, other, Replica(2, 7)], 12) == 2, (
+    assert gateway.choose(PLAIN, [busy, other, ReplicaLoad(2, 7)], 12) == 2, (
         "a new one is taken for idle"
     )
     assert (busy.requests, other.requests) == (0, 1), "what is true is its caller's"
@@ -275,22 +277,22 @@ def test_a_gateway_asks_again_when_its_report_is_old_and_knows_at_once_who_is_up
 
 def test_what_was_sent_since_a_report_was_made_is_added_to_it() -> None:
     """1,000 tokens were sent; an older report came, and the load was taken for 0."""
-    replica = Reported(3)
-    replica.told(0.1, 2, 70)
+    replica = ReportedLoad(3)
+    replica.report(0.1, 2, 70)
     replica.sent(1.0, 1000)
-    replica.told(0.9, 0, 0)
-    assert replica.known == Replica(3, 1, 1000)
+    replica.report(0.9, 0, 0)
+    assert replica.known == ReplicaLoad(3, 1, 1000)
     replica.sent(1.1, 10)
-    replica.told(1.0, 1, 600)
-    assert replica.known == Replica(3, 2, 610), "what was sent by then is in it"
-    replica.told(0.95, 9, 9000)
-    assert replica.known == Replica(3, 2, 610), "it came late: a newer one is known"
-    replica.told(1.2, 0, 0)
-    assert replica.known == Replica(3)
+    replica.report(1.0, 1, 600)
+    assert replica.known == ReplicaLoad(3, 2, 610), "what was sent by then is in it"
+    replica.report(0.95, 9, 9000)
+    assert replica.known == ReplicaLoad(3, 2, 610), "it came late: a newer one is known"
+    replica.report(1.2, 0, 0)
+    assert replica.known == ReplicaLoad(3)
 
 
 def test_a_gateway_counts_all_tokens_of_what_it_sent() -> None:
     gateway = Gateway(router("least_tokens"), max_age=10)
-    replicas = [Replica(0, tokens=0), Replica(1, tokens=30)]
-    chosen = [gateway.choose(Asked(8, 8), replicas, 0) for _ in range(3)]
+    replicas = [ReplicaLoad(0, tokens=0), ReplicaLoad(1, tokens=30)]
+    chosen = [gateway.choose(RoutedRequest(8, 8), replicas, 0) for _ in range(3)]
     assert chosen == [0, 0, 1], "0 + 16, + 16, and 30 are fewer than 32"

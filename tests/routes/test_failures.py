@@ -68,11 +68,8 @@ def ended(manager: BatchingManager) -> None:
     """Wait for the handler thread's end, and see that nobody and nothing is left."""
     manager._thread.join(PATIENCE_S)
     left = manager.snapshot()
-    assert not manager._thread.is_alive() and (left.waiting, left.running, left.blocks_used) == (
-        0,
-        0,
-        0,
-    )
+    assert not manager._thread.is_alive()
+    assert (left.waiting, left.running, left.blocks_used) == (0, 0, 0)
 
 
 def test_failures_with_a_success_between_them_end_nothing() -> None:
@@ -133,10 +130,8 @@ def test_a_defect_of_the_loop_itself_is_no_silence() -> None:
         wait(inference)
         ended(manager)
     assert isinstance(inference.error, EngineFailed) and isinstance(told[0], ZeroDivisionError)
-    assert (
-        manager.not_ready_because()
-        == "the handler thread ended with ZeroDivisionError: division by zero"
-    )
+    why = "the handler thread ended with ZeroDivisionError: division by zero"
+    assert manager.not_ready_because() == why
     manager.close()
 
 
@@ -152,9 +147,8 @@ def test_who_waits_for_a_model_that_cannot_be_loaded_is_answered() -> None:
     manager.enqueue([inference])
     loading.set()
     wait(inference)
-    assert isinstance(inference.error, EngineFailed) and "loading failed: no such file" in str(
-        inference.error
-    )
+    assert isinstance(inference.error, EngineFailed)
+    assert "loading failed: no such file" in str(inference.error)
     ended(manager)
     manager.close()
 
@@ -167,12 +161,8 @@ def test_a_listener_that_raises_disturbs_nobody() -> None:
     heard, other = Inference([0], 3, listener=listener), Inference([0], 3)
     manager.enqueue([heard, other])
     wait(heard, other)
-    assert (
-        heard.error is None
-        and len(heard.tokens) == 3
-        and not told
-        and manager.not_ready_because() is None
-    )
+    assert heard.error is None and len(heard.tokens) == 3
+    assert not told and manager.not_ready_because() is None
     manager.close()
 
 
@@ -183,31 +173,20 @@ def test_over_http_a_broken_engine_is_503_and_ready_says_why(
     engine.go.release(100)
     client = client_of(engine=lambda: engine)
     body: dict[str, Any] = {"prompt": "hi", "num_tokens": 3}
-    assert [client.post("/inference", json=body).status_code for _ in range(FAILURES)] == [
-        500
-    ] * FAILURES
+    statuses = [client.post("/inference", json=body).status_code for _ in range(FAILURES)]
+    assert statuses == [500] * FAILURES
     ended(client.application.extensions["server"].manager)
     ready, refused = client.get("/ready"), client.post("/inference", json=body)
-    assert (
-        ready.status_code == refused.status_code == 503 and "no luck" in ready.get_json()["reason"]
-    )
+    assert ready.status_code == refused.status_code == 503
+    assert "no luck" in ready.get_json()["reason"]
     assert refused.get_json()["error"]["code"] == "engine_failed"
     assert client.get("/health").status_code == 200
 
 
 def test_a_server_whose_handler_thread_ends_answers_those_in_flight_and_says_why() -> None:
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.faulty",
-        "dynamic",
-        "--fault",
-        "exit:400",
-        "--port",
-        str(port),
-    ]
-    with launched(*command) as process:
+    argv = f"-m benchmarks.faulty dynamic --fault exit:400 --port {port}"
+    with launched(sys.executable, *argv.split()) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         connections = [
             http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S) for _ in range(6)
@@ -220,9 +199,8 @@ def test_a_server_whose_handler_thread_ends_answers_those_in_flight_and_says_why
             assert answer.status == 503 and json.load(answer)["error"]["code"] == "engine_failed"
         for answer in answers[1::2]:
             assert events(answer.read())[-1]["error"]["code"] == "engine_failed"
-        for answer in answers:
+        for answer, connection in zip(answers, connections):
             answer.close()
-        for connection in connections:
             connection.close()
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3

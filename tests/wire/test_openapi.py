@@ -32,7 +32,7 @@ def quick(client_of: Callable[..., FlaskClient]) -> FlaskClient:
 
 @pytest.fixture
 def api(quick: FlaskClient) -> Any:
-    return schemathesis.openapi.from_wsgi("/openapi.json", quick.application)
+    return document_of(quick)
 
 
 CHECKS = [
@@ -139,9 +139,7 @@ ANSWERS: list[tuple[str, Any, int]] = [
 def test_every_kind_of_answer_is_as_the_document_says(api: Any) -> None:
     api.validate()
     for route, body, status in ANSWERS:
-        method, path = route.split()
-        case = api[path][method].Case(body=body, media_type="application/json")
-        response = case.call_and_validate(checks=CHECKS)
+        response = checked(api, route.removeprefix("POST "), body)
         assert response.status_code == status, (route, body, response.text)
         stream = response.headers["content-type"][0].startswith("text/event-stream")
         assert stream == bool(isinstance(body, dict) and body.get("stream"))
@@ -159,83 +157,63 @@ class Failing(Quick):
         return super().generate(iteration)
 
 
-def test_answers_that_fail_are_as_the_document_says(client_of: Callable[..., FlaskClient]) -> None:
-    client = client_of(engine=Failing)
-    api = schemathesis.openapi.from_wsgi("/openapi.json", client.application)
-    asks: list[tuple[str, dict[str, Any]]] = [
-        ("/inference", {"prompt": "hi", "num_tokens": 9}),
-        ("/v1/completions", ASK),
-        ("/v1/chat/completions", CHAT),
-    ]
-    for path, ask in asks:
-        for stream in (True, False):
-            case = api[path]["POST"].Case(
-                body=ask | {"stream": stream}, media_type="application/json"
-            )
-            response = case.call_and_validate(checks=CHECKS)
-            assert "generation_failed" in response.text and response.status_code == (
-                200 if stream else 500
-            )
+LONG: list[tuple[str, dict[str, Any]]] = [
+    ("/inference", {"prompt": "hi", "num_tokens": 900}),
+    ("/v1/completions", ASK | {"max_tokens": 900}),
+    ("/v1/chat/completions", CHAT | {"max_tokens": 900}),
+]
+
+
+def document_of(client: FlaskClient) -> Any:
+    return schemathesis.openapi.from_wsgi("/openapi.json", client.application)
+
+
+def checked(api: Any, path: str, body: Any) -> Any:
+    """The answer to a POST, which is as the document says."""
+    case = api[path]["POST"].Case(body=body, media_type="application/json")
+    return case.call_and_validate(checks=CHECKS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "ask"), LONG)
+def test_answers_that_fail_are_as_the_document_says(
+    client_of: Callable[..., FlaskClient], path: str, ask: dict[str, Any], stream: bool
+) -> None:
+    response = checked(document_of(client_of(engine=Failing)), path, ask | {"stream": stream})
+    assert "generation_failed" in response.text
+    assert response.status_code == (200 if stream else 500)
 
 
 def test_refusals_are_as_the_document_says(client_of: Callable[..., FlaskClient]) -> None:
-    slow = client_of(max_batch_size=1, max_waiting=0)
-    api = schemathesis.openapi.from_wsgi("/openapi.json", slow.application)
-    asks: list[tuple[str, dict[str, Any]]] = [
-        ("/inference", {"prompt": "hi", "num_tokens": 1000}),
-        ("/v1/completions", ASK | {"max_tokens": 1000}),
-        ("/v1/chat/completions", CHAT | {"max_tokens": 900}),
-    ]
-    manager = slow.application.extensions["server"].manager
-    [going] = group = [Inference([0], 1000)]
-    manager.enqueue(group)
-    for path, ask in asks:
-        full = (
-            api[path]["POST"]
-            .Case(body=ask, media_type="application/json")
-            .call_and_validate(checks=CHECKS)
-        )
-        assert full.status_code == 429
+    client = client_of(max_batch_size=1, max_waiting=0)
+    api, manager = document_of(client), client.application.extensions["server"].manager
+    manager.enqueue(group := [Inference([0], 1000)])
+    assert [checked(api, path, ask).status_code for path, ask in LONG] == [429] * 3
     manager.cancel(group)
-    assert going.done.wait(5)
+    assert group[0].done.wait(5)
     manager.drain()
-    for path, ask in asks:
-        gone = (
-            api[path]["POST"]
-            .Case(body=ask, media_type="application/json")
-            .call_and_validate(checks=CHECKS)
-        )
-        assert gone.status_code == 503
+    assert [checked(api, path, ask).status_code for path, ask in LONG] == [503] * 3
     assert api["/ready"]["GET"].Case().call_and_validate(checks=CHECKS).status_code == 503
 
 
 def test_what_breaks_the_document_would_be_found(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wire.replies.usage_of", lambda *_: {"prompt_tokens": 1})
     for stream in (False, True):
-        body = {"prompt": "hi", "num_tokens": 3, "stream": stream}
         with pytest.raises(FailureGroup, match=r"violates|required"):
-            api["/inference"]["POST"].Case(
-                body=body, media_type="application/json"
-            ).call_and_validate(checks=CHECKS)
+            checked(api, "/inference", {"prompt": "hi", "num_tokens": 3, "stream": stream})
 
 
-def test_the_document_covers_every_route_and_every_field(quick: FlaskClient) -> None:
-    served = {
-        f"{method} {rule.rule.replace('<', '{').replace('>', '}')}"
-        for rule in quick.application.url_map.iter_rules()
-        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
-    }
+def test_the_document_has_every_route_and_every_field(quick: FlaskClient) -> None:
     document = quick.get("/openapi.json").get_json()
-    told = {
+    routes = {
         f"{method.upper()} {path}"
         for path, methods in document["paths"].items()
         for method in methods
     }
-    assert served == told == set(ROUTES) and document["openapi"].startswith("3.1.")
+    assert routes == set(ROUTES) and document["openapi"].startswith("3.1.")
     for model in (InferenceRequest, CompletionRequest, ChatRequest):
-        assert set(document["components"]["schemas"][model.__name__]["properties"]) == set(
-            model.model_fields
-        )
+        schema = document["components"]["schemas"][model.__name__]
+        assert set(schema["properties"]) == set(model.model_fields)
 
 
 def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(
@@ -245,15 +223,10 @@ def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(
     headers = {"Authorization": "Bearer sesame"}
     api = schemathesis.openapi.from_wsgi("/openapi.json", client.application, headers=headers)
     document = client.get("/openapi.json", headers=headers).get_json()
-    assert (
-        document["security"] == [{"key": []}]
-        and document["paths"]["/health"]["get"]["security"] == []
-    )
-    for method, path in (
-        route.split() for route in ("GET /v1/models", "GET /health", "GET /stats", "GET /metrics")
-    ):
-        api[path][method].Case(headers=headers).call_and_validate(
-            checks=[*CHECKS, checks.ignored_auth]
-        )
-        refused = api[path][method].Case().call_and_validate(checks=CHECKS)
+    assert document["security"] == [{"key": []}]
+    assert document["paths"]["/health"]["get"]["security"] == []
+    for path in ("/v1/models", "/health", "/stats", "/metrics"):
+        operation = api[path]["GET"]
+        operation.Case(headers=headers).call_and_validate(checks=[*CHECKS, checks.ignored_auth])
+        refused = operation.Case().call_and_validate(checks=CHECKS)
         assert refused.status_code == (200 if path == "/health" else 401)

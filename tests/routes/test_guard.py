@@ -1,4 +1,4 @@
-"""Who may ask: a key where there is one, and never a web page unasked."""
+"""Requests that are let in: with a key where there is one, and never a web page's unasked."""
 
 from __future__ import annotations
 
@@ -42,34 +42,24 @@ POSTS = [route.removeprefix("POST ") for route in ROUTES if route.startswith("PO
 def test_a_post_that_a_web_page_could_send_unasked_is_a_415_and_changes_nothing(
     client_of: Callable[..., FlaskClient], path: str
 ) -> None:
-    client = client_of()
+    client, origin = client_of(), {"Origin": "http://evil.example"}
     client.post("/inference", json=BODIES["/inference"])
     body = json.dumps(BODIES[path])
-    for simple in (
-        None,
-        "",
-        "text/plain",
-        "application/x-www-form-urlencoded",
-        "multipart/form-data; boundary=x",
-        "json",
-    ):
-        response = client.post(
-            path, data=body, content_type=simple, headers={"Origin": "http://evil.example"}
-        )
+    simple = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+    for kind in (None, "", "json", *simple):
+        response = client.post(path, data=body, content_type=kind, headers=origin)
         error = response.get_json()["error"]
-        assert (
-            response.status_code == 415
-            and error["code"] == "unsupported_media_type"
-            and "--json" in error["message"]
-        )
-        assert not [name for name in dict(response.headers) if name.startswith("Access-Control")]
+        assert response.status_code == 415 and error["code"] == "unsupported_media_type"
+        assert "--json" in error["message"] and allows_no_other_origin(response)
     assert client.get("/stats").get_json()["completed"] == 1, "neither reset nor asked"
     for kind in ("application/json", "application/json; charset=utf-8", "Application/JSON"):
         assert client.post(path, data=body, content_type=kind).status_code == 200
-    preflight = client.options(
-        path, headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
-    )
-    assert not [name for name in dict(preflight.headers) if name.startswith("Access-Control")]
+    preflight = client.options(path, headers=origin | {"Access-Control-Request-Method": "POST"})
+    assert allows_no_other_origin(preflight)
+
+
+def allows_no_other_origin(response: Any) -> bool:
+    return not [name for name in dict(response.headers) if name.startswith("Access-Control")]
 
 
 def test_a_reset_needs_no_body_but_the_header(client_of: Callable[..., FlaskClient]) -> None:
@@ -79,57 +69,51 @@ def test_a_reset_needs_no_body_but_the_header(client_of: Callable[..., FlaskClie
     assert client.post("/nope").status_code == 404 and client.post("/health").status_code == 405
 
 
+WRONG = (None, KEY, "Bearer", "Bearer ", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Basic {KEY}",
+         "Bearer \xff")  # fmt: skip
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "GET /nope", "OPTIONS /inference"])
 def test_a_server_with_a_key_answers_those_who_have_it(
-    client_of: Callable[..., FlaskClient],
+    client_of: Callable[..., FlaskClient], route: str
 ) -> None:
     client = client_of(api_key=KEY)
-    for route in [*ROUTES, "GET /nope", "OPTIONS /inference"]:
-        method, path = route.replace("{name}", "fake").split()
-        for wrong in (
-            None,
-            KEY,
-            "Bearer",
-            "Bearer ",
-            f"Bearer {KEY}x",
-            f"Bearer {KEY[:-1]}",
-            f"Basic {KEY}",
-            "Bearer \xff",
-        ):
-            headers = {"Authorization": wrong} if wrong is not None else {}
-            response = client.open(path, method=method, json=BODIES.get(path), headers=headers)
-            if path in ("/health", "/ready", "/live"):
-                assert response.status_code == 200
-                continue
-            error = response.get_json()["error"]
-            assert (
-                response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer"
-            ), (route, wrong)
-            assert (
-                set(error) == {"message", "type", "param", "code"}
-                and error["code"] == "invalid_api_key"
-            )
-            assert KEY not in response.get_data(as_text=True)
-        for right in (f"Bearer {KEY}", f"bearer  {KEY}"):
-            response = client.open(
-                path, method=method, json=BODIES.get(path), headers={"Authorization": right}
-            )
-            assert response.status_code == (
-                404 if path == "/nope" else 200
-            ) and KEY not in response.get_data(as_text=True)
+    method, path = route.replace("{name}", "fake").split()
+
+    def asked(authorization: str | None) -> Any:
+        headers = {"Authorization": authorization} if authorization is not None else {}
+        response = client.open(path, method=method, json=BODIES.get(path), headers=headers)
+        assert KEY not in response.get_data(as_text=True)
+        return response
+
+    for wrong in WRONG:
+        response = asked(wrong)
+        if path in ("/health", "/ready", "/live"):
+            assert response.status_code == 200
+            continue
+        assert response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer"
+        assert response.get_json()["error"]["code"] == "invalid_api_key"
+    for right in (f"Bearer {KEY}", f"bearer  {KEY}"):
+        assert asked(right).status_code == (404 if path == "/nope" else 200)
+
+
+def test_without_a_page_a_browser_needs_the_key_for_the_description_too(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    """The ingress of replicas let a browser read the settings without one."""
+    browser = {"Accept": "text/html"}
+    assert client_of(api_key=KEY).get("/", headers=browser).headers["Location"] == "/live"
+    assert client_of(api_key=KEY, live="off").get("/", headers=browser).status_code == 401
 
 
 def test_the_key_is_handed_to_the_worker_and_shown_to_nobody() -> None:
     config = build("dynamic", {"model": "fake", "api_key": KEY}, {})
     worker = Config.model_validate_json(config.handoff())
     assert worker == config and worker.api_key and worker.api_key.get_secret_value() == KEY
-    assert (
-        KEY not in f"{config} {config!r} {config.api_key!r} {config.model_dump()} "
-        f"{config.model_dump_json()}"
-    )
-    assert (
-        Config.model_validate_json(build("dynamic", {"model": "fake"}, {}).handoff()).api_key
-        is None
-    )
+    shown = f"{config} {config!r} {config.api_key!r} {config.model_dump()}"
+    assert KEY not in shown + config.model_dump_json()
+    without = build("dynamic", {"model": "fake"}, {}).handoff()
+    assert Config.model_validate_json(without).api_key is None
     with pytest.raises(ConfigError, match="--api-key is empty"):
         build("dynamic", {"model": "fake"}, {"api_key": ""})
     for wrong in (f"{KEY} x", f"{KEY}\n", f"{KEY}é"):
@@ -145,12 +129,10 @@ def test_the_key_is_handed_to_the_worker_and_shown_to_nobody() -> None:
 
 
 def test_a_key_comes_from_the_environment_too_and_none_is_none(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text(f"EB_API_KEY={KEY}\n")
-    assert parse(["dynamic", "--model", "fake"], {}, tmp_path / ".env").handoff().count(KEY) == 1
-    assert (
-        parse(["dynamic", "--model", "fake"], {"EB_API_KEY": "none"}, tmp_path / ".env").api_key
-        is None
-    )
+    (env := tmp_path / ".env").write_text(f"EB_API_KEY={KEY}\n")
+    argv = ["dynamic", "--model", "fake"]
+    assert parse(argv, {}, env).handoff().count(KEY) == 1
+    assert parse(argv, {"EB_API_KEY": "none"}, env).api_key is None
     assert from_environment({"EB_API_KEY": KEY}, None) == {"api_key": KEY}
 
 
@@ -260,10 +242,8 @@ def test_as_many_keys_as_a_file_may_have_are_handed_on_in_one_variable(tmp_path:
 
 def test_a_server_that_others_reach_without_a_key_says_so() -> None:
     def warned(**settings: str) -> bool:
-        return any(
-            "--api-key" in warning
-            for warning in build("dynamic", {"model": "fake", **settings}, {}).warnings()
-        )
+        warnings = build("dynamic", {"model": "fake", **settings}, {}).warnings()
+        return any("--api-key" in warning for warning in warnings)
 
     assert all(warned(host=host) for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"))
     assert not any(warned(host=host) for host in ("127.0.0.1", "127.0.0.5", "::1", "localhost"))
@@ -293,29 +273,12 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 def test_a_comparison_gives_its_key_to_its_own_servers_alone_and_tells_nobody(
     tmp_path: Path, heard: list[str | None]
 ) -> None:
-    asked = [
-        "--modes",
-        "static",
-        "--model",
-        "fake",
-        "--numsamples",
-        "3",
-        "--arrival",
-        "burst",
-        "--lengths",
-        "fixed:2",
-    ]
+    argv = "--modes static --model fake --numsamples 3 --arrival burst --lengths fixed:2"
     with stub() as other:
         done = ran(
-            "compare",
-            *asked,
-            "--skip-calibration",
-            "--also",
-            f"other={other.url}",
-            "--out",
-            str(tmp_path),
-            f"--api-key={KEY}",
-        )
+            "compare", *argv.split(), "--skip-calibration", "--also", f"other={other.url}",
+            "--out", str(tmp_path), f"--api-key={KEY}",
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert heard and set(heard) == {None}
     for path in tmp_path.rglob("*"):
@@ -329,7 +292,7 @@ def test_the_client_sends_its_key_to_the_server_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    load = [
+    argv = [
         "--numsamples",
         "2",
         "--arrival",
@@ -338,31 +301,26 @@ def test_the_client_sends_its_key_to_the_server_that_is_named(
         "fixed:2",
         "--quiet",
         "--figure",
-        str(tmp_path / "f.png"),
     ]
+    argv.append(str(tmp_path / "f.png"))
+
+    def load(url: str, *more: str) -> Any:
+        return client_py.load([url], client_py.parse([*argv, *more]), Console(file=io.StringIO()))
+
     with server("dynamic", {"model": "fake"}, key=KEY) as url:
-        commands = [
-            word
-            for process in psutil.Process().children(recursive=True)
-            for word in process.cmdline()
-        ]
-        assert "gunicorn" in commands and not [word for word in commands if KEY in word]
+        children = psutil.Process().children(recursive=True)
+        words = [word for process in children for word in process.cmdline()]
+        assert "gunicorn" in words and not [word for word in words if KEY in word]
         with pytest.raises(ServerError, match="401 This server has an API key"):
             get(url)
         with pytest.raises(ServerError, match="401 The API key is wrong"):
-            client_py.load(
-                [url], client_py.parse([*load, "--api-key", "another"]), Console(file=io.StringIO())
-            )
+            load(url, "--api-key", "another")
         monkeypatch.setitem(os.environ, "EB_API_KEY", KEY)
-        assert (
-            client_py.load([url], client_py.parse(load), Console(file=io.StringIO()))["completed"]
-            == 2
-        )
+        assert load(url)["completed"] == 2
         client_py.one_prompt(url, client_py.parse(["--prompt", "hi", "--numtokens", "5"]))
         assert len(capsys.readouterr().out.strip()) == 5
     with stub() as other:
-        arguments = client_py.parse([*load, "--api", "openai", "--api-key", "theirs"])
-        assert client_py.load([other.url], arguments, Console(file=io.StringIO()))["completed"] == 2
+        assert load(other.url, "--api", "openai", "--api-key", "theirs")["completed"] == 2
     assert set(heard) == {"Bearer theirs"}
 
 

@@ -24,7 +24,6 @@ from client.load import replay
 from client.outcomes import Outcome
 from client.traces import Request
 from client.workloads import Workload
-from compare.servers import wait_until_ready
 from config import MODES
 from tests.counts import ALL, nightly_but
 from tests.servers import (
@@ -34,9 +33,11 @@ from tests.servers import (
     asks,
     assert_all_answered,
     free_port,
+    has_traceback,
     launched,
     metric,
     server,
+    started,
     wait_until,
     wait_until_free,
 )
@@ -79,27 +80,16 @@ def in_background(url: str, requests: list[Request]) -> tuple[threading.Thread, 
 
 
 def wait_until_running(url: str, n: int) -> None:
-    for _ in range(PATIENCE_S * 20):
-        if get(f"{url}/stats")["largest_batch"] >= n:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the requests never ran")
+    wait_until(lambda: get(f"{url}/stats")["largest_batch"] >= n, every_s=0.05)
 
 
 def wait_until_in_flight(url: str, n: int) -> None:
-    def in_flight() -> float:
-        return metric(url, "vllm:num_requests_running") + metric(url, "vllm:num_requests_waiting")
-
-    wait_until(lambda: in_flight() == n)
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    wait_until(lambda: sum(metric(url, name) for name in names) == n)
 
 
 def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with launched(
-        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
-    ) as process:
-        wait_until_ready(process, url)
+    with started() as (url, process):
         thread, outcomes = in_background(url, asks(20, 500))
         wait_until_running(url, 20)
         process.send_signal(signal.SIGTERM)
@@ -112,12 +102,7 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
 
 
 def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with launched(
-        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
-    ) as process:
-        wait_until_ready(process, url)
+    with started() as (url, process):
         thread, outcomes = in_background(url, asks(3, 1000))
         stream = send(url, "/inference", {"prompt": "hi", "num_tokens": 1000, "stream": True})
         wait_until_running(url, 4)
@@ -127,22 +112,23 @@ def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
         assert len(outcomes) == 3 and all(outcome.error for outcome in outcomes)
         *_, last, done = received(stream).split(b"data: ")
         assert b'"code":"draining"' in last and done.startswith(b"[DONE]")
-        assert "Traceback" not in (process.stdout.read() if process.stdout else "")
+        assert not has_traceback(process)
 
 
 JSON = b"Content-Type: application/json\r\n"
+HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\n" + JSON
+
+
+def connected(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)))
 
 
 def send(url: str, route: str, body: dict[str, Any]) -> socket.socket:
     """Send a request and leave its answer alone."""
-    host, port = url.removeprefix("http://").split(":")
-    raw = json.dumps(body).encode()
-    connection = socket.create_connection((host, int(port)))
-    connection.sendall(
-        b"POST %s HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n"
-        % (route.encode(), JSON, len(raw))
-        + raw
-    )
+    raw, connection = json.dumps(body).encode(), connected(url)
+    head = HEAD.replace(b"/inference", route.encode())
+    connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(raw) + raw)
     return connection
 
 
@@ -181,6 +167,7 @@ def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_r
         assert_all_answered(replay(url, asks(3, 3)))
 
 
+GREEDY = {"num_tokens": 60, "temperature": 0}
 SMALL_POOL = {
     "kv_reservation": "demand",
     "kv_cache": "70blocks",
@@ -201,12 +188,7 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
     ]
 
     async def ask(session: aiohttp.ClientSession, url: str, n: int, enough: int) -> str:
-        body = {
-            "prompt": prompts[n % len(prompts)],
-            "num_tokens": 60,
-            "temperature": 0,
-            "stream": True,
-        }
+        body = GREEDY | {"prompt": prompts[n % len(prompts)], "stream": True}
         text, tokens = "", 0
         async with session.post(f"{url}/inference", json=body) as response:
             assert response.status == 200
@@ -229,7 +211,7 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
             )
 
     with shared_server("dynamic", {"model": "demo"} | settings) as url:
-        plain = [{"prompt": prompt, "num_tokens": 60, "temperature": 0} for prompt in prompts]
+        plain = [GREEDY | {"prompt": prompt} for prompt in prompts]
         alone = [post(f"{url}/inference", body)["completion"] for body in plain]
         assert len(set(alone)) > 15
         texts = asyncio.run(all_at_once(url))
@@ -237,9 +219,7 @@ def test_500_streaming_clients_of_which_half_go_away_leave_nothing_behind_and_th
         wait_until_free(url)
         stats = get(f"{url}/stats")
         assert stats["cancelled"] + stats["completed"] == 500 + len(prompts)
-        assert stats["cancelled"] > 100, (
-            "the others had their last token before the server could notice"
-        )
+        assert stats["cancelled"] > 100, "the others had their last token before that was noticed"
         assert stats["failed"] == stats["expired"] == stats["refused"] == 0
         assert min(stats["preemptions"], stats["cached_tokens"]) > 50 or not settings
 
@@ -257,12 +237,8 @@ def test_a_reader_that_stands_still_slows_nobody_and_gets_what_piled_up_in_few_p
         chunks = events(unchunked(raw))
         plain = post(f"{url}/v1/completions", ask | {"stream": False})["choices"]
         assert [text_of(chunks, i) for i in range(32)] == [choice["text"] for choice in plain]
-        assert (
-            sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks)
-            == 32
-            <= len(chunks)
-            < 32 * 1000
-        )
+        ends = [chunk for chunk in chunks if chunk["choices"][0]["finish_reason"] == "length"]
+        assert len(ends) == 32 <= len(chunks) < 32 * 1000
 
 
 def unchunked(raw: bytes) -> bytes:
@@ -278,44 +254,24 @@ def unchunked(raw: bytes) -> bytes:
 
 
 def test_half_a_request_does_not_keep_a_server_from_ending_and_a_wrong_one_is_a_400() -> None:
-    port = free_port()
-    with launched(
-        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
-    ) as process:
-        wait_until_ready(process, f"http://127.0.0.1:{port}")
-        with (
-            socket.create_connection(("127.0.0.1", port)) as wrong,
-            socket.create_connection(("127.0.0.1", port)) as half,
-        ):
-            wrong.sendall(
-                b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
-                + JSON
-                + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"
-            )
+    with started() as (url, process):
+        with connected(url) as wrong, connected(url) as half:
+            wrong.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n")
             answer = wrong.recv(1000)
-            half.sendall(
-                b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
-                + JSON
-                + b"Content-Length: 100\r\n\r\n{"
-            )
+            half.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
             time.sleep(0.5)
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(PATIENCE_S / 2) == 0, "it would wait for an hour"
         assert b" 400 " in answer
-        assert "Traceback" not in (process.stdout.read() if process.stdout else "")
+        assert not has_traceback(process)
 
 
 def test_a_client_of_http_1_0_gets_its_stream_without_chunks(shared_server: Serve) -> None:
     body = json.dumps({"prompt": "hi", "num_tokens": 30, "seed": 1, "stream": True}).encode()
     with shared_server("dynamic", {"model": "fake"}) as url:
-        host, port = url.removeprefix("http://").split(":")
-        connection = socket.create_connection((host, int(port)))
-        connection.sendall(
-            b"POST /inference HTTP/1.0\r\n"
-            + JSON
-            + b"Content-Length: %d\r\n\r\n" % len(body)
-            + body
-        )
+        connection = connected(url)
+        head = b"POST /inference HTTP/1.0\r\n" + JSON
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         head, _, raw = received(connection).partition(b"\r\n\r\n")
         assert b"200 OK" in head and b"chunked" not in head
         *chunks, _ = events(raw)
@@ -338,33 +294,21 @@ def test_a_killed_client_disturbs_nobody(shared_server: Serve) -> None:
 def test_bodies_that_are_too_large_get_413_and_disturb_nobody(shared_server: Serve) -> None:
     with shared_server("dynamic", {"model": "fake"}) as url:
         thread, outcomes = in_background(url, asks(5, 300))
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as sending:
-            sending.sendall(
-                b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
-                + JSON
-                + b"Content-Length: 50000000\r\n\r\n"
-            )
+        with connected(url) as sending:
+            sending.sendall(HEAD + b"Content-Length: 50000000\r\n\r\n")
             for _ in range(50):
                 try:
                     sending.sendall(b"x" * 1_000_000)
                 except OSError:
                     break  # refused before all of it was sent
             assert b"413" in sending.recv(100)
-        for body, status in (
-            ({"prompt": "", "num_tokens": 1}, 400),
-            ({"prompt": "x", "num_tokens": 2000}, 400),
-        ):
-            with pytest.raises(ServerError, match=f"answered {status}"):
-                post(f"{url}/inference", body)
         thread.join(PATIENCE_S)
         assert_all_answered(outcomes)
 
 
 def test_a_slow_client_does_not_hold_up_the_others() -> None:
     with server("dynamic", {"model": "fake", "max_batch_size": 1, "max_waiting": 0}) as url:
-        host, port = url.removeprefix("http://").split(":")
-        slow = [socket.create_connection((host, int(port))) for _ in range(10)]
+        slow = [connected(url) for _ in range(10)]
         for connection in slow:
             connection.sendall(b"POST /inf")  # and nothing more
         assert_all_answered(replay(url, asks(1, 3)))
@@ -376,32 +320,19 @@ def test_a_port_in_use_is_a_sentence_that_names_another() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with launched(
-            sys.executable,
-            "launch.py",
-            "dynamic",
-            "--model",
-            "fake",
-            "--port",
-            str(taken.getsockname()[1]),
-        ) as process:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", port]
+        with launched(*command) as process:
             output, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 2 and "Address already in use" in output and "--port" in output
 
 
 def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
-    port = free_port()
-    with launched(
-        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port)
-    ) as process:
-        wait_until_ready(process, f"http://127.0.0.1:{port}")
+    with started() as (url, process):
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=PATIENCE_S)
-    assert (
-        "serving fake" in output
-        and "--host 0.0.0.0" in output
-        and f"ready: dynamic mode on http://127.0.0.1:{port}" in output
-    )
+    assert "serving fake" in output and "--host 0.0.0.0" in output
+    assert f"ready: dynamic mode on {url}" in output
 
 
 def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server: Serve) -> None:
@@ -419,35 +350,11 @@ def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server:
 
 
 def test_a_checkpoint_without_weights_stops_the_server_with_a_sentence(tmp_path: Path) -> None:
-    shape: dict[str, Any] = {
-        "model_type": "gpt2",
-        "n_layer": 1,
-        "n_head": 1,
-        "n_embd": 8,
-        "n_positions": 64,
-        "vocab_size": 300,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(shape))
+    shape = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"vocab_size": 300}))
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "launch.py",
-            "dynamic",
-            "--model",
-            str(tmp_path),
-            "--tokenizer",
-            "bytes",
-            "--port",
-            str(free_port()),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert (
-        ended.returncode == 2
-        and "damaged or no safetensors file" in ended.stderr
-        and "Traceback" not in ended.stderr
-    )
+    argv = ["dynamic", "--model", str(tmp_path), "--tokenizer", "bytes", "--port", str(free_port())]
+    command = [sys.executable, "launch.py", *argv]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 2 and "damaged or no safetensors file" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import resource
+import runpy
 import signal
 import socket
 import sys
@@ -27,11 +28,14 @@ from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, build
 from front_door.connections import Connection, in_turn
 from tests.servers import (
     PATIENCE_S,
+    ROOT,
     asks,
     assert_all_answered,
     free_port,
+    has_traceback,
     launched,
     server,
+    started,
     wait_until,
 )
 
@@ -175,19 +179,14 @@ def test_a_connection_serves_many_requests_and_several_in_one_packet_in_their_or
         connection.sendall(POST + GET + POST + b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n")
         found = answers(connection, 4)
         assert [status for status, _, _ in found] == [200, 200, 200, 404]
-        assert found[0][2]["completion"] == found[2][2]["completion"] and found[1][2] == {
-            "status": "ok"
-        }
+        assert found[0][2]["completion"] == found[2][2]["completion"]
+        assert found[1][2] == {"status": "ok"}
 
 
 def test_a_request_may_come_in_single_bytes_or_in_chunks_and_be_old(url: str) -> None:
     [whole], status = [answer(url, POST)[2]["completion"]], 200
-    chunked = (
-        HEAD
-        + b"Transfer-Encoding: chunked\r\n\r\n"
-        + b"".join(b"1\r\n%c\r\n" % byte for byte in BODY)
-        + b"0\r\n\r\n"
-    )
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks
     for pieces in (
         [bytes((byte,)) for byte in POST],
         [chunked],
@@ -232,23 +231,16 @@ def test_what_no_thread_needs_to_see_is_refused_in_our_form(url: str) -> None:
     largest = json.dumps({"prompt": "hi", "num_tokens": 3, "nothing": ""}).encode()
     largest = largest.replace(b'""', b'"%b"' % (b"x" * (MAX_BODY_BYTES - len(largest))))
     status, _, body = answer(url, HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES, largest)
-    assert (status, body["error"]["param"]) == (400, "nothing"), (
-        "it was read, and refused by the route"
-    )
+    assert (status, body["error"]["param"]) == (400, "nothing"), "read, and refused by the route"
 
 
 # ---- deadlines
 
 
 def test_senders_that_trickle_are_dropped_after_a_total_time_and_hold_nothing_meanwhile() -> None:
-    settings = {
-        "model": "fake",
-        "max_batch_size": 2,
-        "max_waiting": 24,
-        "header_timeout_s": 0.5,
-        "body_timeout_s": 1,
-    }
-    with server("dynamic", settings) as url:  # 42 threads
+    settings: dict[str, Any] = {"max_batch_size": 2, "max_waiting": 24}  # 42 threads
+    settings |= {"header_timeout_s": 0.5, "body_timeout_s": 1}
+    with server("dynamic", {"model": "fake"} | settings) as url:
         assert get(url)["config"]["body_timeout_s"] == 1
         with connect(url) as kept, connect(url) as silent, many(url, 30, b"GET /") as heads, many(
             url, 30, HEAD + b"Content-Length: 1000\r\n\r\n"
@@ -267,9 +259,7 @@ def test_senders_that_trickle_are_dropped_after_a_total_time_and_hold_nothing_me
                             continue
                     with contextlib.suppress(OSError):
                         connection.send(b"x")
-            assert all(
-                b" 408 " in raw and b'"code":"request_timeout"' in raw for raw in taken.values()
-            )
+            assert all(b" 408 " in raw and b"request_timeout" in raw for raw in taken.values())
             assert all(b"--header-timeout-s" in taken[one] for one in heads)
             assert all(b"--body-timeout-s" in taken[one] for one in bodies)
             assert ended(silent) == b""
@@ -281,19 +271,9 @@ def test_senders_that_trickle_are_dropped_after_a_total_time_and_hold_nothing_me
 
 
 def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_locked_out() -> None:
-    port = free_port()
-    url, limit = f"http://127.0.0.1:{port}", SPARE_FILES + 32
-    command = (
-        sys.executable,
-        "launch.py",
-        "dynamic",
-        "--model",
-        "fake",
-        "--port",
-        str(port),
-        "--max-waiting",
-        "0",
-    )
+    url, limit = f"http://127.0.0.1:{(port := free_port())}", SPARE_FILES + 32
+    argv = f"launch.py dynamic --model fake --max-waiting 0 --port {port}"
+    command = (sys.executable, *argv.split())
     with launched("bash", "-c", f'ulimit -n {limit} && exec "$@"', "bash", *command) as process:
         wait_until_ready(process, url)
         pids = get(url)["pids"]
@@ -314,10 +294,8 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_loc
         assert get(url)["pids"] == pids
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=PATIENCE_S)
-    assert (
-        "warning: this system allows 160 open files, so 32 connections" in output
-        and "`ulimit -n`" in output
-    )
+    assert "warning: this system allows 160 open files, so 32 connections" in output
+    assert "`ulimit -n`" in output
     assert "Traceback" not in output
 
 
@@ -354,30 +332,19 @@ def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_c
                 refused = sum(b" 503 " in ended(connection) for connection in bodies[:14])
                 assert refused == 14, "six of 0.8 MB fit, and those that came last have a place"
                 assert longest_health_s(url, 0.2) < SOON_S
+            output = process.stdout or ()
             listening = threading.Thread(
-                target=lambda: any("took nothing for 1 s" in line for line in process.stdout or ())
+                target=lambda: any("took nothing for 1 s" in line for line in output), daemon=True
             )
-            listening.daemon = True
             listening.start()
             listening.join(PATIENCE_S)
             assert not listening.is_alive(), "nobody noticed"
             assert ended(still).count(b"HTTP/1.1 200 OK") < n
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=PATIENCE_S)
-        assert "Traceback" not in output
+        assert "Traceback" not in process.communicate(timeout=PATIENCE_S)[0]
 
 
 # ---- the end
-
-
-@contextlib.contextmanager
-def ending(*flags: str) -> Iterator[tuple[str, Popen[str]]]:
-    port = free_port()
-    with launched(
-        sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", str(port), *flags
-    ) as process:
-        wait_until_ready(process, url := f"http://127.0.0.1:{port}")
-        yield url, process
 
 
 def asked(url: str, **body: Any) -> socket.socket:
@@ -397,7 +364,7 @@ def refuses_connections(url: str) -> bool:
 
 
 def test_sigterm_waits_for_a_request_with_more_time_and_not_for_clients_that_wait() -> None:
-    with ending("--loop-interval-ms", "20", "--request-timeout-s", "0.5") as (url, process):
+    with started("--loop-interval-ms", "20", "--request-timeout-s", "0.5") as (url, process):
         with connect(url) as kept, connect(url) as half, connect(url) as silent:
             kept.sendall(GET)
             assert answers(kept)[0][0] == 200
@@ -407,11 +374,8 @@ def test_sigterm_waits_for_a_request_with_more_time_and_not_for_clients_that_wai
                 wait_until(lambda: refuses_connections(url))
                 kept.sendall(POST)
                 [(status, headers, body)] = answers(kept)
-                assert (status, headers["connection"], body["error"]["code"]) == (
-                    503,
-                    "close",
-                    "draining",
-                )
+                assert (status, headers["connection"]) == (503, "close")
+                assert body["error"]["code"] == "draining"
                 assert b" 503 " in ended(half) and ended(silent) == b""
                 assert process.poll() is None
                 status, _, body = answers(long)[0]
@@ -419,25 +383,22 @@ def test_sigterm_waits_for_a_request_with_more_time_and_not_for_clients_that_wai
         assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [("request_timeout_s", "1", 3600), ("drain_timeout_s", "7200.5", 7200.5)],
+)
 def test_gunicorn_leaves_the_worker_time_for_the_longest_drain(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, least: float
 ) -> None:
-    import importlib
-
-    for flags, least in (
-        ({"request_timeout_s": "1"}, 3600),
-        ({"drain_timeout_s": "7200.5"}, 7200.5),
-    ):
-        monkeypatch.setenv(
-            HANDOFF, build("dynamic", {"model": "fake", **flags}, {}).model_dump_json()
-        )
-        settings = importlib.reload(importlib.import_module("gunicorn_conf"))
-        assert least < settings.graceful_timeout < least + 10
+    config = build("dynamic", {"model": "fake", name: value}, {})
+    monkeypatch.setenv(HANDOFF, config.model_dump_json())
+    settings = runpy.run_path(str(ROOT / "gunicorn_conf.py"))
+    assert least < settings["graceful_timeout"] < least + 10
 
 
 def test_at_the_end_of_draining_those_in_flight_get_an_error_and_the_server_exits_0() -> None:
     slow = ("--loop-interval-ms", "20", "--drain-timeout-s", "1")
-    with ending(*slow) as (url, process), asked(url) as plain, asked(url, stream=True) as stream:
+    with started(*slow) as (url, process), asked(url) as plain, asked(url, stream=True) as stream:
         process.send_signal(signal.SIGTERM)
         start = time.monotonic()
         status, _, body = answers(plain)[0]
@@ -449,7 +410,7 @@ def test_at_the_end_of_draining_those_in_flight_get_an_error_and_the_server_exit
 
 
 def test_a_second_sigterm_changes_nothing_and_ctrl_c_ends_a_drain_at_once() -> None:
-    with ending("--loop-interval-ms", "20") as (url, process), asked(url) as plain:
+    with started("--loop-interval-ms", "20") as (url, process), asked(url) as plain:
         for _ in range(2):
             os.killpg(process.pid, signal.SIGTERM)
             time.sleep(0.3)
@@ -461,7 +422,7 @@ def test_a_second_sigterm_changes_nothing_and_ctrl_c_ends_a_drain_at_once() -> N
         status, _, body = answers(plain)[0]
         assert (status, body["error"]["code"]) == (503, "draining")
         assert process.wait(PATIENCE_S / 4) == 0
-        assert "Traceback" not in (process.stdout.read() if process.stdout else "")
+        assert not has_traceback(process)
 
 
 def test_of_a_thousand_that_can_be_read_the_newest_and_the_oldest_have_their_turn() -> None:

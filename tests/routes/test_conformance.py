@@ -41,12 +41,7 @@ from wire.messages import to_json
 KEY = "sk-Sesame~42"
 FAST: dict[str, Any] = {"model": "fake", "max_batch_size": 64}
 # an iteration takes 20 ms, and a server holds four requests
-SLOW: dict[str, Any] = {
-    "model": "fake",
-    "max_batch_size": 2,
-    "max_waiting": 2,
-    "loop_interval_ms": 20,
-}
+SLOW = FAST | {"max_batch_size": 2, "max_waiting": 2, "loop_interval_ms": 20}
 WITH_KEY = JSON | {"Authorization": f"Bearer {KEY}"}
 
 ASK = {"prompt": "If the file", "num_tokens": 8, "seed": 3}

@@ -1,0 +1,147 @@
+"""Numbers on pages, quoted from files of results.
+
+    python -m compare.report.quotes            name the quotes that differ from their source
+    python -m compare.report.quotes --write    bring them up to date
+
+A quote stands between two comments, of which the first names a file or a run's folder and a part:
+
+    <!-- results/demo#headlines output_throughput mean_e2el_ms -->…<!-- end -->
+    <!-- results/replicas/fronts.json#costs/front=ray/seeds/*/request_ms:.1f -->…<!-- end -->
+
+Parts of a run are `headlines` (the numbers named, else all), `capacity`, `identity` and `made`. A
+part of a JSON file is the way to a number and its format: keys, indices, KEY=VALUE of the items of
+a list, and * for each of them, one a seed, of which a mean and its interval are shown. A part of a
+page is `table N`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from compare import sweep
+from compare.analysis import estimate
+from compare.report import sentences, tables
+from compare.results import keys
+from compare.runs import Run, RunError, load
+from compare.servers import ROOT
+
+QUOTE = re.compile(r"<!-- (results/\S+?)#(.+?) -->(.*?)<!-- end -->", re.DOTALL)
+PAGES = ("README.md", "results/README.md", "benchmarks/README.md", "docs/*.md")
+
+
+def headlines(run: Run, *names: str) -> str:
+    """The headline table, or its columns of these names."""
+    if names:
+        return tables.markdown(tables.rows_of(run.variants, keys(*names)))
+    return tables.headlines(run.variants)
+
+
+def capacity(run: Run) -> str:
+    outcomes = {name: [sweep.outcome(s) for s in seeds] for name, seeds in run.points.items()}
+    return tables.capacity_table(outcomes, bool(run.first["goodput"]))
+
+
+def made(run: Run) -> str:
+    """Machine, commit and date of a run."""
+    hardware, date = run.first["hardware"], run.first["date"][:10]
+    machine = f"{hardware['cores']} cores of an {hardware['cpu']} ({hardware['memory_gb']:.0f} GB)"
+    return f"{machine}, commit {run.first['commit']}, {date}"
+
+
+def identity(run: Run) -> str:
+    return sentences.identity(run) or ""
+
+
+PARTS: dict[str, Callable[..., str]] = {
+    of.__name__: of for of in (headlines, capacity, made, identity)
+}
+
+
+def quoted(source: str, part: str) -> str:
+    """The text of a part of a source. Raises LookupError, ValueError, OSError or RunError."""
+    path = ROOT / source
+    if path.suffix == ".json":
+        way, _, form = part.partition(":")
+        return _formatted(_at(json.loads(path.read_text()), way), form)
+    word, *arguments = part.split()
+    if path.suffix == ".md":
+        blocks = [block for block in path.read_text().split("\n\n") if block.startswith("|")]
+        return blocks[int(arguments[0]) - 1].strip()
+    return PARTS[word](load(path, requests=False), *arguments)
+
+
+def _at(value: Any, way: str) -> Any:
+    """The value at the end of a way through JSON."""
+    step, _, rest = way.partition("/")
+    name, _, wanted = step.partition("=")
+    if not step:
+        return value
+    if step == "*":
+        return [_at(item, rest) for item in value]
+    if wanted:
+        return _at([item for item in value if str(item[name]) == wanted], rest)
+    if isinstance(value, list) and not step.isdigit():
+        [value] = value  # the only item that a KEY=VALUE has left
+    return _at(value[int(step) if isinstance(value, list) else step], rest)
+
+
+def _formatted(value: Any, form: str) -> str:
+    if isinstance(value, list):
+        return tables.formatted(estimate(value), f"{{:{form}}}")
+    return format(value, form).replace("-", "−") if form else str(value)
+
+
+def stale(text: str) -> Iterator[tuple[str, str, str]]:
+    """Quotes of a page that differ from their source: where from, as it stands, as it should."""
+    for source, part, shown in QUOTE.findall(text):
+        name = f"{source}#{part}"
+        try:
+            wanted = quoted(source, part)
+        except (LookupError, TypeError, ValueError, OSError, RunError) as error:
+            wanted = f"no such source: {error!r}"
+        if shown.strip() != wanted:
+            yield name, shown.strip(), wanted
+
+
+def renewed(text: str) -> str:
+    """A page with its quotes as their sources are now. Raises as `quoted` does."""
+
+    def again(quote: re.Match[str]) -> str:
+        source, part, _ = quote.groups()
+        wanted = quoted(source, part)
+        wanted = f"\n{wanted}\n\n" if wanted.startswith("|") else wanted
+        return f"<!-- {source}#{part} -->{wanted}<!-- end -->"
+
+    return QUOTE.sub(again, text)
+
+
+def pages() -> list[Path]:
+    return [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m compare.report.quotes",
+        description="Check numbers on pages against the files of results that they come from.",
+    )
+    parser.add_argument("--write", action="store_true", help="bring the pages up to date")
+    write = parser.parse_args(argv).write
+    wrong = 0
+    for page in pages():
+        text = page.read_text()
+        for source, shown, wanted in stale(text):
+            wrong += 1
+            print(f"{page.relative_to(ROOT)}: {source} is\n{wanted}\nand not\n{shown}")
+        if write and any(stale(text)):
+            page.write_text(renewed(text))
+    sys.exit(bool(wrong) and not write)
+
+
+if __name__ == "__main__":
+    main()

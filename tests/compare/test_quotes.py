@@ -1,0 +1,48 @@
+"""Numbers on pages are those of the files that they name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compare.report import quotes
+
+
+@pytest.mark.parametrize("page", quotes.pages(), ids=lambda page: page.name)
+def test_a_page_says_what_its_files_do(page: Path) -> None:
+    assert list(quotes.stale(page.read_text())) == [], "python -m compare.report.quotes --write"
+
+
+PAGE = """\
+Costs <!-- results/a.json#fronts/name=ray/seeds/*/ms:.1f -->{ms}<!-- end --> ms.
+
+<!-- results/a.md#table 2 -->{table}<!-- end -->
+"""
+
+
+def test_a_number_that_its_file_does_not_have_is_named_and_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotes, "ROOT", tmp_path)
+    (tmp_path / "results").mkdir()
+    fronts = [
+        {"name": "plain", "seeds": [{"ms": 9.0}]},
+        {"name": "ray", "seeds": [{"ms": 1.0}, {"ms": 3.0}]},
+    ]
+    (tmp_path / "results" / "a.json").write_text(json.dumps({"fronts": fronts, "n": -0.5}))
+    (tmp_path / "results" / "a.md").write_text("# a\n\n| x |\n\ntext\n\n| y |\n| --- |\n| 1 |\n")
+    old = PAGE.format(ms="1.9 ± 12.7", table="| y |")
+    assert [shown for _, shown, _ in quotes.stale(old)] == ["1.9 ± 12.7", "| y |"]
+    new = quotes.renewed(old)
+    assert new == PAGE.format(ms="2.0 ± 12.7", table="\n| y |\n| --- |\n| 1 |\n\n")
+    assert list(quotes.stale(new)) == []
+    assert quotes.quoted("results/a.json", "n:.2f") == "−0.50"
+    gone = old.replace("ms:.1f", "s:.1f")
+    assert "no such source" in next(quotes.stale(gone))[2]
+    (tmp_path / "README.md").write_text(old)
+    for argv, code in ([], 1), (["--write"], 0), ([], 0):
+        with pytest.raises(SystemExit) as ended:
+            quotes.main(argv)
+        assert int(ended.value.code or 0) == code

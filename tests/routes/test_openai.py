@@ -1,0 +1,334 @@
+"""OpenAI's routes, held against the models of their answers, and the official client against a real
+server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+from flask.testing import FlaskClient
+from openai import AsyncOpenAI, OpenAI
+
+from scheduling.inference import Generator, Iteration
+from tests.counts import SOME_MODES
+from tests.servers import Serve
+from tests.sse import events, text_of
+from wire.answers import Completion, CompletionChunk, Models
+
+ASK: dict[str, Any] = {"model": "fake", "prompt": "hi", "max_tokens": 6, "seed": 3}
+FORMS = {
+    "text": "hi",
+    "texts": ["hi", "there"],
+    "ids": [104, 105],
+    "lists of ids": [[104, 105], [116, 104, 101, 114, 101]],
+}
+
+
+class Letters(Generator):
+    """An engine that spells a text, token by token, whoever asks."""
+
+    def __init__(self, text: bytes | list[int]) -> None:
+        self.text = list(text)
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        return [
+            self.text[len(row.inference.tokens) % len(self.text)]
+            for row in iteration.rows
+            if row.samples
+        ]
+
+
+@pytest.fixture
+def spelling(client_of: Callable[..., FlaskClient]) -> Callable[[bytes | list[int]], FlaskClient]:
+    return lambda text: client_of(engine=lambda: Letters(text))
+
+
+def plain(client: FlaskClient, body: dict[str, Any]) -> Completion:
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.data
+    return Completion.model_validate_json(response.data, strict=True)
+
+
+def streamed(client: FlaskClient, body: dict[str, Any]) -> list[CompletionChunk]:
+    response = client.post("/v1/completions", json=body | {"stream": True})
+    assert response.status_code == 200, response.data
+    return [CompletionChunk.model_validate(chunk, strict=True) for chunk in events(response.data)]
+
+
+def text(chunks: list[CompletionChunk]) -> str:
+    return "".join(chunk.choices[0].text for chunk in chunks)
+
+
+def test_no_two_answers_have_one_id_whichever_server_gives_them(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    servers = client_of(), client_of()
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    ids = [plain(client, ASK).id for client in servers for _ in range(3)]
+    ids += [client.post("/v1/chat/completions", json=chat).get_json()["id"] for client in servers]
+    ids += [streamed(client, ASK)[0].id for client in servers]
+    assert len(set(ids)) == 10 and ids[6].startswith("chatcmpl-")
+
+
+def test_tokens_of_a_text_are_those_that_its_completion_goes_by(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    client = client_of()
+
+    def told(**body: Any) -> Any:
+        return client.post("/tokenize", json=body).get_json()
+
+    text = "user: hi\nassistant:"
+    ids = [*text.encode()]
+    expected = {"count": 19, "max_model_len": 1024, "tokens": ids, "token_strs": None}
+    assert (
+        told(prompt=text) == told(prompt=text, model="fake", add_special_tokens=False) == expected
+    )
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    assert told(messages=chat["messages"], prompt=None) == expected
+    usage = client.post("/v1/chat/completions", json=chat).get_json()["usage"]
+    assert usage["prompt_tokens"] == expected["count"]
+    assert told(prompt="")["tokens"] == []
+    assert told(prompt="x" * 2000)["count"] == 2000, "by how much it is too long can be asked"
+    wrong: dict[str | None, dict[str, Any]] = {
+        "model": {"prompt": "hi", "model": "another"},
+        "prompt": {"prompt": "x" * 131_073},
+        "messages": {"messages": []},
+        "return_token_strs": {"prompt": "hi", "return_token_strs": True},
+        None: {"prompt": "hi", "messages": chat["messages"]},
+    }
+    for field, body in wrong.items():
+        assert told(**body)["error"]["param"] == field
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("mode", SOME_MODES)
+def test_every_form_of_a_prompt_is_completed_in_every_mode_plain_and_streaming(
+    mode: str, form: str, client_of: Callable[..., FlaskClient]
+) -> None:
+    client = client_of(mode)
+    body = ASK | {"prompt": FORMS[form]}
+    answer = plain(client, body)
+    n = 1 if form in ("text", "ids") else 2
+    assert [choice.index for choice in answer.choices] == list(range(n))
+    assert answer.model == "fake" and answer.id.startswith("cmpl-")
+    assert answer.usage.completion_tokens == 6 * n
+    assert answer.usage.prompt_tokens == (2 if n == 1 else 7)
+    *chunks, last = streamed(client, body | {"stream_options": {"include_usage": True}})
+    assert last.choices == [] and last.usage == answer.usage
+    assert len({chunk.id for chunk in chunks}) == 1 and all(chunk.usage is None for chunk in chunks)
+    for choice in answer.choices:
+        parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
+        assert all(part.text for part in parts), "no empty chunk, at the end either"
+    own = {"prompt": "hi", "num_tokens": 6, "seed": 3, "temperature": 1.0}
+    inference = client.post("/inference", json=own).get_json()
+    assert answer.choices[0].text == inference["completion"], "the routes differ in form alone"
+
+
+CLIENTS = {
+    "vLLM": {
+        "model": "fake", "prompt": "hi", "temperature": 0.0, "repetition_penalty": 1.0,
+        "max_tokens": 6, "logprobs": None, "stream": True, "ignore_eos": True, "best_of": 1,
+        "stream_options": {"include_usage": True},
+    },
+    "guidellm": {
+        "model": "fake", "prompt": "hi", "max_tokens": 6, "stream": True, "ignore_eos": True,
+        "stop": None, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
+    "OpenAI's library": {
+        "model": "fake", "prompt": ["hi"], "max_tokens": 6, "n": 1, "top_p": 1, "user": "me",
+        "presence_penalty": 0, "stream": False, "frequency_penalty": 0, "logit_bias": {},
+        "suffix": None, "echo": False, "top_k": -1,
+    },
+    "LangChain": {
+        "prompt": "hi", "max_tokens": 6, "min_tokens": 6, "temperature": 1, "seed": None,
+        "some_new_field": {"x": [1]}, "stream_options": None,
+    },
+    "llm-perf": {
+        "prompt": "hi", "stop": ["\n\n"], "top_k": 5, "top_p": 0.9, "seed": 1, "timeout_s": 30,
+        "max_tokens": 6,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", CLIENTS.values(), ids=CLIENTS)
+def test_the_bodies_that_real_clients_send_are_answered(
+    body: dict[str, Any], client_of: Callable[..., FlaskClient]
+) -> None:
+    client = client_of()
+    if body.get("stream"):
+        *chunks, last = streamed(client, body)
+        assert last.usage and last.usage.completion_tokens == 6
+        assert chunks[-1].choices[0].finish_reason == "length"
+    else:
+        assert plain(client, body).usage.completion_tokens == 6
+
+
+def test_a_stop_string_ends_the_text_before_it_and_the_row_with_it(
+    spelling: Callable[..., FlaskClient],
+) -> None:
+    client = spelling(b"one two three ")
+    body = {"prompt": "x", "max_tokens": 200, "stop": ["thr", "two t"]}
+    answer = plain(client, body)
+    assert answer.choices[0].text == "one " and answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == 9, "the row left with the stop string's last token"
+    chunks = streamed(client, body)
+    assert text(chunks) == "one " and chunks[-1].choices[0].finish_reason == "stop"
+    assert plain(client, body | {"stop": "two"}).choices[0].text == "one "
+    assert plain(client, body | {"stop": "four"}).choices[0].finish_reason == "length"
+    echoed = plain(client, body | {"prompt": "two thr", "echo": True})
+    assert echoed.choices[0].text == "two throne ", "an echoed prompt is not searched"
+    own = client.post("/inference", json={"prompt": "x", "num_tokens": 20}).get_json()
+    assert own["completion"] == "one two three one tw"
+
+
+def test_end_of_text_ends_a_completion_here_and_not_on_inference(
+    spelling: Callable[..., FlaskClient],
+) -> None:
+    client = spelling([104, 105, 256, 33])
+    answer = plain(client, ASK)
+    assert answer.choices[0].text == "hi" and answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == 3
+    chunks = streamed(client, ASK)
+    assert text(chunks) == "hi" and chunks[-1].choices[0].finish_reason == "stop"
+    ignored = plain(client, ASK | {"ignore_eos": True})
+    assert ignored.choices[0].finish_reason == "length" and ignored.usage.completion_tokens == 6
+    own = client.post("/inference", json={"prompt": "x", "num_tokens": 4}).get_json()
+    assert own["completion"] == "hi<|endoftext|>!"
+    stopped = '{finished_reason="stop",mode="dynamic",model_name="fake"} 2.0'
+    assert f"vllm:request_success_total{stopped}" in client.get("/metrics").get_data(as_text=True)
+
+
+@pytest.mark.parametrize("mode", ["static", "windowed"])
+def test_in_a_request_level_batch_a_stopped_row_is_idle_until_the_batch_ends(
+    mode: str, client_of: Callable[..., FlaskClient]
+) -> None:
+    client = client_of(mode)
+    letters = plain(client, ASK | {"prompt": ["a", "b"], "max_tokens": 20}).choices
+    first, second = letters[0].text, letters[1].text
+    only_first = next(first[i : i + 3] for i in range(3, 17) if first[i : i + 3] not in second)
+    client.post("/stats/reset", json={})
+    answer = plain(client, ASK | {"prompt": ["a", "b"], "max_tokens": 20, "stop": only_first})
+    assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
+    assert client.get("/stats").get_json()["idle_rows"] == 40 - answer.usage.completion_tokens > 0
+
+
+def test_an_echoed_prompt_comes_first(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of()
+    answer = plain(client, ASK | {"echo": True, "prompt": ["hé", "there"]})
+    texts = [choice.text for choice in answer.choices]
+    assert texts[0].startswith("hé") and texts[1].startswith("there")
+    chunks = streamed(client, ASK | {"echo": True, "prompt": ["hé", "there"]})
+    assert [text_of([chunk.model_dump() for chunk in chunks], i) for i in (0, 1)] == texts
+
+
+def test_chat_is_the_messages_in_a_plain_template(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of()
+    parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": parts}]
+    body = {"model": "fake", "messages": messages, "max_completion_tokens": 9, "seed": 1}
+    answer = client.post("/v1/chat/completions", json=body).get_json()
+    prompt = "system: Be kind.\nuser: hello\nassistant:"
+    same = plain(client, {"prompt": prompt, "max_tokens": 9, "seed": 1})
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": same.choices[0].text}
+    assert answer["object"] == "chat.completion" and answer["usage"]["completion_tokens"] == 9
+    chunks = events(client.post("/v1/chat/completions", json=body | {"stream": True}).data)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0]["role"] == "assistant" and all("role" not in delta for delta in deltas[1:])
+    assert "".join(delta["content"] for delta in deltas) == same.choices[0].text
+    rest = client.post("/v1/chat/completions", json={"messages": messages[:1]}).get_json()
+    assert rest["usage"]["total_tokens"] == 1024, "without a limit: to the end of the context"
+
+
+def test_models_and_a_model_that_is_not_here(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of()
+    listed = client.get("/v1/models").get_json()
+    assert listed["object"] == "list" and len(listed["data"]) == 1
+    Models.model_validate(listed)
+    assert client.get("/v1/models/fake").get_json() == listed["data"][0]
+    for response in (
+        client.get("/v1/models/gpt-4"),
+        client.post("/v1/completions", json=ASK | {"model": "gpt-4"}),
+    ):
+        error = response.get_json()["error"]
+        assert response.status_code == 404 and error["code"] == "model_not_found"
+        assert "'fake'" in error["message"]
+    assert client.get("/stats").get_json()["invalid"] == 2
+
+
+# ---- the official client
+
+
+@pytest.fixture(scope="module")
+def url(shared_server: Serve) -> Iterator[str]:
+    with shared_server("dynamic", {"model": "demo"}) as found:
+        yield f"{found}/v1"
+
+
+PROMPT = "If the file"
+
+
+def test_the_official_client_completes_streams_and_stops(url: str) -> None:
+    ask: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
+    with OpenAI(base_url=url, api_key="none") as client:
+        assert [model.id for model in client.models.list()] == ["demo"]
+        assert client.models.retrieve("demo").id == "demo"
+        answer = client.completions.create(**ask)
+        assert answer.usage and answer.usage.completion_tokens == 20
+        assert answer.choices[0].finish_reason == "length"
+        *chunks, last = client.completions.create(
+            **ask, stream=True, stream_options={"include_usage": True}
+        )
+        assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
+        assert last.usage == answer.usage and last.choices == []
+        word = answer.choices[0].text.split()[1]
+        stopped = client.completions.create(**ask, stop=word).choices[0]
+        assert stopped.text == answer.choices[0].text.split(word)[0]
+        assert stopped.finish_reason == "stop"
+
+
+def test_the_official_client_chats_and_sees_errors(url: str) -> None:
+    messages: list[Any] = [{"role": "user", "content": PROMPT}]
+    chat: dict[str, Any] = {
+        "model": "demo", "messages": messages, "max_tokens": 12, "temperature": 0,
+    }  # fmt: skip
+    with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(**chat)
+        assert answer.choices[0].message.role == "assistant"
+        stream = client.chat.completions.create(**chat, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert text == answer.choices[0].message.content and text
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.completions.create(model="demo", prompt=PROMPT, best_of=2)
+        assert bad.value.param == "best_of" and bad.value.type == "invalid_request_error"
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="gpt-4", prompt=PROMPT)
+        late: dict[str, Any] = {"timeout_s": 0.2, "ignore_eos": True}
+        with pytest.raises(openai.APIError, match="deadline"):
+            list(
+                client.completions.create(
+                    model="demo", prompt=PROMPT, max_tokens=1000, stream=True, extra_body=late
+                )
+            )
+
+
+def test_the_official_async_client_streams_many_at_once(url: str) -> None:
+    async def ask(client: AsyncOpenAI, seed: int) -> str:
+        stream = await client.completions.create(
+            model="demo", prompt=PROMPT, max_tokens=10, seed=seed, stream=True
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def both() -> tuple[list[str], list[str]]:
+        async with AsyncOpenAI(base_url=url, api_key="none") as client:
+            together = await asyncio.gather(*(ask(client, seed) for seed in range(8)))
+            return together, [await ask(client, seed) for seed in range(8)]
+
+    together, alone = asyncio.run(both())
+    assert together == alone and len(set(together)) > 4

@@ -1,0 +1,244 @@
+"""Bodies of the completion routes: wrong fields are refused by name, neutral ones are ignored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from scheduling.inference import Inference
+from wire.bodies import ChatRequest, CompletionRequest
+
+JSON = "application/json"
+INFERENCE, COMPLETIONS, CHATS = "/inference", "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+RIGHT: dict[str, dict[str, Any]] = {
+    INFERENCE: {"prompt": "hi", "num_tokens": 4, "seed": 1},
+    COMPLETIONS: {"prompt": "hi", "max_tokens": 4, "seed": 1},
+    CHATS: {"messages": [USER], "max_tokens": 4, "seed": 1},
+}
+
+
+@pytest.fixture
+def client(client_of: Callable[..., FlaskClient]) -> FlaskClient:
+    return client_of()
+
+
+# ---- wrong fields of each route, the field that the error names, and a part of its sentence where
+# that is our own
+
+CONTEXT = "the context of 1024"
+STOPS: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"stop": ["a"] * 17}, "stop", "stop: 17 strings, and at most 16 are looked for; send fewer"),
+    ({"stop": [""]}, "stop", "stop: every text holds an empty string; leave it out"),
+    ({"stop": ""}, "stop", "stop: every text holds an empty string; leave it out"),
+    ({"stop": "x" * 257}, "stop", "stop: a string may have 256 characters at most; send its begin"),
+]
+WRONG: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
+    INFERENCE: [
+        ({"num_tokens": "10"}, "num_tokens", ""),
+        ({"num_tokens": True}, "num_tokens", ""),
+        ({"num_tokens": 1.5}, "num_tokens", ""),
+        ({"num_tokens": 0}, "num_tokens", ""),
+        ({"num_tokens": 2000}, "num_tokens", CONTEXT),
+        ({"num_tokens": 10**30}, "num_tokens", CONTEXT),
+        ({"prompt": "x" * 1024}, "prompt", CONTEXT),
+        ({"prompt": "x" * 900_000}, "prompt", CONTEXT),
+        ({"prompt": ""}, "prompt", ""),
+        ({"prompt": []}, "prompt", "A prompt must not be empty."),
+        ({"prompt": ["a", ""]}, "prompt", "A prompt must not be empty."),
+        ({"prompt": 5}, "prompt", ""),
+        ({"prompt": ["a"] * 100_000}, "prompt", "prompts at most; send fewer at once."),
+        ({"prompt": None}, None, "give a prompt or prompt_ids"),
+        ({"prompt_ids": [1]}, None, "give prompt or prompt_ids, not both"),
+        ({"prompt": None, "prompt_ids": []}, "prompt_ids", ""),
+        ({"prompt": None, "prompt_ids": [[]]}, "prompt_ids", ""),
+        ({"prompt": None, "prompt_ids": [1, 257]}, "prompt_ids", "must be in 0 … 256"),
+        ({"prompt": None, "prompt_ids": [-1]}, "prompt_ids", "must be in 0 … 256"),
+        ({"prompt": None, "prompt_ids": ["1"]}, "prompt_ids", ""),
+        ({"prompt": None, "prompt_ids": ["a"] * 100_000}, "prompt_ids", ""),
+        ({"temperature": -1}, "temperature", ""),
+        ({"top_p": 0}, "top_p", ""),
+        ({"top_k": 0}, "top_k", ""),
+        ({"top_k": 2**63}, "top_k", ""),
+        ({"seed": -1}, "seed", ""),
+        ({"timeout_s": 0}, "timeout_s", ""),
+        ({"max_tokens": 5}, "max_tokens", "max_tokens: unknown field; valid ones are prompt,"),
+        ({f"field{i}": 1 for i in range(50_000)}, "field0", "field0: unknown field"),
+    ],
+    COMPLETIONS: [
+        *STOPS,
+        ({"n": 17}, "n", ""),
+        ({"n": True}, "n", ""),
+        ({"logprobs": 5}, "logprobs", "logprobs: the model fake has none"),
+        ({"logprobs": 0}, "logprobs", "logprobs: the model fake has none"),
+        ({"logprobs": 21}, "logprobs", ""),
+        ({"presence_penalty": 2.1}, "presence_penalty", ""),
+        ({"frequency_penalty": -3}, "frequency_penalty", ""),
+        ({"min_tokens": 7}, "min_tokens", "7 are more than the 4 tokens at most; lower it."),
+        ({"min_tokens": -1}, "min_tokens", ""),
+        ({"stop_token_ids": [257]}, "stop_token_ids", "Every stop token id must be in 0 … 256"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids", ""),
+        ({"stop": [1]}, "stop", ""),
+        ({"max_tokens": 0}, "max_tokens", '0 without "echo": true asks for nothing'),
+        ({"max_tokens": "6"}, "max_tokens", ""),
+        ({"max_tokens": 5000}, "max_tokens", CONTEXT),
+        ({"temperature": -1}, "temperature", ""),
+        ({"top_p": -0.1}, "top_p", ""),
+        ({"top_k": -2}, "top_k", ""),
+        ({"top_k": 2**63}, "top_k", ""),
+        ({"seed": -2}, "seed", ""),
+        ({"prompt": ""}, "prompt", ""),
+        ({"prompt": []}, "prompt", "A prompt must not be empty."),
+        ({"prompt": [[]]}, "prompt", "A prompt must not be empty."),
+        ({"prompt": None}, "prompt", ""),
+        ({"prompt": [1, 257]}, "prompt", "must be in 0 … 256"),
+        ({"prompt": ["a", 1]}, "prompt", ""),
+        ({"prompt": "x" * 900_000}, "prompt", CONTEXT),
+        ({"stream": "yes"}, "stream", ""),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", ""),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only a stream has"),
+        ({"timeout_s": 0}, "timeout_s", ""),
+        ({"model": 5}, "model", ""),
+    ],
+    CHATS: [
+        *STOPS,
+        ({"max_tokens": 5000}, "max_tokens", CONTEXT),
+        ({"top_logprobs": 3}, "top_logprobs", 'send "logprobs": true'),
+        ({"messages": []}, "messages", ""),
+        ({"messages": [{"content": "x"}]}, "messages", ""),
+        ({"messages": [USER | {"content": "x" * 1020}]}, "messages", CONTEXT),
+        *[
+            ({"messages": [USER | {"content": [part]}]}, "messages", "reads text alone, and a part")
+            for part in ({"type": "image_url"}, {"type": "x" * 100_000}, {"text": "x"})
+        ],
+    ],
+}
+REFUSED = [
+    *[(path, RIGHT[path] | wrong, *error) for path in WRONG for wrong, *error in WRONG[path]],
+    *[(path, body, None, "") for path in RIGHT for body in ("a string", None)],
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"), REFUSED, ids=lambda value: json.dumps(value)[:40]
+)
+def test_a_wrong_body_is_a_400_that_names_the_field(
+    client: FlaskClient, path: str, body: Any, param: str | None, said: str
+) -> None:
+    response = client.post(path, data=json.dumps(body), content_type=JSON)
+    error = response.get_json()["error"]
+    assert response.status_code == 400 and set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    too_long = said == CONTEXT  # OpenAI's code
+    assert error["code"] == ("context_length_exceeded" if too_long else "invalid_request")
+    assert said in error["message"] and 0 < len(error["message"]) < 400
+    assert client.get("/stats").get_json()["invalid"] == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"{", b"\x00", b'{"prompt": "a\x00b", "num_tokens": 1}',
+        b'{"prompt": "\xff", "num_tokens": 1}', b'{"prompt": "hi", "num_tokens": NaN}',
+        b'{"prompt": "hi", "num_tokens": 1, "temperature": Infinity}',
+        b'{"prompt": "\\ud800", "num_tokens": 1}', b"[" * 100_000,
+    ],
+    ids=lambda raw: repr(raw[:30]),
+)  # fmt: skip
+def test_malformed_json_is_a_400(client: FlaskClient, raw: bytes) -> None:
+    assert client.post("/inference", data=raw, content_type=JSON).status_code == 400
+    assert client.post("/inference", json=RIGHT[INFERENCE]).status_code == 200
+
+
+# ---- what is taken although it is not offered: values that change nothing, and those that would
+
+Values = dict[str, tuple[list[Any], list[Any]]]
+BOTH: Values = {
+    "best_of": ([1], [2]), "use_beam_search": ([False], [True]),
+    "length_penalty": ([1, 1.0], [0.8]), "min_p": ([0, 0.0], [0.05, False]),
+    "typical_p": ([1], [0.9]), "repetition_penalty": ([1], [1.1]),
+    "no_repeat_ngram_size": ([0], [3]), "logit_bias": ([{}], [{"65": -100}]),
+    "logits_processors": ([[]], [["x"]]), "bad_words": ([[]], [["x"]]),
+    "allowed_token_ids": ([[]], [[65]]), "include_stop_str_in_output": ([False], [True]),
+    "skip_special_tokens": ([True], [False]), "prompt_logprobs": ([], [0, 1]),
+    "return_token_ids": ([False], [True]), "return_tokens_as_token_ids": ([False], [True]),
+    "response_format": ([{"type": "text"}], [{"type": "json_object"}]),
+    "structured_outputs": ([{}], [{"regex": "a"}]), "guided_json": ([], [{}]),
+    "guided_regex": ([], ["a"]), "guided_choice": ([], [["a"]]), "guided_grammar": ([], ["x"]),
+    "structural_tag": ([], ["x"]), "json_schema": ([], [{}]), "regex": ([], ["a"]),
+    "grammar": ([], ["x"]), "ebnf": ([], ["x"]), "truncate_prompt_tokens": ([], [5, -1]),
+    "prompt_embeds": ([], ["x"]),
+}  # fmt: skip
+OF_COMPLETIONS: Values = {"suffix": ([""], ["x"])}
+OF_CHAT: Values = {
+    "tools": ([[]], [[{"type": "function"}]]),
+    "tool_choice": (["none", "auto"], ["required", {"type": "function"}]),
+    "functions": ([[]], [[{"name": "f"}]]), "function_call": (["none", "auto"], [{"name": "f"}]),
+    "modalities": ([["text"]], [["text", "audio"]]), "audio": ([], [{"voice": "a"}]),
+    "web_search_options": ([], [{}]), "echo": ([False], [True]),
+    "add_generation_prompt": ([True], [False]), "continue_final_message": ([False], [True]),
+    "chat_template": ([], ["x"]), "documents": ([[]], [[{"text": "x"}]]),
+}  # fmt: skip
+OFFERED = {
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_k",
+    "top_p", "seed", "stop", "ignore_eos", "timeout_s", "stream", "stream_options", "user",
+    "priority", "queue_timeout_s", "n", "cache_salt", "echo", "logprobs", "top_logprobs",
+    "presence_penalty", "frequency_penalty", "stop_token_ids", "min_tokens",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "fields"),
+    [
+        (COMPLETIONS, CompletionRequest, BOTH | OF_COMPLETIONS),
+        (CHATS, ChatRequest, BOTH | OF_CHAT),
+    ],
+)
+def test_a_field_that_would_change_the_answer_is_refused_and_its_neutral_values_are_not(
+    client: FlaskClient, path: str, model: Any, fields: Values
+) -> None:
+    body = RIGHT[path]
+    choices = client.post(path, json=body).get_json()["choices"]
+    neutral = {name: value for name, (values, _) in fields.items() for value in values[:1]}
+    others = [{name: value} for name, (values, _) in fields.items() for value in values[1:]]
+    for taken in (neutral, dict.fromkeys(fields), *others):
+        response = client.post(path, json=body | taken)
+        assert response.status_code == 200 and response.get_json()["choices"] == choices, taken
+    for name, (_, values) in fields.items():
+        for value in values:
+            response = client.post(path, json=body | {name: value})
+            error = response.get_json()["error"]
+            assert response.status_code == 400 and error["param"] == name, (name, value)
+            assert error["message"].startswith(f"{name}: only ")
+            assert error["message"].endswith("leave it out")
+    assert {*model.model_fields} - {*fields} <= OFFERED, "a field without a test"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+def test_openais_sampling_in_our_terms(client: FlaskClient, path: str) -> None:
+    """top_p 0 is greedy and 1 is none; seed −1 is none; sixteen stop strings are taken."""
+    samplings = []
+    manager = client.application.extensions["server"].manager
+    enqueue = manager.enqueue
+
+    def seen(group: list[Inference]) -> None:
+        samplings.append(group[0].sampling)
+        enqueue(group)
+
+    manager.enqueue = seen
+    given: list[dict[str, Any]] = [
+        {"top_p": 0}, {"top_p": 0.0}, {"top_p": 1}, {"top_p": 0.5}, {"seed": -1}, {"seed": -1},
+        {"stop": ["a"] * 16}, {"stop": []}, {"stop": "x" * 256},
+    ]  # fmt: skip
+    for each in given:
+        body = RIGHT[path] | {"temperature": 0.9} | each
+        assert client.post(path, json=body).status_code == 200
+    greedy, also, whole, half, one, other, *_ = samplings
+    assert (greedy.temperature, greedy.top_p) == (0, None) and also.temperature == 0
+    assert (whole.temperature, whole.top_p, half.top_p) == (0.9, None, 0.5)
+    assert one.seed != other.seed and min(one.seed, other.seed) >= 0
+    assert whole.seed == half.seed, "a seed that is given stays"
