@@ -16,32 +16,19 @@ from client.load import replay
 from client.workloads import Workload
 from config import MODES
 from scheduling.inference import Generator, Inference, Iteration
+from stats import IN_RESULTS
 from tests.counts import SOME_MODES, nightly_but
 from tests.servers import scrape, server, wait_until
 
-COUNTERS = {
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "vllm:request_success_total",
+KINDS = {
+    "counter": "vllm:prompt_tokens_total vllm:generation_tokens_total vllm:request_success_total "
     "batching_flush_total",
-}
-GAUGES = {
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-    "batching_rows",
-    "batching_occupancy",
-}
-HISTOGRAMS = {
-    "vllm:time_to_first_token_seconds",
-    "vllm:inter_token_latency_seconds",
-    "vllm:request_time_per_output_token_seconds",
-    "vllm:e2e_request_latency_seconds",
-    "vllm:request_queue_time_seconds",
-    "vllm:request_prefill_time_seconds",
-    "vllm:request_decode_time_seconds",
-    "vllm:iteration_tokens_total",
-    "request_held_time_seconds",
+    "gauge": "vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc "
+    "batching_rows batching_occupancy",
+    "histogram": "vllm:time_to_first_token_seconds vllm:inter_token_latency_seconds "
+    "vllm:request_time_per_output_token_seconds vllm:e2e_request_latency_seconds "
+    "vllm:request_queue_time_seconds vllm:request_prefill_time_seconds "
+    "vllm:request_decode_time_seconds vllm:iteration_tokens_total request_held_time_seconds",
 }
 
 
@@ -54,12 +41,8 @@ def values(text: str) -> dict[str, float]:
     found = {}
     for family in families(text).values():
         for sample in family.samples:
-            labels = [
-                sample.labels[name]
-                for name in ("finished_reason", "reason", "kind", "le")
-                if name in sample.labels
-            ]
-            found["/".join([sample.name, *labels])] = sample.value
+            labels = map(sample.labels.get, ("finished_reason", "reason", "kind", "le"))
+            found["/".join([sample.name, *filter(None, labels)])] = sample.value
     return found
 
 
@@ -75,29 +58,20 @@ def test_every_name_is_there_with_its_kind_labels_and_unit(
     client.post("/inference", json={"prompt": "hi", "num_tokens": 3})
     # as Prometheus 2 asks; the library's answer to it would turn the colons of vLLM's names into
     # underscores
-    response = client.get(
-        "/metrics",
-        headers={
-            "Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-        },
-    )
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    response = client.get("/metrics", headers={"Accept": accept})
     assert response.content_type == "text/plain; version=0.0.4; charset=utf-8"
     found = families(response.get_data(as_text=True))
-    kinds = {sample.name: family.type for family in found.values() for sample in family.samples}
-    assert {name: kinds.get(name) for name in COUNTERS} == dict.fromkeys(COUNTERS, "counter")
-    assert {name: kinds.get(name) for name in GAUGES} == dict.fromkeys(GAUGES, "gauge")
-    assert {name: kinds.get(f"{name}_bucket") for name in HISTOGRAMS} == dict.fromkeys(
-        HISTOGRAMS, "histogram"
-    )
+    types = {sample.name: family.type for family in found.values() for sample in family.samples}
+    for kind, names in KINDS.items():
+        samples = [name + "_bucket" * (kind == "histogram") for name in names.split()]
+        assert [types.get(name) for name in samples] == [kind] * len(samples)
     for family in found.values():
         assert family.documentation
         for sample in family.samples:
             assert sample.labels["model_name"] == "fake" and sample.labels["mode"] == mode
-    buckets = [
-        s.labels["le"]
-        for s in found["vllm:inter_token_latency_seconds"].samples
-        if s.name.endswith("_bucket")
-    ]
+    itl = found["vllm:inter_token_latency_seconds"].samples
+    buckets = [sample.labels["le"] for sample in itl if sample.name.endswith("_bucket")]
     assert sum(float(le) < 0.01 for le in buckets) >= 8 and buckets[-1] == "+Inf"
 
 
@@ -136,26 +110,13 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
         if name.startswith("batching_flush_total/")
     }
     assert {reason: n for reason, n in flushes.items() if n} == stats["batches_formed"]
-    for name, key in (
-        ("vllm:time_to_first_token_seconds", "mean_ttft_ms"),
-        ("vllm:e2e_request_latency_seconds", "mean_e2el_ms"),
-        ("vllm:request_queue_time_seconds", "mean_queue_time_ms"),
-        ("vllm:inter_token_latency_seconds", "mean_itl_ms"),
-        ("vllm:request_time_per_output_token_seconds", "mean_tpot_ms"),
-        ("request_held_time_seconds", "mean_held_time_ms"),
-    ):
-        assert mean_ms(name) == pytest.approx(stats[key], abs=0.002)
+    for measure in IN_RESULTS:
+        if measure.metric:
+            expected = stats[f"mean_{measure.name}_ms"]
+            assert mean_ms(measure.metric) == pytest.approx(expected, abs=0.002)
     clients = 1e3 * sum(a.timings["e2e_s"] for a in done if a.timings) / 60
     assert mean_ms("vllm:e2e_request_latency_seconds") == pytest.approx(clients, abs=0.002)
-    assert (
-        after["vllm:num_requests_running"],
-        after["vllm:num_requests_waiting"],
-        after["vllm:kv_cache_usage_perc"],
-    ) == (
-        0,
-        0,
-        0,
-    )
+    assert [after[name] for name in KINDS["gauge"].split()[:3]] == [0, 0, 0]
 
 
 def test_the_gauges_are_of_this_moment(client_of: Callable[..., FlaskClient]) -> None:
@@ -187,11 +148,8 @@ def test_ends_are_counted_by_their_reason(client_of: Callable[..., FlaskClient])
     manager.cancel(gone)
     client.post("/inference", json={"prompt": "", "num_tokens": 2})
     now = metrics(client)
-    found = {
-        reason: now[f"vllm:request_success_total/{reason}"]
-        for reason in ("stop", "length", "abort", "timeout", "error")
-    }
-    assert found == {"stop": 0, "length": 1, "abort": 1, "timeout": 1, "error": 0}
+    expected = {"stop": 0, "length": 1, "abort": 1, "timeout": 1, "error": 0}
+    assert {reason: now[f"vllm:request_success_total/{reason}"] for reason in expected} == expected
     broken = client_of(engine=Broken)
     broken.post("/inference", json={"prompt": "hi", "num_tokens": 2})
     assert metrics(broken)["vllm:request_success_total/error"] == 1
@@ -201,10 +159,8 @@ def test_ends_are_counted_by_their_reason(client_of: Callable[..., FlaskClient])
 def test_two_apps_in_one_process_count_apart(client_of: Callable[..., FlaskClient]) -> None:
     one, other = client_of(), client_of("static")
     one.post("/inference", json={"prompt": "hi", "num_tokens": 2})
-    assert (
-        metrics(one)["vllm:generation_tokens_total"] == 2
-        and metrics(other)["vllm:generation_tokens_total"] == 0
-    )
+    tokens = [metrics(each)["vllm:generation_tokens_total"] for each in (one, other)]
+    assert tokens == [2, 0]
 
 
 def test_rows_and_occupancy_are_those_of_the_latest_iteration(
@@ -215,9 +171,5 @@ def test_rows_and_occupancy_are_those_of_the_latest_iteration(
         "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"}
     )
     rows: Mapping[str, float] = metrics(client)
-    assert (
-        rows["batching_rows/live"] == 2
-        and rows["batching_rows/idle"] == 0
-        and rows["batching_rows/padding"] == 0
-    )
+    assert [rows[f"batching_rows/{kind}"] for kind in ("live", "idle", "padding")] == [2, 0, 0]
     assert rows["batching_occupancy"] == 0.5

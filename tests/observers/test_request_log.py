@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,33 +30,12 @@ from scheduling.inference import Generator, Inference, Iteration, Standing, Stat
 from tests.counts import nightly_but
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
 
-FIELDS = {
-    "id",
-    "group",
-    "leader",
-    "request_id",
-    "user",
-    "priority",
-    "predicted_tokens",
-    "mode",
-    "state",
-    "finish_reason",
-    "error",
-    "batch_id",
-    "position",
-    "prompt_tokens",
-    "cached_tokens",
-    "num_tokens",
-    "completion_tokens",
-    "preemptions",
-    "preempted_s",
-    "paused_s",
-    "recomputed_tokens",
-    "arrived_at",
-    "admitted_at",
-    "token_times",
-    "answered_at",
-}
+FIELDS = (
+    "id group leader request_id user priority predicted_tokens mode state finish_reason error "
+    "batch_id position prompt_tokens cached_tokens num_tokens completion_tokens preemptions "
+    "preempted_s paused_s recomputed_tokens arrived_at admitted_at token_times answered_at"
+)
+LAUNCH = [sys.executable, "launch.py", "dynamic", "--model", "fake"]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -73,20 +53,14 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
         assert_all_answered(outcomes)
         stats = get(f"{url}/stats")
     found = lines(path)
-    assert len(found) == 40 and {frozenset(line) for line in found} == {frozenset(FIELDS)}
-    assert all(
-        line["state"] == "finished" and line["finish_reason"] == "length" and line["error"] is None
-        for line in found
-    )
+    assert len(found) == 40 and all(line.keys() == {*FIELDS.split()} for line in found)
     for line in found:
-        assert (
-            line["arrived_at"]
-            <= line["admitted_at"]
-            <= line["token_times"][0]
-            <= line["answered_at"]
-        )
-        assert line["token_times"] == sorted(line["token_times"])
-        assert len(line["token_times"]) == line["completion_tokens"] == line["num_tokens"]
+        ending = line["state"], line["finish_reason"], line["error"]
+        assert ending == ("finished", "length", None)
+        times = line["token_times"]
+        assert line["arrived_at"] <= line["admitted_at"] <= times[0] <= line["answered_at"]
+        assert times == sorted(times)
+        assert len(times) == line["completion_tokens"] == line["num_tokens"]
         assert abs(line["arrived_at"] - time.time()) < 600
     answered = [line["answered_at"] for line in found]
     assert answered == sorted(answered)
@@ -96,27 +70,12 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
     batches: dict[int, list[int]] = {}
     for line in found:
         batches.setdefault(line["batch_id"], []).append(line["position"])
+    longest = max(map(max, batches.values()))
     if mode in ("static", "windowed"):
         assert list(batches) == sorted(batches), "whole batches, one after another"
-        assert all(positions == list(range(len(positions))) for positions in batches.values()), (
-            "in the order of their rows"
-        )
-        assert max(map(len, batches.values())) == 8
-    elif mode == "nobatch":
-        assert all(positions == [0] for positions in batches.values()) and len(batches) == 40
-    else:
-        assert max(max(positions) for positions in batches.values()) == 7
-
-
-def test_a_line_says_on_whose_behalf_a_request_came(
-    client_of: Callable[..., FlaskClient], tmp_path: Path
-) -> None:
-    client = client_of("dynamic", request_log=str(tmp_path / "log.jsonl"))
-    client.post("/inference", json={"prompt": "hi", "num_tokens": 2, "user": "ann"})
-    client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2, "user": "bob"})
-    client.post("/inference", json={"prompt": "hi", "num_tokens": 2})
-    client.application.extensions["server"].close()
-    assert [line["user"] for line in lines(tmp_path / "log.jsonl")] == ["ann", "bob", None]
+        in_order = [list(range(len(positions))) for positions in batches.values()]
+        assert list(batches.values()) == in_order, "in the order of their rows"
+    assert longest == (0 if mode == "nobatch" else 7)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
@@ -145,28 +104,30 @@ def test_a_refusal_tells_the_request_s_id_too(client_of: Callable[..., FlaskClie
         assert told.headers["X-Request-Id"] == "mine"
 
 
-def test_a_line_says_the_level_of_a_request_and_what_was_predicted_of_its_length(
+def test_a_line_says_whose_a_request_is_its_level_and_what_was_predicted_of_its_length(
     client_of: Callable[..., FlaskClient], tmp_path: Path
 ) -> None:
     path = tmp_path / "log.jsonl"
     client = client_of("dynamic", request_log=str(path))
-    for priority in (2, 0, -1):
-        client.post("/inference", json={"prompt": "hi", "num_tokens": 2, "priority": priority})
+    client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2, "user": "bob"})
+    for user, priority in (("ann", 2), (None, 0), (None, -1)):
+        body = {"prompt": "hi", "num_tokens": 2, "user": user, "priority": priority}
+        client.post("/inference", json={key: body[key] for key in body if body[key] is not None})
     server = client.application.extensions["server"]
-    server.request_log.answered(
-        Inference([0], 9, standing=Standing(predicted_tokens=7), answered_at=1.0)
-    )
+    standing = Standing(predicted_tokens=7)
+    server.request_log.answered(Inference([0], 9, standing=standing, answered_at=1.0))
     server.close()
-    *served, told = lines(path)
-    assert [line["priority"] for line in served] == [2, 0, -1]
-    assert (told["predicted_tokens"], told["num_tokens"]) == (7, 9)
+    *served, predicted = lines(path)
+    found = [(line["user"], line["priority"]) for line in served]
+    assert found == [("bob", 0), ("ann", 2), (None, 0), (None, -1)]
+    assert (predicted["predicted_tokens"], predicted["num_tokens"]) == (7, 9)
 
 
 def test_paused_time_is_the_same_in_the_answer_the_log_and_the_stats(
     client_of: Callable[..., FlaskClient], tmp_path: Path
 ) -> None:
     class Pausing(Generator):
-        """It says of each request what a scheduler says that left it out for a while."""
+        """Marks each request as a scheduler does that left it out for a while."""
 
         def generate(self, iteration: Iteration) -> list[int]:
             for row in iteration.rows:
@@ -202,37 +163,18 @@ def test_what_ended_otherwise_is_a_line_too(
     client.application.extensions["server"].request_log.close()
     earlier, expired, stopped = lines(path)
     assert earlier == {"from": "an earlier run"}
-    assert (expired["state"], expired["error"], expired["batch_id"]) == (
-        "expired",
-        "deadline_passed",
-        None,
-    )
-    assert (
-        expired["admitted_at"] is None
-        and expired["token_times"] == []
-        and expired["finish_reason"] is None
-    )
-    assert (stopped["state"], stopped["error"], stopped["batch_id"], stopped["position"]) == (
-        "failed",
-        "draining",
-        0,
-        0,
-    )
+    expected = {
+        "state": "expired", "error": "deadline_passed", "batch_id": None, "admitted_at": None,
+        "token_times": [], "finish_reason": None,
+    }  # fmt: skip
+    assert expired | expected == expired
+    expected = {"state": "failed", "error": "draining", "batch_id": 0, "position": 0}
+    assert stopped | expected == stopped
 
 
 def test_a_full_disk_loses_lines_and_disturbs_nobody() -> None:
     port = free_port()
-    command = [
-        sys.executable,
-        "launch.py",
-        "dynamic",
-        "--model",
-        "fake",
-        "--port",
-        str(port),
-        "--request-log",
-        "/dev/full",
-    ]
+    command = [*LAUNCH, "--port", str(port), "--request-log", "/dev/full"]
     with launched(*command) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         assert_all_answered(replay(f"http://127.0.0.1:{port}", asks(30, 3)))
@@ -284,17 +226,7 @@ def test_a_disk_that_hangs_holds_up_nobody_and_what_waits_is_bounded(
 
 def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
     port, path = free_port(), tmp_path / "log.jsonl"
-    command = [
-        sys.executable,
-        "launch.py",
-        "dynamic",
-        "--model",
-        "fake",
-        "--port",
-        str(port),
-        "--request-log",
-        str(path),
-    ]
+    command = [*LAUNCH, "--port", str(port), "--request-log", str(path)]
     with launched(*command) as process:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
         assert_all_answered(replay(f"http://127.0.0.1:{port}", asks(50, 2)))
@@ -305,33 +237,13 @@ def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_comparison_started_elsewhere_writes_its_modes_into_one_log_there(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "compare",
-        "--model",
-        "fake",
-        "--modes",
-        "nobatch,static",
-        "--numsamples",
-        "3",
-    ]
-    command += [
-        "--arrival",
-        "burst",
-        "--request-log",
-        "log.jsonl",
-        "--out",
-        "out",
-        "--skip-calibration",
-    ]
-    subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-        capture_output=True,
+    command = (
+        "-m compare --model fake --modes nobatch,static --numsamples 3 --arrival burst "
+        "--request-log log.jsonl --out out --skip-calibration"
     )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, *shlex.split(command)]
+    subprocess.run(argv, cwd=tmp_path, env=environment, check=True, capture_output=True)
     assert {line["mode"] for line in lines(tmp_path / "log.jsonl")} == {"nobatch", "static"}
 
 
@@ -341,20 +253,7 @@ def test_a_log_that_cannot_be_written_ends_the_launcher_with_a_sentence(
 ) -> None:
     if path.startswith("pipe"):
         os.mkfifo(path := str(tmp_path / "pipe"))
-    command = [
-        sys.executable,
-        "launch.py",
-        "dynamic",
-        "--model",
-        "fake",
-        "--port",
-        str(free_port()),
-        "--request-log",
-        path,
-    ]
+    command = [*LAUNCH, "--port", str(free_port()), "--request-log", path]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (
-        ended.returncode == 2
-        and "choose another --request-log" in ended.stderr
-        and "Traceback" not in ended.stderr
-    )
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert "choose another --request-log" in ended.stderr

@@ -27,16 +27,9 @@ from tests.servers import PATIENCE_S, ROOT
 from tests.virtual import Ask
 
 SETTINGS = {
-    "model": "fake",
-    "max_batch_size": 4,
-    "max_waiting": 2,
-    "max_model_len": 20,
-    "block_size": 4,
-    "kv_cache": "6blocks",
-    "kv_reservation": "demand",
-    "prefix_caching": True,
-    "token_budget": 8,
-}
+    "model": "fake", "max_batch_size": 4, "max_waiting": 2, "max_model_len": 20, "block_size": 4,
+    "kv_cache": "6blocks", "kv_reservation": "demand", "prefix_caching": True, "token_budget": 8,
+}  # fmt: skip
 # one waits too long, the last one finds no room
 ASKS = [
     Ask(0, prompt=9, tokens=6, content=1, n=2),
@@ -81,52 +74,43 @@ def test_what_a_whole_recording_comes_to_is_said_in_a_sentence(lines: list[str])
 
 
 CHANGES: dict[str, tuple[dict[str, Any], Callable[[Entry], Any], str]] = {
-    "where a row starts": (
-        {"now": 1.0, "rows": ...},
-        lambda entry: entry["rows"][1].__setitem__(1, 77),
+    "start of a row": (
+        {"now": 1.0, "rows": ...}, lambda entry: entry["rows"][1].__setitem__(1, 77),
         "row 1 of request 1: start is 77 in the recording, and 8 in the replay",
     ),
-    "which blocks it fills": (
-        {"rows": ...},
-        lambda entry: entry["rows"][0][6].__setitem__(0, 7),
+    "blocks of a row": (
+        {"rows": ...}, lambda entry: entry["rows"][0][6].__setitem__(0, 7),
         "row 0 of request 0: blocks is [7, 1] in the recording, and [0, 1] in the replay",
     ),
-    "how many rows there are": (
-        {"running": 4},
-        lambda entry: entry["rows"].pop(),
+    "number of rows": (
+        {"running": 4}, lambda entry: entry["rows"].pop(),
         "rows: 3 in the recording, 4 in the replay",
     ),
-    "who waits": (
-        {"waiting": 3},
-        lambda entry: entry.update(waiting=2),
+    "waiting requests": (
+        {"waiting": 3}, lambda entry: entry.update(waiting=2),
         "waiting is 2 in the recording, and 3 in the replay",
     ),
-    "why somebody was turned away": (
-        {"error": ...},
-        lambda entry: entry.update(error="rate_limit_exceeded"),
+    "reason of a refusal": (
+        {"error": ...}, lambda entry: entry.update(error="rate_limit_exceeded"),
         'error is "rate_limit_exceeded" in the recording, and "overloaded" in the replay',
     ),
-    "that somebody was not": (
-        {"ids": [3]},
-        lambda entry: entry.update(error="overloaded"),
+    "a refusal": (
+        {"ids": [3]}, lambda entry: entry.update(error="overloaded"),
         'error is "overloaded" in the recording, and nothing in the replay',
     ),
-    "who was answered": (
-        {"answered": ..., "call": "apply"},
-        lambda entry: entry["answered"].append(5),
+    "answered requests": (
+        {"answered": ..., "call": "apply"}, lambda entry: entry["answered"].append(5),
         "answered is ",
     ),
-    "when it was": (
-        {"call": "expire"},
-        lambda entry: entry.update(now=4.25),
+    "an instant": (
+        {"call": "expire"}, lambda entry: entry.update(now=4.25),
         "it changed something in the recording, and changes nothing in the replay",
     ),
-    "whom it named": (
-        {"call": "expire"},
-        lambda entry: entry.update(call="fail", ids=[99], why="cancelled"),
+    "an unknown request": (
+        {"call": "expire"}, lambda entry: entry.update(call="fail", ids=[99], why="cancelled"),
         "request 99 is in flight in the recording, and not in the replay",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -208,26 +192,18 @@ BROKEN = {
     "no call": (5, '{"n":5,"call":"sing"}', "line 6: .* no call is named sing"),
     "no object": (5, "[]", "line 6: this is no line of a recording"),
     "another version": (
-        0,
-        '{"recording":2,"settings":{}}',
-        "line 1: .* of version 2, .* version 1",
+        0, '{"recording":2,"settings":{}}', "line 1: .* of version 2, .* version 1",
     ),
     "no settings": (
-        0,
-        '{"recording":1,"settings":{"mode":"dynamic"}}',
-        "line 1: .* want of kv_reservation",
+        0, '{"recording":1,"settings":{"mode":"dynamic"}}', "line 1: .* want of kv_reservation",
     ),
     "an unknown mode": (
-        0,
-        '{"recording":1,"settings":{"mode":"best"}}',
-        "line 1: .*for want of .best",
+        0, '{"recording":1,"settings":{"mode":"best"}}', "line 1: .*for want of .best",
     ),
     "no beginning": (
-        0,
-        '{"id":7,"state":"finished"}',
-        "line 1: a recording begins with its settings",
+        0, '{"id":7,"state":"finished"}', "line 1: a recording begins with its settings",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -254,20 +230,11 @@ def test_no_token_is_in_a_recording_and_of_a_request_what_scheduling_goes_by(
     for entry in map(json.loads, lines):
         of_calls.setdefault(entry.get("call", "others"), set()).update(entry)
     common = {"n", "call", "now"}
-    told = {
-        "running",
-        "waiting",
-        "blocks_used",
-        "reason",
-        "padding",
-        "preempted",
-        "wake_at",
-        "rows",
-    }
+    told = {"running", "waiting", "blocks_used", "reason", "preempted", "rows"}
     assert of_calls == {
         "others": {"recording", "settings", "end"},
         "enqueue": common | {"group", "ids", "error"},
-        "schedule": (common | told) - {"padding", "wake_at"},
+        "schedule": common | told,
         "apply": common | {"keys", "answered"},
         "expire": common | {"answered"},
         "forget_prefixes": {"n", "call"},

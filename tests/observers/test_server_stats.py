@@ -1,4 +1,4 @@
-"""What a server keeps of its run: rings that do not grow, and iterations told a page at a time."""
+"""Statistics of a server: exact counts, rings that do not grow, pages of iterations, sums of runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,83 @@ from observers import server_stats
 from observers.ring import Ring
 from observers.run import Run, added
 from observers.server_stats import ServerStats
-from tests.app.test_stats import finished, record
+from scheduling.errors import ServingError
+from scheduling.inference import Inference, Iteration, IterationRecord, Row, State
 from tests.servers import asks
+
+
+def finished(arrived: float, tokens: int, answered: float) -> Inference:
+    return Inference(
+        [0, 0], tokens, arrived_at=arrived, admitted_at=arrived, answered_at=answered,
+        state=State.FINISHED, tokens=[1] * tokens, token_times=[answered] * tokens,
+    )  # fmt: skip
+
+
+def failed(arrived: float, answered: float) -> Inference:
+    inference = Inference([0], 9, arrived_at=arrived, answered_at=answered, state=State.FAILED)
+    inference.error = ServingError("the engine died")
+    return inference
+
+
+def record(started: float, live: int, idle: int, padding: int = 0) -> IterationRecord:
+    rows = [Row(Inference([0], 1), 0, 1, [0], True, index >= live) for index in range(live + idle)]
+    return IterationRecord(started, 1.0, Iteration(rows, live + idle, 0, 1, "idle", padding))
+
+
+def test_the_original_four_numbers_are_computed_rightly() -> None:
+    stats = ServerStats(max_batch_size=4)
+    stats.iteration(record(0.0, 2, 0))
+    stats.iteration(record(1.0, 1, 1))
+    stats.answered(finished(0.0, 2, 2.0))
+    stats.answered(finished(0.0, 4, 2.0))
+    result = stats.run().report()
+    expected = {
+        # two requests side by side, 6 tokens in 2 s: 3 tok/s. The original divided by the sum of
+        # latencies (4 s): 1.5
+        "throughput": 3.0, "total-elapsed-time": 2.0, "total-tokens-handled": 6,
+        "latency-per-token": (2 / 2 + 2 / 4) / 2,
+        "latency-by-requested-tokens": {
+            tokens: {"requests": 1, "mean_latency_s": 2.0} for tokens in ("2", "4")
+        },
+        "useful_fraction": 3 / 4, "occupancy": (2 / 4 + 1 / 4) / 2, "largest_batch": 2,
+        "batches_formed": {"idle": 2},
+    }  # fmt: skip
+    assert {key: result[key] for key in expected} == expected
+
+
+def test_padding_rows_are_computed_rows_that_serve_nobody() -> None:
+    stats = ServerStats(max_batch_size=4)
+    stats.iteration(record(0.0, 2, 1, padding=1))
+    result = stats.run().report()
+    rows = [result[f"{kind}_rows"] for kind in ("live", "idle", "padding", "recomputed")]
+    assert (rows, result["useful_fraction"], result["occupancy"]) == ([2, 1, 1, 0], 0.5, 0.5)
+    assert stats.iterations()["iterations"] == [(0.0, 1.0, 2, 1, 1, 0)]
+
+
+def test_a_reset_leaves_out_what_arrived_before_it_and_reading_changes_nothing() -> None:
+    stats = ServerStats(max_batch_size=4)
+    early, late = finished(0.0, 2, 5.0), finished(3.0, 2, 5.0)
+    stats.iteration(record(0.0, 2, 0))
+    stats.reset(2.5)
+    stats.iteration(record(4.0, 2, 0))
+    stats.answered(early)
+    stats.answered(late)
+    result = stats.run().report()
+    assert result == stats.run().report()
+    assert (result["completed"], result["total-elapsed-time"]) == (1, 2.0)
+    assert len(stats.iterations()["iterations"]) == 1
+
+
+def test_failed_requests_are_counted_and_not_timed_and_end_a_run() -> None:
+    stats = ServerStats(max_batch_size=4)
+    empty = stats.run().report()
+    assert empty["throughput"] == empty["latency-per-token"] == empty["occupancy"] == 0
+    stats.answered(failed(1.0, 60.0))
+    result = stats.run().report()
+    assert (result["failed"], result["completed"], result["throughput"]) == (1, 0, 0.0)
+    stats.answered(finished(0.0, 2, 5.0))
+    result = stats.run().report()
+    assert (result["total-elapsed-time"], result["request_throughput"]) == (60.0, 1 / 60)
 
 
 def test_a_ring_keeps_the_last_values_by_their_numbers() -> None:
@@ -33,9 +108,8 @@ def test_a_ring_keeps_the_last_values_by_their_numbers() -> None:
                 ring.extend(list(range(n, n + size)))
             n += size
         assert (ring.seen, ring.lost) == (12, 7)
-        assert ring.between(0, 12).tolist() == [7, 8, 9, 10, 11] and ring.between(
-            9, 11
-        ).tolist() == [9, 10]
+        assert ring.between(0, 12).tolist() == [7, 8, 9, 10, 11]
+        assert ring.between(9, 11).tolist() == [9, 10]
         assert ring.between(12, 20).tolist() == ring.between(0, 7).tolist() == []
         ring.clear()
         assert (ring.seen, ring.lost) == (0, 0) and ring.between(0, 20).tolist() == []
@@ -55,49 +129,38 @@ def test_iterations_come_a_page_at_a_time_and_what_was_lost_is_said(small: Serve
     assert (page["iterations_lost"], page["next_iteration"]) == (30, 50)
     assert [started for started, *_ in page["iterations"]] == list(range(30, 50))
     page = small.iterations(115)
-    assert (page["iterations_lost"], page["next_iteration"], len(page["iterations"])) == (
-        0,
-        None,
-        15,
-    )
-    assert small.iterations(10**17) == {
-        "iterations": [],
-        "iterations_lost": 0,
-        "next_iteration": None,
-    }
+    assert (page["iterations_lost"], page["next_iteration"]) == (0, None)
+    assert len(page["iterations"]) == 15
+    empty = {"iterations": [], "iterations_lost": 0, "next_iteration": None}
+    assert small.iterations(10**17) == empty
     small.reset(200.0)
-    assert small.iterations() == {"iterations": [], "iterations_lost": 0, "next_iteration": None}
+    assert small.iterations() == empty
 
 
-def test_a_run_of_many_requests_takes_no_more_memory_than_a_short_one(small: ServerStats) -> None:
-    def serve(n: int) -> None:
-        for i in range(n):
+def test_statistics_take_their_memory_at_the_start_and_no_more(small: ServerStats) -> None:
+    """However many requests, and users, they see."""
+
+    def serve(first: int, end: int) -> None:
+        for i in range(first, end):
             small.iteration(record(float(i), 2, 0))
-            small.answered(finished(float(i), 3 + i % 10, i + 1.0))
+            inference = finished(float(i), 3 + i % 10, i + 1.0)
+            inference.user, inference.priority = f"user {i}", i
+            small.answered(inference)
+            small.refused(inference)
 
-    serve(100)
+    serve(0, 100)
     assert small.run().report()["completed"] == 100
     tracemalloc.start()
     try:
-        before, _ = tracemalloc.get_traced_memory()
-        serve(3000)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 10_000
-
-
-def test_the_rings_are_small_and_taken_at_the_start() -> None:
-    tracemalloc.start()
-    try:
-        stats = ServerStats(max_batch_size=4)
+        serve(100, 3000)
+        grown, _ = tracemalloc.get_traced_memory()
+        kept = ServerStats(max_batch_size=4)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 15e6 < taken < 20e6, (
-        "the last 100,000 values of seven distributions, and 400,000 iterations"
-    )
-    assert stats.iterations()["iterations"] == []
+    assert grown < 20_000
+    assert 15e6 < taken - grown < 20e6, "100,000 values of seven measures, 400,000 iterations"
+    assert kept.iterations()["iterations"] == []
 
 
 def test_the_client_reads_every_page(
@@ -143,15 +206,15 @@ def test_runs_of_two_servers_add_up_to_that_of_one_that_served_it_all() -> None:
             stats.answered(finished(float(i), 3 + i % 10, i + 1.0 + i * 0.05))
     for stats in (one, right):
         stats.invalid()
-    told, expected = (left.run() + right.run()).report(), one.run().report()
-    assert told["completed"] == 200 and told["invalid"] == 1
+    result, expected = (left.run() + right.run()).report(), one.run().report()
+    assert result["completed"] == 200 and result["invalid"] == 1
     rounded, expected = (
         json.loads(json.dumps(each), parse_float=lambda text: round(float(text), 6))
-        for each in (told, expected)
+        for each in (result, expected)
     )
     assert rounded == expected
     halves = [part.run().report()["p99_e2el_ms"] for part in (left, right)]
-    assert told["p99_e2el_ms"] not in halves
+    assert result["p99_e2el_ms"] not in halves
 
 
 def test_runs_on_different_clocks_add_up_once_they_are_on_one() -> None:
