@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from client.wire import wire
 from client.workloads import Workload
 from tests.servers import Serve, assert_all_answered
 from tests.traces import save_mooncake
+
+GREEDY = "greedy,20,uniform:50:200"
 
 
 def ids_of(requests: Sequence[Request]) -> list[list[int]]:
@@ -127,31 +130,58 @@ def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> No
         ({"sessions": "3:inf"}, "give TURNS:THINK_S"),
         ({"sessions": "3:1", "prompts": "ids"}, "leave out --prompts ids and --prefixes"),
         ({"sessions": "3:1", "prefixes": "4:64:1"}, "leave out --prompts ids and --prefixes"),
+        ({"users": [GREEDY]}, "--users needs two users or more"),
+        ({"users": [GREEDY, GREEDY]}, "--users needs two users or more"),
+        ({"users": [GREEDY, "b,2"]}, "unknown user 'b,2'; give NAME,RATE,LENGTHS"),
+        ({"users": [GREEDY, "b,0,normal"]}, "unknown user 'b,0,normal'"),
+        ({"users": [GREEDY, "b,2,normal,9-3"]}, "unknown user 'b,2,normal,9-3'"),
+        ({"users": [GREEDY, "b|c,2,normal"]}, "unknown user"),
+        ({"users": [GREEDY, "b,2,zipf:3"]}, "--users 'b,2,zipf:3': unknown lengths 'zipf:3'"),
+        ({"priorities": ["0.1:1", "0.8:2"]}, r"sum to 0.9; make it 1"),
+        ({"priorities": ["1"]}, "give SHARE:LEVEL"),
+        ({"priorities": ["1:-1"]}, "give SHARE:LEVEL"),
+        ({"priorities": ["1:high"]}, "give SHARE:LEVEL"),
+        ({"priorities": ["0.5:1", "0.5:1"]}, "give SHARE:LEVEL"),
+        ({"priorities": ["0:1", "1:2"]}, "give SHARE:LEVEL"),
     ],
 )
 def test_what_is_unknown_or_does_not_go_together_is_refused(
-    asked: dict[str, str], said: str
+    asked: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(WorkloadError, match=said):
-        Workload(**asked)  # type: ignore[arg-type]
+        Workload(**asked)
 
 
-@pytest.mark.parametrize("asked", [{"prefixes": "2:5:1"}, {"sessions": "3:0.5"}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"prefixes": "2:5:1"}, {"sessions": "3:0.5"}, {"priorities": ["0.5:1", "0.5:0"]}]
+)
 def test_every_workload_survives_the_way_to_a_file_and_back(
-    asked: dict[str, str], tmp_path: Path
+    asked: dict[str, Any], tmp_path: Path
 ) -> None:
-    requests = Workload(seed=1, **asked).requests(20, "poisson:3")  # type: ignore[arg-type]
+    requests = Workload(seed=1, **asked).requests(20, "poisson:3")
     save_trace(tmp_path / "trace.jsonl", requests)
     assert load_trace(tmp_path / "trace.jsonl") == requests
+    assert '"user"' not in (tmp_path / "trace.jsonl").read_text(), "which some servers refuse"
 
 
 FIRST = {"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}
 LATER = {"id": 1, "at": 0, "prompt": "b", "num_tokens": 1, "after": 0, "think_s": 1}
+IDS = {"prompt": None, "prompt_ids": [1]}
 
 
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
+        ([], "holds no requests"),
+        ([FIRST, {"id": 1, "at": 0, "prompt": "a"}], "line 2: num_tokens: "),
+        ([FIRST | {"at": -1}], "line 1: at: "),
+        ([FIRST | {"prompt": None}], "line 1: give either prompt or prompt_ids"),
+        ([FIRST | {"prompt": ""}], "line 1: the prompt is empty"),
+        ([FIRST, FIRST], "line 2: an earlier line has the id 0 too"),
+        ([FIRST, FIRST | {"id": 1, "users": 2}], "numbers of users"),
+        ([FIRST | {"user": ""}], "line 1: user: "),
+        ([FIRST | {"priority": -1}], "line 1: priority: "),
+        ([FIRST | {"priority": "high"}], "line 1: priority: "),
         ([FIRST, LATER | {"after": 7}], "line 2: after: no line before it has the id 7"),
         ([LATER, FIRST], "line 1: after: no line before it has the id 0"),
         ([FIRST, LATER | {"after": 1}], "line 2: after: no line before it has the id 1"),
@@ -160,34 +190,26 @@ LATER = {"id": 1, "at": 0, "prompt": "b", "num_tokens": 1, "after": 0, "think_s"
         ([FIRST, LATER | {"think_s": None}], "line 2: .* both after and think_s"),
         ([FIRST, LATER | {"think_s": -1}], "line 2: think_s: "),
         ([FIRST | {"users": 2}, LATER | {"users": 2}], "line 2: users: .*leave out after or users"),
-        (
-            [FIRST, LATER | {"prompt": None, "prompt_ids": [1]}],
-            "line 2: .*give prompt, not prompt_ids",
-        ),
-        (
-            [FIRST | {"prompt": None, "prompt_ids": [1]}, LATER],
-            "line 2: .*give prompt, not prompt_ids",
-        ),
+        ([FIRST, LATER | IDS], "line 2: .*give prompt, not prompt_ids"),
+        ([FIRST | IDS, LATER], "line 2: .*give prompt, not prompt_ids"),
     ],
 )
-def test_a_bad_conversation_is_refused_with_its_line(
-    lines: list[dict[str, object]], said: str, tmp_path: Path
-) -> None:
+def test_a_bad_trace_is_refused_with_its_line(lines: list[Any], said: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(WorkloadError, match=said):
         load_trace(path)
+    path.write_text("nonsense")
+    with pytest.raises(WorkloadError, match="line 1: Invalid JSON"):
+        load_trace(path)
+    with pytest.raises(WorkloadError, match="cannot read"):
+        load_trace(tmp_path / "absent.jsonl")
 
 
 def test_mooncakes_traces_are_read_as_they_are_or_scaled(tmp_path: Path) -> None:
     path = tmp_path / "mooncake.jsonl"
-    save_mooncake(
-        path,
-        (3000, 1100, 500, [0, 1, 2]),
-        (3000, 1024, 512, [0, 1]),
-        (4500, 700, 1, [0, 9]),
-        (6000, 3, 1, [9]),
-    )
+    lines = (3000, 1100, 500, [0, 1, 2]), (3000, 1024, 512, [0, 1]), (4500, 700, 1, [0, 9])
+    save_mooncake(path, *lines, (6000, 3, 1, [9]))
     whole = load_trace(path)
     assert [r.at for r in whole] == [0, 0, 1.5, 3], "seconds from the first"
     assert [len(ids) for ids in ids_of(whole)] == [1100, 1024, 700, 3]

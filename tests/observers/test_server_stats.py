@@ -1,4 +1,4 @@
-"""Statistics of a server: exact counts, rings that do not grow, pages of iterations, sums of runs."""
+"""A server's statistics: exact counts, bounded rings, pages of iterations, sums of runs."""
 
 from __future__ import annotations
 
