@@ -32,7 +32,8 @@ def test_measures_of_a_request_follow_from_its_stamps_one_by_one_or_in_columns()
     singles = [measure for measure in MEASURES.values() if not measure.pooled]
     assert {measure.field: measure.of(one) for measure in singles} == expected
     assert MEASURES["itl"].of(one).tolist() == [0.25, 0.75]
-    columns = Times(*(np.array([stamp, 1.0]) for stamp in (1.0, 1.5, 2.0, 3.0, 4.0, 3)))
+    start, admitted, first, last, end, n = np.array([(1.0, 1.5, 2.0, 3.0, 4.0, 3), [1.0] * 6]).T
+    columns = Times(start, admitted, first, last, end, n)
     assert columns.tpot_s[0] == 0.5 and math.isnan(columns.tpot_s[1]), "no gap in one token"
     assert columns.e2e_s.tolist() == [3, 0]
     timings = {measure.field: measure.of(one) for measure in TIMINGS}

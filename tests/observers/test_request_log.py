@@ -163,13 +163,13 @@ def test_what_ended_otherwise_is_a_line_too(
     client.application.extensions["server"].request_log.close()
     earlier, expired, stopped = lines(path)
     assert earlier == {"from": "an earlier run"}
-    expected = {
+    late: dict[str, Any] = {
         "state": "expired", "error": "deadline_passed", "batch_id": None, "admitted_at": None,
         "token_times": [], "finish_reason": None,
     }  # fmt: skip
-    assert expired | expected == expired
-    expected = {"state": "failed", "error": "draining", "batch_id": 0, "position": 0}
-    assert stopped | expected == stopped
+    assert expired | late == expired
+    drained = {"state": "failed", "error": "draining", "batch_id": 0, "position": 0}
+    assert stopped | drained == stopped
 
 
 def test_a_full_disk_loses_lines_and_disturbs_nobody() -> None:
