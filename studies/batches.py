@@ -12,21 +12,18 @@ from typing import Any
 
 from compare.report.drawing import PALETTE, Look
 from scheduling.inference import IterationRecord
+from studies import virtual
 from studies.study import Against, Case, Panel, Study, Table
-from studies.virtual import Settings, data_of, inferences_of, serve
+from studies.virtual import VIRTUAL, Settings
 
 LENGTHS = "uniform:1:200"
-ROWS = (8, 32)
-BINS = (2, 4, 8)
-SIGMA = 0.7
+ROWS, BINS = (8, 32), (2, 4, 8)
 PATIENCE_MS = 10_000.0  # of a bin that does not fill, which would otherwise starve
+NOISY = {"bins": BINS[-1], "length_predictor": "noisy:0.7"}
 VARIANTS: dict[str, tuple[str, Settings]] = {
     "static": ("static", {}),
     **{f"multibin, {k} bins": ("multibin", {"bins": k}) for k in BINS},
-    f"multibin, {BINS[-1]} bins, σ {SIGMA:g}": (
-        "multibin",
-        {"bins": BINS[-1], "length_predictor": f"noisy:{SIGMA:g}"},
-    ),
+    f"multibin, {BINS[-1]} bins, σ 0.7": ("multibin", NOISY),
     "static, sjf": ("static", {"order": "sjf", "prefill_weight": 0}),  # by length, as bins
     "dynamic": ("dynamic", {}),
 }
@@ -63,7 +60,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     settings = {"max_batch_size": case["rows"], "token_budget": 10**5, **settings}
     if mode == "multibin":
         settings |= {"batch_size_target": case["rows"], "max_batch_delay_ms": PATIENCE_MS}
-    burst = data_of(LENGTHS, seed).requests(n, "burst", scaled=True)
+    burst = virtual.data_of(LENGTHS, seed).requests(n, "burst", scaled=True)
     seconds = 0.0
     live = computed = 0
 
@@ -74,7 +71,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
             live += record.rows["live"]
             computed += len(record.iteration.rows)
 
-    serve(mode, settings, burst, inferences_of(burst), observe)
+    virtual.serve(mode, settings, burst, virtual.inferences_of(burst), observe)
     return {
         "useful": 100 * live / computed,
         "closed_form": closed_form(case["variant"], case["rows"], n),
@@ -91,14 +88,14 @@ def rows_of(case: Case) -> str:
 
 
 STATIC = {"variant": "static"}
+BINNED = {"variant": tuple(VARIANTS)[: len(BINS) + 1]}
 STUDY = Study(
     name="batches",
     title="Batches of alike lengths",
     question="How much do batches of requests of alike lengths complete?",
     source="k bins complete up to 70% more than one, and as much as can be, as k grows (Multi-Bin "
     "Batching, arXiv 2412.04504)",
-    workload=f"{{n}} requests of lengths {LENGTHS}, all at once, {{seeds}} seeds; virtual time at "
-    "the cost of --model fake",
+    workload=f"{{n}} requests of lengths {LENGTHS}, all at once, {{seeds}} seeds; {VIRTUAL}",
     requests=4096,
     cases=cases,
     run=run,
@@ -113,36 +110,26 @@ STUDY = Study(
     "has as many bins as batches. An iteration costs the same whether its rows are useful or idle, "
     "so that ratios of tok/s are those of useful rows, but for prefill.",
     tables=[
-        Table(
-            ("rows", "variant"),
-            against=[Against("static", STATIC, ratios=("throughput", "closed_form"))],
-        )
+        Table(("rows", "variant"), against=[Against(STATIC, ratios=("throughput", "closed_form"))])
     ],
     figure="Throughput over the number of bins, and useful rows, beside the closed forms",
     panels=[
         Panel(
             "bins, with lengths that are known",
-            "useful rows ÷ static's",
-            "useful",
-            bins_of,
-            "bins",
-            rows_of,
-            where={"variant": ("static", *(f"multibin, {k} bins" for k in BINS))},
-            base=STATIC,
+            *("useful rows ÷ static's", "useful", bins_of, "bins", rows_of, BINNED, STATIC),
             expected="closed_form",
         ),
-        Panel("throughput", "tok/s ÷ static's", "throughput", "variant", line=rows_of, base=STATIC),
+        Panel(
+            "throughput",
+            *("tok/s ÷ static's", "throughput", "variant", "", rows_of),
+            base=STATIC,
+        ),
         Panel(
             "rows that are useful",
-            "useful rows, %",
-            "useful",
-            "variant",
-            line=rows_of,
+            *("useful rows, %", "useful", "variant", "", rows_of),
             expected="closed_form",
         ),
     ],
-    looks={
-        f"batches of {rows}": Look(colour, "-", "o") for rows, colour in zip(ROWS, PALETTE[2:0:-1])
-    },
+    looks={f"batches of {n}": Look(PALETTE[2 - k], "-", "o") for k, n in enumerate(ROWS)},
     settings={"variants": VARIANTS, "lengths": LENGTHS},
 )

@@ -11,32 +11,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from client.traces import Request
 from compare.report.drawing import PALETTE, Look
 from scheduling.inference import Inference, IterationRecord, State
 from studies import virtual
 from studies.study import Against, Case, Cases, Panel, Study, Table
-from studies.virtual import Capacity, Settings, data_of, inferences_of, latencies, pool, serve
+from studies.virtual import VIRTUAL, Capacity, Settings
 
 LENGTHS = "exponential:50:200"
 ROWS, BLOCKS = 8, 136  # which eight of the longest requests fill
 W_PROMPT, W_COMPLETION = 1, 2  # weight of a token
 MINUTE_S = 60.0
-STEP_S = 2.0  # of what is drawn over time
 USERS = ("greedy", "other")
+VARIANTS = ("fcfs", "limit, requests", "limit, tokens", "fair")
 # of each user the stretches in which it sends, as shares of the run, and the load that it sends
 TRACES: dict[str, dict[str, tuple[Sequence[tuple[float, float]], float]]] = {
     "modest": {"greedy": ([(0, 1)], 1.0), "other": ([(0, 1)], 0.2)},
     "returns": {"greedy": ([(0, 1)], 1.0), "other": ([(0, 1 / 3), (2 / 3, 1)], 0.6)},
 }
-WORDS = {
-    "modest": "the other one wants 20%",
-    "returns": "it wants 60%, goes and returns",
-}
-VARIANTS = ("fcfs", "limit, requests", "limit, tokens", "fair")
-GREY, ORANGE, PURPLE, GREEN, BLUE, PINK = PALETTE
 
 
 def capacity() -> Capacity:
@@ -72,13 +65,13 @@ def trace(name: str, seconds: float, seed: int) -> list[tuple[Request, Inference
     for k, (user, (stretches, load)) in enumerate(TRACES[name].items()):
         rate = load * capacity().requests
         for j, (begins, ends) in enumerate(stretches):
-            data = data_of(LENGTHS, 1000 * seed + 10 * k + j)
+            data = virtual.data_of(LENGTHS, 1000 * seed + 10 * k + j)
             n = round(rate * (ends - begins) * seconds)
             requests = [
                 request.model_copy(update={"at": request.at + begins * seconds})
                 for request in data.requests(n, f"poisson:{rate:g}", scaled=True)
             ]
-            sent += zip(requests, inferences_of(requests, user=user))
+            sent += zip(requests, virtual.inferences_of(requests, user=user))
     return sorted(sent, key=lambda pair: pair[0].at)
 
 
@@ -99,19 +92,15 @@ class Service:
         for user, n in tokens.items():
             self.of[user].append(self.of[user][-1] + n)
 
-    def until(self, user: str, times: np.ndarray) -> np.ndarray:
-        return np.asarray(np.interp(times, self.at, self.of[user]))
-
     def largest_difference(self, inferences: Sequence[Inference]) -> float:
         """Of the service of both between any two moments between which both always waited."""
         answered = [i for i in inferences if i.state is State.FINISHED]
         stretches = [waits(i for i in answered if i.user == user) for user in USERS]
-        at = np.array(self.at)
-        more = self.until("greedy", at) - self.until("other", at)
+        more = np.subtract(self.of["greedy"], self.of["other"])
         largest = 0.0
         for (a, b), (c, d) in itertools.product(*stretches):
             if max(a, c) < min(b, d):
-                first, last = np.searchsorted(at, [max(a, c), min(b, d)])
+                first, last = np.searchsorted(self.at, [max(a, c), min(b, d)])
                 largest = max(largest, float(np.ptp(more[first : last + 1])))
         return largest
 
@@ -136,28 +125,24 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Measures of the time that n requests take."""
     seconds = n / capacity().requests
     requests, inferences = map(list, zip(*trace(case["trace"], seconds, seed)))
-    settings = {"max_batch_size": ROWS, **pool(BLOCKS), **settings_of(case["variant"])}
+    settings = {"max_batch_size": ROWS} | virtual.pool(BLOCKS) | settings_of(case["variant"])
     service = Service()
-    serve("dynamic", settings, requests, inferences, service.observe)
-    of = {user: [i for i in inferences if i.user == user] for user in USERS}
-    steps, whole = np.arange(0, seconds, STEP_S), service_rate()
+    virtual.serve("dynamic", settings, requests, inferences, service.observe)
+    greedy, other = ([i for i in inferences if i.user == user] for user in USERS)
     share = {
-        user: 100 * float(service.until(user, np.array([seconds]))[0]) / whole / seconds
+        user: 100
+        * float(np.interp(seconds, service.at, service.of[user]))
+        / service_rate()
+        / seconds
         for user in USERS
     }
-    waited = latencies(of["other"])
     return {
         **share,
         "both": sum(share.values()),
-        "refused": 100 * statistics.mean(i.error is not None for i in of["greedy"]),
-        "mean_s": statistics.mean(waited),
-        "p99_s": float(np.percentile(waited, 99)),
+        "refused": 100 * statistics.mean(i.error is not None for i in greedy),
+        **virtual.mean_and_p99(other),
         "apart": service.largest_difference(inferences),
         "longest_prompt": max(len(i.prompt_ids) for i in inferences),
-        "rates": {
-            user: (100 * np.diff(service.until(user, steps)) / whole / STEP_S).round(1).tolist()
-            for user in USERS
-        },
     }
 
 
@@ -166,34 +151,13 @@ def text(cases: Cases) -> str:
     return (
         "Service is prompt tokens, and completion tokens twice, as VTC counts them; of capacity: "
         "of what `fcfs` serves while requests always wait; what is missing to 100 of both is idle. "
-        f"The greedy one wants all of it. `modest`: {WORDS['modest']}. `returns`: "
-        f"{WORDS['returns']}. Limits are half of what is completed in a minute; a refused request "
-        "is not sent again. While both always wait, VTC bounds the difference of service by "
-        f"{bound(longest):,} tokens here."
+        "The greedy one wants all of it. `modest`: the other one wants 20%. `returns`: it wants "
+        "60%, goes and returns. Limits are half of what is completed in a minute; a refused "
+        "request is not sent again. While both always wait, VTC bounds the difference of service "
+        f"by {bound(longest):,} tokens here."
     )
 
 
-def draw_service(axes: Axes, cases: Cases) -> None:
-    """Service over time, means over seeds, one above the other; up to 100% it is idle."""
-    [case] = cases
-    rates = {u: np.mean([s["rates"][u] for s in case["seeds"]], axis=0) for u in USERS}
-    other, greedy = (np.append(rates[user], rates[user][-1:]) for user in ("other", "greedy"))
-    top = np.minimum(other + greedy, 100)
-    colours = {"the other one": PINK, "the greedy one": ORANGE, "idle": "#e6e6e6"}
-    edges = STEP_S * np.arange(len(other))
-    axes.stackplot(
-        edges, other, top - other, 100 - top, labels=[*colours], colors=[*colours.values()],
-        step="post",
-    )  # fmt: skip
-    axes.set_xlim(0, edges[-1])
-    axes.set_ylim(0, 100)
-
-
-COLUMNS = {
-    "fcfs": "fcfs: who asks more gets more",
-    "limit, tokens": "a limit: idle once it is used up",
-    "fair": "fair: who asks less is not held up",
-}
 STUDY = Study(
     name="fair",
     title="A greedy user beside another one",
@@ -201,7 +165,7 @@ STUDY = Study(
     source="the service of users that wait differs by 2 · max(longest prompt, 2 · tokens in the "
     "pool); limits waste what others could use (VTC, Sheng et al., OSDI 2024)",
     workload=f"lengths {LENGTHS}, {ROWS} rows, as long as {{n}} requests take, {{seeds}} seeds; "
-    "virtual time at the cost of --model fake",
+    f"{VIRTUAL}",
     requests=13_000,
     cases=cases,
     run=run,
@@ -215,29 +179,15 @@ STUDY = Study(
         "apart": ("largest difference of service while both wait, tokens", "{:,.0f}"),
     },
     text=text,
-    tables=[
-        Table(
-            ("trace", "variant"),
-            against=[Against("fcfs", {"variant": "fcfs"}, gaps=("mean_s",))],
-        )
-    ],
-    figure="Service over time by user, the other one's latency, and the difference of service",
+    tables=[Table(("trace", "variant"), against=[Against({"variant": "fcfs"}, ["mean_s"])])],
+    figure="Service of both users, the other one's latency, and the difference of service",
     panels=[
-        *(
-            Panel(
-                title,
-                f"{WORDS[name]}, % of capacity",
-                xlabel="seconds",
-                where={"trace": name, "variant": variant},
-                draw=draw_service,
-            )
-            for name in TRACES
-            for variant, title in COLUMNS.items()
-        ),
+        Panel("both: what is missing is idle", "% of capacity", "both", "trace"),
+        Panel("the other one", "% of capacity", "other", "trace"),
         Panel("latency of the other one", "mean, s", "mean_s", "trace", log=True),
         Panel("its slowest hundredth", "p99, s", "p99_s", "trace", log=True),
         Panel("difference while both wait", "tokens of service", "apart", "trace", log=True),
     ],
-    looks=dict(zip(VARIANTS, (Look(colour, "-", "o") for colour in (GREY, PURPLE, BLUE, GREEN)))),
+    looks={name: Look(PALETTE[i], "-", "o") for name, i in zip(VARIANTS, (0, 2, 4, 3))},
     settings={"traces": TRACES, "lengths": LENGTHS, "kv_blocks": BLOCKS},
 )

@@ -52,9 +52,6 @@ def _draw(axes: Axes, study: Study, panel: Panel, cases: Cases) -> None:
     axes.set_title(panel.title)
     axes.set_xlabel(panel.xlabel)
     axes.set_ylabel(panel.ylabel)
-    if panel.draw:
-        panel.draw(axes, cases)
-        return
     lines: dict[str, list[Case]] = {}
     for case in cases:
         lines.setdefault(str(key_of(case, panel.line)), []).append(case)

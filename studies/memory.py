@@ -12,25 +12,14 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from client.traces import Request
 from client.workloads import Workload
-from compare.report.drawing import looks
+from compare.report.drawing import LOOKS
 from scheduling.inference import Inference, IterationRecord
 from scheduling.policies import VICTIMS
+from studies import virtual
 from studies.study import Against, Case, Panel, Study, Table
-from studies.virtual import (
-    BLOCK,
-    CAPACITY_SEED,
-    LONGEST,
-    Settings,
-    latencies,
-    pool,
-    pool_of,
-    serve,
-    throughput,
-)
+from studies.virtual import CAPACITY_SEED, VIRTUAL, Settings
 
 LENGTHS = "exponential:100:800"  # long tails: nobody knows what a request will need
 ROWS = 64  # more than a pool holds, so that memory is what binds
@@ -43,29 +32,19 @@ VARIANTS: dict[str, Settings] = {
 
 def cases(n: int) -> list[dict[str, Any]]:
     return [
-        {
-            "pool": pool,
-            "kv_blocks": blocks_of(pool),
-            "load": load,
-            "rate": load * capacity(blocks_of(pool), 4 * n),
-            "variant": variant,
-        }
+        {"pool": pool, "kv_blocks": blocks, "load": load, "rate": rate, "variant": variant}
         for pool, load, variant in itertools.product(POOLS, LOADS, VARIANTS)
+        for blocks in [virtual.pool_of(pool, Workload(LENGTHS, seed=CAPACITY_SEED))]
+        for rate in [load * capacity(blocks, 4 * n)]
     ]
 
 
 @functools.cache
-def blocks_of(pool: int) -> int:
-    """KV blocks of so many requests of mean length, and at least of the longest."""
-    return max(pool_of(pool, Workload(LENGTHS, seed=CAPACITY_SEED)), LONGEST // BLOCK)
-
-
-@functools.cache
-def capacity(n_blocks: int, n: int) -> float:
+def capacity(kv_blocks: int, n: int) -> float:
     """Requests a second that `whole` completes when all come at once."""
     burst = Workload(LENGTHS, seed=CAPACITY_SEED).requests(n, "burst", scaled=True)
     mean = statistics.mean(request.num_tokens for request in burst)
-    return measures("whole", n_blocks, burst)["throughput"] / mean
+    return measures("whole", kv_blocks, burst)["throughput"] / mean
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
@@ -73,7 +52,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     return measures(case["variant"], case["kv_blocks"], requests)
 
 
-def measures(variant: str, n_blocks: int, requests: Sequence[Request]) -> dict[str, float]:
+def measures(variant: str, kv_blocks: int, requests: Sequence[Request]) -> dict[str, float]:
     """Measures of a trace that is served with so many KV blocks."""
     inferences = [Inference(r.ids, r.num_tokens) for r in requests]
     running_s = busy_s = 0.0
@@ -85,28 +64,28 @@ def measures(variant: str, n_blocks: int, requests: Sequence[Request]) -> dict[s
         busy_s += record.seconds
         computed += sum(row.n_tokens for row in record.iteration.rows)
 
-    settings = {"max_batch_size": ROWS, **pool(n_blocks), **VARIANTS[variant]}
-    end = serve("dynamic", settings, requests, inferences, observe)
-    seconds = latencies(inferences)
+    settings = {"max_batch_size": ROWS} | virtual.pool(kv_blocks) | VARIANTS[variant]
+    end = virtual.serve("dynamic", settings, requests, inferences, observe)
+    interruptions = [i.interruptions for i in inferences]
     return {
         "rows": running_s / busy_s,
-        "mean_s": statistics.mean(seconds),
-        "p99_s": float(np.percentile(seconds, 99)),
-        "throughput": throughput(inferences, end),
-        "preemptions": sum(i.interruptions.preemptions for i in inferences) / len(inferences),
-        "tax": 100 * sum(i.interruptions.recomputed_tokens for i in inferences) / computed,
+        **virtual.mean_and_p99(inferences),
+        "throughput": virtual.throughput(inferences, end),
+        "preemptions": sum(i.preemptions for i in interruptions) / len(inferences),
+        "tax": 100 * sum(i.recomputed_tokens for i in interruptions) / computed,
     }
 
 
-TITLES = {"mean_s": "mean latency, s", "tax": "recomputed tokens, %"}
+LABELS = {"mean_s": "mean latency, s", "tax": "recomputed tokens, %"}
+LOAD = "load, of what whole completes"
 STUDY = Study(
     name="memory",
     title="KV blocks reserved, or on demand",
     question="What does reserving KV blocks cost, and what does taking them on demand?",
     source="the choice of who gives way decides what is recomputed, least computed < newest < most "
     "computed (vLLM issue 54644)",
-    workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most {ROWS} rows; virtual "
-    "time at the cost of --model fake",
+    workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most {ROWS} rows; "
+    f"{VIRTUAL}",
     requests=400,
     cases=cases,
     run=run,
@@ -122,23 +101,16 @@ STUDY = Study(
         Table(
             ("pool", "load", "variant"),
             against=[
-                Against("whole", {"variant": "whole"}, gaps=("mean_s",)),
-                Against("newest", {"variant": "newest"}, gaps=("tax",)),
+                Against({"variant": "whole"}, ["mean_s"]),
+                Against({"variant": "newest"}, ["tax"]),
             ],
         )
     ],
     figure="Latency and recomputed tokens over load",
     panels=[
-        Panel(
-            f"a pool of {pool} mean requests",
-            label,
-            measure,
-            "load",
-            "load, of what whole completes",
-            where={"pool": pool},
-        )
-        for (measure, label), pool in itertools.product(TITLES.items(), POOLS)
+        Panel(f"a pool of {pool} mean requests", label, measure, "load", LOAD, where={"pool": pool})
+        for (measure, label), pool in itertools.product(LABELS.items(), POOLS)
     ],
-    looks=dict(zip(VARIANTS, looks(["dynamic", "static", "windowed", "nobatch"]).values())),
+    looks=dict(zip(VARIANTS, LOOKS)),
     settings={"variants": VARIANTS, "lengths": LENGTHS},
 )

@@ -27,8 +27,9 @@ from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
 from simulate import Arrival, any_ids, drive
 from stats import times_of
+from studies import virtual
 from studies.study import Against, Case, Panel, Study, Table
-from studies.virtual import BLOCK, CAPACITY_SEED, LONGEST, SETTINGS, pool, pool_of, throughput
+from studies.virtual import BLOCK, CAPACITY_SEED, VIRTUAL
 
 PREFIX = 256  # tokens of a shared prefix
 LENGTHS = "exponential:50:400"
@@ -59,18 +60,23 @@ POOLS = (1, 2, 4, 8, 16)  # of the KV blocks that are in use without caching
 
 def cases(n: int) -> list[dict[str, Any]]:
     caching = [
-        case_of("caching", trace, load, variant, n)
+        case_of("caching", trace, load, variant, rate_of(trace, "dynamic", None, n))
         for trace, load, variant in itertools.product(CACHED_TRACES, (*LOADS, "burst"), MODES)
         if load == "burst" or "static" not in variant  # which queues at all but the lightest
     ]
     order = [
-        case_of("order", trace, load, variant, n, FCFS, small_pool(trace))
+        case_of("order", trace, load, variant, rate_of(trace, FCFS, blocks, n), FCFS, blocks)
         for trace in ORDERED_TRACES
+        for blocks in [small_pool(trace)]
         for load, variant in itertools.product(("burst", "0.8", "1.2"), ORDERED)
     ]
     pooled = [
-        case_of("pool", trace, "0.8", variant, n, times=times)
-        for trace, variant, times in itertools.product(POOLED_TRACES, ORDERED[1:], POOLS)
+        case_of("pool", trace, "0.8", variant, rate, kv_blocks=blocks)
+        | {"pool": times, "blocks_in_use": in_use}
+        for trace in POOLED_TRACES
+        for rate, in_use in [(rate_of(trace, "dynamic", None, n), blocks_in_use(trace, n))]
+        for variant, times in itertools.product(ORDERED[1:], POOLS)
+        for blocks in [max(round(times * in_use), virtual.LONGEST // BLOCK)]
     ]
     return caching + order + pooled
 
@@ -80,22 +86,15 @@ def case_of(
     trace: str,
     load: str,
     variant: str,
-    n: int,
+    rate: float,
     base: str = "dynamic",
     kv_blocks: int | None = None,
-    times: float | None = None,
 ) -> dict[str, Any]:
     """A load of `burst` is all at once, others are shares of what `base` completes. kv_blocks: by
-    default the server's, more than 32 rows can use. times: KV blocks, over those in use.
+    default the server's, more than 32 rows can use.
     """
-    in_use = blocks_in_use(trace, n) if trace in POOLED_TRACES else None
-    rate = rate_of(trace, base, kv_blocks, n)
-    if times and in_use:
-        kv_blocks = max(round(times * in_use), LONGEST // BLOCK)
-    return {
-        **{"table": table, "trace": trace, "load": load, "variant": variant, "base": base},
-        **{"kv_blocks": kv_blocks, "pool": times, "rate": rate, "blocks_in_use": in_use},
-    }
+    place = {"table": table, "trace": trace, "load": load, "variant": variant}
+    return place | {"base": base, "kv_blocks": kv_blocks, "rate": rate}
 
 
 @functools.cache
@@ -115,10 +114,9 @@ def blocks_in_use(trace: str, n: int) -> float:
     return served("dynamic", None, requests)["blocks"]
 
 
-@functools.cache
 def small_pool(trace: str) -> int:
     """KV blocks of eight mean requests and a third of the prefixes."""
-    return pool_of(8, data_of(trace, CAPACITY_SEED), 64 * PREFIX / BLOCK / 3)
+    return virtual.pool_of(8, data_of(trace, CAPACITY_SEED), 64 * PREFIX / BLOCK / 3)
 
 
 def data_of(trace: str, seed: int) -> Workload:
@@ -137,7 +135,7 @@ def served(variant: str, kv_blocks: int | None, requests: Sequence[Request]) -> 
     it.
     """
     mode, settings = VARIANTS[variant]
-    config = build(mode, SETTINGS | pool(kv_blocks) | settings, {})
+    config = build(mode, virtual.SETTINGS | virtual.pool(kv_blocks) | settings, {})
     followers = {r.after: r for r in requests if r.after is not None}
     sent: dict[Inference, Request] = {}
 
@@ -173,7 +171,7 @@ def served(variant: str, kv_blocks: int | None, requests: Sequence[Request]) -> 
         "blocks": blocks_s / busy_s,
         "prefill": 100 * prefilled * PREFILL_TOKEN_S / busy_s,
         **measures(list(sent), prefilled, built.snapshot().prefix_hits),
-        "throughput": throughput(list(sent), end),
+        "throughput": virtual.throughput(list(sent), end),
     }
 
 
@@ -192,7 +190,6 @@ def measures(inferences: Sequence[Inference], prefilled: float, hits: int) -> di
         "wait_ms": max(1e3 * times[i].queue_s for i in inferences),
         "rare_ms": statistics.mean(1e3 * times[i].ttft_s for i in by_rarity[: len(times) // 4]),
         "mean_ms": statistics.mean(1e3 * times[i].e2e_s for i in inferences),
-        "requests": len(inferences),
     }
 
 
@@ -210,25 +207,27 @@ def oracle(inferences: Sequence[Inference]) -> int:
     return tokens
 
 
-BY, SERVED = ("trace", "load", "variant"), ("throughput", "requests")
+def load_of(case: Case) -> float:
+    return float(case["load"])
+
+
+BY = ("trace", "load", "variant")
+COMMON = ("computed", "ttft_ms", "ttft_p99_ms", "mean_ms", "throughput")
 BASES = {name: {"variant": name.split(",")[0]} for name in VARIANTS}
 WITHOUT = Against(
-    "the same mode", lambda case: BASES[case["variant"]], ("ttft_ms", "mean_ms"), ("throughput",)
+    lambda case: BASES[case["variant"]],
+    ("ttft_ms", "mean_ms"),
+    ("throughput",),
+    "the same mode without",
 )
-GREEN, ORANGE, PINK = PALETTE[3], PALETTE[1], PALETTE[5]
-TITLES = {
-    "shared": "16 shared prefixes of 256 tokens",
-    "conversations": "conversations of four turns",
-    "random": "random prompts: no difference",
-}
+CACHED = {"table": "caching", "load": LOADS, "variant": ("dynamic", FCFS)}
 STUDY = Study(
     name="prefixes",
     title="Prefix caching",
     question="What does prefix caching save, on what, and what does a small pool leave of it?",
     source="the longest cached prefix first serves sooner (SGLang); grouping by prefix completes "
     "more (BatchLLM, arXiv 2412.03594)",
-    workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most 32 rows; virtual time "
-    "at the cost of --model fake",
+    workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most 32 rows; {VIRTUAL}",
     cases=cases,
     run=run,
     measures={
@@ -242,9 +241,8 @@ STUDY = Study(
         "mean_ms": ("latency mean, ms", "{:,.0f}"),
         "throughput": ("tok/s", "{:,.0f}"),
         "hits_to_oracle": ("hits, % of an unlimited pool's", "{:.1f}"),
-        "requests": ("requests", "{:,.0f}"),
     },
-    text="Traces are "
+    text="A turn whose conversation has outgrown the context is not sent. Traces are "
     + "; ".join(
         f"{name}: {', '.join(f'`--{key} {value}`' for key, value in drawn.items())}"
         for name, drawn in TRACES.items()
@@ -252,23 +250,18 @@ STUDY = Study(
     + ".",
     tables=[
         Table(
-            BY,
-            (*("computed", "hits", "prefill", "ttft_ms", "ttft_p99_ms", "mean_ms"), *SERVED),
-            [WITHOUT],
-            {"table": "caching"},
+            *(BY, (*COMMON, "hits", "prefill"), [WITHOUT], {"table": "caching"}),
             "With and without, where all prefixes fit",
-            "Load: of what `dynamic` without caching completes. Differences are paired with the "
-            "same mode without caching. A turn whose conversation has outgrown the context is not "
-            "sent.",
+            "Load: of what `dynamic` without caching completes.",
         ),
         Table(
             (*BY, "kv_blocks"),
-            ("computed", "ttft_ms", "ttft_p99_ms", "wait_ms", "rare_ms", "mean_ms", "throughput"),
-            [Against(FCFS, {"variant": FCFS}, ("ttft_ms", "wait_ms"), ("throughput",))],
+            (*COMMON, "wait_ms", "rare_ms"),
+            [Against({"variant": FCFS}, ("ttft_ms", "wait_ms"), ("throughput",))],
             {"table": "order"},
             "Orders on a small pool",
             "KV blocks of eight mean requests and a third of the 64 prefixes. Load: of what `fcfs` "
-            "with caching completes there, which differences are paired with too.",
+            "with caching completes there.",
         ),
         Table(
             ("trace", "variant", "pool", "kv_blocks"),
@@ -282,48 +275,25 @@ STUDY = Study(
     figure="Time to the first token over load, throughput, and hits over pool size",
     panels=[
         *(
-            Panel(
-                title,
-                "TTFT mean, ms",
-                "ttft_ms",
-                lambda case: float(case["load"]),
-                "load, of capacity without caching",
-                where={"table": "caching", "trace": trace, "load": LOADS}
-                | {"variant": ("dynamic", FCFS)},
-                log=True,
-            )
-            for trace, title in TITLES.items()
+            Panel(trace, "TTFT mean, ms", "ttft_ms", load_of, "load", where=where, log=True)
+            for trace in CACHED_TRACES
+            for where in [CACHED | {"trace": trace}]
         ),
-        Panel(
-            "a burst on a large pool",
-            "tok/s",
-            "throughput",
-            "trace",
-            where={"table": "caching", "load": "burst"},
-        ),
-        Panel(
-            "64 prefixes on a small pool",
-            "tok/s",
-            "throughput",
-            "trace",
-            where={"table": "order", "load": "burst"},
+        *(
+            Panel(title, "tok/s", "throughput", "trace", where={"table": table, "load": "burst"})
+            for table, title in {"caching": "a burst", "order": "a burst, small pool"}.items()
         ),
         Panel(
             "what a small pool forgets",
-            "hits, % of an unlimited pool's",
-            "hits_to_oracle",
-            "pool",
-            "KV blocks, times those in use",
-            "trace",
-            where={"table": "pool", "variant": FCFS},
+            *("hits, % of an unlimited pool's", "hits_to_oracle", "pool", "blocks ÷ those in use"),
+            *("trace", {"table": "pool", "variant": FCFS}),
         ),
     ],
     looks={
-        "static": Look("#f0c4a0", "--", "s"),
-        "static, caching": Look(ORANGE, "-", "o"),
-        "dynamic": Look("#a3d4c5", "--", "s"),
-        FCFS: Look(GREEN, "-", "o"),
-        BY_PREFIX: Look(PINK, "-", "o"),
+        name: Look(colour, "-" if "caching" in name else "--", "o")
+        for name, colour in zip(
+            VARIANTS, ("#f0c4a0", PALETTE[1], "#a3d4c5", PALETTE[3], PALETTE[5])
+        )
     },
     settings={"traces": TRACES, "variants": VARIANTS, "lengths": LENGTHS},
 )

@@ -98,7 +98,9 @@ def name_of(case: Case) -> str:
     return case["router"] + (f", {case['stale_s']:g} s old" if case["stale_s"] else "")
 
 
-RANDOM = Against("random", {"router": "random", "stale_s": 0.0}, gaps=("p99_s",))
+BY = ("router", "stale_s", "replicas")
+RANDOM = [Against({"router": "random", "stale_s": 0.0}, ["p99_s"])]
+LABELS = {"p99_s": "latency, p99, s", "ttft_p99_s": "first token, p99, s"}
 OLD = {f"{name}, {STALE_S:g} s old": look._replace(line=":") for name, look in zip(ROUTERS, LOOKS)}
 STUDY = Study(
     name="routers",
@@ -117,31 +119,18 @@ STUDY = Study(
         "cached": ("prompt tokens found cached, %", "{:.0f}"),
         "uneven": ("most requests ÷ fewest", "{:.2f}"),
     },
-    text="stale s: age of what the router knows, which then does not count what it sent itself.",
+    text="Rate: requests a second and replica. stale s: age of what the router knows, which then "
+    "does not count what it sent itself.",
     tables=[
-        Table(
-            ("router", "stale_s", "replicas"),
-            against=[RANDOM],
-            where={"trace": name},
-            title=f"{trace.words}, {trace.rate:g} requests a second and replica",
-        )
+        Table(BY, (), RANDOM, {"trace": name}, f"{trace.words}, rate {trace.rate:g}")
         for name, trace in TRACES.items()
     ],
-    figure="p99 of latency and of the first token against replicas, by router, for three kinds of "
-    "trace",
+    figure="p99 of latency and of the first token against replicas, by router and kind of trace",
     panels=[
-        Panel(
-            trace.words,
-            label,
-            measure,
-            "replicas",
-            f"replicas, each with {trace.rate:g} requests a second",
-            name_of,
-            where={"trace": name},
-            log=True,
-        )
-        for measure, label in (("p99_s", "latency, p99, s"), ("ttft_p99_s", "first token, p99, s"))
+        Panel(trace.words, label, measure, "replicas", "replicas", name_of, where, log=True)
+        for measure, label in LABELS.items()
         for name, trace in TRACES.items()
+        for where in [{"trace": name}]
     ],
     looks=dict(zip(ROUTERS, LOOKS)) | OLD,
 )

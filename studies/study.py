@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from matplotlib.axes import Axes
-
 from compare.analysis import Estimate, difference, estimate
 from compare.report.drawing import Look
 from compare.report.tables import NONE, formatted, markdown
@@ -25,10 +23,15 @@ Key = str | Callable[[Case], Any]  # a case's key, or what is computed from the 
 class Against:
     """Paired comparison of each case with its base: the case with other values of these keys."""
 
-    name: str  # of the base, in headings
     base: Keys | Callable[[Case], Keys]
     gaps: Sequence[str] = ()  # measures whose difference is shown
     ratios: Sequence[str] = ()  # measures whose ratio is shown
+    words: str = ""  # for the base, in headings; none: its first value
+
+    @property
+    def name(self) -> str:
+        """The base in words."""
+        return self.words if callable(self.base) else str(next(iter(self.base.values())))
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,6 @@ class Panel:
     base: Keys | Callable[[Case], Keys] | None = None  # given: the ratio to it is drawn
     expected: str = ""  # measure that theory gives: a dotted line, or a tick across a bar
     log: bool = False
-    draw: Callable[[Axes, Cases], None] | None = None  # instead of lines and bars
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,7 @@ class Study:
     text: Callable[[Cases], str] | str = ""  # verdict and explanation, before the tables
     looks: Mapping[str, Look] = field(default_factory=dict)  # of lines and bars
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with the numbers
-    summarized: Callable[..., list[dict[str, Any]]] | None = (
-        None  # cases of all runs, if not the same
-    )
+    summarized: Callable[..., list[dict[str, Any]]] | None = None  # makes the cases from all runs
     # real servers: runs are made one at a time, and are given the finished ones (`runner.Kept`)
     servers: bool = False
     code: Sequence[str] = ()  # folders and files whose change makes kept runs void; none: all
@@ -162,8 +162,8 @@ def table_of(study: Study, table: Table, cases: Cases) -> str:
     rows = [[*(key.replace("_", " ") for key in table.by)]]
     rows[0] += [study.measures[measure][0] for measure in measures]
     for against in table.against:
-        for sign, compared in (("−", against.gaps), ("÷", against.ratios)):
-            rows[0] += [_heading(study, measure, sign, against.name) for measure in compared]
+        rows[0] += [_heading(study, measure, "−", against.name) for measure in against.gaps]
+        rows[0] += [_heading(study, measure, "÷", against.name) for measure in against.ratios]
     for case in cases:
         cells = [_key_text(case[key]) for key in table.by]
         cells += [_mean_text(study, case, measure) for measure in measures]

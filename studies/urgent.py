@@ -7,28 +7,14 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from compare.report.drawing import PALETTE, Look
-from scheduling.inference import Inference
+from studies import virtual
 from studies.study import Against, Case, Panel, Study, Table
-from studies.virtual import (
-    BLOCK,
-    CAPACITY_SEED,
-    LONGEST,
-    Settings,
-    capacity,
-    data_of,
-    inferences_of,
-    latencies,
-    pool,
-    pool_of,
-    serve,
-    throughput,
-)
+from studies.virtual import VIRTUAL, Settings
 
 LENGTHS = "exponential:100:800"
 ROWS = 64  # more than the pool holds, so that memory is what binds
@@ -51,8 +37,7 @@ VARIANTS: dict[str, Settings] = {
 
 @functools.cache
 def blocks() -> int:
-    """KV blocks of so many requests of mean length, and at least of the longest."""
-    return max(pool_of(POOL, data_of(LENGTHS, CAPACITY_SEED)), LONGEST // BLOCK)
+    return virtual.pool_of(POOL, virtual.data_of(LENGTHS, virtual.CAPACITY_SEED))
 
 
 def cases(n: int) -> list[dict[str, Any]]:
@@ -60,38 +45,28 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
-    rate = case["load"] * capacity(ROWS, LENGTHS, blocks()).requests
-    requests = data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
-    inferences = inferences_of(requests)
+    rate = case["load"] * virtual.capacity(ROWS, LENGTHS, blocks()).requests
+    requests = virtual.data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
+    inferences = virtual.inferences_of(requests)
     rng = np.random.default_rng([seed, 7])
     for chosen in rng.choice(n, round(URGENT * n), replace=False):
         inferences[chosen].priority = 1
     urgent = [i for i in inferences if i.priority == 1]
     others = [i for i in inferences if i.priority != 1]
-    settings = {"max_batch_size": ROWS, **pool(blocks()), **VARIANTS[case["variant"]]}
-    end = serve("dynamic", settings, requests, inferences)
+    settings = {"max_batch_size": ROWS} | virtual.pool(blocks()) | VARIANTS[case["variant"]]
+    end = virtual.serve("dynamic", settings, requests, inferences)
     return {
-        **_latency("urgent", urgent),
-        **_latency("others", others),
-        "wait_s": max(latencies(inferences)),
+        **virtual.mean_and_p99(urgent, "urgent_"),
+        **virtual.mean_and_p99(others, "others_"),
+        "wait_s": max(virtual.latencies(inferences)),
         "refused": 100 * statistics.mean(i.error is not None for i in inferences),
         "preempted_urgent": statistics.mean(i.interruptions.preemptions for i in urgent),
         "preempted_others": statistics.mean(i.interruptions.preemptions for i in others),
-        "throughput": throughput(inferences, end),
+        "throughput": virtual.throughput(inferences, end),
     }
 
 
-def _latency(name: str, inferences: Sequence[Inference]) -> dict[str, float]:
-    seconds = latencies(inferences)
-    p99 = float(np.percentile(seconds, 99))
-    return {f"{name}_s": statistics.mean(seconds), f"{name}_p99_s": p99}
-
-
-TITLES = {
-    "urgent_s": ("a tenth is urgent: it hardly waits", "mean latency, s"),
-    "others_s": ("the others pay little", "mean latency, s"),
-    "wait_s": ("delayed requests may starve", "longest latency, s"),
-}
+GAPS = ("urgent_mean_s", "others_mean_s", "wait_s")
 STUDY = Study(
     name="urgent",
     title="Urgent requests",
@@ -99,13 +74,13 @@ STUDY = Study(
     source="urgent requests do not wait (Triton's levels), and preemption makes them faster "
     "(vLLM's priorities); delayed ones may starve (Triton's queue policies)",
     workload=f"{{n}} requests of lengths {LENGTHS}, a tenth urgent, a pool of {POOL} mean "
-    "requests, {seeds} seeds; virtual time at the cost of --model fake",
+    f"requests, {{seeds}} seeds; {VIRTUAL}",
     cases=cases,
     run=run,
     measures={
-        "urgent_s": ("latency of urgent ones, mean, s", "{:.3f}"),
+        "urgent_mean_s": ("latency of urgent ones, mean, s", "{:.3f}"),
         "urgent_p99_s": ("p99, s", "{:.2f}"),
-        "others_s": ("latency of the others, mean, s", "{:.2f}"),
+        "others_mean_s": ("latency of the others, mean, s", "{:.2f}"),
         "others_p99_s": ("p99, s", "{:.2f}"),
         "wait_s": ("longest of all, s", "{:.2f}"),
         "refused": ("refused, %", "{:.1f}"),
@@ -117,20 +92,15 @@ STUDY = Study(
     "load: of what `fcfs` with `whole` completes on it. `demand` takes KV blocks as they fill. "
     f"Late: a request of level 2 that has waited {TIMEOUT_MS} ms goes behind all others, or is "
     "refused; latencies are of those that were answered.",
-    tables=[
-        Table(
-            ("load", "variant"),
-            against=[Against("fcfs", {"variant": "fcfs"}, gaps=("urgent_s", "others_s", "wait_s"))],
-        )
-    ],
+    tables=[Table(("load", "variant"), against=[Against({"variant": "fcfs"}, GAPS)])],
     figure="Latency of urgent requests and of the others over load",
     panels=[
-        Panel(title, label, measure, "load", "load, of what fcfs completes", log=True)
-        for measure, (title, label) in TITLES.items()
+        Panel(title, "latency, s", measure, "load", "load, of what fcfs completes", log=True)
+        for title, measure in zip(("mean of urgent ones", "mean of the others", "longest"), GAPS)
     ],
     looks={
-        name: Look(PALETTE[colour], "--" if "fcfs" in name else "-", "s" if "fcfs" in name else "o")
-        for name, colour in zip(VARIANTS, (0, 4, 1, 3, 5, 2))
+        name: Look(PALETTE[i], "--" if "fcfs" in name else "-", "o")
+        for name, i in zip(VARIANTS, (0, 4, 1, 3, 5, 2))
     },
     settings={"variants": VARIANTS, "lengths": LENGTHS, "rows": ROWS},
 )

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from client.traces import Request
 from client.workloads import Workload
 from config import build
@@ -17,6 +19,7 @@ from scheduling.sampling import Sampling
 from simulate import drive
 from stats import times_of
 
+VIRTUAL = "virtual time at the cost of --model fake"
 BURST = 2000  # requests that show a capacity
 BLOCK = 16  # tokens of a KV block
 LONGEST = 1024  # tokens of a request
@@ -66,6 +69,13 @@ def latencies(inferences: Sequence[Inference]) -> list[float]:
     return [times_of(i).e2e_s for i in inferences if i.state is State.FINISHED]
 
 
+def mean_and_p99(inferences: Sequence[Inference], of: str = "") -> dict[str, float]:
+    """Return measures of latency, in seconds."""
+    seconds = latencies(inferences)
+    p99 = float(np.percentile(seconds, 99))
+    return {f"{of}mean_s": statistics.mean(seconds), f"{of}p99_s": p99}
+
+
 def throughput(inferences: Sequence[Inference], seconds: float) -> float:
     """Return completion tokens per second."""
     return sum(len(i.tokens) for i in inferences) / seconds
@@ -89,7 +99,9 @@ def capacity(rows: int, lengths: str, kv_blocks: int | None = None) -> Capacity:
 
 
 def pool_of(requests: float, data: Workload, more: float = 0.0) -> int:
-    """Return the KV blocks of so many requests of mean length at their whole lives, and more."""
+    """Return the KV blocks of so many requests of mean length at their whole lives, and more; at
+    least those of the longest.
+    """
     drawn = data.requests(2000, "burst")
-    whole_life = statistics.mean(len(r.ids) + r.num_tokens for r in drawn)
-    return round(requests * whole_life / BLOCK + more)
+    tokens = statistics.mean(len(r.ids) + r.num_tokens for r in drawn)
+    return max(round(requests * tokens / BLOCK + more), LONGEST // BLOCK)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.axes import Axes
 
 from studies import __main__ as program
 from studies import runner
@@ -43,10 +42,6 @@ def text(cases: Cases) -> str:
     return f"{len(cases)} cases."
 
 
-def count(axes: Axes, cases: Cases) -> None:
-    axes.bar(["cases"], [len(cases)])
-
-
 STUDY = Study(
     name="made",
     title="A made study",
@@ -59,7 +54,7 @@ STUDY = Study(
     tables=[
         Table(
             ("load", "variant"),
-            against=[Against("fast", FAST, gaps=("s",), ratios=("s",))],
+            against=[Against(FAST, gaps=("s",), ratios=("s",))],
             where={"load": (0.5, 1.0)},
             title="All",
         )
@@ -69,7 +64,6 @@ STUDY = Study(
         Panel("lines", "s", "s", "load", "load"),
         Panel("ratios", "s ÷ fast's", "s", "load", "load", base=FAST, expected="s", log=True),
         Panel("bars", "s", "s", "variant", line="load"),
-        Panel("its own", "", draw=count),
         Panel("not there", "s", "s", "load", where={"variant": "neither"}),
     ],
     requests=7,
@@ -193,19 +187,12 @@ def test_a_table_has_means_and_differences_paired_by_seed() -> None:
 def test_a_figure_has_lines_over_numbers_bars_over_names_and_no_empty_panel() -> None:
     measured = [case | {"seeds": [run(case, 7, seed) for seed in range(3)]} for case in cases(7)]
     axes: list[Any] = list(figure(STUDY, measured, "caption").axes)
-    lines, ratios, bars, own, *rest = axes
-    assert [each.get_title(loc="left") for each in axes[:4]] == [
-        "lines", "ratios", "bars", "its own",
-    ]  # fmt: skip
-    assert not any(each.axison for each in rest)
+    assert [each.get_title(loc="left") for each in axes] == ["lines", "ratios", "bars"]
+    lines, ratios, bars = axes
     drawn = [[*map(float, line.lines[0].get_ydata())] for line in lines.containers]
-    assert drawn == [
-        [20.0, 20.0],
-        [pytest.approx(20.517, abs=0.001), pytest.approx(21.033, abs=0.001)],
-    ]
+    assert drawn == [[20.0, 20.0], pytest.approx([20.517, 21.033], abs=0.001)]
     assert ratios.get_yscale() == "log" and [*ratios.lines[0].get_ydata()] == [1.0, 1.0]
     assert [len(bar.patches) for bar in bars.containers if hasattr(bar, "patches")] == [2, 2]
-    assert own.patches[0].get_height() == 4
 
 
 def test_numbers_that_are_kept_are_shown_again(tmp_path: Path, made: Any) -> None:
