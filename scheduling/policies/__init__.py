@@ -11,12 +11,13 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from scheduling.policies.base import Limits, Plan, Policy, View, setting
+from scheduling.policies.demand import VICTIMS
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.fair import Fair
 from scheduling.policies.multibin import MultiBin
 from scheduling.policies.nobatch import NoBatching
 from scheduling.policies.orders import Fcfs, Hrrn, Order, Prefix, Sjf
-from scheduling.policies.planner import VICTIMS, Victim
+from scheduling.policies.planner import Victim
 from scheduling.policies.preemptive import Mlfq, Srpt
 from scheduling.policies.priority import Priority
 from scheduling.policies.static import Static

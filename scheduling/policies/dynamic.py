@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduling.policies.base import Plan, Policy, View, setting
+from scheduling.policies.demand import PlannerOnDemand
 from scheduling.policies.planner import Planner, Victim
 from scheduling.policies.preemptive import PlannerByTurns
 
@@ -44,13 +45,11 @@ class Dynamic(Policy):
 
     def plan(self, view: View) -> Plan:
         on_demand = self.kv_reservation == "demand"
-        kind = PlannerByTurns if view.order.preemptive else Planner
-        planner = kind(
+        kind: type[Planner] = PlannerOnDemand if on_demand else Planner
+        return (PlannerByTurns if view.order.preemptive else kind)(
             view,
             needed=(lambda i: i.uncomputed) if on_demand else (lambda i: i.total_tokens),
-            on_demand=on_demand,
-            spare=int(self.watermark * view.pool.n_blocks) if on_demand else 0,
-            victim=self.victim,
             counts_decoded=self.counts_decoded,
-        )
-        return planner.plan()
+            victim=self.victim if on_demand else None,
+            spare=int(self.watermark * view.pool.n_blocks) if on_demand else 0,
+        ).plan()

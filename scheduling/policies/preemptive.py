@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from scheduling.policies.base import Plan, View, setting
+from scheduling.policies.demand import VICTIMS, PlannerOnDemand
 from scheduling.policies.orders import Bounded, ByWork
-from scheduling.policies.planner import VICTIMS, Planner
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
@@ -94,7 +94,7 @@ class Mlfq(Bounded):
             inference.standing.state = Level(0, since=now)
 
 
-class PlannerByTurns(Planner):
+class PlannerByTurns(PlannerOnDemand):
     """Computes the max_batch_size inferences that are first in the order, of those that run and of
     those that wait; the other running ones are paused.
 
@@ -105,11 +105,11 @@ class PlannerByTurns(Planner):
 
     def plan(self) -> Plan:
         view, turn = self.view, self.view.order.turn
-        self._passed: set[int] = set()  # running ones whose turn has come
+        self._gone, self._passed = set(), set[int]()  # passed: running ones whose turn has come
         running = heapq.merge(sorted(view.rows, key=turn), view.paused, key=turn)
         waiting = iter(view.waiting)
         runs, waits = next(running, None), next(waiting, None)
-        while len(self._run) < view.limits.max_batch_size:
+        while len(self.run) < view.limits.max_batch_size:
             if not self.budget:
                 waits = None
             if waits is not None and (runs is None or turn(waits) < turn(runs)):
@@ -124,16 +124,24 @@ class PlannerByTurns(Planner):
 
     def join(self, inference: Inference) -> bool:
         turn = self.view.order.turn
-        if any(turn(loser) < turn(inference) for loser in self._preempted):
+        if any(turn(loser) < turn(inference) for loser in self.preempted):
             return False
         return super().join(inference)
 
-    def victim_of_row(self) -> Inference | None:
-        return self.victim_of_join(0)
+    def make_room(self) -> bool:
+        while not super().make_room():
+            loser = self._later_victim(self.least)
+            if loser is None:
+                return False
+            self.preempt(loser)
+        return True
 
-    def victim_of_join(self, least: int) -> Inference | None:
-        """Return a later row, if the blocks of all later ones suffice."""
-        if not self.on_demand:
+    def victim_of_row(self) -> Inference | None:
+        return self._later_victim(0)
+
+    def _later_victim(self, least: int) -> Inference | None:
+        """Return a later row to preempt, if the blocks of all later ones suffice."""
+        if self._victim is None:
             return None
         aside = self._passed | self._gone
         later = [row for row in self.view.running if row.id not in aside]

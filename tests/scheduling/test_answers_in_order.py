@@ -156,42 +156,6 @@ def nothing_is_kept_for_those_that_are_held(scheduler: Scheduler) -> None:
     )
 
 
-@examples(100)
-@given(
-    policy=any_policy(),
-    order=ORDERS,
-    asks=ASKS,
-    patience=st.lists(st.none() | st.integers(1, 15), min_size=10, max_size=10),
-)
-def test_with_deadlines_too_nobody_is_held_behind_one_that_has_left(
-    policy: Policy, order: Order, asks: list[Ask], patience: list[int | None]
-) -> None:
-    assume(not order.preemptive or isinstance(policy, Dynamic))
-    asks = [
-        Ask(**ask.__dict__ | {"deadline": None if its is None else ask.at + its})
-        for ask, its in zip(asks, patience)
-    ]
-
-    def check(scheduler: Scheduler, iteration: Iteration) -> None:
-        nothing_is_kept_for_those_that_are_held(scheduler)
-
-    served = run(
-        policy,
-        asks,
-        check,
-        order=order,
-        max_batch_size=4,
-        n_blocks=25,
-        preserve_ordering=True,
-    )
-    came = [i for i in members(served.groups) if i.state is not State.WAITING]
-    assert {i.state for i in came} <= {State.FINISHED, State.EXPIRED}
-    finished = [i.answered_at or 0.0 for i in came if not i.streamed and i.state is State.FINISHED]
-    assert finished == sorted(finished)
-    assert not served.scheduler.in_flight()
-    assert served.scheduler.pool.free_blocks == served.scheduler.pool.n_blocks
-
-
 # ---- exits
 
 
@@ -256,13 +220,6 @@ def test_one_that_is_rejected_by_its_queue_releases_those_behind_it() -> None:
     asks.append(Ask(1.5, priority=1, tokens=9))
     served = run(Dynamic(), asks, order=order, max_batch_size=1, preserve_ordering=True)
     assert served.answered_at == [2, 4, 4, 12], "C was finished at 3"
-
-
-def test_a_request_that_is_cancelled_behind_a_held_one_changes_nothing_for_it() -> None:
-    scheduler, (long, second, third) = three(Dynamic())
-    assert scheduler.fail([third], Cancelled("gone"), 2.0) == [third]
-    assert second.answered_at is None
-    assert scheduler.fail([long, second, third], Cancelled("gone"), 3.0) == [long, second]
 
 
 def test_of_a_request_level_batch_those_wait_that_came_after_one_in_the_queue() -> None:
@@ -378,34 +335,3 @@ def test_over_http_a_short_answer_comes_after_the_long_one_and_says_how_long_it_
     timings = short.answer()["timings"]
     assert timings["held_s"] > 0 and long.answer()["timings"]["held_s"] == 0
     assert len(short.answer()["completion"]) == 1 and short.status == 200
-
-
-def test_over_http_one_that_fails_releases_the_one_behind_it(
-    client_of: Callable[..., FlaskClient], gate: Gate
-) -> None:
-    client = client_of(engine=lambda: gate, preserve_ordering=True)
-    long, short = long_and_short(client, gate)
-    gate.fails = True
-    gate.go.release()
-    assert long.answer()["error"]["code"] == "generation_failed" and long.status == 500
-    assert short.answer()["completion"] == "e" and short.status == 200
-
-
-def test_over_http_who_is_held_is_answered_504_at_its_deadline_and_503_when_the_server_ends(
-    client_of: Callable[..., FlaskClient], gate: Gate
-) -> None:
-    client = client_of(engine=lambda: gate, preserve_ordering=True)
-    long, short = long_and_short(client, gate)
-    manager = client.application.extensions["server"].manager
-    hasty = Post(client, 1, timeout_s=0.5)
-    until(lambda: manager.snapshot().waiting == 1 or not hasty.is_alive())
-    gate.go.release(2)
-    assert hasty.answer()["error"]["code"] == "deadline_passed" and hasty.status == 504
-    assert long.is_alive() and short.is_alive()
-    closing = threading.Thread(target=manager.close)
-    closing.start()
-    for post in (long, short):
-        assert post.answer()["error"]["code"] == "draining" and post.status == 503
-    gate.go.release(100)
-    closing.join(PATIENCE_S)
-    assert not closing.is_alive()

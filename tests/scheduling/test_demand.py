@@ -16,7 +16,6 @@ from client.load import Watch
 from client.wire import wire
 from client.workloads import Workload
 from compare.measure import Target, measure
-from config import ConfigError, build, parse
 from model import GPT2
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, State
@@ -249,45 +248,6 @@ def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
         assert again.interruptions.preempted_s == 2.0
         drive(scheduler, [], lambda _: 1.0)
         assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (
-            ["dynamic", "--victim", "newest"],
-            "--victim has no meaning without --kv-reservation demand; add that, or leave it out",
-        ),
-        (
-            ["dynamic", "--budget-counts", "all", "--token-budget", "8", "--max-batch-size", "9"],
-            "token_budget 8 counts decoded tokens too, and a batch may have 9 of them; "
-            "raise --token-budget, lower --max-batch-size, or leave --budget-counts out",
-        ),
-        (["dynamic", "--watermark", "0.1"], "--watermark has no meaning without --kv-reservation"),
-        (
-            ["static", "--kv-reservation", "demand"],
-            "--kv-reservation has no meaning in mode static",
-        ),
-        (
-            ["dynamic", "--kv-reservation", "demand", "--victim", "oldest"],
-            "--victim 'oldest': input should be 'newest', 'least_computed' or 'most_computed'",
-        ),
-        (
-            ["dynamic", "--kv-cache", "63blocks", "--model", "fake"],
-            "kv_cache 63blocks of 16 tokens hold 1008 tokens, and one request of 1024 needs 64; "
-            "raise --kv-cache or lower --max-model-len",
-        ),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(argv: list[str], said: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse(argv, {}, dotenv=None)
-    assert said in str(error.value)
-
-
-def test_a_pool_of_so_many_blocks() -> None:
-    assert build("dynamic", {"model": "fake", "kv_cache": "70blocks"}, {}).n_blocks == 70
-    assert build("dynamic", {"model": "demo", "kv_cache": "70blocks"}, {}).n_blocks == 70
 
 
 @pytest.mark.parametrize("stream", nightly_but([True], [False, True]))

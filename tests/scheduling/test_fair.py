@@ -235,14 +235,6 @@ def widest(policy: Policy, asks: list[Ask], **limits: Any) -> float:
     return most
 
 
-def test_without_fair_queueing_there_is_no_such_bound() -> None:
-    asks = [Ask(0.0, prompt=2, tokens=4, user=user) for user in "a" * 40 + "b" * 40]
-    limits = {"max_batch_size": 2, "n_blocks": 4}
-    bound = of_the_paper(asks, 4)
-    assert widest(Dynamic(), asks, **limits) > 4 * bound
-    assert widest(Dynamic(), asks, order=Fair(), **limits) <= bound
-
-
 def test_who_asks_for_much_does_not_keep_others_waiting() -> None:
     asks = [*(Ask(0.0, prompt=1, tokens=9, user="a"),) * 30, Ask(0.1, tokens=9, user="b")]
     waited = {}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from client.workloads import Workload
 from scheduling.extensions import LengthPrediction
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import Inference
 from scheduling.ledger import Ledger
 from scheduling.memory import BlockPool
 from scheduling.policies import (
@@ -35,7 +35,6 @@ from scheduling.policies import (
 from scheduling.policies.lengths import Bins, Predictor, predictor
 from scheduling.queue import Queue
 from scheduling.sampling import Sampling
-from scheduling.scheduler import Scheduler
 from tests.counts import examples
 from tests.virtual import Ask, make_scheduler, run
 
@@ -82,16 +81,6 @@ def test_a_long_prompt_is_work_too(order: Order, mean: float) -> None:
     limits: dict[str, Any] = {"max_batch_size": 1, "token_budget": 16, "n_blocks": 300}
     served = run(Dynamic(), asks, order=order, **limits)
     assert statistics.mean(at or 0.0 for at in served.answered_at) == mean
-
-
-def test_batches_of_alike_lengths_idle_less() -> None:
-    asks = [Ask(0.0, tokens=tokens) for tokens in (1, 6, 1, 6)]
-
-    def idle(order: Order) -> int:
-        rows = run(Static(), asks, order=order).iterations
-        return sum(row.idle for _, iteration in rows for row in iteration.rows)
-
-    assert (idle(ORDERS["fcfs"]()), idle(Sjf())) == (10, 0)
 
 
 def test_a_batch_that_a_delay_started_has_the_oldest_in_it_whatever_the_order() -> None:
@@ -333,17 +322,3 @@ def test_groups_go_by_their_longest_prediction_and_stay_together() -> None:
     scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
     scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
     assert [i.id for i in scheduler.queue.queues[0].by_key.values()] == [2, 0, 1], "and prompt"
-
-
-def test_an_order_changes_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the order, the same requests get the same tokens, in total and each."""
-    asks = [Ask(i / 3, prompt=1 + i % 5, tokens=1 + i % 7, user="ab"[i % 2]) for i in range(40)]
-
-    def tokens(order: Order) -> list[int]:
-        def check(scheduler: Scheduler, iteration: Iteration) -> None:
-            assert iteration.rows
-
-        served = run(Dynamic(), asks, order=order, max_batch_size=3)
-        return [len(group[0].tokens) for group in served.groups]
-
-    assert len({tuple(tokens(order())) for order in ORDERS.values()}) == 1

@@ -20,9 +20,7 @@ from client.load import Watch
 from client.traces import Request
 from client.wire import wire
 from compare.measure import Target, measure
-from config import ConfigError, build, parse
-from generate.sampling import sample
-from model import GPT2, KVCache
+from model import GPT2
 from scheduling.errors import Cancelled, GenerationFailed
 from scheduling.inference import Inference
 from scheduling.policies import (
@@ -259,21 +257,6 @@ def test_the_texts_are_those_without_caching(
         assert found_at_all > 100
 
 
-@pytest.mark.nightly
-def test_tritons_attention_and_fixed_sizes_read_shared_blocks(model: GPT2) -> None:  # noqa: F811
-    pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-    from generate.attention import TritonAttention
-    from generate.cached import CachedGenerator
-
-    expected = serve(NoBatching(), Oracle(model, N_VOCAB), conversations(4, Sampling()))
-    cache = KVCache(model.shape, 60, 4, model.wte.weight.dtype, "cpu")
-    generator = CachedGenerator(model, N_VOCAB, TritonAttention(cache, 40), sample, max_tokens=40)
-    asks = conversations(4, Sampling())
-    limits: dict[str, Any] = {"n_blocks": 60, "decoder_batch_sizes": [5, 2, 1]}
-    assert serve(DEMAND, generator, asks, **limits) == expected
-    assert sum(ask.cached_tokens for ask in asks) > 100
-
-
 def prompts(n: int, seed: int = 1) -> list[Request]:
     """Of 16 tokens in common with every third, and 20 of its own."""
     rng = random.Random(seed)
@@ -312,19 +295,6 @@ def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream
     assert result["server"]["total_input_tokens"] == 24 * 68 == result["total_input_tokens"]
 
 
-def test_each_measured_run_begins_with_an_empty_cache() -> None:
-    """One after another, so that what is found does not hang on who comes when: of 68 tokens the
-    first of each kind finds nothing, and the others 48.
-    """
-    with server("nobatch", {"model": "fake", "prefix_caching": True}) as url:
-        target = Target("cached", url, wire("inference"))
-        results = [measure(target, prompts(9), {}, 60.0, Watch())[0] for _ in range(2)]
-    for result in results:
-        assert (result["failed"], result["server"]["total_input_tokens"]) == (0, 9 * 68)
-        assert result["cached_tokens"] == 6 * 48
-        assert result["cached_fraction"] == pytest.approx(6 * 48 / (9 * 68))
-
-
 def ask(url: str, request: Request, **more: Any) -> dict[str, Any]:
     found: dict[str, Any] = post(f"{url}/inference", request.body() | more)
     return found
@@ -348,20 +318,6 @@ def test_another_salt_finds_nothing_and_openais_routes_share_with_ours() -> None
             post(f"{url}/v1/completions", completion | {"cache_salt": "c"})["usage"],
         ]
     assert metric_of(usages) == [0, 0, 64, 0, 64, 64, 0]
-
-
-def test_settings() -> None:
-    assert build("static", {"model": "demo", "prefix_caching": True}, {}).n_blocks > 32 * 32, (
-        "it is what kv_cache holds, and not what the rows can use"
-    )
-    for argv, said in (
-        (["--order", "prefix"], "--order prefix goes by what the prefix cache holds; add --prefix"),
-        (["--prefix-window", "9"], "--prefix-window has no meaning without --order prefix"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            parse(["dynamic", *argv], {}, dotenv=None)
-    with pytest.raises(ConfigError, match="--prefix-caching has no meaning with --generator naive"):
-        parse(["dynamic", "--prefix-caching", "--generator", "naive"], {}, dotenv=None)
 
 
 # A worked example of `--order prefix`: one row, blocks of four tokens, prompts of 36 of which all

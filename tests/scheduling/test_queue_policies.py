@@ -245,15 +245,6 @@ def test_rejected_ones_leave_when_their_time_is_over_and_others_go_on(policy: Po
     assert served.groups[1][0].admitted_at is None
 
 
-def test_a_time_that_ends_just_now_is_over_and_one_that_is_admitted_before_it_is_not() -> None:
-    scheduler = make_scheduler(Dynamic(), order=levels("1:timeout_ms=2000"))
-    (inference,) = group = Ask(0.0).group(4)
-    scheduler.enqueue(group, 1.0)
-    assert scheduler.next_deadline() == 3.0
-    assert scheduler.expire(2.99) == []
-    assert scheduler.expire(3.0) == [inference] and inference.answered_at == 3.0
-
-
 def test_who_is_delayed_may_starve_unless_a_longest_wait_is_promised() -> None:
     """Somebody fresh comes every second: B, whose time was over at 1, is served after all of
     them; with --max-wait-s 5 at the first instant from 5 on.
@@ -391,18 +382,6 @@ def test_each_level_has_a_queue_of_its_own_which_counts_prompts_and_is_all_or_no
     unlimited.enqueue(Ask(0.0, rows=100).group(4), 0.0)
 
 
-def test_whom_a_full_server_turns_away_has_its_level_all_the_same() -> None:
-    """It was counted at level 0 in /stats; and what no server takes was told to try again."""
-    scheduler = make_scheduler(Dynamic(), order=Priority(), max_in_flight=1)
-    scheduler.enqueue([Inference([0], 1)], 0.0)
-    turned_away = Inference([0], 1)
-    with pytest.raises(Overloaded):
-        scheduler.enqueue([turned_away], 0.0)
-    assert turned_away.priority == 2
-    with pytest.raises(InvalidRequest, match="priority must be"):
-        scheduler.enqueue([Inference([0], 1, priority=9)], 0.0)
-
-
 def test_a_preempted_request_waits_in_its_levels_queue_again() -> None:
     policy = Dynamic(kv_reservation="demand", watermark=0.0)
     scheduler = make_scheduler(policy, order=levels("1:max_size=2"), n_blocks=4)
@@ -417,22 +396,6 @@ def test_a_preempted_request_waits_in_its_levels_queue_again() -> None:
     with pytest.raises(Overloaded, match="2 requests of level 1 are waiting, of 2"):
         scheduler.enqueue([Inference([0], 1)], now)
     drained(scheduler, now)
-
-
-def test_the_times_of_answered_requests_are_not_kept() -> None:
-    """One of level 2 waits, its time the first to come; those of level 1 are served meanwhile."""
-    order = levels("1:timeout_ms=2e9;2:timeout_ms=1e9")
-    scheduler = make_scheduler(Dynamic(), order=order, max_batch_size=1)
-    scheduler.enqueue([Inference([0], 100)], 0.0)
-    step(scheduler, 0.0)
-    scheduler.enqueue([Inference([0], 1, priority=2, deadline=1e8)], 0.0)
-    for second in range(1000):
-        gone = Inference([0] * 100, 1, deadline=1e9)
-        scheduler.enqueue([gone], float(second))
-        scheduler.fail([gone], Cancelled("gone"), float(second))
-        scheduler.expire(float(second))
-    assert len(scheduler._deadlines) <= 2 * 2 + SPARE
-    assert scheduler.next_deadline() == 1e6, "of the one that waits"
 
 
 def test_timers_come_in_the_order_of_their_times_without_those_that_are_over() -> None:
@@ -502,15 +465,3 @@ def test_over_http_who_waits_too_long_is_answered_504_and_what_has_no_level_400(
         assert (refused.status_code, refused.get_json()["error"]["param"]) == (400, field)
     runs.close()
     assert post(priority=3).status_code == 200
-
-
-def test_over_http_a_full_queue_of_a_level_is_a_429_and_other_levels_are_served(
-    client_of: Callable[..., FlaskClient],
-) -> None:
-    client = client_of(order="priority", queue_policy="2:max_size=1")
-    body = {"prompt": "a", "num_tokens": 1, "n": 2}
-    full = client.post("/inference", json=body)
-    assert (full.status_code, full.headers["Retry-After"]) == (429, "1")
-    assert full.get_json()["error"]["code"] == "overloaded"
-    assert client.post("/inference", json=body | {"priority": 3}).status_code == 200
-    assert client.post("/inference", json=body | {"n": 1}).status_code == 200

@@ -4,15 +4,19 @@ test_policies.
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from generate.fake import cost_s
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
-from scheduling.inference import Inference, State
+from scheduling.inference import Inference, Iteration, Row, State, TokenEvent
 from scheduling.memory import BlockPool
-from scheduling.policies import Dynamic, Fair, Plan, Static, View
-from tests.virtual import Ask, make_scheduler, run, step
+from scheduling.policies import Dynamic, Plan, Policy, Static, View, Windowed
+from tests.virtual import make_scheduler, step
 
 
 def test_a_queue_is_full_at_max_in_flight() -> None:
@@ -182,15 +186,6 @@ def test_deadlines_end_waiting_and_running_requests_and_no_others() -> None:
     assert step(scheduler, 2.0)[1] == [patient]
 
 
-def test_an_answered_request_is_not_kept_until_its_deadline() -> None:
-    scheduler = make_scheduler(Dynamic())
-    for n in range(100):
-        scheduler.enqueue([Inference([0], 1, deadline=1e9 + n)], now=0.0)
-        scheduler.expire(0.0)
-        step(scheduler, 0.0)
-    assert len(scheduler._deadlines) <= 1
-
-
 def test_a_policy_that_admits_what_does_not_fit_loses_nobody() -> None:
     class Greedy(Dynamic):
         def plan(self, view: View) -> Plan:
@@ -218,30 +213,6 @@ def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None
     assert failed == [first] and first.state is State.FAILED
     assert list(scheduler.running.values()) == [second]
     assert step(scheduler, 1.0)[1] == [] and step(scheduler, 2.0)[1] == [second]
-
-
-def test_thousands_in_the_queue_leave_in_any_order() -> None:
-    scheduler = make_scheduler(Dynamic(), max_in_flight=10_000, n_blocks=4)
-    queued = [Inference([0], 1) for _ in range(5_000)]
-    for inference in queued:
-        scheduler.enqueue([inference], now=0.0)
-    scheduler.fail(queued[1::2], Cancelled("gone"), now=0.0)
-    answered: list[Inference] = []
-    while scheduler.has_work:
-        answered += step(scheduler, 0.0)[1]
-    assert answered == queued[::2]
-
-
-def test_to_fair_queueing_a_completion_token_is_worth_two_of_a_prompt() -> None:
-    """One row. Ann has had 1 + 2 · 10 when her second request waits, Bob 22 + 2 · 1."""
-    asks = [
-        Ask(0.0, tokens=10, user="ann"),
-        Ask(0.0, prompt=22, user="bob"),
-        Ask(1.0, user="bob"),
-        Ask(1.5, user="ann"),
-    ]
-    served = run(Dynamic(), asks, order=Fair(), max_batch_size=1)
-    assert served.answered_at == [10, 11, 13, 12]
 
 
 def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it_must() -> None:
@@ -278,3 +249,101 @@ def test_a_pool_never_gives_a_block_twice_and_loses_none(steps: list[tuple[bool,
     for blocks in live:
         pool.free(blocks)
     assert pool.allocate(40) == list(range(40))
+
+
+# ---- rows and groups
+
+
+def test_who_only_listens_is_answered_with_its_batch_and_a_stream_with_its_own_last_token() -> None:
+    """A listener alone once made a request of a static batch end early, as if it were streamed."""
+    heard: list[TokenEvent] = []
+    scheduler = make_scheduler(Static(), max_batch_size=3)
+    listener, stream, long = (
+        Inference([0], 1, listener=heard.append),
+        Inference([0], 1, listener=heard.append, streamed=True),
+        Inference([0], 3),
+    )
+    scheduler.enqueue([listener, stream, long], now=0.0)
+    assert [step(scheduler)[1] for _ in range(3)] == [[stream], [], [listener, long]]
+
+
+def test_prompts_of_one_token_are_prompts_and_get_no_padding() -> None:
+    """Rows that computed one token and sampled were taken for decode rows."""
+    scheduler = make_scheduler(Dynamic(), max_batch_size=8, decoder_batch_sizes=[8, 4])
+    scheduler.enqueue([Inference([0], 9) for _ in range(3)], now=0.0)
+    first, _ = step(scheduler)
+    second, _ = step(scheduler)
+    assert [
+        (iteration.padding, [row.decodes for row in iteration.rows])
+        for iteration in (first, second)
+    ] == [(0, [False] * 3), (1, [True] * 3)]
+    scheduler.enqueue([Inference([0], 9)], now=2.0)
+    mixed, _ = step(scheduler)
+    assert (mixed.padding, [row.decodes for row in mixed.rows]) == (0, [True, True, True, False])
+    one, none = (
+        Iteration([Row(Inference([0], 2), start, 1, [0], True, False)], 1, 0, 1) for start in (0, 1)
+    )
+    assert cost_s(one) > cost_s(none), "a prompt's token costs the same in a prompt of one"
+
+
+def test_idle_rows_decode() -> None:
+    scheduler = make_scheduler(Static(), decoder_batch_sizes=[8])
+    scheduler.enqueue([Inference([0] * 5, 1), Inference([0] * 5, 3)], now=0.0)
+    step(scheduler)
+    iteration, _ = step(scheduler)
+    assert [(row.idle, row.decodes) for row in iteration.rows] == [
+        (True, True),
+        (False, True),
+    ] and iteration.padding == 6
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit"),
+    [
+        (Static(), 4),
+        (Static(compact_batches=True), 4),
+        (Windowed(max_batch_delay_ms=1000, batch_size_target=2), 4),
+        (Windowed(max_batch_delay_ms=1000, batch_size_target=9, batch_size_limit=3), 3),
+        (Windowed(max_batch_delay_ms=1000, batch_size_target=2, batch_size_limit=50), 4),
+    ],
+)
+def test_a_policy_that_never_splits_a_group_says_how_large_one_may_be(
+    policy: Policy, limit: int
+) -> None:
+    """A Static scheduler that was not told the limit besides let a larger group wait for ever."""
+    scheduler = make_scheduler(policy, max_batch_size=4)
+    with pytest.raises(
+        InvalidRequest,
+        match=f"Maximum batch size exceeded: {limit + 1} completions in one request, at most "
+        f"{limit} in this mode",
+    ):
+        scheduler.enqueue([Inference([0], 1) for _ in range(limit + 1)], now=0.0)
+    assert not scheduler.has_work
+    group = [Inference([0], 1) for _ in range(limit)]
+    scheduler.enqueue(group, now=0.0)
+    assert step(scheduler, now=5.0)[1] == group
+
+
+def test_answered_requests_are_not_kept_for_their_deadlines() -> None:
+    """One request with an early deadline, in flight, kept 20,000 that were answered behind it in
+    the heap.
+    """
+
+    class Asked(Inference):
+        """One that can be seen to be gone."""
+
+    scheduler = make_scheduler(Dynamic(), n_blocks=100_000)
+    stays = Inference([0], 100_000, deadline=1e9)
+    scheduler.enqueue([stays], now=0.0)
+    answered = []
+    for n in range(2_000):
+        asked = Asked([0], 1, deadline=2e9 + n)
+        scheduler.enqueue([asked], now=0.0)
+        answered.append(weakref.ref(asked))
+        scheduler.expire(0.0)
+        step(scheduler)
+    del asked
+    scheduler.expire(0.0)
+    gc.collect()
+    assert sum(ref() is not None for ref in answered) < 100
+    assert scheduler.next_deadline() == 1e9 and scheduler.expire(1e9) == [stays]

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.load import Watch
-from client.wire import wire
-from client.workloads import Workload
-from compare.measure import Target, measure
 from model import GPT2
 from scheduling.errors import Cancelled, DeadlinePassed
 from scheduling.inference import Inference, Iteration, State
@@ -24,7 +18,6 @@ from scheduling.scheduler import Scheduler
 from tests.counts import examples, nightly_but
 from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.scheduling.test_demand import asks as texts_asked
-from tests.servers import fake_text, metric, server
 from tests.virtual import Ask, make_scheduler, run, step
 
 # A worked example: one row, an iteration a second.
@@ -221,27 +214,6 @@ def test_paused_and_preempted_time_lie_inside_the_latency() -> None:
         # of those that run, in each iteration who is not computed is paused
         paused = sum(iteration.running - len(iteration.rows) for _, iteration in served.iterations)
         assert sum(i.interruptions.paused_s for i in inferences) == pytest.approx(paused)
-
-
-@pytest.mark.parametrize("order", nightly_but(["mlfq"], ["srpt", "mlfq"]))
-def test_live_the_texts_are_the_same_and_pauses_are_told_alike(tmp_path: Path, order: str) -> None:
-    """With four rows the client, /stats and the request log tell the same story."""
-    requests = Workload("uniform:5:60", seed=3).requests(30, "burst")
-    common = {"model": "fake", "max_batch_size": 4, "max_model_len": 300}
-    expected = [fake_text(request) for request in requests]
-    log = tmp_path / "log.jsonl"
-    with server("dynamic", common | {"order": order, "request_log": str(log)}) as url:
-        result, outcomes = measure(
-            Target(order, url, wire("inference")), requests, {}, 60.0, Watch()
-        )
-        assert metric(url, "vllm:kv_cache_usage_perc") == 0
-    assert [outcome.text for outcome in outcomes] == expected
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    timings = [o.answer.timings for o in outcomes if o.answer and o.answer.timings]
-    told = [sum(each["paused_s"] for each in these) for these in (lines, timings)]
-    assert result["server"]["paused_s"] == pytest.approx(told[0], abs=1e-3)
-    assert told[1] == pytest.approx(told[0], abs=1e-3)
-    assert order == "srpt" or told[0] > 0, "of a burst the shortest ones run to their end"
 
 
 @pytest.mark.parametrize("path", nightly_but(["kernels"], ["plain", "kernels"]))
