@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -272,16 +273,10 @@ def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
     common = set.intersection(*(set(t) for t in texts)) if texts else set()
     answers = [[t[i] for t in texts] for i in sorted(common)]
     different = [answer for answer in answers if len(set(answer)) > 1]
-    parted = [round(_shared(answer) / max(map(len, answer)), 4) for answer in different]
+    shared = [len(commonprefix(answer)) for answer in different]  # noqa: RUF071 - texts, no paths
+    parted = [round(n / max(map(len, answer)), 4) for n, answer in zip(shared, different)]
     return {
         "requests": len(answers),
         "identical": len(answers) - len(different),
         "parted_after": parted,
     }
-
-
-def _shared(texts: Sequence[str]) -> int:
-    """Characters from the start that all texts share."""
-    return next(
-        (i for i, letters in enumerate(zip(*texts)) if len(set(letters)) > 1), min(map(len, texts))
-    )

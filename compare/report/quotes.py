@@ -20,7 +20,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ PARTS: dict[str, Callable[..., str]] = {
 
 
 def quoted(source: str, part: str) -> str:
-    """The text of a part of a source. Raises LookupError, ValueError, OSError or RunError."""
+    """The text of a part of a source. Raises an error where there is none."""
     path = ROOT / source
     if path.suffix == ".json":
         way, _, form = part.partition(":")
@@ -97,28 +97,24 @@ def _formatted(value: Any, form: str) -> str:
     return format(value, form).replace("-", "−") if form else str(value)
 
 
-def stale(text: str) -> Iterator[tuple[str, str, str]]:
-    """Quotes of a page that differ from their source: where from, as it stands, as it should."""
-    for source, part, shown in QUOTE.findall(text):
-        name = f"{source}#{part}"
+def renewed(text: str) -> tuple[str, list[str]]:
+    """A page with its quotes as their sources are now, and the names of those that differed."""
+    differing = []
+
+    def renew(quote: re.Match[str]) -> str:
+        source, part, old = quote.groups()
         try:
-            wanted = quoted(source, part)
+            new = quoted(source, part)
         except (LookupError, TypeError, ValueError, OSError, RunError) as error:
-            wanted = f"no such source: {error!r}"
-        if shown.strip() != wanted:
-            yield name, shown.strip(), wanted
+            differing.append(f"{source}#{part}: {error!r}")
+            return quote[0]
+        if new == old.strip():
+            return quote[0]
+        differing.append(f"{source}#{part}")
+        new = f"\n{new}\n\n" if new.startswith("|") else new
+        return f"<!-- {source}#{part} -->{new}<!-- end -->"
 
-
-def renewed(text: str) -> str:
-    """A page with its quotes as their sources are now. Raises as `quoted` does."""
-
-    def again(quote: re.Match[str]) -> str:
-        source, part, _ = quote.groups()
-        wanted = quoted(source, part)
-        wanted = f"\n{wanted}\n\n" if wanted.startswith("|") else wanted
-        return f"<!-- {source}#{part} -->{wanted}<!-- end -->"
-
-    return QUOTE.sub(again, text)
+    return QUOTE.sub(renew, text), differing
 
 
 def pages() -> list[Path]:
@@ -131,16 +127,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Check numbers on pages against the files of results that they come from.",
     )
     parser.add_argument("--write", action="store_true", help="bring the pages up to date")
-    write = parser.parse_args(argv).write
-    wrong = 0
+    write, wrong = parser.parse_args(argv).write, False
     for page in pages():
-        text = page.read_text()
-        for source, shown, wanted in stale(text):
-            wrong += 1
-            print(f"{page.relative_to(ROOT)}: {source} is\n{wanted}\nand not\n{shown}")
-        if write and any(stale(text)):
-            page.write_text(renewed(text))
-    sys.exit(bool(wrong) and not write)
+        text, differing = renewed(page.read_text())
+        for name in differing:
+            print(f"{page.relative_to(ROOT)}: {name}")
+        if write:
+            page.write_text(text)
+        wrong |= bool(differing)
+    sys.exit(wrong and not write)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from compare.report import quotes
 
 @pytest.mark.parametrize("page", quotes.pages(), ids=lambda page: page.name)
 def test_a_page_says_what_its_files_do(page: Path) -> None:
-    assert list(quotes.stale(page.read_text())) == [], "python -m compare.report.quotes --write"
+    _, differing = quotes.renewed(page.read_text())
+    assert differing == [], "python -m compare.report.quotes --write"
 
 
 PAGE = """\
@@ -34,13 +35,14 @@ def test_a_number_that_its_file_does_not_have_is_named_and_renewed(
     (tmp_path / "results" / "a.json").write_text(json.dumps({"fronts": fronts, "n": -0.5}))
     (tmp_path / "results" / "a.md").write_text("# a\n\n| x |\n\ntext\n\n| y |\n| --- |\n| 1 |\n")
     old = PAGE.format(ms="1.9 ± 12.7", table="| y |")
-    assert [shown for _, shown, _ in quotes.stale(old)] == ["1.9 ± 12.7", "| y |"]
-    new = quotes.renewed(old)
+    new, differing = quotes.renewed(old)
+    assert len(differing) == 2 and "fronts" in differing[0] and "table 2" in differing[1]
     assert new == PAGE.format(ms="2.0 ± 12.7", table="\n| y |\n| --- |\n| 1 |\n\n")
-    assert list(quotes.stale(new)) == []
+    assert quotes.renewed(new) == (new, [])
     assert quotes.quoted("results/a.json", "n:.2f") == "−0.50"
-    gone = old.replace("ms:.1f", "s:.1f")
-    assert "no such source" in next(quotes.stale(gone))[2]
+    gone = new.replace("ms:.1f", "s:.1f")
+    text, [sentence] = quotes.renewed(gone)
+    assert text == gone and "KeyError" in sentence
     (tmp_path / "README.md").write_text(old)
     for argv, code in ([], 1), (["--write"], 0), ([], 0):
         with pytest.raises(SystemExit) as ended:

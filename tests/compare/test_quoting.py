@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -17,28 +16,13 @@ from compare import runs
 from compare.report import report
 from compare.report.page import as_page
 from compare.report.tables import markdown
+from tests.compare.pages import Page
 from tests.stub import Handler, Stub, stub
 
 EVIL = (
     "![x](http://evil/x.png) <img src=http://evil/y.png> [a](http://evil/b) `c` ``d`` | e_ _f_ "
     "**g** \\| &amp; $h$"
 )
-
-
-class Page(HTMLParser):
-    """What a page would fetch or link, and its text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.sources: list[str] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.sources += [value for name, value in attrs if name in ("src", "href") and value]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def rendered(text: str) -> Page:
@@ -81,43 +65,25 @@ def test_a_report_fetches_nothing_that_a_servers_errors_and_names_tell_it_to(
 ) -> None:
     out = tmp_path / "out"
     with stub(EvilStub) as server:
-        asked = [
-            "--api",
-            "openai",
-            "--numsamples",
-            "6",
-            "--lengths",
-            "choice:3,9",
-            "--arrival",
-            "burst",
-            "--quiet",
-        ]
-        arguments = client.parse(
-            [*asked, "--out", str(out), "--figure", str(tmp_path / "figure.png")]
-        )
+        words = "--api openai --numsamples 6 --lengths choice:3,9 --arrival burst --quiet"
+        places = ["--out", str(out), "--figure", str(tmp_path / "figure.png")]
+        arguments = client.parse([*words.split(), *places])
         result = client.load([server.url], arguments, Console(file=io.StringIO()))
     assert 0 < result["failed"] < 6 and NAME.fullmatch(result["variant"])
     page = Page((out / "report.html").read_text())
-    assert page.sources and all(
-        source.startswith("data:image/svg+xml;base64,") for source in page.sources
-    )
+    assert {source[:26] for source in page.sources} == {"data:image/svg+xml;base64,"}
     text = rendered((out / "report.md").read_text())
     assert set(text.sources) <= {f"{name}.png" for name in runs.FIGURES}
-    assert f"× 500 {EVIL}." in page.text and f"× 500 {EVIL}." in text.text, (
-        "and their words are all there"
-    )
+    reason = f"× 500 {EVIL}."
+    assert reason in page.text and reason in text.text, "and their words are all there"
     run = runs.load(out)
-    report.show(run, Console(file=(said := io.StringIO()), width=10_000))
-    assert f"× 500 {EVIL}." in said.getvalue(), "in a terminal without backslashes"
+    report.show(run, Console(file=(terminal := io.StringIO()), width=10_000))
+    assert reason in terminal.getvalue(), "in a terminal without backslashes"
 
 
 def test_a_page_shows_its_own_figures_and_no_others() -> None:
-    page = Page(
-        as_page(
-            "# t\n\n![a](rows.png) ![b](http://evil/rows.png) [c](rows2.png) <http://evil>",
-            {"rows": b"<svg/>"},
-        )
-    )
+    text = "# t\n\n![a](rows.png) ![b](http://evil/rows.png) [c](rows2.png) <http://evil>"
+    page = Page(as_page(text, {"rows": b"<svg/>"}))
     assert [source[:14] for source in page.sources] == ["data:image/svg"]
 
 

@@ -59,29 +59,17 @@ def test_where_the_queue_begins_to_grow_is_found_within_a_step_in_few_rates(
 ) -> None:
     points = swept(capacity, off * capacity)
     found = sweep.outcome(points)
-    assert (
-        found["sustained_rate"]
-        <= capacity
-        < found["saturated_rate"]
-        < found["sustained_rate"] * 1.1
-    )
-    assert found["capacity"] == pytest.approx(capacity), (
-        "what was completed, and no rate of the lattice"
-    )
+    low, high = found["sustained_rate"], found["saturated_rate"]
+    assert low <= capacity < high < low * 1.1
+    assert found["capacity"] == pytest.approx(capacity), "as completed, and no rate of the lattice"
     assert max(p["rate"] for p in points) <= 2 * 1.3 * 1.1 * capacity and len(points) <= 8
     assert min(p["rate"] for p in points) < capacity / 2, "a rate at which the server is at ease"
-    assert f"| {found['sustained_rate']:.3g} to {found['saturated_rate']:.3g} |" in capacity_table(
-        {"a": [found]}, goodput=False
-    )
+    assert f"| {low:.3g} to {high:.3g} |" in capacity_table({"a": [found]}, goodput=False)
 
 
 def test_the_capacity_is_of_all_rates_beyond_it_by_their_time() -> None:
-    beyond = {
-        "saturated": True,
-        "client_behind": False,
-        "attainment": None,
-        "nominal_num_tokens": 100,
-    }
+    beyond: Point = {"saturated": True, "client_behind": False, "attainment": None}
+    beyond["nominal_num_tokens"] = 100
     points = [
         beyond | {"rate": 4.0, "busy_s": 30.0, "busy_throughput": 310.0},
         beyond | {"rate": 8.0, "busy_s": 10.0, "busy_throughput": 270.0},
@@ -100,19 +88,13 @@ def test_the_rates_of_all_servers_lie_on_one_lattice() -> None:
 
 def test_the_highest_rate_that_meets_the_goodput_is_found_apart() -> None:
     found = sweep.outcome(swept(37.0, 37.0, limit=20.0))
-    assert (
-        found["goodput_rate"] <= 20.0 < found["missed_rate"] < found["goodput_rate"] * 1.1
-        and found["capacity"] > 30
-    )
-    assert f"| {found['goodput_rate']:.3g} to {found['missed_rate']:.3g} |" in capacity_table(
-        {"a": [found]}, goodput=True
-    )
+    low, high = found["goodput_rate"], found["missed_rate"]
+    assert low <= 20.0 < high < low * 1.1 and found["capacity"] > 30
+    assert f"| {low:.3g} to {high:.3g} |" in capacity_table({"a": [found]}, goodput=True)
     none = sweep.outcome(swept(37.0, 37.0, limit=0.001))
-    assert none[
-        "goodput_rate"
-    ] is None and f"| below {none['missed_rate']:.3g} |" in capacity_table(
-        {"a": [none]}, goodput=True
-    )
+    assert none["goodput_rate"] is None
+    below = f"| below {none['missed_rate']:.3g} |"
+    assert below in capacity_table({"a": [none]}, goodput=True)
     all_ = sweep.outcome(swept(37.0, 37.0, limit=1e9))
     assert all_["goodput_rate"] == all_["sustained_rate"], (
         "where the queue only grows, the limits cannot be kept for long"
@@ -132,9 +114,8 @@ def test_a_server_that_fails_at_every_rate_ends_the_sweep() -> None:
     assert len(points) < 10
     found = sweep.outcome(points)
     assert found["capacity"] is None and found["point"] is None
-    assert f"| – | below {points[-1]['rate']:.3g} | – |" in capacity_table(
-        {"dynamic": [found]}, goodput=True
-    )
+    cells = f"| – | below {points[-1]['rate']:.3g} | – |"
+    assert cells in capacity_table({"dynamic": [found]}, goodput=True)
 
 
 def test_a_server_that_answers_nothing_at_once_has_no_rates() -> None:
@@ -149,37 +130,30 @@ def test_a_server_that_answers_nothing_at_once_has_no_rates() -> None:
     assert asked == ["all at once"] and told == [] and sweep.outcome(told)["capacity"] is None
 
 
-def test_the_verdict_on_a_rate() -> None:
-    calm = {
-        "failed": 0,
-        "completed": 100,
-        "growth": 0.01,
-        "growth_in_flight": 0.01,
-        "p50_schedule_lag_ms": 0.5,
-    }
-    assert sweep.verdict(calm) == {"saturated": False, "client_behind": False}
-    assert (
-        sweep.verdict(calm | {"growth": 0.06})["saturated"]
-        and sweep.verdict(calm | {"failed": 2})["saturated"]
-    )
-    assert sweep.verdict(calm | {"growth_in_flight": 0.06})["saturated"], (
-        "rows that still fill wait for nothing yet"
-    )
-    late = sweep.verdict(calm | {"p50_schedule_lag_ms": 11.0, "growth": 0.5})
-    assert late == {"saturated": False, "client_behind": True}, (
-        "what a late client saw says nothing of the server"
-    )
-    nothing = calm | {"failed": 9, "completed": 0, "p50_schedule_lag_ms": None}
-    assert sweep.verdict(nothing)["saturated"]
-    point = {
-        "rate": 3.0,
-        "output_throughput": 0.0,
-        "p50_normalized_latency_ms": None,
-        "attainment": None,
-        "failed": 9,
-        "client_limited": False,
-    }
-    assert "no answer; requests failed" in point_line("static", point | sweep.verdict(nothing))
+CALM = {"failed": 0, "completed": 100, "growth": 0.01, "growth_in_flight": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("change", "saturated", "behind"),
+    [
+        ({}, False, False),
+        ({"growth": 0.06}, True, False),
+        ({"failed": 2}, True, False),
+        ({"growth_in_flight": 0.06}, True, False),  # rows that still fill wait for nothing yet
+        ({"p50_schedule_lag_ms": 11.0, "growth": 0.5}, False, True),  # says nothing of the server
+        ({"failed": 9, "completed": 0, "p50_schedule_lag_ms": None}, True, False),
+    ],
+)
+def test_the_verdict_on_a_rate(change: dict[str, float], saturated: bool, behind: bool) -> None:
+    verdict = sweep.verdict(CALM | {"p50_schedule_lag_ms": 0.5} | change)
+    assert verdict == {"saturated": saturated, "client_behind": behind}
+
+
+def test_a_rate_without_an_answer_says_so() -> None:
+    point = {"rate": 3.0, "output_throughput": 0.0, "p50_normalized_latency_ms": None}
+    point |= {"attainment": None, "failed": 9, "saturated": True}
+    point |= {"client_limited": False, "client_behind": False}
+    assert "no answer; requests failed" in point_line("static", point)
 
 
 def test_a_rate_has_as_many_requests_as_its_numbers_need() -> None:
