@@ -1,22 +1,25 @@
-"""A saved run as a page that shows its rows, iteration by iteration, without a server.
+"""Show the rows of a saved run, iteration by iteration, without a server.
 
-python -m live RUN          RUN/live.html, of static and dynamic, or the first two, and a
-                            link to it in the run's report
-python -m live CALLS.jsonl  CALLS.html, of what a server's --record wrote
+python -m live RUN             RUN/live.html, of static and dynamic, or the first two, and a
+                               link to it in the run's report
+python -m live CALLS.jsonl     CALLS.html, of the recording that a server's --record wrote
+python -m live --timeline RUN  NAME.timeline.json of each server, for https://ui.perfetto.dev
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from compare.report import report
 from compare.runs import LIVE, RunError, load
-from live import page
+from live import page, timeline
 from live.saved import chosen, histories
 
-MOST_BYTES = 30_000_000  # that a browser still opens quickly
+MOST_BYTES = 30_000_000  # of a page that a browser still opens quickly
 
 
 def main() -> None:
@@ -24,39 +27,52 @@ def main() -> None:
         prog="python -m live",
         description="The rows of a saved run, iteration by iteration, as one page.",
     )
-    parser.add_argument(
-        "run",
-        type=Path,
-        metavar="RUN",
-        help="a folder of simulate.sh or compare.sh --record, or a recording",
+    add = parser.add_argument
+    add("run", type=Path, help="a folder of simulate.sh or compare.sh --record, or a recording")
+    add("--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)")
+    add(
+        "--timeline",
+        action="store_true",
+        help="write Chrome's trace events of all servers instead, files of at most 100 MB",
     )
-    parser.add_argument(
-        "--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)"
-    )
-    parser.add_argument("--out", type=Path, help="the page (default: live.html in the run)")
+    add("--out", type=Path, help="the page, or a timeline's folder (default: in the run)")
     arguments = parser.parse_args()
-    run, out = arguments.run, arguments.out
+    run: Path = arguments.run
     try:
         found, seed = histories(run)
-        mine = chosen(found, arguments.of.split(",") if arguments.of else None)
-        if (size := sum(map(len, mine))) > MOST_BYTES:
-            raise RunError(
-                f"{run} comes to a page of {size / 1e6:.0f} MB, which no browser likes; take a "
-                f"shorter run, or one server with --of"
-            )
+        if arguments.timeline:
+            write_timelines(found, arguments.out or (run.parent if run.is_file() else run))
+        else:
+            write_page(run, chosen(found, arguments.of and arguments.of.split(",")), arguments.out)
     except RunError as error:
         sys.exit(f"error: {error}")
+    if seed:
+        print(f"{run}: shown is {seed}", file=sys.stderr)
+
+
+def write_page(run: Path, histories: list[str], out: Path | None) -> None:
+    """Write the page, and its link in the report beside it. Raises RunError."""
+    if (size := sum(map(len, histories))) > MOST_BYTES:
+        raise RunError(
+            f"{run} comes to a page of {size / 1e6:.0f} MB, which no browser likes; take a "
+            f"shorter run, or one server with --of"
+        )
     out = out or (run.with_suffix(".html") if run.is_file() else run / LIVE)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page.saved(mine))
+        out.write_text(page.saved(histories))
     except OSError as error:
-        sys.exit(f"error: {out} cannot be written: {error.strerror}")
+        raise RunError(f"{out} cannot be written: {error.strerror}") from None
     if out == run / LIVE:
         report.write(load(run))  # which links it
-    if seed:
-        print(f"{run}: shown is {seed}", file=sys.stderr)
     print(out)
+
+
+def write_timelines(found: Mapping[str, str], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in found.items():
+        for path in timeline.write(json.loads(text), folder / f"{name}.timeline.json"):
+            print(path)
 
 
 if __name__ == "__main__":

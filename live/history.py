@@ -1,5 +1,5 @@
-"""Rows × iterations, as the page reads them: each running request has a line of its own, and of an
-iteration is told what changed (docs/live.md has the format).
+"""Rows × iterations in the format that the page reads (docs/live.md): each running request has a
+line of its own, and an iteration has the changes of lines.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from scheduling.inference import Inference, Iteration, State
 from stats import times_of
 
 KEPT = 2000  # iterations that a page can scrub through
-QUEUE = 64  # of those that wait, how many are told
-# what a line does; SET_ASIDE: its KV is kept and nothing is computed; SHORT: admitted, and no
-# token budget left
-DECODE, PREFILL, RECOMPUTE, IDLE, SET_ASIDE, SHORT, FREE = "d", "p", "r", "i", "s", "w", ""
-_LASTING = {DECODE, IDLE, SET_ASIDE, SHORT}  # until it is told otherwise
+QUEUE = 64  # waiting requests of a snapshot
+# what a line does; PAUSED: its KV is kept and nothing is computed; NO_BUDGET: admitted, and no
+# token budget is left
+DECODE, PREFILL, RECOMPUTE, IDLE, PAUSED, NO_BUDGET, FREE = "d", "p", "r", "i", "s", "w", ""
+_LASTING = {DECODE, IDLE, PAUSED, NO_BUDGET}  # until the next change
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Bystander(NamedTuple):
-    """Who runs and is not computed. kind: SET_ASIDE or SHORT."""
+class Skipped(NamedTuple):
+    """A running request that an iteration does not compute. kind: PAUSED or NO_BUDGET."""
 
     inference: Inference
     kind: str
@@ -33,96 +33,92 @@ class Bystander(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What a line does from an iteration on."""
+    """Content of a line from an iteration on."""
 
     id: int  # of the request
     kind: str
     n: int  # tokens
     start: int  # position of the first
-    since: int  # number of the iteration
+    since: int  # the iteration
 
     def at(self, number: int) -> Cell:
-        """The same, a later iteration."""
+        """Return the content at a later iteration."""
         later = number - self.since if self.kind == DECODE else 0
         return self._replace(start=self.start + later, since=number)
 
 
-NOBODY = Cell(-1, FREE, 0, 0, 0)
+EMPTY = Cell(-1, FREE, 0, 0, 0)
 
 
-class Bystanders:
-    """Finds who runs and is not computed: who was there before, still runs and is not over (a
-    batch that is compacted computes nothing for who is).
+class SkipFinder:
+    """Finds the running requests that an iteration does not compute: those of the iteration before
+    which still run and are not over (a compacted batch computes nothing for those that are).
     """
 
     def __init__(self) -> None:
-        self._seen: list[Inference] = []  # by the last iteration
+        self._running: list[Inference] = []  # at the last iteration
 
-    def of(self, iteration: Iteration) -> Sequence[Bystander]:
-        """To be asked after each iteration, before anything changes."""
+    def find(self, iteration: Iteration) -> Sequence[Skipped]:
+        """Return those of an iteration. Call it after each one, before anything changes."""
         rows = [row[0] for row in iteration.rows]
-        before, self._seen = self._seen, rows
+        before, self._running = self._running, rows
         if iteration.running == len(rows):
             return ()
         others = dict.fromkeys(before)
         for inference in rows:
             others.pop(inference, None)
-        aside = [
-            Bystander(i, SHORT if i.interruptions.paused_at is None else SET_ASIDE, i.computed)
+        skipped = [
+            Skipped(i, NO_BUDGET if i.interruptions.paused_at is None else PAUSED, i.computed)
             for i in others
             if i.state is State.RUNNING and not i.is_over
         ]
-        self._seen = rows + [each.inference for each in aside]
-        return aside
+        self._running = rows + [skip.inference for skip in skipped]
+        return skipped
 
     def forget(self) -> None:
-        self._seen = []
+        self._running = []
 
 
 class Grid:
-    """Which request has which line, and what it does there. The lowest free line is given."""
+    """Lines and their requests. A request gets the lowest free line."""
 
     def __init__(self) -> None:
         self.cells: dict[int, Cell] = {}  # by line, of those that are not free
         self._line: dict[int, int] = {}  # by request
         self._free: list[int] = []
         self._lines = itertools.count()
-        self._steady: tuple[list[int], list[bool]] | None = None  # requests and idle ones, if they
-        # were all decoding or idle
+        # requests and flags of idle ones, if all of them were decoding or idle
+        self._steady: tuple[list[int], list[bool]] | None = None
 
     def changes(
-        self, number: int, iteration: Iteration, aside: Sequence[Bystander]
+        self, number: int, iteration: Iteration, skipped: Sequence[Skipped]
     ) -> list[tuple[int, Cell]]:
-        """Lines that do something else than they go on to do, by iteration `number`."""
+        """Return the lines whose content at iteration `number` does not follow from before."""
         rows = iteration.rows
         ids = [row[0].id for row in rows]
         idle = [row[5] for row in rows]
-        if (ids, idle) == self._steady and not aside:
-            return []  # nobody came or left: most iterations
-        found: list[tuple[int, Cell]] = []
-        told = dict.fromkeys(ids) | {each.inference.id: None for each in aside}
-        for id_ in [id_ for id_ in self._line if id_ not in told]:
+        if (ids, idle) == self._steady and not skipped:
+            return []  # most iterations
+        changes: dict[int, Cell] = {}  # by line; one that is freed and given at once has one change
+        running = dict.fromkeys(ids) | {skip.inference.id: None for skip in skipped}
+        for id_ in [id_ for id_ in self._line if id_ not in running]:
             line = self._line.pop(id_)
             del self.cells[line]
             heapq.heappush(self._free, line)
-            found.append((line, NOBODY._replace(since=number)))
-        now = [
+            changes[line] = EMPTY._replace(since=number)
+        contents = [
             *((row[0].id, _kind(row), row.n_tokens, row.start) for row in rows),
-            *((each.inference.id, each.kind, 0, each.computed) for each in aside),
+            *((skip.inference.id, skip.kind, 0, skip.computed) for skip in skipped),
         ]
-        for id_, kind, n, start in now:
+        for id_, kind, n, start in contents:
             line = self._line_of(id_)
-            if not _goes_on(self.cells.get(line, NOBODY), id_, kind, start, number):
-                self.cells[line] = Cell(id_, kind, n, start, number)
-                found.append((line, self.cells[line]))
-        # who was freed and has somebody else at once is told once, by who is there
-        found = list(dict(found).items())
-        steady = all(kind in (DECODE, IDLE) for _, kind, _, _ in now)
+            if not _follows(self.cells.get(line, EMPTY), id_, kind, start, number):
+                changes[line] = self.cells[line] = Cell(id_, kind, n, start, number)
+        steady = all(kind in (DECODE, IDLE) for _, kind, _, _ in contents)
         self._steady = (ids, idle) if steady else None
-        return found
+        return list(changes.items())
 
     def has(self, id_: int) -> bool:
-        """Whether it has a line."""
         return id_ in self._line
 
     def _line_of(self, id_: int) -> int:
@@ -139,29 +135,29 @@ def _kind(row: Any) -> str:
     return DECODE if row.decodes else PREFILL
 
 
-def _goes_on(before: Cell, id_: int, kind: str, start: int, number: int) -> bool:
-    """A line that did `before` does this, in iteration `number`, without being told."""
+def _follows(before: Cell, id_: int, kind: str, start: int, number: int) -> bool:
+    """True if a line with the content `before` has this one in iteration `number`."""
     if before.id != id_ or before.kind != kind or kind not in _LASTING:
         return False
     return kind != DECODE or start - before.start == number - before.since
 
 
-class Noted(NamedTuple):
-    """Something that is told, as JSON. of: an iteration's changes, or a request's id."""
+class Note(NamedTuple):
+    """An item of a list of the format, as JSON. of: an iteration's changes, or a request's id."""
 
-    what: str  # one of WHAT
+    kind: str  # one of LISTS
     text: str
     of: Any = None
 
 
-WHAT = ("iterations", "requests", "ended", "snapshots")
+LISTS = ("iterations", "requests", "ended", "snapshots")
 
 
 class History:
-    """What is told of a server, in the order in which it happened.
+    """Notes about a server, in order.
 
-    keep: iterations; None: all. prompt: the beginning of a request's prompt, where it may be told.
-    begin: the first cursor.
+    keep: number of iterations; None: all. prompt: returns the beginning of a request's prompt, or
+    None where it may not be shown. begin: the first cursor.
     """
 
     def __init__(
@@ -172,117 +168,114 @@ class History:
         begin: int = 0,
     ):
         self.about = dict(about)
-        self.zero = 0.0  # from which times are told
+        self.zero = 0.0  # from which times count
         self._keep, self._prompt = keep, prompt
         self._next = self._first = 0  # numbers of the next iteration, and of the oldest kept
-        self._lost = begin - 1  # of all that was noted, how much is no longer kept
-        self._noted: deque[Noted] = deque()
+        self._dropped = begin - 1  # number of notes that are no longer kept
+        self._notes: deque[Note] = deque()
         self.restart()
 
     def restart(self) -> None:
-        """What was is forgotten: something is missing in between."""
-        # whoever is up to date is not any more
-        self._lost = self._cursor + 1
-        self._noted.clear()
+        """Drop all notes, since some are missing."""
+        self._dropped = self._cursor + 1  # so that no cursor is up to date
+        self._notes.clear()
         self._first = self._next
         self._grid = Grid()
-        self._named: set[int] = set()  # requests that were told
-        self._ended: set[int] = set()  # of those, who may still have a row
-        self._scene: Any = None  # as told last
-        # as things were before the oldest that is kept: lines, and requests in flight
+        self._known: set[int] = set()  # requests that have a note
+        self._ended: set[int] = set()  # those that have ended and may still have a row
+        self._snapshot: Any = None  # the last one
+        # state before the oldest note: lines, and requests in flight
         self._cells: dict[int, Cell] = {}
-        self._requests: dict[int, Noted] = {}
+        self._requests: dict[int, Note] = {}
 
     @property
     def _cursor(self) -> int:
-        """How much was noted so far."""
-        return self._lost + len(self._noted)
+        """Number of all notes so far."""
+        return self._dropped + len(self._notes)
 
     def iteration(
-        self, at: float, seconds: float, iteration: Iteration, aside: Sequence[Bystander] = ()
+        self, at: float, seconds: float, iteration: Iteration, skipped: Sequence[Skipped] = ()
     ) -> None:
-        """One is over. at: when it began."""
+        """Note an iteration that is over. at: its beginning."""
         for row in iteration.rows:
-            self._name(row[0])
-            if row.idle and row[0].answered_at is not None:  # before anybody looked
+            self._introduce(row[0])
+            if row.idle and row[0].answered_at is not None:  # before the first note
                 self.answered(row[0])
-        changes = self._grid.changes(self._next, iteration, aside)
-        told = ",".join(
+        changes = self._grid.changes(self._next, iteration, skipped)
+        texts = ",".join(
             [f'{line},{cell.id},"{cell.kind}",{cell.n},{cell.start}' for line, cell in changes]
         )
         begin, end = round(at - self.zero, 6), round(at + seconds - self.zero, 6)
         text = (
             f"[{begin:.6f},{end - begin:.6f},{iteration.waiting},{iteration.running},"
-            f"{iteration.blocks_used},{iteration.padding},[{told}]]"
+            f"{iteration.blocks_used},{iteration.padding},[{texts}]]"
         )
-        self._noted.append(Noted("iterations", text, changes))
+        self._notes.append(Note("iterations", text, changes))
         self._next += 1
         if gone := [id_ for id_ in self._ended if not self._grid.has(id_)]:
             self._ended.difference_update(gone)
-            self._named.difference_update(gone)
+            self._known.difference_update(gone)
         if self._keep is not None and self._next - self._first > self._keep:
             self._forget_oldest()
 
     def answered(self, inference: Inference) -> None:
-        """It has its answer, or its error."""
+        """Note that a request has its answer, or its error."""
         i = inference
         assert i.answered_at is not None
         if i.id in self._ended:
             return
-        self._name(i)
+        self._introduce(i)
         self._ended.add(i.id)
         ttft = round(times_of(i).ttft_s, 6) if i.token_times else None
-        told = [i.id, round(i.answered_at - self.zero, 6), i.state.value, ttft, len(i.tokens)]
-        self._noted.append(Noted("ended", _to_json(told), i.id))
+        values = [i.id, round(i.answered_at - self.zero, 6), i.state.value, ttft, len(i.tokens)]
+        self._notes.append(Note("ended", _to_json(values), i.id))
 
     def snapshot(self, snapshot: QueueSnapshot) -> None:
-        """The pool's blocks now, and who waits."""
+        """Note the pool's blocks and the waiting requests, if they have changed."""
         free, shared, cached, queue, self.about["n_blocks"] = snapshot
         for inference in queue:
-            self._name(inference)
-        told = [free, shared, cached, [inference.id for inference in queue]]
-        if told != self._scene:
-            self._scene = told
-            self._noted.append(Noted("snapshots", _to_json([self._next, *told])))
+            self._introduce(inference)
+        values = [free, shared, cached, [inference.id for inference in queue]]
+        if values != self._snapshot:
+            self._snapshot = values
+            self._notes.append(Note("snapshots", _to_json([self._next, *values])))
 
     def since(self, cursor: int | None, now: float, **more: Any) -> str:
-        """JSON of what was noted since a cursor; all that is kept for one that is not known, or for
-        none.
-        """
-        noted, first = self._noted, self._first
+        """Return the notes since a cursor, as JSON; without a known one, all that are kept."""
+        notes, first = self._notes, self._first
         head = {"about": self.about, "now": round(now - self.zero, 6), "cursor": self._cursor}
-        restart = cursor is None or not self._lost <= cursor <= self._cursor
-        told: list[Noted] = []
+        restart = cursor is None or not self._dropped <= cursor <= self._cursor
+        new: list[Note] = []
         if restart:
-            told = [*self._requests.values(), *noted]
+            new = [*self._requests.values(), *notes]
             cells = sorted(self._cells.items())
             more["lines"] = [[line, *cell.at(first)[:4]] for line, cell in cells]
         elif cursor is not None:
-            told = list(itertools.islice(noted, cursor - self._lost, None))
-        texts = {what: [each.text for each in told if each.what == what] for what in WHAT}
+            new = list(itertools.islice(notes, cursor - self._dropped, None))
+        texts = {name: [note.text for note in new if note.kind == name] for name in LISTS}
         head |= {"restart": restart, "first": self._next - len(texts["iterations"])}
         head |= {"next": self._next} | more
-        lists = ",".join(f'"{what}":[{",".join(mine)}]' for what, mine in texts.items())
+        lists = ",".join(f'"{name}":[{",".join(items)}]' for name, items in texts.items())
         return f"{_to_json(head)[:-1]},{lists}}}"
 
-    def _name(self, inference: Inference) -> None:
-        """One is told, before it is named for the first time."""
+    def _introduce(self, inference: Inference) -> None:
+        """Note a request, before its id is used for the first time."""
         i = inference
-        if i.id not in self._named:
-            self._named.add(i.id)
-            told = [i.id, round(i.arrived_at - self.zero, 6), len(i.prompt_ids), i.num_tokens]
-            text = _to_json([*told, i.user, i.priority, self._prompt(i)])
-            self._noted.append(Noted("requests", text, i.id))
+        if i.id not in self._known:
+            self._known.add(i.id)
+            values = [i.id, round(i.arrived_at - self.zero, 6), len(i.prompt_ids), i.num_tokens]
+            text = _to_json([*values, i.user, i.priority, self._prompt(i)])
+            self._notes.append(Note("requests", text, i.id))
 
     def _forget_oldest(self) -> None:
-        """The oldest iteration, and what was noted before it."""
+        """Drop the oldest iteration and the notes before it."""
         oldest = None
-        while oldest is None or oldest.what != "iterations":
-            oldest = self._noted.popleft()
-            self._lost += 1
-            if oldest.what == "requests":
+        while oldest is None or oldest.kind != "iterations":
+            oldest = self._notes.popleft()
+            self._dropped += 1
+            if oldest.kind == "requests":
                 self._requests[oldest.of] = oldest
-            elif oldest.what == "ended":
+            elif oldest.kind == "ended":
                 self._requests.pop(oldest.of, None)
         self._first += 1
         for line, cell in oldest.of:

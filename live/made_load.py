@@ -1,5 +1,5 @@
-"""Load that a page asks the server to make itself: a browser has six connections to an origin, too
-few for a queue to grow.
+"""Load that the server makes itself for a page: a browser has six connections to an origin, too few
+for a queue to grow.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from wire.bodies import LoadRequest
 from wire.request import Request
 
 log = logging.getLogger("effective_batching")
-LOOKS_S = 0.1  # how often a load sees whether it is to end
+CHECK_S = 0.1  # between two checks of whether a load is to end
 
 
 class MadeLoad:
     """At most one load at a time. It ends after its seconds, when another one or none is asked for,
-    when its page asks no longer, and when the server drains; the last three cancel what is left of
-    it, since nobody waits for that.
+    when its page asks no longer, and when the server drains; the last three cancel its requests.
     """
 
     def __init__(self, server: Server):
@@ -32,38 +31,41 @@ class MadeLoad:
         self._lock = threading.Lock()
         self._load: _Load | None = None
 
-    def start(self, asked: LoadRequest) -> str | None:
-        """The id of the new load, if one is asked for. Raises ContextTooLong."""
+    def start(self, request: LoadRequest) -> str | None:
+        """Start a load and return its id, if one is asked for. Raises ContextTooLong."""
         most = self._server.config.max_model_len
-        if asked.num_tokens[1] + asked.prompt_tokens[1] > most:
+        prompt, completion = request.prompt_tokens[1], request.num_tokens[1]
+        if prompt + completion > most:
             raise ContextTooLong(
-                f"{asked.prompt_tokens[1]} prompt tokens + {asked.num_tokens[1]} completion tokens "
+                f"{prompt} prompt tokens + {completion} completion tokens "
                 f"is beyond the context of {most}; ask for fewer.",
                 param="num_tokens",
             )
         with self._lock:
             if self._load is not None:
                 self._load.stop()
-            self._load = _Load(self._server, asked) if asked.rate else None
+            self._load = _Load(self._server, request) if request.rate else None
             return self._load.id if self._load else None
 
-    def told(self, id_: str | None) -> dict[str, Any] | None:
-        """How the load does that is there; asking by its id keeps it alive."""
+    def status(self, id_: str | None) -> dict[str, Any] | None:
+        """Return the status of the load, if there is one; asking by its id keeps it alive."""
         with self._lock:
             load = self._load
         if load is None or load.is_over:
             return None
         if load.id == id_:
             load.renew()
-        return load.told()
+        return load.status()
 
 
 class _Load:
-    def __init__(self, server: Server, asked: LoadRequest):
+    """A thread that sends requests."""
+
+    def __init__(self, server: Server, request: LoadRequest):
         self.id = secrets.token_hex(8)
-        self._server, self._asked = server, asked
+        self._server, self._request = server, request
         self._clock = server.manager.clock
-        self._end = self._clock() + asked.seconds
+        self._end = self._clock() + request.seconds
         self._sent: list[Inference] = []
         self._n_sent = 0
         self._stop = threading.Event()
@@ -82,10 +84,10 @@ class _Load:
     def is_over(self) -> bool:
         return not self._thread.is_alive()
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         return {
             "id": self.id,
-            "rate": self._asked.rate,
+            "rate": self._request.rate,
             "left_s": round(max(0.0, self._end - self._clock()), 3),
             "sent": self._n_sent,
             "in_flight": sum(inference.answered_at is None for inference in [*self._sent]),
@@ -98,11 +100,11 @@ class _Load:
         try:
             while not self._ends_early() and (self._clock() < self._end or self._in_flight()):
                 if due >= self._end:
-                    self._stop.wait(LOOKS_S)
+                    self._stop.wait(CHECK_S)
                 elif due > (now := self._clock()):
-                    self._stop.wait(min(due - now, LOOKS_S))
+                    self._stop.wait(min(due - now, CHECK_S))
                 else:
-                    due = max(due, now - LOOKS_S) + rng.expovariate(self._asked.rate)
+                    due = max(due, now - CHECK_S) + rng.expovariate(self._request.rate)
                     self._send(rng)
         except ServingError as error:  # drains, or is broken
             log.warning("the load that a page asked for ends: %s", error)
@@ -118,9 +120,9 @@ class _Load:
         return bool(self._sent)
 
     def _send(self, rng: random.Random) -> None:
-        """One request. Raises ServingError, but not for a queue that is full."""
-        server, asked = self._server, self._asked
-        num_tokens, length = rng.randint(*asked.num_tokens), rng.randint(*asked.prompt_tokens)
+        """Send a request. Raises ServingError, but not for a full queue."""
+        server, request = self._server, self._request
+        num_tokens, length = rng.randint(*request.num_tokens), rng.randint(*request.prompt_tokens)
         ids = rng.choices(range(server.tokenizer.n_vocab), k=length)
         group = server.group(Request([ids], num_tokens))
         try:

@@ -1,5 +1,5 @@
-"""What happens in a server, noted while somebody looks. Nobody looks: nothing is noted, and what
-was noted stays until somebody looks again.
+"""Observers that keep the history of a server: of a live one while its page is open, and of a saved
+run as a whole.
 """
 
 from __future__ import annotations
@@ -10,34 +10,28 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from live.history import QUEUE, Bystanders, History
+from live.history import QUEUE, History, SkipFinder
 from live.snapshot import QueueSnapshot, snapshot_of
 from scheduling.inference import Inference, IterationRecord
 from scheduling.scheduler import Scheduler
 
-LEASE_S = 3.0  # for so long after somebody has looked
-# what waits to be told at most; who looks less often than a fast engine fills this begins anew
-BACKLOG = 20_000
+LEASE_S = 3.0  # for so long after a page has asked, events are noted
+BACKLOG = 20_000  # events that wait to be read, at most; a page that asks too seldom begins anew
 EVERY_S = 0.05  # between two snapshots of the queue
 
 
 def about(settings: Any, model: str) -> dict[str, Any]:
-    """What a page says of a server beside its rows: of its settings, which a Config has and a
-    recording, and its model.
+    """Return the facts that a page shows beside the rows. settings: a Config, or those of a
+    recording.
     """
     names = ("mode", "order", "max_batch_size", "token_budget", "block_size")
-    told = {name: getattr(settings, name) for name in names}
-    return {
-        "name": settings.mode,
-        "model": model,
-        **told,
-        "n_blocks": settings.n_blocks,
-        "simulated": None,
-    }
+    values = {name: getattr(settings, name) for name in names}
+    facts = {"name": settings.mode, "model": model, **values}
+    return facts | {"n_blocks": settings.n_blocks, "simulated": None}
 
 
 class Manager(Protocol):
-    """What tells an observer how a scheduler is now."""
+    """The parts of the manager that an observer needs."""
 
     def clock(self) -> float: ...
 
@@ -47,9 +41,10 @@ class Manager(Protocol):
 
 
 class Live:
-    """An observer of the manager, and what a page asks.
+    """An observer of the manager, and the events for its pages.
 
-    The handler thread only notes what there is; who asks makes text of it, once for all who look.
+    Nothing is noted unless a page has asked within LEASE_S. The handler thread only appends to a
+    queue; a page's thread makes text of it, once for all pages.
     """
 
     def __init__(
@@ -59,24 +54,24 @@ class Live:
         prompt: Callable[[Inference], str | None] = lambda inference: None,
     ):
         self._manager = manager
-        self._until = self._seen_at = float("-inf")
+        self._until = self._snapshot_at = float("-inf")
         self._pending: deque[tuple[Any, ...] | Inference] = deque()
-        self._missed = False  # something happened that is not pending
-        self._bystanders = Bystanders()
-        # a cursor of the server that was here before is none of this one's
+        self._missed = False  # events have happened that are not pending
+        self._skips = SkipFinder()
+        # no cursor of an earlier server is one of this server's
         self._history = History(about, prompt=prompt, begin=secrets.randbelow(2**50))
         self._lock = threading.Lock()
 
-    # ---- the handler thread
+    # ---- called by the handler thread
 
     def iteration(self, record: IterationRecord) -> None:
         if record.started_at > self._until:
             self._missed = True
-            self._bystanders.forget()
+            self._skips.forget()
             return
         iteration = record.iteration
-        aside = self._bystanders.of(iteration)
-        self._put((record.started_at, record.seconds, iteration, aside))
+        skipped = self._skips.find(iteration)
+        self._put((record.started_at, record.seconds, iteration, skipped))
 
     def answered(self, inference: Inference) -> None:
         assert inference.answered_at is not None
@@ -85,66 +80,67 @@ class Live:
             return
         self._put(inference)
 
-    def _put(self, what: tuple[Any, ...] | Inference) -> None:
+    def _put(self, event: tuple[Any, ...] | Inference) -> None:
         if len(self._pending) < BACKLOG:
-            self._pending.append(what)
+            self._pending.append(event)
         else:
             self._missed = True
 
-    # ---- who looks
+    # ---- called by pages
 
     def events(self, cursor: int | None, **more: Any) -> str:
-        """JSON of what was noted since; of none, or one that is too old, how it is now."""
+        """Return what happened since, as JSON; without a cursor or with an old one, all that is
+        kept.
+        """
         with self._lock:
-            now = self._take()
+            now = self._note_pending()
             return self._history.since(cursor, now, **more)
 
-    def _take(self) -> float:
-        """Note what is pending; return the time."""
+    def _note_pending(self) -> float:
+        """Note pending events; return the time."""
         manager, history = self._manager, self._history
         now = manager.clock()
-        self._until = now + LEASE_S  # first: what is missed from now on is missed by the next one
+        self._until = now + LEASE_S  # first, so that no event is lost between the next two lines
         missed, self._missed = self._missed, False
         if missed:
             self._pending.clear()
             history.restart()
         for _ in range(len(self._pending)):
-            what = self._pending.popleft()
-            if isinstance(what, Inference):
-                history.answered(what)
+            event = self._pending.popleft()
+            if isinstance(event, Inference):
+                history.answered(event)
             else:
-                history.iteration(*what)
-        if missed or now - self._seen_at >= EVERY_S:
-            self._seen_at = now
+                history.iteration(*event)
+        if missed or now - self._snapshot_at >= EVERY_S:
+            self._snapshot_at = now
             history.snapshot(manager.inspect(lambda s: snapshot_of(s, QUEUE, now)))
         return now
 
 
 class Kept:
-    """An observer that keeps all that is served, in virtual time or of a recording: its history.
+    """An observer that keeps the whole history of a scheduler, in virtual time or of a recording.
 
-    zero: the time from which others are told; None: the arrival of who is computed first.
+    zero: the time from which others count; None: the arrival of the first request.
     """
 
     def __init__(self, scheduler: Scheduler, about: Mapping[str, Any], zero: float | None = None):
         self.history = History(about, keep=None)
         self._zero = zero
         self._scheduler = scheduler
-        self._bystanders = Bystanders()
-        self._seen_at = float("-inf")
+        self._skips = SkipFinder()
+        self._snapshot_at = float("-inf")
         self._now = 0.0
 
     def iteration(self, record: IterationRecord) -> None:
-        """Only one at a time."""
+        """Note an iteration; not several at once."""
         self._now = record.started_at + record.seconds
         self._begin(min(row.inference.arrived_at for row in record.iteration.rows))
         iteration = record.iteration
-        aside = self._bystanders.of(iteration)
-        self.history.iteration(record.started_at, record.seconds, iteration, aside)
-        if record.started_at - self._seen_at >= EVERY_S:
-            self._seen_at = record.started_at
-            snapshot = snapshot_of(self._scheduler, QUEUE, record.started_at)
-            self.history.snapshot(snapshot)
+        skipped = self._skips.find(iteration)
+        self.history.iteration(record.started_at, record.seconds, iteration, skipped)
+        if record.started_at - self._snapshot_at >= EVERY_S:
+            self._snapshot_at = record.started_at
+            self.history.snapshot(snapshot_of(self._scheduler, QUEUE, record.started_at))
 
     def answered(self, inference: Inference) -> None:
         self._begin(inference.arrived_at)
@@ -155,7 +151,7 @@ class Kept:
             self._zero = at
         self.history.zero = self._zero
 
-    def named(self, name: str) -> str:
-        """JSON of the whole, under this name."""
+    def json(self, name: str) -> str:
+        """Return the history, under this name."""
         self.history.about["name"] = name
         return self.history.since(None, self._now)

@@ -1,4 +1,4 @@
-"""What a page asks a server, and is answered, whatever carries it."""
+"""Routes of the page, whatever HTTP server carries them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def view() -> Answer:
 
 
 class Panel:
-    """The page's routes of a server, whose iterations it observes from now on. All raise
-    InvalidRequest for what cannot be asked.
+    """Routes for the page of a server, whose iterations it observes from now on. All raise
+    InvalidRequest for a wrong request.
     """
 
     def __init__(self, server: Server):
         config, decode = server.config, server.tokenizer.decode
 
         def beginning(inference: Inference) -> str | None:
-            """The first characters of a prompt, if the server may show them."""
+            """Return the first characters of a prompt, if the server may show them."""
             if not config.live_prompts:
                 return None
             return decode(inference.prompt_ids[: 4 * SHOWN])[:SHOWN]
@@ -47,7 +47,7 @@ class Panel:
     def events(self, query: Mapping[str, str]) -> Answer:
         """GET /live/events"""
         since = own.cursor(query)
-        text = self._live.events(since, load=self._loads.told(query.get("load")))
+        text = self._live.events(since, load=self._loads.status(query.get("load")))
         return Answer(text.encode(), headers=HEADERS)
 
     def load(self, raw: bytes) -> Answer:

@@ -1,4 +1,4 @@
-"""A history, read again: what each line does in each iteration."""
+"""Read a history: the content of each line in each iteration."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 from live.history import FREE, Cell
 
-STEP = 5  # numbers and words that a change has
+STEP = 5  # values of a change
 
 
-class Seen(NamedTuple):
-    """An iteration. at, seconds: on the history's clock. cells: by line, of those that are not
-    free.
-    """
+class ReadIteration(NamedTuple):
+    """An iteration of a history. at, seconds: on its clock. cells: by line, without free ones."""
 
     number: int
     at: float
@@ -25,23 +23,23 @@ class Seen(NamedTuple):
     cells: dict[int, Cell]
 
 
-def iterations(history: Mapping[str, Any]) -> Iterator[Seen]:
-    """Each iteration of a history (its JSON, parsed), with all of its lines; `cells` is the same
-    mapping each time, and holds until the next one.
+def iterations(history: Mapping[str, Any]) -> Iterator[ReadIteration]:
+    """Return each iteration of a history (its JSON, parsed) with all of its lines; `cells` is the
+    same mapping each time, and valid until the next one.
     """
     first: int = history["first"]
     cells = {line: _cell(cell, first) for line, *cell in history.get("lines", ())}
-    for number, told in enumerate(history["iterations"], first):
-        at, seconds, waiting, running, blocks_used, padding, changes = told
+    for number, values in enumerate(history["iterations"], first):
+        at, seconds, waiting, running, blocks_used, padding, changes = values
         cells = {line: cell.at(number) for line, cell in cells.items()}
         for i in range(0, len(changes), STEP):
             line, *cell = changes[i : i + STEP]
             cells[line] = _cell(cell, number)
             if cells[line].kind == FREE:
                 del cells[line]
-        yield Seen(number, at, seconds, waiting, running, blocks_used, padding, cells)
+        yield ReadIteration(number, at, seconds, waiting, running, blocks_used, padding, cells)
 
 
-def _cell(told: Sequence[Any], since: int) -> Cell:
-    id_, kind, n, start = told
+def _cell(values: Sequence[Any], since: int) -> Cell:
+    id_, kind, n, start = values
     return Cell(id_, kind, n, start, since)

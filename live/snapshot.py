@@ -12,7 +12,7 @@ from scheduling.scheduler import Scheduler
 class QueueSnapshot(NamedTuple):
     """Blocks of the pool, and the first waiting requests in the order."""
 
-    free_blocks: int  # those whose content can still be found, too
+    free_blocks: int  # with those whose content can still be found
     shared_blocks: int  # that several requests have
     cached_blocks: int  # of the free ones, those whose content can still be found
     queue: list[Inference]

@@ -12,40 +12,40 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from live.history import DECODE, IDLE, PREFILL, RECOMPUTE, SET_ASIDE, SHORT
+from live.history import DECODE, IDLE, NO_BUDGET, PAUSED, PREFILL, RECOMPUTE
 from live.reading import iterations
 
-MOST_BYTES = 100_000_000  # of a file, which browsers still open
+MOST_BYTES = 100_000_000  # of a file that browsers still open
 NAMES = {
     DECODE: "decode", PREFILL: "prefill", RECOMPUTE: "recompute", IDLE: "idle",
-    SET_ASIDE: "paused", SHORT: "no budget left",
+    PAUSED: "paused", NO_BUDGET: "no budget left",
 }  # fmt: skip
-COLOURS = {  # of those that the viewer knows
+COLOURS = {  # names that the viewer knows
     DECODE: "good", PREFILL: "rail_response", RECOMPUTE: "terrible", IDLE: "yellow",
-    SET_ASIDE: "grey", SHORT: "grey",
+    PAUSED: "grey", NO_BUDGET: "grey",
 }  # fmt: skip
 SERVER, QUEUE = 1, 2  # processes, in the format's words
 
 
 def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict[str, Any]]:
-    """Of a history: its JSON, parsed. last: so many iterations alone."""
+    """Return the events of a history (its JSON, parsed). last: of so many iterations alone."""
     first = history["next"] - last if last is not None else 0
     about = history["about"]
     yield _named("process_name", SERVER, 0, f"{about['name']}: rows")
     yield _named("process_name", QUEUE, 0, f"{about['name']}: requests")
     lines: set[int] = set()
     first_at: dict[int, float] = {}  # admission of a request, by its id
-    began_at: float | None = None  # what is told
-    before = {id_ for _, id_, *_ in history.get("lines", ())}  # admitted nobody knows when
-    for seen in iterations(history):
-        for cell in seen.cells.values():
-            first_at.setdefault(cell.id, seen.at)
-        if seen.number < first:
+    began_at: float | None = None  # of the first iteration that is shown
+    before = {id_ for _, id_, *_ in history.get("lines", ())}  # their admission is not known
+    for iteration in iterations(history):
+        for cell in iteration.cells.values():
+            first_at.setdefault(cell.id, iteration.at)
+        if iteration.number < first:
             continue
-        began_at = seen.at if began_at is None else began_at
-        at, duration = 1e6 * seen.at, 1e6 * seen.seconds
+        began_at = iteration.at if began_at is None else began_at
+        at, duration = 1e6 * iteration.at, 1e6 * iteration.seconds
         tokens = 0
-        for line, cell in sorted(seen.cells.items()):
+        for line, cell in sorted(iteration.cells.items()):
             if line not in lines:
                 lines.add(line)
                 yield _named("thread_name", SERVER, line + 1, f"line {line}")
@@ -54,21 +54,21 @@ def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict
                 "ph": "X", "pid": SERVER, "tid": line + 1, "ts": at, "dur": duration,
                 "name": f"{cell.id} {NAMES[cell.kind]}", "cat": NAMES[cell.kind],
                 "cname": COLOURS[cell.kind],
-                "args": {"request": cell.id, "iteration": seen.number, "start": cell.start,
+                "args": {"request": cell.id, "iteration": iteration.number, "start": cell.start,
                          "tokens": cell.n},
             }  # fmt: skip
-        yield _counter("queue", at, {"waiting": seen.waiting})
-        yield _counter("KV blocks", at, {"used": seen.blocks_used})
+        yield _counter("queue", at, {"waiting": iteration.waiting})
+        yield _counter("KV blocks", at, {"used": iteration.blocks_used})
         yield _counter("tokens of an iteration", at, {"tokens": tokens})
-        if seen.padding:
-            yield _counter("padding rows", at, {"rows": seen.padding})
+        if iteration.padding:
+            yield _counter("padding rows", at, {"rows": iteration.padding})
     ended = {id_: (at, outcome) for id_, at, outcome, *_ in history["ended"]}
     for id_, arrived_at, prompt_tokens, num_tokens, user, priority, _ in history["requests"]:
         until, outcome = ended.get(id_, (history["now"], "in flight"))
         if began_at is None or until < began_at:
             continue
         admitted_at = min(first_at.get(id_, until), until)
-        told = {
+        details = {
             "prompt_tokens": prompt_tokens, "num_tokens": num_tokens, "user": user,
             "priority": priority, "outcome": outcome,
         }  # fmt: skip
@@ -78,12 +78,12 @@ def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict
         ):
             if end > begin:
                 head = {"cat": name, "id": id_, "pid": QUEUE, "tid": 1, "name": f"{id_} {name}"}
-                yield head | {"ph": "b", "ts": 1e6 * begin, "args": told}
+                yield head | {"ph": "b", "ts": 1e6 * begin, "args": details}
                 yield head | {"ph": "e", "ts": 1e6 * end}
 
 
 def text(history: Mapping[str, Any], last: int | None = None) -> str:
-    """One JSON object of all events. Raises ValueError beyond MOST_BYTES."""
+    """Return one JSON object of all events. Raises ValueError beyond MOST_BYTES."""
     parts = texts(history, last)
     whole = next(parts)
     if next(parts, None) is not None:
@@ -92,21 +92,21 @@ def text(history: Mapping[str, Any], last: int | None = None) -> str:
 
 
 def texts(history: Mapping[str, Any], last: int | None = None) -> Iterator[str]:
-    """JSON objects of its events, in order, each of MOST_BYTES at most."""
-    mine: list[str] = []
+    """Return JSON objects of the events, in order, each of MOST_BYTES at most."""
+    lines: list[str] = []
     size = 0
     for event in events(history, last):
         line = json.dumps(event, separators=(",", ":"))
         if size + len(line) + 2 > MOST_BYTES - 100:
-            yield _whole(mine)
-            mine, size = [], 0
-        mine.append(line)
+            yield _object(lines)
+            lines, size = [], 0
+        lines.append(line)
         size += len(line) + 2
-    yield _whole(mine)
+    yield _object(lines)
 
 
 def write(history: Mapping[str, Any], path: Path) -> list[Path]:
-    """One file, or where that would be too large several: NAME.json, NAME-2.json, …"""
+    """Write one file, or several where it would be too large: NAME.json, NAME-2.json, …"""
     paths = []
     for i, part in enumerate(texts(history), 1):
         paths.append(path if i == 1 else path.with_stem(f"{path.stem}-{i}"))
@@ -114,7 +114,7 @@ def write(history: Mapping[str, Any], path: Path) -> list[Path]:
     return paths
 
 
-def _whole(lines: list[str]) -> str:
+def _object(lines: list[str]) -> str:
     return '{"traceEvents":[\n' + ",\n".join(lines) + '\n],"displayTimeUnit":"ms"}\n'
 
 

@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_what_is_read_is_every_row_of_every_iteration(case: str) -> None:
     policy, limits = CASES[case]
     watched = served(policy, some_trace(1), **({"max_batch_size": 8, "n_blocks": 200} | limits))
-    history = json.loads(watched.kept.named("x"))
+    history = json.loads(watched.kept.json("x"))
     seen = 0
     lines: dict[int, int] = {}
     for read, iteration in zip(iterations(history), watched.iterations, strict=True):
@@ -125,7 +125,7 @@ def test_a_worked_example() -> None:
     """
     a, b, c = Inference([0] * 3, 2, user="ann"), Inference([0], 3), Inference([0] * 4, 1)
     watched = served(Dynamic(), [(0.0, [a]), (0.0, [b]), (0.001, [c])], max_batch_size=2)
-    history = json.loads(watched.kept.named("dynamic"))
+    history = json.loads(watched.kept.json("dynamic"))
     assert [told[-1] for told in history["iterations"]] == [
         [0, 0, "p", 3, 0, 1, 1, "p", 1, 0],
         [0, 0, "d", 1, 3, 1, 1, "d", 1, 1],
@@ -387,7 +387,7 @@ def test_a_saved_page_holds_what_cannot_end_its_script() -> None:
 
 def test_a_timeline_has_a_track_a_line_on_which_nothing_overlaps() -> None:
     watched = served(Static(), some_trace(2), max_batch_size=8, n_blocks=200)
-    history = json.loads(watched.kept.named("static"))
+    history = json.loads(watched.kept.json("static"))
     told = json.loads(timeline.text(history))["traceEvents"]
     rows = [event for event in told if event["ph"] == "X"]
     by_kind: dict[str, int] = {}
@@ -416,7 +416,7 @@ def test_a_timeline_that_is_too_large_is_split(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = served(Dynamic(), some_trace(3), max_batch_size=8, n_blocks=200)
-    history = json.loads(watched.kept.named("dynamic"))
+    history = json.loads(watched.kept.json("dynamic"))
     whole = json.loads(timeline.text(history))["traceEvents"]
     monkeypatch.setattr(timeline, "MOST_BYTES", 50_000)
     with pytest.raises(ValueError, match="more than 50,000 bytes"):
@@ -435,6 +435,6 @@ def test_who_is_cancelled_in_the_queue_has_ended() -> None:
     scheduler.enqueue([waits], 0.5)
     for inference in scheduler.fail([waits], Cancelled("gone"), 1.0):
         kept.answered(inference)
-    history = json.loads(kept.named("x"))
+    history = json.loads(kept.json("x"))
     assert history["ended"] == [[0, 1.0, "cancelled", None, 0]]
     assert [request[0] for request in history["requests"]] == [0]

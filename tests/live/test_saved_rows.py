@@ -1,4 +1,4 @@
-"""python -m live and live.timelines: the rows of what was simulated or recorded."""
+"""python -m live: the rows of runs that were simulated or recorded, as a page or as timelines."""
 
 from __future__ import annotations
 
@@ -115,10 +115,9 @@ def test_of_a_recording_that_was_used_before_the_run_has_the_last(
 def test_of_several_seeds_the_first_is_shown_and_the_page_says_so(tmp_path: Path) -> None:
     done = ran("simulate", *SMALL, "--repeats", "2", "--seed", "3", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    for program in ("live", "live.timelines"):
-        assert (
-            ran(program, str(tmp_path)).stderr == f"{tmp_path}: shown is seed 3, the first of 2\n"
-        )
+    for flags in ([], ["--timeline"]):
+        done = ran("live", str(tmp_path), *flags)
+        assert done.stderr == f"{tmp_path}: shown is seed 3, the first of 2\n"
     static, _ = histories(tmp_path / "live.html")
     assert static["about"]["note"].startswith("seed 3, the first of 2, commit ")
     assert computed(rows_of(static)) == told(tmp_path / "seed-3", "static")
@@ -162,7 +161,7 @@ def test_a_page_may_go_to_a_folder_that_is_not_there_yet(simulated: Path, tmp_pa
 
 
 def test_a_timeline_has_what_the_run_says(simulated: Path, tmp_path: Path) -> None:
-    done = ran("live.timelines", str(simulated), "--out", str(tmp_path))
+    done = ran("live", "--timeline", str(simulated), "--out", str(tmp_path))
     assert done.stdout.split() == [
         str(tmp_path / f"{name}.timeline.json") for name in ("static", "dynamic")
     ]
@@ -197,6 +196,5 @@ def test_what_cannot_be_shown_is_said(
 
 def test_a_file_that_is_no_recording_is_said(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello\n")
-    for program in ("live", "live.timelines"):
-        done = ran(program, str(tmp_path / "notes.txt"))
-        assert done.returncode == 1 and "line 1" in done.stderr
+    done = ran("live", str(tmp_path / "notes.txt"))
+    assert done.returncode == 1 and "line 1" in done.stderr
