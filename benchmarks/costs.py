@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.calibration import Round, Segment, TrafficServer, at_once, keep, kept, served
@@ -24,8 +24,10 @@ from client.machine import processor
 from compare.servers import server
 from config import ONLY_IN, ONLY_OVER_HTTP, Config, ConfigError
 from simulate import PS
-from simulate.costs import FAKE, FOLDER, Costs, Line, save
+from simulate.costs import FAKE, FOLDER, Costs, save
 
+AROUND = ("gap", "gap_row", "gap_answer", "gap_answer_row", "gap_stream", "gap_stream_row",
+          "request", "answer", "request_turn", "answer_turn")  # fmt: skip
 BENCHMARK = Benchmark(
     "costs",
     "What an iteration costs on this machine, for simulations: about two minutes for demo and "
@@ -99,29 +101,13 @@ def fitted(config: Config, name: str, rounds: Sequence[Round]) -> Costs:
 
 
 def show(costs: Costs) -> None:
-    def in_microseconds(line: Line) -> str:
-        terms = {
-            "iteration": line.iteration, "a row": line.row, "a position of context": line.context,
-            "a prefill token": line.prefill, "a position of its context": line.chunk_context,
-        }  # fmt: skip
-        return ", ".join(f"{name} {value / 1e6:,.4g} µs" for name, value in terms.items() if value)
-
-    print(f"an iteration: {in_microseconds(costs.line)}")
-    for n, line in costs.decode.items():
-        print(f"decode rows alone, {n}: {in_microseconds(line)}")
-    for name, value in {
-        "between iterations": costs.gap,
-        "and a row": costs.gap_row,
-        "and a request that it answers": costs.gap_answer,
-        "and so much less of it a row": costs.gap_answer_row,
-        "for streams": costs.gap_stream,
-        "and each of them": costs.gap_stream_row,
-        "from client to iteration": costs.request,
-        "from iteration to client": costs.answer,
-        "from one request to the next, of many at once": costs.request_turn,
-        "from one answer to the next, of many at once": costs.answer_turn,
-    }.items():
-        print(f"{name}: {value / 1e6:,.0f} µs")
+    """Print the costs under the names that simulate/costs.py explains, and the residuals."""
+    decode = [(f"decode {n}", line) for n, line in costs.decode.items()]
+    for name, line in [("line", costs.line), *decode]:
+        terms = {term: value for term, value in asdict(line).items() if value}
+        print(f"{name}: " + ", ".join(f"{t} {value / 1e6:,.4g} µs" for t, value in terms.items()))
+    for name in AROUND:
+        print(f"{name}: {getattr(costs, name) / 1e6:,.0f} µs")
     for name, found in costs.source["residuals"].items():
         low, middle, high = found["of_runs_percent"]
         print(

@@ -16,16 +16,18 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import kernels
-from benchmarks import figures
 from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, Numbers, draw, made_by, run
 from benchmarks.offline import (
     block_tables,
@@ -33,6 +35,7 @@ from benchmarks.offline import (
     load_engine,
     refuse_what_does_not_fit,
 )
+from compare.report.drawing import STYLE, caption_of, plain_log
 from config import ONLY_IN, Config, ConfigError
 from config.resolve import native_bfloat16
 from generate.cached import CachedGenerator
@@ -140,11 +143,6 @@ def timed_steps(
         yield time.perf_counter() - start, between()
 
 
-def step_seconds(engine: CachedGenerator, rows: list[Row], repeats: int) -> float:
-    """The median step."""
-    return statistics.median(seconds for seconds, _ in timed_steps(engine, rows, repeats))
-
-
 def against_bound(
     engine: CachedGenerator, machine: Machine, config: Config, n: int, context: int, repeats: int
 ) -> dict[str, Any]:
@@ -182,7 +180,8 @@ def beside_a_prompt(
     [blocks] = block_tables(1, tokens, config.block_size, used)
     prompt = Inference([i % 256 for i in range(tokens)], 1)
     rows.append(Row(prompt, 0, tokens, blocks, samples=True, idle=False))
-    return {"prompt_tokens": tokens, "seconds": step_seconds(engine, rows, repeats)}
+    seconds = statistics.median(seconds for seconds, _ in timed_steps(engine, rows, repeats))
+    return {"prompt_tokens": tokens, "seconds": seconds}
 
 
 def measure(
@@ -234,6 +233,44 @@ def measure(
     }
 
 
+def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
+    """Step time against rows, a colour a context, and what memory and arithmetic bound it by.
+
+    A roofline. points: {"rows", "context", "seconds", "memory_s", "arithmetic_s", "reached",
+    "reached_least", "reached_most"} each. The right panel: which part of the bound (the larger of
+    the two, as if they overlapped wholly) a step reaches, median and range.
+    """
+    contexts = sorted({int(point["context"]) for point in points})
+    shades = [matplotlib.colormaps["viridis"](x) for x in np.linspace(0.1, 0.75, len(contexts))]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(12, 4.8), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for context, shade in zip(contexts, shades):
+            mine = sorted((p for p in points if p["context"] == context), key=lambda p: p["rows"])
+            rows = [p["rows"] for p in mine]
+            measured = [1e3 * p["seconds"] for p in mine]
+            bound = [1e3 * max(p["memory_s"], p["arithmetic_s"]) for p in mine]
+            left.plot(rows, measured, "o-", color=shade, label=f"measured, context {context}")
+            left.plot(rows, bound, "--", color=shade, lw=1.2, label=f"bound, context {context}")
+            reached, least, most = (
+                [100 * p[f"reached{which}"] for p in mine] for which in ("", "_least", "_most")
+            )
+            right.plot(rows, reached, "o-", color=shade, label=f"context {context}")
+            right.fill_between(rows, least, most, color=shade, alpha=0.12, lw=0)
+        for axis in (left, right):
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(ticks := sorted({p["rows"] for p in points}), map(str, ticks))
+            axis.set_xlabel("rows")
+            axis.grid(alpha=0.25)
+        left.set_yscale("log")
+        plain_log(left.yaxis)
+        left.set(ylabel="step time, ms (log scale)", title="What an iteration takes")
+        right.set(ylabel="bound / measured, %", ylim=(0, 105), title="How near the machine's limit")
+        left.legend(fontsize=9.5, ncols=2)
+        caption_of(figure, caption)
+    return figure
+
+
 def main() -> None:
     options, [config] = BENCHMARK.engine_configs(max_batch_size=lambda options: max(options.rows))
     prompts = options.prompts or ()
@@ -248,7 +285,7 @@ def main() -> None:
         f"{made_by(result)} · {result['bytes_per_s'] / 1e9:,.1f} GB/s, "
         f"{result['flops_per_s'] / 1e9:,.0f} GFLOP/s"
     )
-    draw(figures.step_time(result["steps"], caption), options.out / "step_time.png")
+    draw(step_time(result["steps"], caption), options.out / "step_time.png")
     print(json.dumps(result))
 
 

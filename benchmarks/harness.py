@@ -169,9 +169,8 @@ class Benchmark:
         setup: str,
         body: str,
         result: Mapping[str, Any],
-        figure: tuple[str, Figure] | None = None,
     ) -> None:
-        """Write NAME.md and NAME.json, and NAME.png for a figure and its words; print the page.
+        """Write NAME.md and NAME.json; print the page.
 
         result: the numbers, with their record.
         """
@@ -180,10 +179,6 @@ class Benchmark:
             f"{result['date']}.\n\n{body}\n"
         )
         folder.mkdir(parents=True, exist_ok=True)
-        if figure:
-            words, drawn = figure
-            page += f"\n![{words}]({self.name}.png)\n"
-            draw(drawn, folder / f"{self.name}.png")
         (folder / f"{self.name}.md").write_text(page)
         (folder / f"{self.name}.json").write_text(json.dumps(result, indent=1) + "\n")
         print(f"{page}\n{self.name}.md and {self.name}.json: {folder}")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import kernels
-from benchmarks import agreement, burst, engine, quantization, scheduler
+from benchmarks import agreement, burst, engine, scheduler
 from benchmarks.workload import draw
 from client.traces import load_trace
 from config import build
@@ -123,27 +123,6 @@ def test_the_reader_reads_all_of_an_array() -> None:
     words = torch.randint(-(2**62), 2**62, (100_003,), generator=torch.Generator().manual_seed(0))
     for n in (0, 1, 63, 64, 32_768, 100_003):
         assert kernels.load().read_int64(words.data_ptr(), n, 2) == int(words[:n].sum())
-
-
-@pytest.mark.nightly
-def test_gains_of_int8_are_measured_by_rows_and_on_a_small_pool(
-    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert quantization.alone(os.getpid) != os.getpid()
-    monkeypatch.setattr(quantization, "alone", lambda function, *given: function(*given))
-    sizes = "--rows 1,3 --contexts 20 --rounds 1 --pool-gb 0.001 --max-batch-size 64"
-    result = result_of(quantization, small, sizes, f"--out {tmp_path}")
-    assert [(step["context"], step["rows"]) for step in result["steps"]] == [(20, 1), (20, 3)]
-    for step in result["steps"]:
-        assert list(step["gains"]) == ["linear int8", "kv int8", "both int8", "plain again"]
-        assert {len(each) for each in step["gains"].values()} == {quantization.TURNS}
-    plain, linear, kv, both = result["pools"].values()
-    # a token of two heads of 16 takes 160 bytes instead of 512
-    assert plain["kv_blocks"] == linear["kv_blocks"] == 122 and kv["kv_blocks"] == 390
-    assert both["rows"] > 1.5 * plain["rows"] and both["iterations"] < plain["iterations"]
-    page = (tmp_path / "quantization.md").read_text()
-    assert "\n| 20 | 3 | " in page and f"\n| both int8 | 390 | {both['rows']:.1f} | " in page
-    assert (tmp_path / "quantization.png").stat().st_size > 10_000
 
 
 def test_the_engine_is_held_against_the_oracle(

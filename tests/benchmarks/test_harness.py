@@ -18,7 +18,6 @@ from benchmarks import (
     harness,
     huggingface,
     pairs,
-    quantization,
 )
 from benchmarks.harness import Benchmark, alternate, mean, mean_ratio
 from tests.benchmarks.conftest import Run
@@ -70,8 +69,6 @@ def test_a_page_has_its_setup_command_and_numbers(tmp_path: Path) -> None:
         (agreement, "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
         (huggingface, "--model demo", "name another --model"),
         (huggingface, "--token-budget 9", "unknown flag --token-budget"),
-        (quantization, "--model demo", "name another --model"),
-        (quantization, "--model gpt2 --pool-gb 0.01", "holds no request of 1024"),
         (gpu, "", "device cuda: no GPU is usable here; use --device cpu"),
         (gpu, "--port 1", "unknown flag --port"),
         (pairs, "'echo nothing' 'echo 1 tok/s'", "echo nothing ended with 0 and printed no tok/s"),

@@ -14,7 +14,6 @@ import pytest
 from benchmarks import harness
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import engines
-from benchmarks.workload import draw
 
 BFLOAT16 = ["ours dtype bfloat16", "vLLM bfloat16", "OpenVINO bfloat16"]
 
@@ -133,47 +132,6 @@ def test_without_native_bfloat16_peers_run_in_float32() -> None:
     ]
 
 
-class FakeVLLM:
-    """vLLM's LLM, as far as the script uses it; makes `off` tokens too many."""
-
-    off = 0
-
-    def __init__(self, model: str, **settings: Any):
-        assert settings["enable_prefix_caching"] is False
-
-    def generate(self, prompts: list[Any], params: list[Any], use_tqdm: bool) -> list[Any]:
-        return [
-            SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * (its.max_tokens + self.off))])
-            for its in params
-        ]
-
-
-class FakeTensor:
-    def __init__(self, ids: Any):
-        self.ids = ids.tolist()
-
-
-class FakePipeline:
-    """OpenVINO's continuous batching: a step makes one token for every row."""
-
-    def __init__(self, *_: Any):
-        self.left: list[Any] = []
-
-    def add_request(self, number: int, ids: FakeTensor, config: Any) -> Any:
-        assert ids.ids == [draw()[number][0]] and config.ignore_eos
-        made = SimpleNamespace(generated_ids=[], limit=config.max_new_tokens)
-        self.left.append(made)
-        return SimpleNamespace(read_all=lambda: [made])
-
-    def has_non_finished_requests(self) -> bool:
-        return bool(self.left)
-
-    def step(self) -> None:
-        for made in self.left:
-            made.generated_ids.append(0)
-        self.left = [made for made in self.left if len(made.generated_ids) < made.limit]
-
-
 class FakeCTranslate2:
     """A batch: a prompt's tokens beyond the shortest prompt take a step each."""
 
@@ -190,32 +148,18 @@ class FakeCTranslate2:
         return [SimpleNamespace(sequences_ids=[[0] * n]) for n in made]
 
 
-FAKES = {
-    "vllm": SimpleNamespace(LLM=FakeVLLM, SamplingParams=SimpleNamespace, __version__="1"),
-    "openvino": SimpleNamespace(Tensor=FakeTensor),
-    "openvino_genai": SimpleNamespace(
-        SchedulerConfig=SimpleNamespace,
-        GenerationConfig=SimpleNamespace,
-        ContinuousBatchingPipeline=FakePipeline,
-        __version__="1-2",
-    ),
-    "ctranslate2": SimpleNamespace(Generator=FakeCTranslate2, __version__="1"),
-}
-
-
 @pytest.mark.parametrize(("n", "tokens"), [("64", "6,904"), ("1", "113")])
-@pytest.mark.parametrize("script", ["vllm", "openvino", "ctranslate2"])
-def test_every_peer_makes_each_requests_tokens(
-    script: str, n: str, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_rows_leave_a_batch_of_ctranslate2_with_their_own_number_of_tokens(
+    n: str, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    for name, fake in FAKES.items():
-        monkeypatch.setitem(sys.modules, name, fake)
-    for form in ("openvino", "ctranslate2"):
-        (tmp_path / form).mkdir()
-    monkeypatch.setattr(sys, "argv", ["engines", script, "--model", str(tmp_path), "--n", n])
+    fake = SimpleNamespace(Generator=FakeCTranslate2, __version__="1")
+    monkeypatch.setitem(sys.modules, "ctranslate2", fake)
+    (tmp_path / "ctranslate2").mkdir()
+    words = ["engines", "ctranslate2", "--model", str(tmp_path), "--n", n]
+    monkeypatch.setattr(sys, "argv", words)
     engines.main()
-    said = capsys.readouterr().out
-    assert f"{n} requests, {tokens} tokens in " in said and said.endswith(" tok/s\n")
+    printed = capsys.readouterr().out
+    assert f"{n} requests, {tokens} tokens in " in printed and printed.endswith(" tok/s\n")
 
 
 def test_too_many_tokens_are_no_throughput(capsys: Any) -> None:
