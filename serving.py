@@ -1,9 +1,9 @@
 """One server: from a Config to a running engine, and from a request to a group of inferences. Knows
 no HTTP.
 
-Everything that serves is composed here: app.py, the benchmarks and the tests build a `Server`. Who
-needs one part alone calls what this calls: `scheduler.build` for a scheduler without an engine,
-`generate.load_generator` for an engine without a scheduler.
+Everything that serves is composed here: app.py, the benchmarks and the tests build a `Server`. For
+one part alone there are `scheduler.build`, a scheduler without an engine, and
+`generate.load_generator`, an engine without a scheduler.
 """
 
 from __future__ import annotations
@@ -112,9 +112,8 @@ class Server:
     def group(self, request: Request, rule: StopRule | None = None) -> list[Inference]:
         """n inferences a prompt, each with a seed of its own, to be waited for or streamed.
 
-        rule: what ends each. Raises InvalidRequest if they are more than the server holds. Who
-        brings another cache_salt shares no KV blocks, and so cannot learn from their speed what was
-        asked here.
+        rule: what ends each. Raises InvalidRequest if they are more than the server holds. Requests
+        with another cache_salt share no KV blocks, so that their speed reveals nothing of others.
         """
         config, n = self.config, request.n
         if len(request.prompts) * n > config.max_in_flight:
@@ -132,7 +131,7 @@ class Server:
             if shares and config.prefix_caching:
                 keys = block_keys(ids, config.block_size, request.cache_salt)
             elif shares and n > 1:
-                # they share their prompt's blocks all the same, and nobody else finds them
+                # they share their prompt's blocks all the same, and no others find them
                 keys = block_keys(ids, config.block_size, secrets.token_hex())
             leader = None
             for _ in range(n):
@@ -160,9 +159,9 @@ class Server:
         """
         config = self.config
         blocks = self.manager.snapshot().n_blocks
-        told = {"mode": config.mode, "model": config.model, "kv_blocks": blocks}
-        told |= self.stats.run().report()
-        return told if since is None else told | self.stats.iterations(since)
+        report = {"mode": config.mode, "model": config.model, "kv_blocks": blocks}
+        report |= self.stats.run().report()
+        return report if since is None else report | self.stats.iterations(since)
 
     def refused(self, group: Sequence[Inference]) -> None:
         """Count a request that was turned away: by a full queue, by its user's limit."""

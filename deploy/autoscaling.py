@@ -18,6 +18,8 @@ from typing import Any
 
 CONTROL_INTERVAL_S = 0.1  # between decisions (Ray's CONTROL_LOOP_INTERVAL_S)
 SAMPLES = 5  # in a look-back period (Ray's …_RECORD_INTERVAL_FACTOR, 0.2)
+POSITIVE = ("target_ongoing_requests", "metrics_interval_s", "look_back_period_s",
+            "upscaling_factor", "downscaling_factor", "target_tokens")  # fmt: skip
 EPS_S = 1e-6  # that a sum of intervals may be off
 
 
@@ -46,14 +48,9 @@ class Autoscaling:
                 f"min_replicas ({self.min_replicas}) must be at least 1, and max_replicas "
                 f"({self.max_replicas}) no less"
             )
-        for name in (
-            "target_ongoing_requests", "metrics_interval_s", "look_back_period_s",
-            "upscaling_factor", "downscaling_factor",
-        ):  # fmt: skip
-            if not 0 < getattr(self, name) < math.inf:
+        for name in POSITIVE:
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0, and finite")
-        if self.target_tokens is not None and not 0 < self.target_tokens < math.inf:
-            raise ValueError("target_tokens must be above 0, and finite")
         for name in ("upscale_delay_s", "downscale_delay_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or more, and finite")

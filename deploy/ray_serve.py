@@ -6,6 +6,7 @@ import asyncio
 import time
 import warnings
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from math import ceil
 from typing import Any
 
@@ -89,15 +90,8 @@ class ByTokens:
 
 def autoscaling(rule: Autoscaling, replicas: int) -> AutoscalingConfig:
     """Ray's, which begins with so many replicas."""
-    shared = {
-        name: getattr(rule, name)
-        for name in (
-            "min_replicas", "max_replicas", "target_ongoing_requests", "metrics_interval_s",
-            "look_back_period_s", "upscale_delay_s", "downscale_delay_s", "upscaling_factor",
-            "downscaling_factor",
-        )
-    }  # fmt: skip
-    if rule.target_tokens is not None:
+    shared = asdict(rule)
+    if shared.pop("target_tokens") is not None:
         shared["policy"] = AutoscalingPolicy(
             policy_function=ByTokens, policy_kwargs={"target": rule.target_tokens}
         )

@@ -109,7 +109,7 @@ class Replica:
     async def answer(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
     ) -> Answer | Full:
-        """The whole answer. Who cancels this call gives the request up."""
+        """The whole answer. Cancelling this call cancels the request."""
         group: Sequence[Inference] = ()
         queued: Sequence[Inference] = ()
         try:
@@ -137,12 +137,12 @@ class Replica:
         """Server-sent events as tokens are computed, those that pile up while nobody takes them as
         one; or the answer of an error that comes before the first.
         """
-        told: dict[int, TokenEvent] = {}
+        updates: dict[int, TokenEvent] = {}
         turn = asyncio.Event()
 
-        def hear(news: TokenEvent) -> None:
+        def hear(update: TokenEvent) -> None:
             def note() -> None:
-                told[id(news.inference)] = news
+                updates[id(update.inference)] = update
                 turn.set()
 
             self._post.put(note)
@@ -161,8 +161,8 @@ class Replica:
             while not events.over:
                 await self._until(turn, group[0].deadline)
                 turn.clear()
-                news, told = told, {}
-                if data := events.render(news):
+                latest, updates = updates, {}
+                if data := events.render(latest):
                     yield data
         except ServingError as error:
             yield self._failed(error)

@@ -54,7 +54,7 @@ class Completions:
                     if member.error is not None:
                         raise member.error
         except BaseException:
-            self.server.manager.cancel(group)  # nobody will see the others' texts
+            self.server.manager.cancel(group)  # the others' texts will not be read
             raise
 
     def _enqueue(self, group: Sequence[Inference], stream: Stream | None = None) -> None:
@@ -81,7 +81,7 @@ class Completions:
     def _stream(self, exchange: Exchange) -> Response:
         """Queue the group, and answer with server-sent events as its tokens are computed.
 
-        Those that pile up while the reader is slow come as one. Waits for the first text, so that
+        Tokens that pile up while the reader is slow come as one. Waits for the first text, so that
         what goes wrong before it is raised and has a status of its own; what goes wrong later is an
         event.
         """
@@ -94,10 +94,12 @@ class Completions:
         stream = Stream(exchange.events(), connection if chunked else None)
         self._enqueue(group, stream)
         with ExitStack() as stack:
-            # does nothing unless the reader has gone before the end
+            # does nothing unless the client goes before the end
             stack.callback(self.server.manager.cancel, group)
             stack.enter_context(self._watcher.watching(connection, group))
-            told = stream.body(lambda turn: self._wait(turn, group[0].deadline))
-            response = Response(chain([next(told)], told), mimetype=STREAM, headers=STREAM_HEADERS)
+            pieces = stream.body(lambda turn: self._wait(turn, group[0].deadline))
+            response = Response(
+                chain([next(pieces)], pieces), mimetype=STREAM, headers=STREAM_HEADERS
+            )
             response.call_on_close(stack.pop_all().close)
         return response

@@ -24,26 +24,29 @@ class Streamer:
     """The thread that writes, started with the first stream."""
 
     def __init__(self) -> None:
-        self._told: SimpleQueue[tuple[Stream, TokenEvent]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Stream, TokenEvent]] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
-        """Have the progress of `group`, which is not queued yet, told to `stream`.
+        """Have `stream` advance with `group`, which is not queued yet.
 
         Raises Overloaded.
         """
         with self._lock:
             self._thread = self._thread or started("streamer", self._run)
         for member in group:
-            member.listener, member.streamed = lambda told: self._told.put((stream, told)), True
+            member.listener, member.streamed = (
+                lambda update: self._queue.put((stream, update)),
+                True,
+            )
 
     def _run(self) -> None:
         while True:
             newest: defaultdict[Stream, dict[int, TokenEvent]] = defaultdict(dict)
-            while not newest or not self._told.empty():
-                stream, told = self._told.get()
-                newest[stream][id(told.inference)] = told
+            while not newest or not self._queue.empty():
+                stream, update = self._queue.get()
+                newest[stream][id(update.inference)] = update
             for stream, by_inference in newest.items():
                 stream.advance(by_inference)
 
@@ -59,21 +62,21 @@ class Stream:
         self._events = events
         self._connection = connection
         self._lock = threading.Lock()  # of all that follows
-        self._told: dict[int, TokenEvent] = {}
+        self._updates: dict[int, TokenEvent] = {}
         self._direct = False  # whose turn it is: the Streamer's, or the HTTP thread's
         self._unsent = b""  # the rest of a chunk of which the socket took a part
         self._failed: Exception | None = None
         self._turn = threading.Event()  # the HTTP thread has something to do
 
-    def advance(self, told: dict[int, TokenEvent]) -> None:
-        """The Streamer's: take news, and write if it is its turn and this is not the end."""
+    def advance(self, updates: dict[int, TokenEvent]) -> None:
+        """For the Streamer: take updates, and write if it is its turn and this is not the end."""
         with self._lock:
-            self._told |= told
-            over = {key for key, news in self._told.items() if news.is_over}
+            self._updates |= updates
+            over = {key for key, update in self._updates.items() if update.is_over}
             if (
                 self._direct
                 and not self._events.ends(over)
-                and not any(self._told[key].inference.error for key in over)
+                and not any(self._updates[key].inference.error for key in over)
             ):
                 try:
                     self._write()
@@ -115,10 +118,10 @@ class Stream:
                 yield data
             with self._lock:
                 self._direct = (
-                    self._events.begun and self._connection is not None and not self._told
+                    self._events.begun and self._connection is not None and not self._updates
                 )
 
     def _render(self) -> bytes:
-        """The events for all that was told."""
-        told, self._told = self._told, {}
-        return self._events.render(told)
+        """The events for all updates."""
+        updates, self._updates = self._updates, {}
+        return self._events.render(updates)

@@ -1,8 +1,8 @@
-"""Notices clients that go while their request waits, runs or is streamed, and gives it up.
+"""Cancels requests whose client goes while they wait, run or are streamed.
 
-The kernel knows that the other side has closed, and tells whoever polls, also behind bytes that
-nobody has read yet. Writing would not tell: the first write after a close succeeds. A client that
-only closes its own direction counts as gone.
+The kernel reports a connection that the other side has closed to a poll, also behind bytes that
+were not read yet. Writing would not show it: the first write after a close succeeds. A client that
+closes its own direction alone counts as gone.
 """
 
 from __future__ import annotations

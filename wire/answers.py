@@ -44,14 +44,13 @@ class Usage(_Answer):
 # ---- /inference
 
 
-_seconds: Any = {measure.field: (float, ...) for measure in TIMINGS}
+_seconds: Any = dict.fromkeys(("arrived_at", *(each.field for each in TIMINGS)), (float, ...))
 _Seconds: Any = create_model("_Seconds", __base__=_Answer, **_seconds)
 
 
 class Timings(_Seconds):  # type: ignore[misc]
     """Seconds; `arrived_at` since the epoch. `preempted_s` and `paused_s` lie inside the others."""
 
-    arrived_at: float
     recomputed_tokens: int
     itl_s: list[float]
 

@@ -1,4 +1,4 @@
-"""Server-sent events of a group, made as its tokens are told."""
+"""Server-sent events of a group, as its tokens are computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def event(data: Any) -> bytes:
 
 
 class Part:
-    """One inference of a stream: what of it was read, and what of that was shown.
+    """One inference of a stream: how much of it was read, and how much of that was shown.
 
     prompt_ids: those that are echoed. most: completion tokens that are shown.
     """
@@ -30,13 +30,13 @@ class Part:
         self._text = detokenizer.prompt(prompt_ids)
         self._read = self._shown = 0
 
-    def read(self, told: TokenEvent) -> tuple[str, int]:
-        """The new text and the number of its tokens; none of either while the text is held back."""
-        n = min(told.n_tokens, self._most)
-        tokens = told.inference.tokens[self._read : n]
-        self._text += self._detokenizer.completion(tokens, told.is_over)
+    def read(self, update: TokenEvent) -> tuple[str, int]:
+        """The new text and the number of its tokens; none of either while the text is kept back."""
+        n = min(update.n_tokens, self._most)
+        tokens = update.inference.tokens[self._read : n]
+        self._text += self._detokenizer.completion(tokens, update.is_over)
         self._read = n
-        if not self._text and not told.is_over:
+        if not self._text and not update.is_over:
             return "", 0
         text, n = self._text, self._read - self._shown
         self._text, self._shown = "", self._read
@@ -52,29 +52,29 @@ class Events:
 
     @property
     def over(self) -> bool:
-        """All was rendered."""
+        """True once all was rendered."""
         return not self._parts
 
     def ends(self, over: Collection[int]) -> bool:
-        """Nobody else is left once those inferences are over."""
+        """True if all are over once those inferences are."""
         return not self._parts.keys() - over
 
-    def render(self, told: Mapping[int, TokenEvent]) -> bytes:
-        """The events for what was told since, by the id() of each inference; with the last of them
-        [DONE]. Those that piled up come as one.
+    def render(self, updates: Mapping[int, TokenEvent]) -> bytes:
+        """The events for updates, by the id() of each inference; after the last of all [DONE].
+        Tokens that piled up come as one.
 
         Raises a ServingError that comes before any text; later it is an event, and the last.
         """
         out: list[Any] = []
         failure = None
-        for key, news in told.items():
-            if (part := self._parts.get(key)) is None:  # told twice that it is over
+        for key, update in updates.items():
+            if (part := self._parts.get(key)) is None:  # it was over before
                 continue
-            text, n = part.read(news)
-            if news.is_over:
+            text, n = part.read(update)
+            if update.is_over:
                 del self._parts[key]
-                failure = failure or news.inference.error
-            last = news.is_over and news.inference.error is None
+                failure = failure or update.inference.error
+            last = update.is_over and update.inference.error is None
             if text or last:
                 out.append(self._reply.piece(part.index, text, n, last))
         if failure is not None:

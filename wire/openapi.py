@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from wire import answers
-from wire.messages import JSON
+from wire.messages import JSON, STREAM
 from wire.routes import OPEN, Route, offered
 
 VERSION = "1"
@@ -45,40 +45,35 @@ def document(has_key: bool, live: bool) -> dict[str, Any]:
     for name, route in routes.items():
         method, path = name.split()
         paths.setdefault(path, {})[method.lower()] = _operation(name, route, has_key)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "effective-batching", "version": VERSION},
         "paths": paths,
         "components": {"schemas": schemas["$defs"]},
     }
     if has_key:
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
-    return found
+        result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        result["security"] = [{"key": []}]
+    return result
 
 
 def _operation(name: str, route: Route, has_key: bool) -> dict[str, Any]:
-    content = (
-        {route.answer: {"schema": {"type": "string"}}}
-        if isinstance(route.answer, str)
-        else _json(route.answer)
-    )
-    if route.answer == JSON:
-        content = {JSON: {"schema": {"type": "object"}}}
+    if isinstance(route.answer, str):
+        kind = "object" if route.answer == JSON else "string"
+        content: dict[str, Any] = {route.answer: {"schema": {"type": kind}}}
+    else:
+        content = _json(route.answer)
     if route.events:
-        content["text/event-stream"] = {"schema": _event(route.events)}
+        content[STREAM] = {"schema": _event(route.events)}
     responses = {"200": {"description": route.summary, "content": content}}
     for status in sorted({*route.problems, *([401] if has_key and name not in OPEN else [])}):
         responses[str(status)] = {"description": PROBLEMS[status], "content": _json(answers.Error)}
         if status in HEADERS:
-            responses[str(status)]["headers"] = {
-                HEADERS[status]: {"required": True, "schema": {"type": "string"}}
-            }
+            header = {"required": True, "schema": {"type": "string"}}
+            responses[str(status)]["headers"] = {HEADERS[status]: header}
     if name == "GET /ready":
-        responses["503"] = {
-            "description": "not yet, or no more",
-            "content": _json(answers.NotReady),
-        }
+        content = _json(answers.NotReady)
+        responses["503"] = {"description": "not yet, or no more", "content": content}
     operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
     if route.body:
         operation["requestBody"] = {"required": True, "content": _json(route.body)}

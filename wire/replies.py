@@ -1,11 +1,11 @@
-"""How the answers of each completion route read, whole or event by event."""
+"""Answers of each completion route, whole or event by event."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from scheduling.inference import Inference
 from stats import times_of, timings_of
@@ -89,9 +89,8 @@ class InferenceReply(Reply):
 class CompletionReply(Reply):
     """OpenAI's form of a completion."""
 
-    prefix: ClassVar[str] = "cmpl"
-    answer: ClassVar[str] = "text_completion"
-    chunk: ClassVar[str] = "text_completion"
+    prefix, answer, chunk = "cmpl", "text_completion", "text_completion"
+    form_logprobs = staticmethod(Logprobs.completion)
 
     def __init__(self, *given: Any):
         super().__init__(*given)
@@ -105,7 +104,7 @@ class CompletionReply(Reply):
             self._choice(i, self._message(text), min(len(it.tokens), most), it.finish_reason)
             for i, (text, it) in enumerate(zip(texts, self.group))
         ]
-        return self._told(self.answer, choices, usage=self._usage())
+        return self._body(self.answer, choices, usage=self._usage())
 
     def piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
         first = i not in self._begun
@@ -113,12 +112,12 @@ class CompletionReply(Reply):
         reason = self.group[i].finish_reason if last else None
         choice = self._choice(i, self._delta(text, first), n, reason)
         no_usage = {"usage": None} if self.request.include_usage else {}
-        return self._told(self.chunk, [choice], **no_usage)
+        return self._body(self.chunk, [choice], **no_usage)
 
     def end(self) -> dict[str, Any] | None:
         if not self.request.include_usage:
             return None
-        return self._told(self.chunk, [], usage=self._usage())
+        return self._body(self.chunk, [], usage=self._usage())
 
     def _message(self, text: str) -> dict[str, Any]:
         return {"text": text}
@@ -126,33 +125,24 @@ class CompletionReply(Reply):
     def _delta(self, text: str, first: bool) -> dict[str, Any]:
         return {"text": text}
 
-    def _told(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self.model}
         return head | {"choices": choices} | more
 
-    def _choice(
-        self, i: int, part: dict[str, Any], n: int, finish_reason: str | None
-    ) -> dict[str, Any]:
-        """A choice that tells the next n tokens."""
-        logprobs = self._of(self._logprobs[i], n) if self._logprobs else None
-        return {"index": i} | part | {"logprobs": logprobs, "finish_reason": finish_reason}
-
-    def _of(self, logprobs: Logprobs, n: int) -> dict[str, Any]:
-        return logprobs.completion(n)
+    def _choice(self, i: int, part: dict[str, Any], n: int, reason: str | None) -> dict[str, Any]:
+        """The choice of the next n tokens."""
+        logprobs = self.form_logprobs(self._logprobs[i], n) if self._logprobs else None
+        return {"index": i} | part | {"logprobs": logprobs, "finish_reason": reason}
 
 
 class ChatReply(CompletionReply):
     """OpenAI's form of a chat completion."""
 
-    prefix = "chatcmpl"
-    answer = "chat.completion"
-    chunk = "chat.completion.chunk"
+    prefix, answer, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    form_logprobs = staticmethod(Logprobs.chat)
 
     def _message(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}}
-
-    def _of(self, logprobs: Logprobs, n: int) -> dict[str, Any]:
-        return logprobs.chat(n)
 
     def _delta(self, text: str, first: bool) -> dict[str, Any]:
         role = {"role": "assistant"} if first else {}

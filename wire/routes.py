@@ -59,30 +59,20 @@ NAME = ({"name": "name", "in": "path", "required": True, "schema": {"type": "str
 ROUTES = {
     "POST /inference": Route(
         "complete a prompt, or a group of prompts",
-        answers.InferenceAnswer,
-        InferenceRequest,
-        (answers.InferencePiece, answers.InferenceEnd),
-        SERVING,
+        answers.InferenceAnswer, InferenceRequest,
+        (answers.InferencePiece, answers.InferenceEnd), SERVING,
     ),
     "POST /v1/completions": Route(
         "the same, as OpenAI's clients ask it",
-        answers.Completion,
-        CompletionRequest,
-        (answers.CompletionChunk,),
-        (*SERVING, 404),
+        answers.Completion, CompletionRequest, (answers.CompletionChunk,), (*SERVING, 404),
     ),
     "POST /v1/chat/completions": Route(
         "a conversation, in OpenAI's form",
-        answers.ChatCompletion,
-        ChatRequest,
-        (answers.ChatCompletionChunk,),
-        (*SERVING, 404),
+        answers.ChatCompletion, ChatRequest, (answers.ChatCompletionChunk,), (*SERVING, 404),
     ),
     "POST /tokenize": Route(
         "the ids of a prompt or a chat, as vLLM's",
-        answers.Tokens,
-        TokenizeRequest,
-        problems=(400, 404, 413, 415),
+        answers.Tokens, TokenizeRequest, problems=(400, 404, 413, 415),
     ),
     "GET /v1/models": Route("the model, in OpenAI's form", answers.Models),
     "GET /v1/models/{name}": Route(
@@ -91,9 +81,7 @@ ROUTES = {
     "GET /stats": Route(
         "measures of the current run; ?iterations=1&since=N adds an entry for each iteration from "
         "number N on",
-        answers.Stats,
-        problems=(400,),
-        parameters=PAGE,
+        answers.Stats, problems=(400,), parameters=PAGE,
     ),
     "POST /stats/reset": Route("start a new run", answers.Reset, problems=(415,)),
     "POST /reset_prefix_cache": Route(
@@ -103,30 +91,23 @@ ROUTES = {
     "GET /live/events": Route(
         "what happened since ?since=CURSOR, for that page (docs/live.md); ?load=ID keeps its load "
         "alive",
-        answers.Events,
-        problems=(400,),
-        parameters=EVENTS,
+        answers.Events, problems=(400,), parameters=EVENTS,
     ),
     "POST /live/load": Route(
         "requests that the server makes itself, for that page; rate 0 ends them",
-        answers.LoadStarted,
-        LoadRequest,
-        problems=(400, 413, 415),
+        answers.LoadStarted, LoadRequest, problems=(400, 413, 415),
     ),
     "GET /timeline": Route(
         "the last ?last=N iterations that somebody looked at, as Chrome's trace events",
-        JSON,
-        problems=(400,),
-        parameters=LAST,
+        JSON, problems=(400,), parameters=LAST,
     ),
     "GET /metrics": Route("for Prometheus", "text/plain"),
     "GET /health": Route("the process answers", answers.Health),
     "GET /ready": Route("the model is loaded and the handler thread works", answers.Ready),
     "GET /openapi.json": Route("this interface, as OpenAPI 3.1 describes it", JSON),
     "GET /": Route("what this server is", answers.Description),
-}
+}  # fmt: skip
 OPEN = ("GET /health", "GET /ready", "GET /live")  # need no key
-
 OF_PAGE = ("GET /live", "GET /live/events", "POST /live/load", "GET /timeline")
 
 
