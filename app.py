@@ -98,10 +98,11 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
 
 
 def _view(handler: Callable[[Call], Answer | Response], route: Route) -> Callable[..., Response]:
-    """Flask's view function of a handler; a body is read where the route takes one."""
+    """Flask's view function of a handler; query and body are read where the route takes them."""
 
     def view(name: str = "") -> Response:
-        return respond(handler(Call(request.args, body() if route.body else b"", name)))
+        query = request.args if route.parameters else {}
+        return respond(handler(Call(query, body() if route.body else b"", name)))
 
     return view
 

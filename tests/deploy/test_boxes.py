@@ -129,11 +129,6 @@ def test_pip_is_satisfied_with_what_is_there_before_the_code(tmp_path: Path) -> 
     assert done.returncode == 0 and "Would install" not in done.stdout, done.stdout + done.stderr
 
 
-def test_torch_is_the_small_one_unless_a_build_argument_says_otherwise() -> None:
-    """By the same variable and address that docs/cpu.md names."""
-    assert f"`{only('ARG')} ./compare.sh`" in (ROOT / "docs" / "cpu.md").read_text()
-
-
 def healthy(port: str) -> bool:
     """What the image's health check says of the server at that port of this machine."""
     program, *arguments = json.loads(only("HEALTHCHECK").split(" CMD ")[1])

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from client.calls import ServerError, get, post
+from client.calls import get, post
 from client.load import replay
 from client.outcomes import Outcome
 from client.traces import Request
@@ -64,14 +64,6 @@ def test_256_rows_are_filled_and_1200_requests_at_once_are_all_answered() -> Non
         assert get(f"{url}/stats")["refused"] == 0
 
 
-def test_requests_beyond_the_queue_are_refused_and_the_others_answered() -> None:
-    with server("nobatch", {"model": "fake", "max_batch_size": 4, "max_waiting": 16}) as url:
-        outcomes = replay(url, asks(60, 20))
-        refused = [outcome.error for outcome in outcomes if outcome.error]
-        assert 0 < len(refused) <= 40 and all(error.startswith("429 ") for error in refused)
-        assert get(f"{url}/stats")["completed"] == 60 - len(refused)
-
-
 def in_background(url: str, requests: list[Request]) -> tuple[threading.Thread, list[Outcome]]:
     outcomes: list[Outcome] = []
     thread = threading.Thread(target=lambda: outcomes.extend(replay(url, requests)))
@@ -86,19 +78,6 @@ def wait_until_running(url: str, n: int) -> None:
 def wait_until_in_flight(url: str, n: int) -> None:
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     wait_until(lambda: sum(metric(url, name) for name in names) == n)
-
-
-def test_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
-    with started() as (url, process):
-        thread, outcomes = in_background(url, asks(20, 500))
-        wait_until_running(url, 20)
-        process.send_signal(signal.SIGTERM)
-        thread.join(PATIENCE_S)
-        assert_all_answered(outcomes)
-        assert len(outcomes) == 20
-        assert process.wait(PATIENCE_S) == 0
-        with pytest.raises(ServerError):
-            get(f"{url}/health")
 
 
 def test_ctrl_c_ends_at_once_and_tells_those_in_flight() -> None:
@@ -289,31 +268,6 @@ def test_a_killed_client_disturbs_nobody(shared_server: Serve) -> None:
         beside = replay(url, asks(5, 100))
         assert_all_answered(beside)
         assert [outcome.text for outcome in beside] == [outcome.text for outcome in alone]
-
-
-def test_bodies_that_are_too_large_get_413_and_disturb_nobody(shared_server: Serve) -> None:
-    with shared_server("dynamic", {"model": "fake"}) as url:
-        thread, outcomes = in_background(url, asks(5, 300))
-        with connected(url) as sending:
-            sending.sendall(HEAD + b"Content-Length: 50000000\r\n\r\n")
-            for _ in range(50):
-                try:
-                    sending.sendall(b"x" * 1_000_000)
-                except OSError:
-                    break  # refused before all of it was sent
-            assert b"413" in sending.recv(100)
-        thread.join(PATIENCE_S)
-        assert_all_answered(outcomes)
-
-
-def test_a_slow_client_does_not_hold_up_the_others() -> None:
-    with server("dynamic", {"model": "fake", "max_batch_size": 1, "max_waiting": 0}) as url:
-        slow = [connected(url) for _ in range(10)]
-        for connection in slow:
-            connection.sendall(b"POST /inf")  # and nothing more
-        assert_all_answered(replay(url, asks(1, 3)))
-        for connection in slow:
-            connection.close()
 
 
 def test_a_port_in_use_is_a_sentence_that_names_another() -> None:

@@ -68,19 +68,6 @@ def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(
     assert set(last["timings"]) == set(plain["timings"]) and len(last["timings"]["itl_s"]) == 7
 
 
-@pytest.mark.parametrize("mode", SOME_MODES)
-def test_a_group_is_streamed_with_an_index_for_each_prompt(
-    mode: str, client_of: Callable[..., FlaskClient]
-) -> None:
-    client = client_of(mode)
-    group = {"prompt": ["hi", "there", "you"], "num_tokens": 5, "seed": 3}
-    plain = client.post("/inference", json=group).get_json()
-    *chunks, last = stream(client, group)
-    for index, text in enumerate(plain["completion"]):
-        assert "".join(chunk["text"] for chunk in chunks if chunk["index"] == index) == text
-    assert last["usage"] == plain["usage"] and len(last["timings"]) == 3
-
-
 def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Gate]) -> None:
     client, gate = gated
     gate.go.release()
