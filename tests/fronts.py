@@ -6,26 +6,30 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.util
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
 
 from client.calls import ServerError, get
-from compare.servers import as_flag, wait_until_ready
 from config import ConfigError
 from deploy import haproxy
-from tests.servers import PATIENCE_S, ROOT, free_port, server
+from tests.servers import PATIENCE_S, server
 
 Front = Callable[[str, Mapping[str, Any], str | None], contextlib.AbstractContextManager[str]]
+
+
+def skip_without(front: str) -> None:
+    """Skip a test where the program of a front end is not installed."""
+    if front == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
+        return
+    try:
+        haproxy.find()
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 @contextlib.contextmanager
@@ -38,49 +42,17 @@ def plain(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Ite
 @contextlib.contextmanager
 def proxy(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
     """Two servers behind HAProxy."""
-    try:
-        haproxy.find()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    with started("deploy.proxy", mode, *two(settings), key=key) as url:
+    skip_without("proxy")
+    with server(mode, settings, key=key, start=("-m", "deploy.proxy", "--replicas", "2")) as url:
         yield url
 
 
 @contextlib.contextmanager
 def ray(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
     """Two replicas on Ray Serve."""
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install -r requirements-ray.txt")
-    with started("deploy.serve", mode, *two(settings), key=key) as url:
+    skip_without("ray")
+    with server(mode, settings, key=key, start=("-m", "deploy.serve", "--replicas", "2")) as url:
         yield url
-
-
-def two(settings: Mapping[str, Any]) -> list[str]:
-    """Two replicas with these settings, as words of a command line."""
-    flags = [word for name, value in settings.items() for word in as_flag(name, value)]
-    return ["--replicas", "2", *flags]
-
-
-@contextlib.contextmanager
-def started(module: str, *arguments: str, key: str | None = None) -> Iterator[str]:
-    """A program of deploy/."""
-    port = free_port()
-    command = [sys.executable, "-m", module, *arguments, "--port", str(port)]
-    environment = os.environ | {"EB_API_KEY": key or "none"}
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=output, stderr=output, env=environment, start_new_session=True
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_until_ready(process, url, PATIENCE_S)
-            yield url
-        except ServerError as error:
-            output.seek(0)
-            raise ServerError(f"{error}\n{output.read().decode()[-2000:]}") from None
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(PATIENCE_S)
 
 
 FRONTS: dict[str, Front] = {"plain": plain, "proxy": proxy, "ray": ray}
@@ -112,15 +84,9 @@ def servers_of(url: str, key: str | None = None) -> list[str]:
 
 JSON = {"Content-Type": "application/json"}
 COMPARED = (
-    "Content-Type",
-    "Allow",
-    "Retry-After",
-    "WWW-Authenticate",
-    "Cache-Control",
-    "X-Accel-Buffering",
-    "Location",
-    "Vary",
-)
+    "Content-Type", "Allow", "Retry-After", "WWW-Authenticate", "Cache-Control",
+    "X-Accel-Buffering", "Location", "Vary",
+)  # fmt: skip
 OWN = re.compile(  # an answer's, or a process's
     r'("(?:arrived_at|(?:queue|ttft|decode|held|e2e|preempted|paused|itl)_s|created|pids|host|port)'
     r'":)(?:[0-9.e-]+|\[[^\]]*\]|"[^"]*")|("id":)"(?:chat)?cmpl-[0-9a-f]+"'

@@ -19,23 +19,12 @@ from compare import deployments, options
 from compare.deployments import Deployed, Deployment, added_over_time, together
 from compare.measure import Target, measure
 from config import ConfigError
-from deploy import haproxy
 from observers.run import Run
 from simulate import simulation as simulate
 from stats import ROW_KINDS
+from tests.fronts import skip_without
 from tests.programs import ran
 from tests.servers import asks
-
-
-def needs(front: str) -> None:
-    """Skip where its program is not installed."""
-    if front == "ray":
-        pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
-        return
-    try:
-        haproxy.find()
-    except ConfigError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +40,7 @@ def test_a_comparison_of_two_replicas_tells_what_both_did(
     Two prompts that came in one iteration had more tokens than --token-budget (256), so that one
     was computed in two: 311 live rows for 310 tokens, now and then on a busy machine.
     """
-    needs(front)
+    skip_without(front)
     monkeypatch.setenv("STARTED_BY", str(tmp_path))  # all that is started has it, orphans too
     done = ran(
         "compare", "--skip-calibration", "--deploy", front, "--router", router,
@@ -117,7 +106,7 @@ def test_a_simulation_deploys_nothing() -> None:
 
 
 def test_two_replicas_that_are_named_nowhere_are_two_with_rays_own_router() -> None:
-    needs("ray")
+    skip_without("ray")
     found = options.parse(["--deploy", "ray"]).deployment
     assert found == Deployment("ray", 2, "power_of_two")
 

@@ -25,25 +25,18 @@ import pytest
 
 from client.calls import ServerError, get
 from compare.servers import wait_until_ready
-from config import ConfigError, build
+from config import build
 from deploy.haproxy import find
 from deploy.proxy import shared_out
-from tests.fronts import Said, asked, connected, send
+from tests.fronts import Said, asked, connected, send, skip_without
 from tests.programs import ran
 from tests.servers import PATIENCE_S, ROOT, free_port, wait_until
 from tests.sse import events
 
 
-def has_haproxy() -> bool:
-    try:
-        return bool(find())
-    except ConfigError:
-        return False
-
-
-def needs_haproxy(test: Any) -> Any:
-    missing = pytest.mark.skipif(not has_haproxy(), reason="there is no HAProxy here")
-    return pytest.mark.extra(missing(test))
+@pytest.fixture(scope="module")
+def needs_haproxy() -> None:
+    skip_without("proxy")
 
 
 SLOW = ("--loop-interval-ms", "20")
@@ -186,7 +179,8 @@ def test_servers_share_the_cores_unless_somebody_says_how_many_threads_each_has(
 # ---- what it answers itself
 
 
-@needs_haproxy
+@pytest.mark.extra
+@pytest.mark.usefixtures("needs_haproxy")
 def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_by_any(
     tmp_path: Path,
 ) -> None:
@@ -251,7 +245,8 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
         assert asked(url, "GET", "/ready").status == 200
 
 
-@needs_haproxy
+@pytest.mark.extra
+@pytest.mark.usefixtures("needs_haproxy")
 def test_a_request_goes_to_the_server_with_the_fewest_in_flight(tmp_path: Path) -> None:
     with started(tmp_path, *SLOW) as proxied:
         proxied.wait()
@@ -268,7 +263,8 @@ def test_a_request_goes_to_the_server_with_the_fewest_in_flight(tmp_path: Path) 
 # ---- signals
 
 
-@needs_haproxy
+@pytest.mark.extra
+@pytest.mark.usefixtures("needs_haproxy")
 def test_sigterm_lets_what_is_in_flight_end_and_leaves_nothing_running(tmp_path: Path) -> None:
     with started(tmp_path, *SLOW) as proxied:
         proxied.wait()
@@ -289,7 +285,8 @@ def test_sigterm_lets_what_is_in_flight_end_and_leaves_nothing_running(tmp_path:
         assert "Traceback" not in proxied.said
 
 
-@needs_haproxy
+@pytest.mark.extra
+@pytest.mark.usefixtures("needs_haproxy")
 def test_ctrl_c_tells_those_in_flight_and_leaves_nothing_running(tmp_path: Path) -> None:
     with started(tmp_path, "--loop-interval-ms", "200") as proxied:
         proxied.wait()
@@ -309,7 +306,8 @@ def test_ctrl_c_tells_those_in_flight_and_leaves_nothing_running(tmp_path: Path)
         assert proxied.left() == [] and "Traceback" not in proxied.said
 
 
-@needs_haproxy
+@pytest.mark.extra
+@pytest.mark.usefixtures("needs_haproxy")
 def test_a_server_that_does_not_start_ends_all_with_a_sentence(tmp_path: Path) -> None:
     with started(tmp_path, "--request-log", str(tmp_path / "none" / "log")) as proxied:
         assert proxied.ends() == 1 and proxied.left() == []
@@ -317,7 +315,8 @@ def test_a_server_that_does_not_start_ends_all_with_a_sentence(tmp_path: Path) -
         assert "cannot be written" in proxied.said and "Traceback" not in proxied.said
 
 
-@needs_haproxy
+@pytest.mark.extra
+@pytest.mark.usefixtures("needs_haproxy")
 def test_a_signal_while_servers_start_ends_them_too(tmp_path: Path) -> None:
     with started(tmp_path) as proxied:
         wait_until(lambda: any("gunicorn" in command for command in proxied.left()))
@@ -328,7 +327,8 @@ def test_a_signal_while_servers_start_ends_them_too(tmp_path: Path) -> None:
 # ---- servers that end, and others in their place
 
 
-@needs_haproxy
+@pytest.mark.extra
+@pytest.mark.usefixtures("needs_haproxy")
 def test_who_is_at_a_killed_server_is_told_and_the_others_are_served(tmp_path: Path) -> None:
     with started(tmp_path, *SLOW) as proxied:
         proxied.wait()
@@ -355,7 +355,8 @@ def test_who_is_at_a_killed_server_is_told_and_the_others_are_served(tmp_path: P
         assert proxied.left() == []
 
 
-@needs_haproxy
+@pytest.mark.extra
+@pytest.mark.usefixtures("needs_haproxy")
 @pytest.mark.nightly
 def test_servers_are_replaced_those_that_ended_first_and_nobody_is_refused(tmp_path: Path) -> None:
     """A killed server's worker is still dying when its master is gone, and its port takes
@@ -391,7 +392,8 @@ def test_servers_are_replaced_those_that_ended_first_and_nobody_is_refused(tmp_p
         assert not set(before) & {proxied.pid(k) for k in (1, 2)}
 
 
-@needs_haproxy
+@pytest.mark.extra
+@pytest.mark.usefixtures("needs_haproxy")
 def test_a_server_that_is_ended_by_sigterm_refuses_nobody(tmp_path: Path) -> None:
     with started(tmp_path, *SLOW) as proxied:
         proxied.wait()
