@@ -37,9 +37,8 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
         print(f"warning: {warning}", file=sys.stderr)
     print(_served(config), file=sys.stderr)
     if config.host == "127.0.0.1":
-        print(
-            "listening to this machine alone; --host 0.0.0.0 listens to others too", file=sys.stderr
-        )
+        message = "listening to this machine alone; --host 0.0.0.0 listens to others too"
+        print(message, file=sys.stderr)
     _allow_files(config)
     _clear_gunicorns_own()
     root = Path(__file__).resolve().parent
@@ -52,9 +51,8 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
 def _served(config: Config) -> str:
     kv = "no KV cache"
     if config.generator == "cached":
-        known = config.pool_is_known
-        blocks = f"{config.n_blocks} KV blocks" if known else "what memory is left in KV blocks"
-        kv = f"{blocks} of {config.block_size} tokens"
+        n_blocks = str(config.n_blocks) if config.pool_is_known else "what memory is left in"
+        kv = f"{n_blocks} KV blocks of {config.block_size} tokens"
     return (
         f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, "
         f"{config.device}, {config.threads} threads, attention {config.attention}, linear "

@@ -162,7 +162,7 @@ def train(
             say(
                 f"step {step:>5,} of {recipe.steps:,}  context {context:>5,}  bits per byte: train "
                 f"{np.mean(losses):.3f}, held out {held_out:.3f}  {spent_s / 60:.1f} min, "
-                f"{spent_s / 60 * (recipe.steps / step - 1):.0f} left"
+                f"{spent_s / 60 * (recipe.steps / step - 1):.0f} to go"
             )
             losses.clear()
     return model.eval().requires_grad_(False)

@@ -62,23 +62,14 @@ class FakeGenerator(Generator):
         return [_letter(self._checksum(each), len(each.tokens)) for each in sampled]
 
 
-def _raise() -> NoReturn:
-    raise RuntimeError("a fault on purpose")
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
-def _run_out_of_memory() -> NoReturn:
-    raise OutOfMemory("this GPU's memory does not hold an iteration: a fault on purpose")
-
-
-def _hang() -> NoReturn:
-    threading.Event().wait()
-    raise AssertionError
-
-
-FAULTS: dict[str, Callable[[], NoReturn]] = {
-    "raise": _raise,
-    "oom": _run_out_of_memory,
-    "hang": _hang,
+FAULTS: dict[str, Callable[[], object]] = {
+    "raise": lambda: _raise(RuntimeError("a fault that was asked for")),
+    "oom": lambda: _raise(OutOfMemory("this GPU's memory is full, as was asked for")),
+    "hang": lambda: threading.Event().wait(),
     "exit": sys.exit,  # which `except Exception` does not catch
 }
 

@@ -9,7 +9,6 @@ import ctypes
 from typing import Any
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 import kernels
@@ -18,7 +17,7 @@ from generate.attention import KernelAttention
 from generate.cached import flat
 from generate.linear import INPUTS, PackedLinear
 from generate.norms import KernelAddNorm
-from model import GPT2, Block
+from model import GPT2
 from scheduling.inference import Row
 
 
@@ -48,8 +47,8 @@ class KernelForward:
             wte=wte.data_ptr(),
             wpe=model.wpe.weight.data_ptr(),
             h=(kernels.Block * len(blocks))(*blocks),
-            ln_f=_norm(ln_f),
-            lm_head=_linear(head),
+            ln_f=kernels.Norm(*ln_f.addresses),
+            lm_head=ctypes.pointer(head.struct),
             n_layer=len(blocks),
             n_head=model.shape.n_head,
             n_vocab=wte.shape[0],
@@ -77,28 +76,11 @@ class KernelForward:
         return logits
 
 
-def _block(block: nn.Module, cache: int, scales: int | None) -> kernels.Block:
-    assert isinstance(block, Block)
-    return kernels.Block(
-        ln_1=_norm(block.ln_1),
-        ln_2=_norm(block.ln_2),
-        c_attn=_linear(block.attn.c_attn),
-        attn_c_proj=_linear(block.attn.c_proj),
-        c_fc=_linear(block.mlp.c_fc),
-        mlp_c_proj=_linear(block.mlp.c_proj),
-        cache=cache,
-        scales=scales,
-    )
-
-
-def _norm(norm: nn.Module) -> kernels.Norm:
-    assert isinstance(norm, KernelAddNorm)
-    return kernels.Norm(*norm.addresses)
-
-
-def _linear(linear: nn.Module) -> Any:
-    assert isinstance(linear, PackedLinear)
-    return ctypes.pointer(linear.struct)
+def _block(block: Any, cache: int, scales: int | None) -> kernels.Block:
+    norms = (kernels.Norm(*norm.addresses) for norm in (block.ln_1, block.ln_2))
+    layers = block.attn.c_attn, block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj
+    linears = (ctypes.pointer(layer.struct) for layer in layers)
+    return kernels.Block(*norms, *linears, cache, scales)  # in the order of its fields
 
 
 def _address(function: Any) -> int | None:

@@ -36,8 +36,8 @@ def assert_refused(client: FlaskClient, body: dict[str, Any], name: str, **how: 
         f"could not start its {name} thread (can't start new thread)" in message
         and "ulimit -u" in message
     )
-    left = client.application.extensions["server"].manager.snapshot()
-    assert (left.waiting, left.running, left.blocks_used) == (0, 0, 0)
+    after = client.application.extensions["server"].manager.snapshot()
+    assert (after.waiting, after.running, after.blocks_used) == (0, 0, 0)
 
 
 def test_a_stream_without_a_thread_is_refused_and_the_next_one_is_served(

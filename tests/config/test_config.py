@@ -26,7 +26,7 @@ from config import (
     resolve,
 )
 from config.groups import GROUPS
-from shapes import Shape
+from tests.config.test_sentences import refused
 from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,101 +47,6 @@ def parsed(line: str) -> Config:
     return parse(line.split(), {}, dotenv=None)
 
 
-def refused(line: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        parsed(line)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-SENTENCES = {
-    "contnuous": "unknown mode 'contnuous'; valid modes are nobatch, static, windowed, dynamic",
-    "dynmic": "unknown mode 'dynmic' (did you mean dynamic?)",
-    "": "no mode given; valid modes are nobatch, static",
-    "dynamic --prot 1": "unknown flag --prot (did you mean --port?); valid flags are --help, --max",
-    "static --batch-size-target 4": "--batch-size-target has no meaning in mode static; it belongs "
-    "to windowed",
-    "dynamic --compact-batches": "no meaning in mode dynamic; it belongs to static and windowed",
-    "dynamic --max-batch-size 0": "--max-batch-size '0': input should be greater than or equal to",
-    "dynamic --max-batch-size many": "--max-batch-size 'many': input should be a valid integer",
-    "windowed --max-batch-delay-ms 0": "--max-batch-delay-ms '0': input should be greater than 0",
-    "windowed --batch-size-limit 0": "--batch-size-limit '0': input should be greater than or",
-    "dynamic --request-timeout-s nan": "--request-timeout-s 'nan': input should be a finite number",
-    "dynamic --drain-timeout-s -1": "--drain-timeout-s '-1': input should be greater than or equal",
-    "dynamic --dtype int8": "--dtype 'int8': input should be 'float32' or 'bfloat16'",
-    "dynamic --device cuda": "no GPU is usable here; use --device cpu",
-    "dynamic --model gpt5": "'gpt5' is neither a folder nor one of demo, fake, gpt2",
-    "dynamic --max-model-len 2048": "max_model_len 2048 is beyond the 1024 positions of demo",
-    "dynamic --tokenizer r50k_base": "tokenizer r50k_base has 50257 ids and demo only 257",
-    "dynamic --decoder-batch-sizes 64,8": "'64,8': 64 is beyond max_batch_size 32; leave it out, "
-    "or raise --max-",
-    "dynamic --decoder-batch-sizes 8,0": "--decoder-batch-sizes '8,0': 0 is no batch size",
-    "dynamic --decoder-batch-sizes 8;4": "must be numbers separated by commas, such as 32,8,4,1, "
-    "or none",
-    "dynamic --decoder-batch-sizes 8 --generator naive": "decoder_batch_sizes are the cached "
-    "engine's",
-    "dynamic --enforce-eager": "--enforce-eager has no meaning on a CPU; leave it out",
-    "dynamic --kv-cache 4": "--kv-cache '4': must be a size with its unit: 4GB, 2048blocks, or 90%",
-    "dynamic --kv-cache nanGB": "--kv-cache 'nanGB': must be a size with its unit",
-    "dynamic --kv-cache 0GB": "--kv-cache '0GB': must be more than nothing",
-    "dynamic --kv-cache 70.5blocks": "--kv-cache '70.5blocks': must be more than nothing, and",
-    "dynamic --kv-cache 50%": "--kv-cache 50% is a share of a GPU's memory; on a CPU give a size",
-    "dynamic --kv-blocks many": "--kv-cache 'manyblocks': must be a size with its unit",
-    # 2 (keys, values) × 24 layers × 1024 × 4 bytes = 196,608 bytes a token
-    "dynamic --model gpt2-medium --dtype float32 --kv-cache 0.1GB": "kv_cache 0.1GB holds 31 "
-    "blocks of 16 tokens × 196,608 bytes, and one request of 1024 tokens needs 64 (0.201 GB); "
-    "raise --kv-cache or lower --max-model-len",
-    "dynamic --model fake --kv-cache 63blocks": "kv_cache 63blocks of 16 tokens hold 1008 tokens, "
-    "and one request of 1024 needs 64; raise --kv-cache or lower --max-model-len",
-    "dynamic --model gpt2-xl --kv-cache 1000000GB --max-batch-size 9999999": "GB of weights + ",
-    "dynamic --attention triton": "attention triton runs on a GPU alone; leave --attention out",
-    "dynamic --linear int4": "--linear 'int4': input should be 'kernel', 'int8'",
-    "dynamic --kernels fast": "--kernels 'fast': input should be 'auto' or 'plain'",
-    "dynamic --kernels plain --generator naive": "--kernels has no meaning with --generator naive",
-    "dynamic --linear int8 --generator naive": "--linear has no meaning with --generator naive; "
-    "leave one of them out",
-    "dynamic --kv-dtype int8 --generator naive": "--kv-dtype has no meaning with --generator naive",
-    "dynamic --sampler plain --model fake": "--sampler has no meaning with --model fake; leave one",
-    "dynamic --kv-dtype int4": "--kv-dtype 'int4': input should be 'auto' or 'int8'",
-    "dynamic --fake-slowdown 4": "--fake-slowdown has no meaning without --model fake; add that",
-    "dynamic --model fake --fake-slowdown 0": "--fake-slowdown '0': input should be greater than 0",
-    "dynamic --model fake --fake-slowdown inf": "--fake-slowdown 'inf': input should be a finite",
-    "dynamic --record x --request-log x": "choose another --record",
-    "dynamic --live off --live-prompts": "live_prompts are shown on the page that live off leaves",
-    "dynamic --port": "--port: expected one argument",
-    "dynamic --port auto": "--port 'auto': input should be a valid integer",
-}
-
-
-@pytest.mark.parametrize("line", SENTENCES)
-def test_a_bad_command_line_is_answered_in_one_sentence(line: str) -> None:
-    assert SENTENCES[line] in refused(line)
-
-
-ON_GPU = {
-    **{
-        f"dynamic --{name} kernel": f"{name} kernel runs on a CPU alone; leave --{name} out, or "
-        "use --device cpu"
-        for name in resolve.OPERATIONS
-    },
-    "dynamic --linear int8": "linear int8 runs on a CPU alone; leave --linear out",
-    "dynamic --kv-dtype int8": "kv_dtype int8 runs on a CPU alone; leave --kv-dtype out",
-    "dynamic --kv-cache 101%": "--kv-cache '101%': is more than all of a GPU's memory",
-    "dynamic --enforce-eager --kernels plain": "no meaning without attention triton",
-}
-
-
-@pytest.mark.parametrize("line", ON_GPU)
-def test_on_a_gpu_other_parts_are_refused(line: str, gpu: None) -> None:
-    assert ON_GPU[line] in refused(line)
-
-
-def test_heads_that_a_kernel_cannot_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Config, "shape", Shape(n_layer=1, n_head=1, n_embd=512))
-    said = "attention kernel takes heads of at most 256; use --attention plain"
-    assert said in refused("dynamic --attention kernel")
-
-
 @pytest.mark.parametrize(
     ("earlier", "today"),
     [
@@ -160,7 +65,7 @@ def test_earlier_words_for_the_size_of_the_kv_cache_are_taken_with_a_warning(
     variable = f"EB_{name[2:].replace('-', '_').upper()}"
     assert parse(["dynamic"], {variable: value}, None).kv_cache == today
     assert capsys.readouterr().err == f"warning: {variable}={value} is now EB_KV_CACHE={today}\n"
-    assert name not in refused("dynamic --nope"), "new users are not told of it"
+    assert name not in refused("dynamic --nope"), "new users do not read of it"
 
 
 def test_the_settings_of_an_older_run_are_read() -> None:
@@ -295,8 +200,8 @@ def test_a_gpu_without_triton_runs_pytorchs_attention_and_a_warning_names_the_fi
     assert config.attention == config.norms == "plain"
     assert "pip install triton" in config.warnings()[0]
     for name in ("attention", "norms"):
-        said = refused(f"dynamic --{name} triton")
-        assert said.startswith(f"{name} triton cannot be used here: the package triton is")
+        message = refused(f"dynamic --{name} triton")
+        assert message.startswith(f"{name} triton cannot be used here: the package triton is")
 
 
 @pytest.mark.parametrize(
@@ -406,8 +311,8 @@ def test_gunicorns_own_variables_are_cleared_with_a_warning(
     launch.main(["dynamic", "--model", "fake", "--port", str(free_port())])
     [environment] = started
     assert HANDOFF in environment and not gunicorns.keys() & environment.keys()
-    said = capsys.readouterr().err
-    assert all(f"warning: {name} is gunicorn's own" in said for name in gunicorns)
+    errors = capsys.readouterr().err
+    assert all(f"warning: {name} is gunicorn's own" in errors for name in gunicorns)
 
 
 def test_the_launcher_exits_with_2_and_no_traceback() -> None:

@@ -21,7 +21,7 @@ from demo import evaluate
 from demo import train as training
 from demo.corpus import Corpus, load_corpus
 from demo.evaluate import PROMPTS, bits_of_bytes, causal_logits, complete, share_of_words
-from demo.train import CheckpointUnusable, Recipe, _batch, _rate, train
+from demo.train import CheckpointUnusable, Recipe, _batch, train
 from generate.checkpoint import load_model
 from model import GPT2, causal_attention
 from shapes import SHAPES, Shape, shape_of
@@ -68,8 +68,8 @@ def test_both_loaders_give_the_same_logits(model: GPT2) -> None:
     ids = torch.tensor(list((DEMO / "held_out.txt").read_bytes()[:1024]))
     with torch.inference_mode():
         expected = reference(ids[None]).logits[0]
-        found = model(ids, torch.arange(1024), causal_attention, torch.arange(1024))
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+        ours = model(ids, torch.arange(1024), causal_attention, torch.arange(1024))
+    assert (ours - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def test_a_greedy_completion_is_the_recorded_one(model: GPT2) -> None:
@@ -137,10 +137,10 @@ def test_sequences_side_by_side_give_the_logits_of_each_alone() -> None:
     model = load_model(TINY, None, 0, torch.float32, "cpu")
     ids = torch.randint(0, 257, (3, 40), generator=torch.Generator().manual_seed(0))
     positions = torch.tensor([0, 100, 248])[:, None] + torch.arange(40)
-    found = causal_logits(model, ids, positions).view(3, 40, -1)
+    together = causal_logits(model, ids, positions).view(3, 40, -1)
     for i in range(3):
         expected = model(ids[i], positions[i], causal_attention, torch.arange(40))
-        assert (found[i] - expected).abs().max() < 1e-5
+        assert (together[i] - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("stride", [144, 288])
@@ -172,8 +172,8 @@ CORPUS = Corpus(TEXT, TEXT[:400])
 def test_training_that_was_interrupted_arrives_at_the_same_weights(tmp_path: Path) -> None:
     lines: list[str] = []
     whole = train(SHORT, CORPUS, tmp_path / "whole.pt", lines.append)
-    found = [float(value) for line in lines for value in re.findall(r"held out ([\d.]+)", line)]
-    assert found[2] < found[1] < found[0] < 8  # bits: what a byte costs a model that knows nothing
+    held_out = [float(value) for line in lines for value in re.findall(r"held out ([\d.]+)", line)]
+    assert held_out[2] < held_out[1] < held_out[0] < 8, "bits of a byte without a model"
 
     def interrupt(line: str) -> None:
         if line.startswith("step     4"):
@@ -207,15 +207,6 @@ def test_batches_train_every_position_in_every_phase() -> None:
     for _, context in recipe.phases:
         positions = [_batch(text, recipe, step, context)[1] for step in range(300)]
         assert torch.cat(positions).unique().tolist() == list(range(1024))
-
-
-def test_the_rate_warms_up_and_falls_as_a_cosine() -> None:
-    recipe = Recipe()
-    rates = [_rate(step, recipe) for step in range(recipe.steps)]
-    assert rates[0] == pytest.approx(1 / recipe.warm_up)
-    assert rates.index(max(rates)) in range(recipe.warm_up - 5, recipe.warm_up) and max(rates) <= 1
-    assert rates[recipe.steps // 2] == pytest.approx((1 + recipe.last_rate) / 2)
-    assert rates[-1] == pytest.approx(recipe.last_rate, abs=1e-3)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, program: object, *arguments: Path) -> int:

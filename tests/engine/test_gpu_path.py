@@ -242,8 +242,8 @@ def test_memory_that_runs_out_in_an_iteration_names_the_settings_to_lower(
     generator = CachedGenerator(tiny, N_VOCAB, PlainAttention(cache), sample, 40)
     monkeypatch.setattr(generator, "sample", run_out)
     row = Row(Inference([1], 1), 0, 1, [0], samples=True, idle=False)
-    said = "memory does not hold an iteration of 1 rows; lower --token-budget, --max-batch-size or "
-    with pytest.raises(OutOfMemory, match=said):
+    message = "does not hold an iteration of 1 rows; lower --token-budget, --max-batch-size or "
+    with pytest.raises(OutOfMemory, match=message):
         generator.generate(Iteration([row], 1, 0, 1))
     with pytest.raises(torch.AcceleratorError, match="illegal"), memory_for("anything"):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
@@ -283,7 +283,7 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     generator = load_generator(config, None, N_VOCAB)
     assert isinstance(generator, CachedGenerator)
     assert isinstance(generator.model.ln_f, TritonAddNorm)
-    assert generator.n_blocks == 16 + 7, "one request of 64 tokens, and what was left"
+    assert generator.n_blocks == 16 + 7, "one request of 64 tokens, and what remains"
     gc.collect()
     engines = sum(type(thing) is CachedGenerator for thing in gc.get_objects())
     assert engines == 1, "the trial is gone"

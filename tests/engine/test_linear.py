@@ -113,15 +113,15 @@ def test_every_processor_comes_to_the_same_bits(
 ) -> None:
     for n_tokens in (1, 9, 33):
         weight, bias, x = random_layer(n_in, n_out, dtype, n_tokens)
-        found = kind(weight, bias)(x)
+        result = kind(weight, bias)(x)
         with built_for("AVX2"):
             expected = kind(weight, bias)(x)
         if build in TILED and dtype == torch.bfloat16 and kind is KernelLinear:
             # a sum on the edge of a bfloat16 may fall on either side
             exact = x.double() @ weight.double() + bias.double()
-            assert torch.allclose(found.double(), exact, rtol=8e-3, atol=1e-5)
+            assert torch.allclose(result.double(), exact, rtol=8e-3, atol=1e-5)
         else:
-            assert torch.equal(found, expected)
+            assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("build", nightly_but(["this processor"], FUSED), indirect=True)

@@ -1,0 +1,238 @@
+"""Every setting that is refused, and its sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+import kernels
+from config import Config, ConfigError, parse, resolve
+from shapes import Shape
+
+
+def refused(line: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(line.split(), {}, dotenv=None)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+SENTENCES = {
+    "contnuous": "unknown mode 'contnuous'; valid modes are nobatch, static, windowed, dynamic",
+    "dynmic": "unknown mode 'dynmic' (did you mean dynamic?)",
+    "": "no mode given; valid modes are nobatch, static",
+    "dynamic --prot 1": "unknown flag --prot (did you mean --port?); valid flags are --help, --max",
+    "static --batch-size-target 4": "--batch-size-target has no meaning in mode static; it belongs "
+    "to windowed",
+    "dynamic --compact-batches": "no meaning in mode dynamic; it belongs to static and windowed",
+    "dynamic --max-batch-size 0": "--max-batch-size '0': input should be greater than or equal to",
+    "dynamic --max-batch-size many": "--max-batch-size 'many': input should be a valid integer",
+    "windowed --max-batch-delay-ms 0": "--max-batch-delay-ms '0': input should be greater than 0",
+    "windowed --batch-size-limit 0": "--batch-size-limit '0': input should be greater than or",
+    "dynamic --request-timeout-s nan": "--request-timeout-s 'nan': input should be a finite number",
+    "dynamic --drain-timeout-s -1": "--drain-timeout-s '-1': input should be greater than or equal",
+    "dynamic --dtype int8": "--dtype 'int8': input should be 'float32' or 'bfloat16'",
+    "dynamic --device cuda": "no GPU is usable here; use --device cpu",
+    "dynamic --model gpt5": "'gpt5' is neither a folder nor one of demo, fake, gpt2",
+    "dynamic --max-model-len 2048": "max_model_len 2048 is beyond the 1024 positions of demo",
+    "dynamic --tokenizer r50k_base": "tokenizer r50k_base has 50257 ids and demo only 257",
+    "dynamic --decoder-batch-sizes 64,8": "'64,8': 64 is beyond max_batch_size 32; leave it out, "
+    "or raise --max-",
+    "dynamic --decoder-batch-sizes 8,0": "--decoder-batch-sizes '8,0': 0 is no batch size",
+    "dynamic --decoder-batch-sizes 8;4": "must be numbers separated by commas, such as 32,8,4,1, "
+    "or none",
+    "dynamic --decoder-batch-sizes 8 --generator naive": "decoder_batch_sizes are the cached "
+    "engine's",
+    "dynamic --enforce-eager": "--enforce-eager has no meaning on a CPU; leave it out",
+    "dynamic --kv-cache 4": "--kv-cache '4': must be a size with its unit: 4GB, 2048blocks, or 90%",
+    "dynamic --kv-cache nanGB": "--kv-cache 'nanGB': must be a size with its unit",
+    "dynamic --kv-cache 0GB": "--kv-cache '0GB': must be more than nothing",
+    "dynamic --kv-cache 70.5blocks": "--kv-cache '70.5blocks': must be more than nothing, and",
+    "dynamic --kv-cache 50%": "--kv-cache 50% is a share of a GPU's memory; on a CPU give a size",
+    "dynamic --kv-blocks many": "--kv-cache 'manyblocks': must be a size with its unit",
+    # 2 (keys, values) × 24 layers × 1024 × 4 bytes = 196,608 bytes a token
+    "dynamic --model gpt2-medium --dtype float32 --kv-cache 0.1GB": "kv_cache 0.1GB holds 31 "
+    "blocks of 16 tokens × 196,608 bytes, and one request of 1024 tokens needs 64 (0.201 GB); "
+    "raise --kv-cache or lower --max-model-len",
+    "dynamic --model fake --kv-cache 63blocks": "kv_cache 63blocks of 16 tokens hold 1008 tokens, "
+    "and one request of 1024 needs 64; raise --kv-cache or lower --max-model-len",
+    "dynamic --model gpt2-xl --kv-cache 1000000GB --max-batch-size 9999999": "GB of weights + ",
+    "dynamic --attention triton": "attention triton runs on a GPU alone; leave --attention out",
+    "dynamic --linear int4": "--linear 'int4': input should be 'kernel', 'int8'",
+    "dynamic --kernels fast": "--kernels 'fast': input should be 'auto' or 'plain'",
+    "dynamic --kernels plain --generator naive": "--kernels has no meaning with --generator naive",
+    "dynamic --linear int8 --generator naive": "--linear has no meaning with --generator naive; "
+    "leave one of them out",
+    "dynamic --kv-dtype int8 --generator naive": "--kv-dtype has no meaning with --generator naive",
+    "dynamic --sampler plain --model fake": "--sampler has no meaning with --model fake; leave one",
+    "dynamic --kv-dtype int4": "--kv-dtype 'int4': input should be 'auto' or 'int8'",
+    "dynamic --fake-slowdown 4": "--fake-slowdown has no meaning without --model fake; add that",
+    "dynamic --model fake --fake-slowdown 0": "--fake-slowdown '0': input should be greater than 0",
+    "dynamic --model fake --fake-slowdown inf": "--fake-slowdown 'inf': input should be a finite",
+    "dynamic --record x --request-log x": "choose another --record",
+    "dynamic --live off --live-prompts": "live_prompts are shown on the page that live off leaves",
+    "dynamic --port": "--port: expected one argument",
+    "dynamic --port auto": "--port 'auto': input should be a valid integer",
+}
+
+EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
+BY_LENGTH = (
+    "--length-predictor has no meaning without --order sjf or srpt or mode multibin, which go by "
+    "lengths; add one of them, or leave it out"
+)
+MAX_WAIT = (
+    "--max-wait-s has no meaning without --order priority or sjf or hrrn or mlfq; add that, or "
+    "leave it out"
+)
+PREDICTOR = "must be exact, noisy:SIGMA (0 … 10, such as noisy:0.7), constant or prompt"
+NOT_UNDERSTOOD = (
+    "is not understood: timeout_ms and max_size are numbers from 0 on, action is reject or delay, "
+    f"override yes or no, as in {EXAMPLE!r}"
+)
+WEIGHT = (
+    "is no weight; write NAME=WEIGHT with a weight from 0.000001 to 1000000, such as alice=2,bob=1"
+)
+ANNULLED = (
+    "lets later requests be answered first, and --preserve-ordering holds their answers until "
+    "those before them are done; leave one of them out"
+)
+# of who goes first
+ORDERS = {
+    "dynamic --order lifo": "--order 'lifo': input should be 'fcfs', 'priority', 'sjf', 'hrrn'",
+    **{
+        f"{mode} --order {order}": f"--order {order} pauses rows, and in mode {mode} a batch runs "
+        "to its end; use mode dynamic, or one of the orders fcfs, priority, sjf, hrrn, prefix, fair"
+        for mode, order in (("static", "srpt"), ("windowed", "mlfq"), ("multibin", "srpt"))
+    },
+    "dynamic --order prefix": "holds; add --prefix-caching",
+    **{f"dynamic{order} --max-wait-s 5": MAX_WAIT for order in ("", " --order fair")},
+    "dynamic --order sjf --max-wait-s 0": "--max-wait-s '0': input should be greater than 0",
+    "dynamic --aging 2": "--aging has no meaning without --order sjf; add that, or leave it out",
+    "dynamic --prefill-weight 1": "--prefill-weight has no meaning without --order sjf or srpt",
+    "dynamic --order srpt --prefill-weight -1": "input should be greater than or equal to 0",
+    "dynamic --order sjf --aging -1": "--aging '-1': input should be greater than or equal to 0",
+    "dynamic --mlfq-levels 3": "--mlfq-levels has no meaning without --order mlfq",
+    "dynamic --user-weights a=1": "--user-weights has no meaning without --order fair",
+    # predicted lengths
+    **{
+        f"{line} --length-predictor constant": f"{named} tells requests apart by predicted lengths,"
+        " and --length-predictor constant gives all the same; use exact, noisy:SIGMA or prompt"
+        for line, named in (("dynamic --order sjf", "--order sjf"), ("multibin", "mode multibin"))
+    },
+    "dynamic --length-predictor exact": BY_LENGTH,
+    "static --order fair --length-predictor exact": BY_LENGTH,
+    **{
+        f"dynamic --order sjf --length-predictor {text}": f"'{text}': {PREDICTOR}"
+        for text in ("noisy", "noisy:-1", "noisy:11", "noisy:nan", "oracle", "exact:1")
+    },
+    # levels and their queues
+    "dynamic --order priority --queue-policy 4:max_size=1": "--queue-policy names level 4, and "
+    "there are levels 1 … 3; name one of them, or raise --priority-levels",
+    "static --order priority --queue-policy 0:max_size=1": "names level 0, and there are",
+    "dynamic --order priority --priority-levels 2 --default-priority-level 3": "is beyond the 2 "
+    "levels; lower it, or raise --priority-levels",
+    "dynamic --order priority --default-priority-level 0": "should be greater than or equal to 1",
+    "dynamic --order priority --priority-levels 0": "should be greater than or equal to 1",
+    "dynamic --order priority --priority-levels 65": "should be less than or equal to 64",
+    **{
+        f"dynamic --{name} {value}": f"--{name} has no meaning without --order priority; add that"
+        for name, value in (
+            ("priority-levels", 3), ("default-priority-level", 1), ("queue-policy", EXAMPLE)
+        )
+    },
+    **{
+        f"dynamic --order priority --queue-policy {text}": f"'{text}' names no level; write it as "
+        f"'{EXAMPLE}'"
+        for text in ("x", "max_size=3", "1.5:max_size=3", "²:max_size=3", ":max_size=3", "1")
+    },
+    **{
+        f"dynamic --order priority --queue-policy {level}:max_size=1;{again}:max_size=2": f"level "
+        f"{level} has two policies; give it one"
+        for level, again in (("1", "01"), ("default", "default"))
+    },
+    "dynamic --order priority --queue-policy 1:max_size=1,max_size=1": "gives max_size twice; give",
+    **{
+        f"dynamic --order priority --queue-policy 1:{text}": f"{text} {NOT_UNDERSTOOD}"
+        for text in (
+            "timeout_ms=nan", "timeout_ms=inf", "timeout_ms=-1", "timeout_ms=soon", "max_size=-1",
+            "max_size=1.5", "action=drop", "override=true", "timeout=3",
+        )
+    },
+    # answers in order, and orders that they would annul
+    **{
+        f"dynamic --preserve-ordering {line}": f"{named} {ANNULLED}"
+        for line, named in (
+            ("--order srpt", "--order srpt"),
+            ("--order priority", "--order priority with several levels"),
+            (
+                "--order priority --priority-levels 1 "
+                "--queue-policy default:timeout_ms=5,action=delay",
+                "--queue-policy with action=delay",
+            ),
+        )
+    },
+    # weights and limits of users
+    **{
+        f"dynamic --order fair --user-weights {text}": f"'{text}' {WEIGHT}"
+        for text in ("ann", "ann=0", "ann=-1", "ann=nan", "ann=inf", "=2", "ann=", "ann:2")
+    },
+    "dynamic --order fair --user-weights a=1,a=2": "a has two weights; give it one",
+    "dynamic --user-requests-per-minute 0": "should be greater than or equal to 1",
+    "dynamic --user-tokens-per-minute 1.5": "input should be a valid integer",
+}  # fmt: skip
+# of batches and their blocks
+BATCHES = {
+    "windowed --preferred-batch-sizes 8,64": "--preferred-batch-sizes 64 is no batch size: a batch "
+    "has 1 … 32 rows; leave it out, or raise --max-batch-size and --batch-size-limit",
+    "windowed --preferred-batch-sizes 0": "--preferred-batch-sizes 0 is no batch size",
+    "windowed --preferred-batch-sizes 5 --batch-size-limit 4": "a batch has 1 … 4 rows",
+    "windowed --preferred-batch-sizes 4 --batch-size-target 4": "both say when a batch is large "
+    "enough; leave one of them out",
+    "windowed --preferred-batch-sizes 4;8": "must be numbers separated by commas",
+    "dynamic --preferred-batch-sizes 4": "no meaning in mode dynamic; it belongs to windowed",
+    "windowed --bins 2": "--bins has no meaning in mode windowed; it belongs to multibin",
+    "multibin --bins 0": "--bins '0': input should be greater than or equal to 1",
+    "multibin --bins 65": "--bins '65': input should be less than or equal to 64",
+    "static --kv-reservation demand": "--kv-reservation has no meaning in mode static",
+    "dynamic --victim newest": "--victim has no meaning without --kv-reservation demand; add that",
+    "dynamic --watermark 0.1": "--watermark has no meaning without --kv-reservation",
+    "dynamic --kv-reservation demand --victim oldest": "--victim 'oldest': input should be "
+    "'newest', 'least_computed' or 'most_computed'",
+    "dynamic --budget-counts all --token-budget 8 --max-batch-size 9": "token_budget 8 counts "
+    "decoded tokens too, and a batch may have 9 of them; raise --token-budget, lower "
+    "--max-batch-size, or leave --budget-counts out",
+}
+TABLE = SENTENCES | ORDERS | BATCHES
+
+
+@pytest.mark.parametrize("line", TABLE)
+def test_a_bad_command_line_is_answered_in_one_sentence(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: False)
+    assert TABLE[line] in refused(line)
+
+
+ON_GPU = {
+    **{
+        f"dynamic --{name} kernel": f"{name} kernel runs on a CPU alone; leave --{name} out, or "
+        "use --device cpu"
+        for name in resolve.OPERATIONS
+    },
+    "dynamic --linear int8": "linear int8 runs on a CPU alone; leave --linear out",
+    "dynamic --kv-dtype int8": "kv_dtype int8 runs on a CPU alone; leave --kv-dtype out",
+    "dynamic --kv-cache 101%": "--kv-cache '101%': is more than all of a GPU's memory",
+    "dynamic --enforce-eager --kernels plain": "no meaning without attention triton",
+}
+
+
+@pytest.mark.parametrize("line", ON_GPU)
+def test_on_a_gpu_other_parts_are_refused(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(kernels, "why_no_triton", lambda head_size: None)
+    assert ON_GPU[line] in refused(line)
+
+
+def test_heads_that_a_kernel_cannot_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Config, "shape", Shape(n_layer=1, n_head=1, n_embd=512))
+    message = "attention kernel takes heads of at most 256; use --attention plain"
+    assert message in refused("dynamic --attention kernel")
