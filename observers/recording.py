@@ -32,7 +32,7 @@ ROW: Entry = {
     "blocks": [],
 }
 # fields of a request's inferences, recorded where they are not the default
-ASKED = {
+OPTIONAL = {
     each.name: each.default
     for each in fields(Inference)
     if each.name in ("deadline", "streamed", "user", "priority", "queue_timeout_s")
@@ -108,7 +108,7 @@ class RecordingScheduler(Scheduler):
             self._write(entry)
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
-        with self._called("enqueue", now=now, group=_asked(inferences)) as entry:
+        with self._called("enqueue", now=now, group=_members(inferences)) as entry:
             super().enqueue(inferences, now)
             entry["ids"] = _ids(inferences)
 
@@ -136,7 +136,7 @@ class RecordingScheduler(Scheduler):
                 row.inference.id for row in iteration.rows if row.inference.stopped and not row.idle
             ]
             entry["keys"] = {
-                str(inference.id): _named(inference.keys[n:])
+                str(inference.id): _hex(inference.keys[n:])
                 for inference, n in keyed
                 if inference.keys is not None and len(inference.keys) > n
             }
@@ -147,10 +147,10 @@ class RecordingScheduler(Scheduler):
         self, inferences: Iterable[Inference], error: ServingError, now: float
     ) -> list[Inference]:
         inferences = list(inferences)
-        left = _ids(each for each in inferences if each.answered_at is None)
-        if not left:
+        unfinished = _ids(each for each in inferences if each.answered_at is None)
+        if not unfinished:
             return super().fail(inferences, error, now)
-        with self._called("fail", now=now, ids=left, why=error.code) as entry:
+        with self._called("fail", now=now, ids=unfinished, why=error.code) as entry:
             answered = super().fail(inferences, error, now)
             entry["answered"] = _ids(answered)
         return answered
@@ -180,27 +180,27 @@ def _ids(inferences: Iterable[Inference]) -> list[int]:
     return [inference.id for inference in inferences if inference.id >= 0]
 
 
-def _named(keys: Iterable[bytes]) -> list[str]:
+def _hex(keys: Iterable[bytes]) -> list[str]:
     return [key.hex() for key in keys]
 
 
-def _asked(group: Sequence[Inference]) -> list[Entry]:
+def _members(group: Sequence[Inference]) -> list[Entry]:
     """A request's inferences, in order; one that has a leader shares its prompt and its keys."""
     places = {id(member): place for place, member in enumerate(group)}
-    told = []
-    for member in group:
-        said: Entry = {"num_tokens": member.num_tokens, "seed": member.sampling.seed}
-        if member.leader is not None:
-            said["leader"] = places[id(member.leader)]
+    members = []
+    for inference in group:
+        member: Entry = {"num_tokens": inference.num_tokens, "seed": inference.sampling.seed}
+        if inference.leader is not None:
+            member["leader"] = places[id(inference.leader)]
         else:
-            said["prompt_tokens"] = len(member.prompt_ids)
-            if member.keys is not None:
-                said["keys"] = _named(member.keys)
-        for name, default in ASKED.items():
-            if (value := getattr(member, name)) != default:
-                said[name] = value
-        told.append(said)
-    return told
+            member["prompt_tokens"] = len(inference.prompt_ids)
+            if inference.keys is not None:
+                member["keys"] = _hex(inference.keys)
+        values = {name: getattr(inference, name) for name in OPTIONAL}
+        members.append(
+            member | {name: value for name, value in values.items() if value != OPTIONAL[name]}
+        )
+    return members
 
 
 class _ReadSettings:

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
-from observers.recording import ASKED, ROW, VERSION, Entry, line_of, record
+from observers.recording import OPTIONAL, ROW, VERSION, Entry, line_of, record
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
 from scheduling.inference import Inference, Iteration, IterationRecord, Observer
 from scheduling.sampling import Sampling
@@ -259,7 +259,7 @@ def _group(entries: Iterable[Entry]) -> list[Inference]:
                 Sampling(seed=entry["seed"]),
                 keys=[*keys] if keys else None,
                 leader=leader,
-                **{name: entry[name] for name in ASKED if name in entry},
+                **{name: entry[name] for name in OPTIONAL if name in entry},
             )
         )
     return group
