@@ -47,7 +47,7 @@ from compare.options import parse_goodput  # noqa: E402
 from compare.report import drawing, figures, report  # noqa: E402
 from compare.report.sentences import too_long  # noqa: E402
 from config import ConfigError  # noqa: E402
-from stats import MEASURES, latency_line  # noqa: E402
+from stats import LIMITED, MEASURES, latency_line  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
 IN_STATS = (
@@ -56,68 +56,51 @@ IN_STATS = (
 )  # fmt: skip
 
 
+SERVER: dict[str, dict[str, Any]] = {
+    "--url": {"action": "append", "default": [], "help":
+        "the server, port 8500 unless one is named (default: IP in client/.env or .env, else "
+        "127.0.0.1); of several, each given so, a load goes to one after the other"},
+    "--api-key": {"metavar": "KEY", "help": "the server's (default: EB_API_KEY, found as IP is)"},
+    "--api": {"choices": APIS, "default": "inference", "help":
+        "inference: ours; openai: any server's"},
+    "--model": {"help":
+        "its name in an OpenAI request (default: the first that the server lists)"},
+    "--timeout": {"type": float, "default": 3600, "help":
+        "seconds that an answer may take (default: 3600)"},
+}  # fmt: skip
+ONE: dict[str, dict[str, Any]] = {
+    "--prompt": {"help": "the prompt; its completion is printed as it comes"},
+    "--numtokens": {"type": int, "default": 20, "help": "completion tokens (default: 20)"},
+    "--temperature": {"type": float, "default": 0.0, "help": "0 is greedy (default: 0)"},
+}
+LOAD: dict[str, dict[str, Any]] = {
+    "--numsamples": {"type": int, "help": "requests to send"},
+    "--numtokens_range": {"type": int, "nargs": "+", "metavar": "N", "help":
+        "the same as --lengths choice:N,N,…"},
+    "--arrival": {"help": f"{ARRIVALS} (default: wait:1)"},
+    "--wait": {"type": float, "metavar": "S", "help": "the same as --arrival wait:S"},
+    "--save-trace": {"type": Path, "metavar": "FILE", "help": "save the workload as a trace"},
+    "--seed": {"type": int, "default": 0, "help": "of the workload (default: 0)"},
+    "--stream": {"action": "store_true", "help":
+        "ask for streams (OpenAI's requests always do)"},
+    "--goodput": {"nargs": "+", "default": [], "metavar": "NAME:MS", "help":
+        f"limits on {', '.join(LIMITED)}"},
+    "--out": {"type": Path, "help": "save the run with its report in this folder"},
+    "--figure": {"type": Path, "default": Path("latency_vs_tokens.png"), "help":
+        "where it goes (default: %(default)s)"},
+    "--quiet": {"action": "store_true", "help": "do not print completions as they arrive"},
+}  # fmt: skip
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Send one prompt, or a load, to a server.", allow_abbrev=False
     )
-    parser.add_argument(
-        "--url",
-        action="append",
-        default=[],
-        help="the server, port 8500 unless one is named (default: IP in client/.env or .env, else "
-        "127.0.0.1); of several, each given so, a load goes to one after the other",
-    )
-    parser.add_argument(
-        "--api-key", metavar="KEY", help="the server's (default: EB_API_KEY, found as IP is)"
-    )
-    parser.add_argument(
-        "--api", choices=APIS, default="inference", help="inference: ours; openai: any server's"
-    )
-    parser.add_argument(
-        "--model", help="its name in an OpenAI request (default: the first that the server lists)"
-    )
-    one = parser.add_argument_group("one prompt")
-    one.add_argument("--prompt", help="the prompt; its completion is printed as it comes")
-    one.add_argument("--numtokens", type=int, default=20, help="completion tokens (default: 20)")
-    one.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    load = parser.add_argument_group("a load")
-    load.add_argument("--numsamples", type=int, help="requests to send")
-    load.add_argument(
-        "--numtokens_range",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="the same as --lengths choice:N,N,…",
-    )
-    load.add_argument("--arrival", help=f"{ARRIVALS} (default: wait:1)")
-    load.add_argument("--wait", type=float, metavar="S", help="the same as --arrival wait:S")
+    one, load = parser.add_argument_group("one prompt"), parser.add_argument_group("a load")
+    for group, flags in ((parser, SERVER), (one, ONE), (load, LOAD)):
+        for name, options in flags.items():
+            group.add_argument(name, **options)
     add_workload(load)
-    load.add_argument(
-        "--save-trace", type=Path, metavar="FILE", help="save the workload as a trace"
-    )
-    load.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
-    load.add_argument(
-        "--stream", action="store_true", help="ask for streams (OpenAI's requests always do)"
-    )
-    load.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits on ttft, tpot, e2el"
-    )
-    load.add_argument("--out", type=Path, help="save the run with its report in this folder")
-    load.add_argument(
-        "--figure",
-        type=Path,
-        default=Path("latency_vs_tokens.png"),
-        help="where it goes (default: %(default)s)",
-    )
-    load.add_argument(
-        "--quiet", action="store_true", help="do not print completions as they arrive"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=3600,
-        help="seconds that an answer may take (default: 3600)",
-    )
     arguments = parser.parse_args(argv)
     if arguments.numtokens_range:
         arguments.lengths = "choice:" + ",".join(map(str, arguments.numtokens_range))

@@ -211,62 +211,39 @@ DRAWN = (
 OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --users say themselves
 
 
+FLAGS: dict[str, dict[str, Any]] = {
+    "--lengths": {"help": f"completion lengths: {LENGTHS} (default: normal)"},
+    "--selection": {"choices": SELECTIONS, "help":
+        "of lengths: random, or descend (longest first; default: random)"},
+    "--prompts": {"choices": PROMPTS, "help":
+        "counting words, or as many random token ids below 256, which are the same prompts for "
+        "every tokenizer (default: text)"},
+    "--prefixes": {"metavar": "K:TOKENS:ZIPF", "help":
+        "put one of K shared prefixes of TOKENS ids before each prompt, the r-th in proportion to "
+        "r^-ZIPF (0: all alike); implies --prompts ids"},
+    "--sessions": {"metavar": "TURNS:THINK_S", "help":
+        "make conversations of TURNS requests: --arrival says when they begin, and each later turn "
+        "repeats the conversation so far, THINK_S seconds on average (exponential) after the "
+        "answer"},
+    "--users": {"nargs": "+", "metavar": "NAME,RATE,LENGTHS[,FROM-TO]", "help":
+        "instead of --arrival and --lengths: two users or more, each with Poisson arrivals of RATE "
+        "requests a second and LENGTHS of its own, FROM second TO second or all the time; the "
+        "trace ends with the last TO; a user who comes back is named twice"},
+    "--priorities": {"nargs": "+", "metavar": "SHARE:LEVEL", "help":
+        "give a SHARE of the requests priority LEVEL, 1 the highest; shares sum to 1"},
+    "--trace": {"type": Path, "help":
+        "replay this trace.jsonl, or one in Mooncake's format, at its own times unless --arrival "
+        "says others"},
+    "--scale": {"type": int, "choices": SCALES, "metavar": "TOKENS", "help":
+        f"of a trace in Mooncake's format: make each block of {BLOCK} tokens so many, and prompts "
+        f"and completions shorter by as much (a power of two; default: {BLOCK}, as it is)"},
+}  # fmt: skip
+
+
 def add_workload(parser: argparse._ActionsContainer) -> None:
     """Add the flags of a workload, which compare.sh and client.py share."""
-    add = parser.add_argument
-    add("--lengths", help=f"completion lengths: {LENGTHS} (default: normal)")
-    add(
-        "--selection",
-        choices=SELECTIONS,
-        help="of lengths: random, or descend (longest first; default: random)",
-    )
-    add(
-        "--prompts",
-        choices=PROMPTS,
-        help="counting words, or as many random token ids below 256, which are the same prompts "
-        "for every tokenizer (default: text)",
-    )
-    add(
-        "--prefixes",
-        metavar="K:TOKENS:ZIPF",
-        help="put one of K shared prefixes of TOKENS ids before each prompt, the r-th in "
-        "proportion to r^-ZIPF (0: all alike); implies --prompts ids",
-    )
-    add(
-        "--sessions",
-        metavar="TURNS:THINK_S",
-        help="make conversations of TURNS requests: --arrival says when they begin, and each later "
-        "turn repeats the conversation so far, THINK_S seconds on average (exponential) after the "
-        "answer",
-    )
-    add(
-        "--users",
-        nargs="+",
-        metavar="NAME,RATE,LENGTHS[,FROM-TO]",
-        help="instead of --arrival and --lengths: two users or more, each with Poisson arrivals of "
-        "RATE requests a second and LENGTHS of its own, FROM second TO second or all the time; the "
-        "trace ends with the last TO; a user who comes back is named twice",
-    )
-    add(
-        "--priorities",
-        nargs="+",
-        metavar="SHARE:LEVEL",
-        help="give a SHARE of the requests priority LEVEL, 1 the highest; shares sum to 1",
-    )
-    add(
-        "--trace",
-        type=Path,
-        help="replay this trace.jsonl, or one in Mooncake's format, at its own times unless "
-        "--arrival says others",
-    )
-    add(
-        "--scale",
-        type=int,
-        choices=SCALES,
-        metavar="TOKENS",
-        help=f"of a trace in Mooncake's format: make each block of {BLOCK} tokens so many, and "
-        f"prompts and completions shorter by as much (a power of two; default: {BLOCK}, as it is)",
-    )
+    for name, options in FLAGS.items():
+        parser.add_argument(name, **options)
 
 
 def contradiction(known: argparse.Namespace) -> str | None:

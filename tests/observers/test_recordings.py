@@ -284,7 +284,13 @@ def test_where_the_disk_is_too_slow_nothing_waits_and_the_recording_has_a_gap(
     assert "recording: the disk is too slow; lines are lost from here on" in caplog.text
 
 
-def test_no_line_is_half_there_when_the_file_can_grow_no_further(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_gap", [True, False])
+def test_no_line_is_half_there_when_the_file_can_grow_no_further(
+    with_gap: bool, tmp_path: Path
+) -> None:
+    """Of a recording, whose lines are useless unless all are there, a gap is the last one; of a
+    request log, each line that finds room is there.
+    """
     path = tmp_path / "recording.jsonl"
     program = f"""
 import resource, sys, time
@@ -292,7 +298,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from observers.line_writer import LineWriter
 from observers.recording import END, gap, line_of
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 2000))
-writer = LineWriter({str(path)!r}, "recording", line_of, 100, gap)
+writer = LineWriter({str(path)!r}, "the file", line_of, 100, gap if {with_gap} else None)
 for n in range(4):
     for i in range(1, 11):
         writer.put({{"n": 10 * n + i, "call": "forget_prefixes"}})
@@ -301,13 +307,13 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 writer.put(END)
 writer.close()
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
     *whole, last = map(json.loads, path.read_text().splitlines())
-    assert last == {"gap": "File too large"}
+    assert last == ({"gap": "File too large"} if with_gap else END)
     assert [line["n"] for line in whole] == list(range(1, 1 + len(whole))) != []
-    assert "File too large; lines are lost" in ended.stderr and "lines were lost" in ended.stderr
+    assert len(whole) < 40 and "File too large; lines are lost" in ended.stderr
+    assert "lines were lost" in ended.stderr
 
 
 def test_a_file_that_cannot_be_written_and_one_for_two_purposes_are_refused(tmp_path: Path) -> None:

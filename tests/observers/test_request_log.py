@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +24,7 @@ from client.load import replay
 from client.workloads import Workload
 from compare.servers import wait_until_ready
 from config import MODES
-from observers.request_log import RequestLog
-from scheduling.inference import Generator, Inference, Iteration, Standing, State
+from scheduling.inference import Generator, Inference, Iteration, Standing
 from tests.counts import nightly_but
 from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
 
@@ -183,45 +181,6 @@ def test_a_full_disk_loses_lines_and_disturbs_nobody() -> None:
     assert process.returncode == 0
     assert "No space left on device; lines are lost" in output and "30 lines were lost" in output
     assert "Traceback" not in output and output.count("No space left") == 1
-
-
-def test_no_line_is_half_there_when_the_file_can_grow_no_further(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    program = f"""
-import resource, sys
-sys.path.insert(0, {str(ROOT)!r})
-from scheduling.inference import Generator, Inference, Iteration, State
-from observers.request_log import RequestLog
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-log = RequestLog({str(path)!r}, "dynamic", 0.0)
-for n in range(9):
-    log.answered(Inference([0] * n, 5, id=n, state=State.FINISHED, answered_at=1.0))
-log.close()
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    found = lines(path)
-    assert 1 <= len(found) < 9 and [line["id"] for line in found] == list(range(len(found)))
-    assert path.read_text().endswith("\n") and f"{9 - len(found)} lines were lost" in ended.stderr
-
-
-def test_a_disk_that_hangs_holds_up_nobody_and_what_waits_is_bounded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "log.jsonl"
-    log = RequestLog(str(path), "dynamic", 0.0, backlog=5)
-    works = threading.Event()
-    monkeypatch.setattr(
-        log._lines, "_write", lambda entries: None if works.wait(PATIENCE_S) else ""
-    )
-    start = time.monotonic()
-    for n in range(20):
-        log.answered(Inference([0], 5, id=n, state=State.FINISHED, answered_at=1.0))
-    assert time.monotonic() - start < PATIENCE_S / 2, "a guard against waiting for the disk"
-    works.set()
-    log.close()
-    assert "too slow" in caplog.text and "lines were lost" in caplog.text
 
 
 def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
