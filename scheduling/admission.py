@@ -115,7 +115,7 @@ def _has_begun(group: Group) -> bool:
 
 
 class _Window:
-    """What one user was let in with in the last minute."""
+    """Requests of one user in the last minute."""
 
     def __init__(self) -> None:
         self.entries: deque[tuple[float, int]] = deque()  # when, tokens
@@ -127,10 +127,10 @@ class _Window:
 
 
 class UserLimits(Extension):
-    """Requests and tokens a minute that each user may ask for; None: as many as it likes.
+    """Requests and tokens a minute that each user may ask for; None: any number.
 
-    Tokens are a request's prompts and all that it may generate, as it says at the door. A request
-    that is refused counts for nothing.
+    Tokens are those of a request's prompts and all that it may generate. A refused request does not
+    count.
     """
 
     def __init__(self, requests: int | None, tokens: int | None):
@@ -173,18 +173,18 @@ class UserLimits(Extension):
             self._forget(now)
 
     def _wait_s(self, window: _Window, asked: int, now: float) -> float | None:
-        """Until enough of the window has passed; None: it has."""
+        """Return how long until enough of the window has passed; None: it has."""
         requests, tokens = len(window.entries), window.tokens
         if self._fits(requests, tokens + asked):
             return None
-        for at, its in window.entries:
-            requests, tokens = requests - 1, tokens - its
+        for at, n in window.entries:
+            requests, tokens = requests - 1, tokens - n
             if self._fits(requests, tokens + asked):
                 return at + MINUTE_S - now
-        raise AssertionError("an empty window lets everybody in")
+        raise AssertionError("an empty window admits every request")
 
     def _fits(self, requests: int, tokens: int) -> bool:
-        """One more request, with whose tokens there are so many."""
+        """Return whether one more request fits, after so many; tokens: with its own."""
         return (self._requests is None or requests < self._requests) and (
             self._tokens is None or tokens <= self._tokens
         )

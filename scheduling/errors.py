@@ -10,7 +10,7 @@ ServingError
 ├── Draining           503  the server is shutting down
 ├── EngineFailed       503  the engine is broken for good, and the server ends
 ├── DeadlinePassed     504  the request's deadline passed before its answer
-├── Cancelled          499  the caller gave the request up (nobody is left to read an answer)
+├── Cancelled          499  the client gave the request up and reads no answer
 └── GenerationFailed   500  the engine raised in an iteration of this request
 """
 
@@ -35,15 +35,9 @@ class ServingError(Exception):
         self.param = param
 
     def body(self) -> dict[str, Any]:
-        """What the error looks like, in an answer and in a stream; OpenAI's clients know it."""
-        return {
-            "error": {
-                "message": str(self),
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        """Return the error as an answer and a stream have it; OpenAI's clients know it."""
+        about = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return {"error": about}
 
 
 class InvalidRequest(ServingError):

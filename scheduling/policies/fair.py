@@ -40,29 +40,22 @@ def read_user_weights(text: str) -> dict[str, float]:
 
 
 def prompt_charge(group: Sequence[Inference]) -> int:
-    """What admission costs a group. Completions of one prompt have it once; who was admitted before
-    has paid.
-    """
-    return PROMPT * sum(
-        len(member.prompt_ids)
-        for member in group
-        if member.leader is None and member.admitted_at is None
-    )
+    """Return what admission costs: completions of one prompt pay for it once, and only once."""
+    paying = (m for m in group if m.leader is None and m.admitted_at is None)
+    return PROMPT * sum(len(member.prompt_ids) for member in paying)
 
 
 @dataclass(frozen=True)
 class Fair(Order):
-    """Who was served least goes first: fair queueing by user, in tokens (VTC; Sheng et al., OSDI
-    2024, algorithm 2). Within a user as they came.
+    """The user served least goes first (VTC; Sheng et al., OSDI 2024, algorithm 2); requests of one
+    user as they came.
 
     A counter grows by PROMPT for each prompt token when a request is first admitted, cached ones
-    included, and by COMPLETION for each completion token as it comes; recomputed ones are free.
-    Over any time in which two users wait their service differs by 2 · max(w_p · longest prompt, w_q
-    · tokens in the pool) at most, whoever asks for more, if the KV blocks of whole lives are
-    reserved, and shared with nobody. In any case, as with blocks on demand, by 2 · (w_p · longest
-    prompt + w_q · rows · longest completion): a user's counter is the least when one of its
-    requests is admitted, and until the next one is, its rows add no more than that. Of users with
-    weights, divided by the smaller one.
+    included, and by COMPLETION for each completion token; recomputed ones are free. While two users
+    wait, their service differs by 2 · max(w_p · longest prompt, w_q · tokens in the pool) at most,
+    if whole lives are reserved and no blocks are shared. Else by 2 · (w_p · longest prompt + w_q ·
+    rows · longest completion): a user's counter is the least when one of its requests is admitted,
+    and its rows add no more until the next is. With weights, divided by the smaller one.
     """
 
     in_order: ClassVar[bool] = False
@@ -75,7 +68,7 @@ class Fair(Order):
         return read_user_weights(self.user_weights)
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
-        """Each request that is taken moves its user's counter by its prompt, within the plan."""
+        """Return inferences in the order; each request moves its user's counter by its prompt."""
         ledger = view.ledger
         assert ledger is not None
         coming = (entry for entry in ledger.by_counter() if entry[2] in queue.by_user)

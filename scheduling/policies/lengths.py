@@ -1,12 +1,9 @@
-"""How long an answer is expected to be, for orders and bins that go by length.
+"""Predicted lengths of answers, for orders and bins that go by length; they never see the true one.
 
-They never learn how long it will be: they read `Inference.predicted_tokens`, which is filled in
-here when a request comes.
-
-    exact         its stated limit, `num_tokens`
-    noisy:SIGMA   the same times a log-normal error, drawn from its seed
-    constant      the same for all
-    prompt        a line fitted on the prompts and completions answered so far
+exact         its stated limit, `num_tokens`
+noisy:SIGMA   the same times a log-normal error, drawn from its seed
+constant      the same for all
+prompt        a line fitted on the prompts and completions answered so far
 """
 
 from __future__ import annotations
@@ -26,13 +23,13 @@ REMEMBERED = 1024  # predictions that the edges of bins go by
 
 
 class Predictor:
-    """Completion tokens as far as they can be known when a request comes: here the stated ones."""
+    """Completion tokens expected of a request when it arrives: here its stated limit."""
 
     def predict(self, inference: Inference) -> int:
         return inference.num_tokens
 
     def learn(self, inference: Inference) -> None:
-        """It was answered."""
+        """Learn from an answered inference."""
 
 
 class Noisy(Predictor):
@@ -52,9 +49,7 @@ class Constant(Predictor):
 
 
 class FromPrompt(Predictor):
-    """Least squares, from running sums; before two prompts of different lengths are answered, the
-    mean, and before any the longest.
-    """
+    """Least squares from running sums; at first the mean, and before any answer the longest."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0
@@ -75,7 +70,7 @@ class FromPrompt(Predictor):
 
 
 def predictor(name: str) -> Predictor:
-    """By its name, as above. Raises ValueError with a sentence."""
+    """Return a predictor by its name, as above. Raises ValueError with a sentence."""
     kinds = {"exact": Predictor, "constant": Constant, "prompt": FromPrompt}
     if name in kinds:
         return kinds[name]()
@@ -91,8 +86,8 @@ def predictor(name: str) -> Predictor:
 
 
 class Bins:
-    """Which of n bins a prediction belongs to: edges of equal mass, from the last REMEMBERED
-    predictions (Guldogan et al., arXiv 2412.04504, section 3).
+    """Bins of equally frequent predictions, by the last REMEMBERED ones (Guldogan et al., arXiv
+    2412.04504, section 3).
     """
 
     def __init__(self, n: int):
@@ -109,7 +104,7 @@ class Bins:
         return [self._sorted[place] for place in places] if n else ()
 
     def place(self, predicted: int) -> int:
-        """The bin of a prediction, which then counts."""
+        """Return the bin of a prediction, and count it."""
         if self._n == 1:
             return 0
         bin_ = sum(predicted > edge for edge in self.edges)

@@ -13,7 +13,7 @@ from scheduling.policies.windowed import Delayed
 
 @dataclass(frozen=True)
 class MultiBin(Delayed):
-    """A queue a bin; bins are ranges of predicted lengths that are equally frequent.
+    """A queue for each bin; bins are equally frequent ranges of predicted lengths.
 
     When the engine is idle, of the bins that hold `batch_size_target` rows the one whose head came
     first is served; while none does, that of the oldest request once it has waited for

@@ -1,4 +1,4 @@
-"""Who goes first among those that wait. Orders that also pause rows are in `preemptive`."""
+"""Which waiting request goes first. Orders that also pause rows are in `preemptive`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ HOLD_BACK = 32  # tokens
 
 @dataclass(frozen=True)
 class Order:
-    """Its fields are settings.
+    """Waiting requests go by `turn`, smallest first, which does not change while they wait, unless
+    `ordered` says otherwise. Fields are settings.
 
-    Those that wait go by `turn`, smallest first, which does not change while they do unless
-    `ordered` says otherwise. `in_order`: nobody is admitted before an earlier one. `preemptive`:
-    rows go by their turn too, and those beyond max_batch_size are paused. `by_user`: it goes by the
-    view's ledger. `by_length`: it goes by predicted lengths. `by_service`: by what was computed
-    since, so that each iteration counts.
+    `in_order`: none is admitted before an earlier one. `preemptive`: rows go by their turn too, and
+    those beyond max_batch_size are paused. `by_user`: it goes by the view's ledger. `by_length`: by
+    predicted lengths. `by_service`: by what was computed since, so that each iteration counts.
     """
 
     in_order: ClassVar[bool] = True
@@ -37,21 +36,21 @@ class Order:
 
     @property
     def queue_policies(self) -> Mapping[int, Any]:
-        """Of the levels that have one."""
+        """Policies of the levels that have one."""
         return {}
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Of users; who is not there has 1."""
+        """Weights of users, 1 for all others."""
         return {}
 
     @property
     def promote_after_s(self) -> float | None:
-        """Who is not computed for so long gets another turn, by `promote`."""
+        """Time without being computed after which an inference is promoted."""
         return None
 
     def check(self, group: Sequence[Inference]) -> None:
-        """Raises InvalidRequest for a request that the order cannot place."""
+        """Raise InvalidRequest for a request that the order cannot place."""
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
         """Set what the order remembers of an arriving request. processed: tokens of the server's
@@ -59,35 +58,35 @@ class Order:
         """
 
     def turn(self, inference: Inference) -> tuple[Any, ...]:
-        """Where it stands now: its rank, its key, and its id, so that who came first of equals
-        goes first, and members of a request side by side.
+        """Return rank, key and id, so that of equals the first arrival goes first, and members of
+        a request stay side by side.
         """
         return self.rank(inference), self.key(inference), inference.id
 
     def rank(self, inference: Inference) -> Any:
-        """Before its key; where blocks run out, those of the last rank give way."""
+        """Return what counts before the key; where blocks run out, the last rank gives way."""
         return 0
 
     def key(self, inference: Inference) -> Any:
         return inference.arrived_at
 
     def is_overdue(self, inference: Inference, now: float) -> bool:
-        """It has waited so long that only earlier ones go before it."""
+        """Return whether it has waited so long that only earlier arrivals go before it."""
         return False
 
     def computed(self, inference: Inference, tokens: int, now: float) -> None:
-        """So many tokens were computed for it, recomputed ones aside. Told of `preemptive` orders,
-        whose turns it may change.
+        """Note that so many tokens were computed, recomputed ones aside; called for `preemptive`
+        orders, whose turns it may change.
         """
 
     def delay(self, inference: Inference) -> None:
         """Put an inference behind all others of its level."""
 
     def promote(self, inference: Inference, now: float) -> None:
-        """It was not computed for `promote_after_s`."""
+        """Give another turn to one that was not computed for `promote_after_s`."""
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
-        """Those of a queue, who goes first first."""
+        """Return the inferences of a queue, in the order."""
         return iter(queue.by_key.values())
 
 
@@ -98,9 +97,7 @@ class Fcfs(Order):
 
 @dataclass(frozen=True)
 class Bounded(Order):
-    """Before all others go those that have waited for `max_wait_s`, as they came: from then on only
-    earlier arrivals go before a request.
-    """
+    """Requests that have waited for `max_wait_s` go before all others, as they came."""
 
     in_order: ClassVar[bool] = False
     max_wait_s: float | None = setting(
@@ -129,11 +126,8 @@ class Bounded(Order):
 
 @dataclass(frozen=True)
 class ByWork(Order):
-    """By the work that is left, in decoded tokens: those predicted, and `prefill_weight` for each
-    token of the prompt to compute.
-
-    What the prefix cache holds of a waiting prompt counts as to compute: it may change at any time,
-    and a turn does not.
+    """The least remaining work first, in decoded tokens: those predicted, and `prefill_weight` for
+    each prompt token to compute, those in the prefix cache included, since that may change.
     """
 
     by_length: ClassVar[bool] = True
@@ -147,7 +141,7 @@ class ByWork(Order):
             member.standing.state = longest
 
     def work(self, inference: Inference) -> float:
-        """Of one of which nothing is computed: of its group's longest."""
+        """Return the work of an uncomputed inference, by its group's longest prompt."""
         return inference.standing.predicted_tokens + self.prefill_weight * inference.standing.state
 
 
@@ -171,7 +165,7 @@ class Sjf(ByWork, Bounded):
 def oldest_sorted(
     queue: Queue, n: int, key: Callable[[Sequence[Inference]], float]
 ) -> Iterator[Inference]:
-    """The n requests that came first, smallest key first; then the others as they came."""
+    """Return the n oldest requests, smallest key first; then the others as they came."""
     requests: Iterator[Sequence[Inference]] = (
         list(members) for _, members in groupby(queue.by_key.values(), key=lambda i: i.group)
     )
@@ -181,9 +175,8 @@ def oldest_sorted(
 
 @dataclass(frozen=True)
 class Hrrn(Bounded):
-    """The highest response ratio next, with tokens for time, so that it needs no clock (as SGLang
-    has it): tokens that the server processed since a request came ÷ those that it would compute of
-    its own prompt.
+    """The highest response ratio next, with tokens for time (as SGLang has it): tokens that the
+    server processed since a request came ÷ those that it would compute of its own prompt.
     """
 
     by_service: ClassVar[bool] = True
@@ -222,10 +215,9 @@ class Prefix(Order):
 
 
 def _one_of_each(ordered: Iterable[Inference], view: View) -> Iterator[Inference]:
-    """Without those that wait for what another one computes.
+    """Return requests without those that wait for blocks which another one computes.
 
-    Two that have HOLD_BACK uncached tokens in common have so many cached ones in common, too:
-    the key of the block after both tells them.
+    Two with HOLD_BACK uncached tokens in common have the same key for the block after them.
     """
     blocks = view.limits.blocks(HOLD_BACK)
     computes: dict[bytes, int] = {}  # by which request

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Srpt(ByWork):
-    """Shortest remaining processing time: by predicted completion tokens that are left, at least
-    one, and by what is left of the prompt; after a preemption that is all that it took. A long
-    request may starve.
+    """Shortest remaining processing time: remaining predicted tokens, at least one, and what is
+    uncomputed of the prompt, or of what a preemption took. A long request may starve.
     """
 
     in_order: ClassVar[bool] = False
@@ -52,7 +51,7 @@ class Mlfq(Bounded):
     Level i has a quantum of mlfq_quantum · 2^i tokens. A request enters the first level whose
     quantum holds its prompt, falls a level when it has computed its quantum there, and returns to
     the first one when it was not computed for `max_wait_s`. Recomputed tokens use nothing up, so
-    that who is preempted progresses.
+    that a preempted one progresses.
     """
 
     preemptive: ClassVar[bool] = True
@@ -73,7 +72,7 @@ class Mlfq(Bounded):
         return level.number, level.since
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
-        return self._others(queue, view)  # who has waited for long has the first level's turn
+        return self._others(queue, view)  # overdue ones are in the first level
 
     @property
     def promote_after_s(self) -> float | None:

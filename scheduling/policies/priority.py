@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +21,8 @@ DEFAULT = "default"  # in place of a level: of those that have no policy of thei
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """Of one level's queue. timeout_ms, max_size: 0 is none. A request that has waited `timeout_ms`
-    is rejected, or goes behind all others of its level; with `override` it may ask for a shorter
-    time.
+    """Limits of one level's queue; 0 is none. A request that has waited `timeout_ms` is rejected,
+    or goes behind all others of its level; with `override` it may ask for a shorter time.
     """
 
     timeout_ms: float = 0.0
@@ -30,12 +30,12 @@ class QueuePolicy:
     max_size: int = 0
     override: bool = False
 
-    def timeout_s(self, asked_s: float | None) -> float | None:
-        """How long a request may wait that itself asks for `asked_s`; None: for ever."""
+    def timeout_s(self, wanted_s: float | None) -> float | None:
+        """Return how long a request that wants `wanted_s` may wait; None: for ever."""
         if not self.timeout_ms:
             return None
         own = self.timeout_ms / 1e3
-        return min(own, asked_s) if asked_s is not None and self.override else own
+        return min(own, wanted_s) if wanted_s is not None and self.override else own
 
 
 def read_queue_policies(text: str, levels: int = 0) -> dict[int, QueuePolicy]:
@@ -57,32 +57,29 @@ def read_queue_policies(text: str, levels: int = 0) -> dict[int, QueuePolicy]:
 
 
 def _queue_policy(part: str, settings: str) -> QueuePolicy:
-    """part: all that is said of the level, for messages."""
-    told: dict[str, Any] = {}
+    """Read one level's settings. part: the whole text of the level, for messages."""
+    values: dict[str, Any] = {}
     for pair in filter(None, settings.split(",")):
-        name, _, value = pair.partition("=")
-        one = _value(name.strip(), value.strip())
-        if told.keys() & one:
-            raise ValueError(f"{part!r} gives {name.strip()} twice; give it once")
-        told |= one
-    policy = QueuePolicy(**told)
+        name, _, value = (text.strip() for text in pair.partition("="))
+        if name in values:
+            raise ValueError(f"{part!r} gives {name} twice; give it once")
+        values[name] = _value(name, value)
+    policy = QueuePolicy(**values)
     if not policy.timeout_ms and (policy.override or policy.action == "delay"):
         raise ValueError(f"{part!r} says what follows a timeout_ms, and has none; add it")
     return policy
 
 
-def _value(name: str, value: str) -> dict[str, Any]:
-    try:
+def _value(name: str, value: str) -> Any:
+    with contextlib.suppress(ValueError):
         if name == "timeout_ms" and 0 <= float(value) < float("inf"):
-            return {name: float(value)}
+            return float(value)
         if name == "max_size" and int(value) >= 0:
-            return {name: int(value)}
-    except ValueError:
-        pass
+            return int(value)
     if name == "action" and value in ("reject", "delay"):
-        return {name: value}
+        return value
     if name == "override" and value in ("yes", "no"):
-        return {name: value == "yes"}
+        return value == "yes"
     raise ValueError(
         f"{name}={value} is not understood: timeout_ms and max_size are numbers from 0 on, action "
         f"is reject or delay, override yes or no, as in {EXAMPLE!r}"

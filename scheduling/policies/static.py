@@ -39,7 +39,7 @@ class Static(Policy):
         rows: int | None = None,
         first: Sequence[Inference] = (),
     ) -> Plan:
-        """A batch of at most so many rows from the head of those that wait, with `first` in it."""
+        """Begin a batch of at most so many rows from the head of `waiting`, with `first` in it."""
         most = self.max_rows(view.limits.max_batch_size) if rows is None else rows
         return start(whole_groups(view, most, waiting, first), view, reason)
 

@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Delayed(Static):
-    """What modes share whose batches form when `batch_size_target` rows wait, or the oldest request
-    has waited for `max_batch_delay_ms`.
+    """Batches that form when `batch_size_target` rows wait, or the oldest request has waited for
+    `max_batch_delay_ms`.
 
-    The delay is measured from its arrival, so that time spent behind a running batch
-    counts, and a batch that it starts has the oldest request in it, whatever the order. A batch
-    takes at most `batch_size_limit` rows, and can never be larger than its limits, so neither can
-    the target.
+    The delay is measured from its arrival, so that time spent behind a running batch counts, and a
+    batch that it starts has the oldest request in it, whatever the order. A batch takes at most
+    `batch_size_limit` rows.
     """
 
     max_batch_delay_ms: float = setting(
@@ -45,11 +44,11 @@ class Delayed(Static):
         ]
 
     def _target(self, view: View) -> int:
-        """Rows that are enough."""
+        """Return how many waiting rows are enough."""
         return min(self.batch_size_target, self.max_rows(view.limits.max_batch_size))
 
     def _due(self, oldest: Inference) -> float:
-        """When it has waited long enough."""
+        """Return when the oldest request has waited long enough."""
         return oldest.arrived_at + self.max_batch_delay_ms / 1e3
 
 

@@ -4,18 +4,15 @@ else changes: rows and KV blocks are free when a request is done, and streams ar
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed, Overloaded, ServingError
-from scheduling.inference import Generator, Inference, Iteration, State
+from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import (
     Dynamic,
     Fcfs,
@@ -30,7 +27,6 @@ from scheduling.policies import (
 )
 from scheduling.scheduler import Scheduler
 from tests.counts import examples
-from tests.sse import events
 from tests.virtual import Ask, any_order, any_policy, make_scheduler, run, step
 
 PATIENCE_S = 20  # a guard against hanging, not a measurement
@@ -236,7 +232,7 @@ def test_of_a_request_level_batch_those_wait_that_came_after_one_in_the_queue() 
 
 
 def test_those_that_were_answered_meanwhile_are_not_kept_behind_a_long_one() -> None:
-    """Each request that was given up once stayed in the outbox until the longest one before it was
+    """Each request that was given up once was kept until the longest one before it was
     answered.
     """
     scheduler = make_scheduler(Dynamic(), preserve_ordering=True)
@@ -249,89 +245,3 @@ def test_those_that_were_answered_meanwhile_are_not_kept_behind_a_long_one() -> 
         assert len(step(scheduler, second)[1]) == 1
     assert scheduler._ordering is not None
     assert len(scheduler._ordering._unanswered) == 1 == len(scheduler.in_flight())
-
-
-# ---- over HTTP
-
-
-class Gate(Generator):
-    """Each iteration waits to be let through, and may fail."""
-
-    def __init__(self) -> None:
-        self.go = threading.Semaphore(0)
-        self.fails = False
-
-    def generate(self, iteration: Iteration) -> list[int]:
-        assert self.go.acquire(timeout=PATIENCE_S)
-        if self.fails:
-            raise RuntimeError("as was asked for")
-        return [101] * sum(row.samples for row in iteration.rows)
-
-
-def until(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.002)
-
-
-class Post(threading.Thread):
-    """A request whose answer is waited for in a thread of its own."""
-
-    def __init__(self, client: FlaskClient, tokens: int, **more: Any):
-        super().__init__()
-        self.client = client.application.test_client()
-        self.body = {"prompt": "hi", "num_tokens": tokens} | more
-        self.start()
-
-    def run(self) -> None:
-        response = self.client.post("/inference", json=self.body)
-        self.status, self.data = response.status_code, response.data
-        self.json = response.get_json(silent=True)
-
-    def answer(self) -> Any:
-        self.join(PATIENCE_S)
-        assert not self.is_alive(), "nobody answered"
-        return self.json
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-def long_and_short(client: FlaskClient, gate: Gate) -> tuple[Post, Post]:
-    """The answer to the first request is not there yet; that to the second is, and held."""
-    snapshot = client.application.extensions["server"].manager.snapshot
-    long = Post(client, 60)
-    until(lambda: snapshot().running == 1)
-    used = snapshot().blocks_used
-    short = Post(client, 1)
-    until(lambda: snapshot().waiting == 1)
-    gate.go.release(2)
-    until(lambda: (snapshot().completion_tokens, snapshot().running) == (3, 2))
-    assert snapshot().blocks_used == used, "those of the finished one are free"
-    assert short.is_alive()
-    return long, short
-
-
-def test_over_http_a_short_answer_comes_after_the_long_one_and_says_how_long_it_was_held(
-    client_of: Callable[..., FlaskClient], gate: Gate
-) -> None:
-    client = client_of(engine=lambda: gate, preserve_ordering=True)
-    long, short = long_and_short(client, gate)
-    stream = Post(client, 1, stream=True)
-    until(lambda: client.application.extensions["server"].manager.snapshot().waiting == 1)
-    gate.go.release(2)
-    stream.join(PATIENCE_S)
-    assert events(stream.data)[-1]["usage"]["completion_tokens"] == 1, "a stream is not held"
-    assert short.is_alive() and long.is_alive()
-    gate.go.release(100)
-    ends = [
-        post.answer()["timings"]["arrived_at"] + post.answer()["timings"]["e2e_s"]
-        for post in (long, short)
-    ]
-    assert ends[1] == pytest.approx(ends[0], abs=1e-4), "at the same instant"
-    timings = short.answer()["timings"]
-    assert timings["held_s"] > 0 and long.answer()["timings"]["held_s"] == 0
-    assert len(short.answer()["completion"]) == 1 and short.status == 200

@@ -5,14 +5,10 @@ seconds; and what our groups, exits and preemptions add to them.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 
-from generate.fake import FakeGenerator
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State
 from scheduling.policies import (
@@ -425,43 +421,3 @@ def test_timers_keep_what_is_over_only_while_there_is_little_of_it() -> None:
 
 
 # ---- over HTTP
-
-
-@pytest.mark.parametrize("mode", ["nobatch", "static", "windowed", "multibin", "dynamic"])
-@pytest.mark.parametrize("route", ["/inference", "/v1/completions", "/v1/chat/completions"])
-def test_over_http_who_waits_too_long_is_answered_504_and_what_has_no_level_400(
-    route: str, mode: str, client_of: Callable[..., FlaskClient]
-) -> None:
-    queue_policy = "2:timeout_ms=1;3:timeout_ms=1,action=delay"
-    client = client_of(
-        mode,
-        engine=lambda: FakeGenerator(lambda seconds: time.sleep(0.01)),
-        order="priority",
-        max_batch_size=1,
-        queue_policy=queue_policy,
-    )
-    asked = (
-        {"messages": [{"role": "user", "content": "hi"}]} if "chat" in route else {"prompt": "a"}
-    )
-    length = "num_tokens" if route == "/inference" else "max_tokens"
-
-    def post(**more: Any) -> Any:
-        return client.post(route, json=asked | {length: 1} | more)
-
-    long = {"prompt": "a", "num_tokens": 900, "stream": True, "priority": 1}
-    runs = client.post("/inference", json=long)
-    assert runs.status_code == 200
-    for level in (0, 2):
-        refused = post(priority=level)
-        assert (refused.status_code, refused.get_json()["error"]["code"]) == (
-            504,
-            "deadline_passed",
-        )
-    for wrong, field in (
-        ({"priority": 4}, "priority"),
-        ({"queue_timeout_s": 1}, "queue_timeout_s"),
-    ):
-        refused = post(**wrong)
-        assert (refused.status_code, refused.get_json()["error"]["param"]) == (400, field)
-    runs.close()
-    assert post(priority=3).status_code == 200
