@@ -36,7 +36,7 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 @dataclass(frozen=True)
 class Load:
-    """What clients saw, and what it took, in the seconds that were measured."""
+    """Latencies of clients and CPU times, in the seconds that were measured."""
 
     latencies_s: list[float]  # of each answer
     chunks: int  # events of streams

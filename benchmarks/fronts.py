@@ -50,7 +50,7 @@ BENCHMARK = Benchmark(
 )
 
 
-def asked(url: str, tokens: int, clients: int, seconds: float) -> Load:
+def served(url: str, tokens: int, clients: int, seconds: float) -> Load:
     """Answers of one token, or streams of more."""
     body = {"prompt": "hi", "num_tokens": tokens, "stream": tokens > 1}
     return load(url, lambda: itertools.repeat(body), clients, seconds)
@@ -64,8 +64,8 @@ def idle_cores(url: str) -> float:
 
 
 def costs(url: str, seconds: float) -> Iterator[tuple[str, float]]:
-    """Of a request, one at a time; of a token: the addition of each after the first one."""
-    one, stream = (asked(url, tokens, 1, seconds) for tokens in (1, TOKENS))
+    """Costs of a request, one at a time, and of a token: the addition of each after the first."""
+    one, stream = (served(url, tokens, 1, seconds) for tokens in (1, TOKENS))
     for cost, of_one, of_stream in (
         ("", np.median(one.latencies_s), np.median(stream.latencies_s)),
         ("cpu_", one.server_cpu_s / len(one.latencies_s),
@@ -79,12 +79,12 @@ def costs(url: str, seconds: float) -> Iterator[tuple[str, float]]:
 def loads(url: str, seconds: float) -> Iterator[tuple[str, float]]:
     """Throughput and latency of many at once: one token each, then streams."""
     for clients in CLIENTS:
-        seen = asked(url, 1, clients, seconds)
+        seen = served(url, 1, clients, seconds)
         yield f"answers_per_s_{clients}", seen.answers_per_s
         for percentile in (50, 99):
             latency_s = float(np.percentile(seen.latencies_s, percentile))
             yield f"p{percentile}_ms_{clients}", 1e3 * latency_s
-    yield "streamed_per_s", TOKENS * asked(url, TOKENS, STREAMING, seconds).answers_per_s
+    yield "streamed_per_s", TOKENS * served(url, TOKENS, STREAMING, seconds).answers_per_s
 
 
 def measure(name: str, seconds: float) -> Round:

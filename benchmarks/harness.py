@@ -136,7 +136,7 @@ class Benchmark:
     def engine_configs(
         self, *arguments: Any, **defaults: Any
     ) -> tuple[argparse.Namespace, list[Config]]:
-        """As `configs`; engines that are not ours to measure are refused."""
+        """Return the same as `configs`; engines that are not ours to measure are refused."""
         options, configs = self.configs(*arguments, **defaults)
         for config in configs:
             if config.model == "fake" or config.generator != "cached":
@@ -217,7 +217,7 @@ def alternate(
 
 
 def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Of each round, first ÷ second."""
+    """Return first ÷ second of each round."""
     return [a / b for a, b in zip(first, second, strict=True)]
 
 

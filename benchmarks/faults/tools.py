@@ -38,7 +38,7 @@ NO_SETTINGS: Settings = {}
 
 
 class Seen(NamedTuple):
-    """What a fault did: a sentence for the report, and whether the promise was kept."""
+    """The outcome of a fault: a sentence for the report, and whether the promise was kept."""
 
     text: str
     kept: bool
@@ -104,11 +104,11 @@ class Served:
         return not any(self.metric(f"vllm:{name}") for name in names)
 
     def send_signal(self, number: int) -> None:
-        """As an orchestrator does, or, of SIGINT, as a terminal does, to the group."""
+        """Signal the launcher, as an orchestrator does; SIGINT the group, as a terminal does."""
         (os.killpg if number == signal.SIGINT else os.kill)(self.process.pid, number)
 
     def exit_code(self) -> int | None:
-        """Of the launcher, once it has ended; None if it does not."""
+        """Return the launcher's exit code, once it has ended; None if it does not."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(PATIENCE_S)
         return None
@@ -163,7 +163,7 @@ def replaying(
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """How many were answered, and the errors of the others."""
+    """Return how many were answered, and the errors of the others."""
     errors = Counter(outcome.error.split(":")[0] for outcome in outcomes if outcome.error)
     text = f"{sum(outcome.answer is not None for outcome in outcomes)} of {len(outcomes)} answered"
     return text + "".join(f", {n} × {error.rstrip('.')}" for error, n in errors.items())

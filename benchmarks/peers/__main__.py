@@ -99,7 +99,7 @@ def kinds(native: bool) -> dict[str, list[Runner]]:
 
 
 def version(python: str, package: str) -> str | None:
-    """Of an installed package; None if that interpreter does not have it."""
+    """Return an installed package's version; None if that interpreter does not have it."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True)
