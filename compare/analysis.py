@@ -145,7 +145,7 @@ class Stretch(NamedTuple):
 
 
 def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
-    """The longest stretch from admission to admission that never waiting_after the queue empty.
+    """The longest stretch from admission to admission that never left the queue empty.
 
     It has no seconds where there is none. From its first admission on, all rows are full, and
     request-level batches are whole, so tokens / seconds is what the server can do. Instants are the

@@ -147,13 +147,8 @@ def _kinds(runs: Collection[Mapping[str, Any]]) -> list[str]:
 
 @styled
 def latency_vs_throughput(sweeps: Sweeps, caption: str) -> Figure:
-    """Median latency per token against throughput while the rate rises (Orca's figure 10), a curve
-    a server and seed. Rates beyond the capacity, where latency depends on how long one measures,
-    are hollow and dotted.
-    """
-    figure = new_figure((9.5, 5.2), caption)
-    axis = figure.subplots()
-    _curves(axis, sweeps, "output_throughput", "p50_normalized_latency_ms")
+    """Median latency per token against throughput while the rate rises (Orca's figure 10)."""
+    figure, axis = _curves(sweeps, "output_throughput", "p50_normalized_latency_ms", caption)
     axis.set_yscale("log")
     plain_log(axis.yaxis)
     axis.set_xlabel("throughput, completion tokens a second")
@@ -171,9 +166,7 @@ def goodput(sweeps: Sweeps, limits: str, caption: str) -> Figure:
     """Requests a second within the limits against requests a second sent; on the diagonal all of
     them are.
     """
-    figure = new_figure((9.5, 5.2), caption)
-    axis = figure.subplots()
-    _curves(axis, sweeps, "achieved_rate", "goodput")
+    figure, axis = _curves(sweeps, "achieved_rate", "goodput", caption)
     points = [point for seeds in sweeps.values() for points in seeds for point in points]
     ends = [0, max((point["achieved_rate"] or 0 for point in points), default=1)]
     axis.plot(ends, ends, ":", color="#999999", label="every request within the limits", zorder=0)
@@ -187,10 +180,12 @@ def goodput(sweeps: Sweeps, limits: str, caption: str) -> Figure:
     return figure
 
 
-def _curves(axis: Any, sweeps: Sweeps, x: str, y: str) -> None:
-    """Each server's points by rate, a curve a seed; those beyond its capacity hollow, and joined by
-    dots.
+def _curves(sweeps: Sweeps, x: str, y: str, caption: str) -> tuple[Figure, Any]:
+    """A figure of each server's points by rate, a curve a seed. Rates beyond the capacity, where
+    latency depends on how long one measures, are hollow, and joined by dots.
     """
+    figure = new_figure((9.5, 5.2), caption)
+    axis: Any = figure.subplots()
     look = looks(sweeps)
     for name, seeds in sweeps.items():
         colour, line, marker = look[name]
@@ -210,6 +205,7 @@ def _curves(axis: Any, sweeps: Sweeps, x: str, y: str) -> None:
                 axis.plot([p[x] for p in shown], [p[y] for p in shown], color=colour, **style)
     label = "beyond its capacity: the queue only grows"
     axis.plot([], [], "o:", color="#555555", mfc="white", label=label)
+    return figure, axis
 
 
 @styled
