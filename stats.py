@@ -54,8 +54,15 @@ class Measure(NamedTuple):
 
 
 def _tpot_s(times: Any) -> Any:
-    n = times.completion_tokens
-    return np.where(n > 1, times.decode_s / np.maximum(n - 1, 1), np.nan)[()]
+    n, decode_s = times.completion_tokens, times.last_token_at - times.first_token_at
+    if isinstance(n, int):  # a server computes it for every answer
+        return decode_s / (n - 1) if n > 1 else np.nan
+    return np.where(n > 1, decode_s / np.maximum(n - 1, 1), np.nan)
+
+
+def _gaps_s(times: Any) -> Any:
+    made = np.array(times.token_times)
+    return made[1:] - made[:-1]
 
 
 MEASURES = {measure.name: measure for measure in (
@@ -87,7 +94,7 @@ MEASURES = {measure.name: measure for measure in (
         metric="vllm:request_time_per_output_token_seconds", in_timings=False, limited=True,
     ),
     Measure(
-        "itl", "itl_s", lambda t: np.diff(t.token_times),
+        "itl", "itl_s", _gaps_s,
         "each gap between consecutive tokens",
         ", pooled over requests, of a sample where there is one; of a stream, between its events",
         metric="vllm:inter_token_latency_seconds", pooled=True,
@@ -105,7 +112,8 @@ MEASURES = {measure.name: measure for measure in (
         metric="vllm:e2e_request_latency_seconds", from_start=True, limited=True,
     ),
     Measure(
-        "normalized_latency", "normalized_s", lambda t: t.e2e_s / t.completion_tokens,
+        "normalized_latency", "normalized_s",
+        lambda t: (t.answered_at - t.started_at) / t.completion_tokens,
         "e2el / completion tokens", " (Orca)", "latency per token", "latency per token", "ms",
         in_timings=False,
     ),

@@ -163,12 +163,12 @@ class Metrics:
             self._run.iteration(record, self._max_batch_size)
 
     def answered(self, inference: Inference) -> None:
+        times = times_of(inference) if inference.error is None else None
         with self._lock:
-            self._run.ended(inference)
-            self._tallies.ended(inference)
-        if inference.error is not None:
+            self._run.ended(inference, times)
+            self._tallies.ended(inference, times)
+        if times is None:
             return
-        times = times_of(inference)
         for measure, histogram in self._histograms:
             if not math.isnan(seconds := measure.of(times)):
                 histogram.observe(seconds)

@@ -13,7 +13,7 @@ import numpy as np
 
 from observers.tallies import ENDINGS, KEPT, Tally
 from scheduling.inference import Inference, IterationRecord
-from stats import DEFINITIONS, ROW_KINDS, distribution, throughputs, times_of
+from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
 
 Named = Mapping[str, tuple[Tally, np.ndarray]]  # by user or priority, with the TIMES that are kept
 REPORTED = ("preemptions", "recomputed_tokens", "cached_tokens")  # counts, as /stats names them
@@ -49,25 +49,25 @@ class Run:
         if iteration.reason:
             self.reasons[iteration.reason] += 1
 
-    def ended(self, inference: Inference) -> None:
-        """Count an inference that was answered, or failed."""
+    def ended(self, inference: Inference, times: Times | None) -> None:
+        """Count an inference that ended; times: of one that was answered."""
         assert inference.answered_at is not None
         self.first_arrival = min(self.first_arrival, inference.arrived_at)
         self.last_ending = max(self.last_ending, inference.answered_at)
         self.counts[inference.state.value] += 1
         self.seconds["preempted"] += inference.interruptions.preempted_s
         self.seconds["paused"] += inference.interruptions.paused_s
-        if inference.error is not None:
+        if times is None:
             return
-        times = times_of(inference)
         self.finish_reasons[inference.finish_reason] += 1
         if inference.leader is None:  # a prompt counts once
             self.counts["prompt_tokens"] += len(inference.prompt_ids)
             self.counts["cached_tokens"] += inference.cached_tokens
         self.counts["completion_tokens"] += times.completion_tokens
-        self.seconds["normalized"] += times.e2e_s / times.completion_tokens
+        e2e_s = times.e2e_s
+        self.seconds["normalized"] += e2e_s / times.completion_tokens
         self.by_tokens[inference.num_tokens] += 1
-        self.latency_by_tokens[inference.num_tokens] += times.e2e_s
+        self.latency_by_tokens[inference.num_tokens] += e2e_s
 
     def later(self, seconds: float) -> Run:
         """The same on a clock that shows so much more."""

@@ -70,12 +70,13 @@ class ServerStats:
                 self._run.iteration(record, self._max_batch_size)
 
     def answered(self, inference: Inference) -> None:
+        times = times_of(inference) if inference.error is None else None
         with self._lock:
             if inference.arrived_at >= self._since:
-                self._run.ended(inference)
-                self._tallies.ended(inference)
-                if inference.error is None:
-                    self._keep(times_of(inference))
+                self._run.ended(inference, times)
+                self._tallies.ended(inference, times)
+                if times is not None:
+                    self._keep(times)
 
     def _keep(self, times: Times) -> None:
         for measure in IN_RESULTS:

@@ -14,7 +14,7 @@ import numpy as np
 
 from observers.ring import Ring
 from scheduling.inference import Inference
-from stats import MEASURES, Times, times_of
+from stats import MEASURES, Times
 
 MOST_NAMES = 32
 # a user of this name is one of them
@@ -100,8 +100,8 @@ class Tallies(NamedTuple):
         """latest: answers of which TIMES are kept."""
         return cls(Names(latest), Names(latest))
 
-    def ended(self, inference: Inference) -> None:
-        times = times_of(inference) if inference.error is None else None
+    def ended(self, inference: Inference, times: Times | None) -> None:
+        """times: of one that was answered."""
         for tally in self._of(inference):
             tally.ended(inference, times)
 
