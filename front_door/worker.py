@@ -140,7 +140,7 @@ class Worker(base.Worker):
         self._drain()
         self._connections.shorten(ENDING_S)
         manager = self.wsgi.extensions["server"].manager
-        # a thread, since it waits for the handler thread; nobody waits for a model that still loads
+        # in a thread, since it waits for the handler thread, but not for a model that still loads
         threading.Thread(target=manager.close, daemon=not manager.loaded).start()
         leave = threading.Timer(END_S, self._leave)
         leave.daemon = True
@@ -161,7 +161,7 @@ class Worker(base.Worker):
         while self.alive or self._connections.open:
             self.notify()
             if self.alive:
-                # while nobody can give way, new clients wait in the system's backlog
+                # while no connection can give way, new ones wait in the system's backlog
                 has_room = self._connections.has_room
                 self._accept_while(has_room and time.monotonic() >= self._accept_from)
             ready = [key.data for key, _ in self._poller.select(self._patience())]

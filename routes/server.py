@@ -37,7 +37,7 @@ def handlers(server: Server, pids: Sequence[int]) -> dict[str, Handler]:
             generate_latest(server.metrics.registry), content_type=CONTENT_TYPE_PLAIN_0_0_4
         )
 
-    found: dict[str, Handler] = {
+    result: dict[str, Handler] = {
         "GET /": lambda call: own.description(server.config, pids),
         "GET /ready": lambda call: own.readiness(manager.not_ready_because()),
         "GET /stats": lambda call: answer(server.report(own.iterations_since(call.query))),
@@ -47,10 +47,10 @@ def handlers(server: Server, pids: Sequence[int]) -> dict[str, Handler]:
     }
     if server.config.live == "on":
         page = panel.Panel(server)
-        found |= {
+        result |= {
             "GET /live": lambda call: panel.view(),
             "GET /live/events": lambda call: page.events(call.query),
             "POST /live/load": lambda call: page.load(call.body),
             "GET /timeline": lambda call: page.timeline(call.query),
         }
-    return found
+    return result

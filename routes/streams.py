@@ -3,7 +3,7 @@
 If each stream's HTTP thread wrote its own, every token would wake a thread that waits for the GIL
 to do 30 µs of work: with 64 streams that cost twice the CPU and slowed the engine's thread down
 (benchmarks/README.md). So a stream's HTTP thread writes the first piece, with the headers, and what
-is left at the end; what comes between is written by the Streamer, which never waits for a reader:
+remains at the end; what comes between is written by the Streamer, which never waits for a reader:
 while a socket takes no more, that stream's tokens pile up and then go as one.
 """
 

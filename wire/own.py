@@ -69,7 +69,7 @@ def to_page(prefix: str = "") -> Answer:
 
 def description(config: Config, pids: Sequence[int]) -> Answer:
     """GET /. pids: of the server's processes, by which a client that started it recognises it."""
-    found = {
+    result = {
         "name": "effective-batching",
         "mode": config.mode,
         "model": config.model,
@@ -78,7 +78,7 @@ def description(config: Config, pids: Sequence[int]) -> Answer:
         "definitions": DEFINITIONS,
         "pids": pids,
     }
-    return answer(found)
+    return answer(result)
 
 
 def readiness(reason: str | None) -> Answer:

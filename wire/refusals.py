@@ -40,7 +40,7 @@ class Guard:
     has_page: bool
 
     def user_of(self, method: str, route: str | None, headers: Headers) -> str | None:
-        """The user whom a request's key names, if it names one. Raises Unauthorized and Refused.
+        """The user that a request's key names, if any. Raises Unauthorized and Refused.
 
         route: its name in ROUTES; None if there is none.
         """
@@ -108,7 +108,7 @@ def check_host(host: str, names: Collection[str]) -> None:
 
 
 def check_post(content_type: str) -> None:
-    """Raise Refused for a body that is not said to be JSON."""
+    """Raise Refused for a body whose type is not JSON."""
     if content_type.partition(";")[0].strip().lower() != JSON:
         raise Refused(
             415,
@@ -118,7 +118,7 @@ def check_post(content_type: str) -> None:
 
 
 def user_of(keys: Mapping[str, str | None], authorization: str) -> str | None:
-    """The user whom the key in an Authorization header names, if it names one.
+    """The user that the key in an Authorization header names, if any.
 
     keys: `Config.users_of_keys`; without any, none is needed. Raises Unauthorized.
     """
@@ -130,9 +130,9 @@ def user_of(keys: Mapping[str, str | None], authorization: str) -> str | None:
             "This server has an API key; send Authorization: Bearer KEY (client.py: --api-key or "
             "EB_API_KEY)."
         )
-    found = digest(given.strip())
+    brought = digest(given.strip())
     # compared with all of them, so that the time it takes reveals nothing of any
-    users = [user for key, user in keys.items() if hmac.compare_digest(key, found)]
+    users = [user for key, user in keys.items() if hmac.compare_digest(key, brought)]
     if not users:
         raise Unauthorized("The API key is wrong; send the one that the server was started with.")
     return users[0]

@@ -38,13 +38,11 @@ class Request:
     user: str | None = None
     priority: int = 0
     n: int = 1  # completions of each prompt
-    cache_salt: str = ""  # who brings another shares no KV blocks
-    # what ends an answer before its last token, beside sampling.stop_ids; None: nothing does
+    cache_salt: str = ""  # requests with another one share no KV blocks
+    # strings that end an answer, beside sampling.stop_ids; None: not even these end it
     stop: Sequence[str] | None = None
-    logprobs: int | None = (
-        None  # so many likeliest tokens beside each, with echo of the prompt's too
-    )
-    # how its answer reads
+    logprobs: int | None = None  # likeliest tokens beside each, with echo of the prompt's too
+    # of its answer
     form: Literal["inference", "completion", "chat"] = "inference"
     alone: bool = False  # one prompt, and not a group of one
     echo: bool = False
@@ -53,8 +51,8 @@ class Request:
     id: str = ""  # messages.request_id's
 
     def named(self, user: str | None, id: str) -> Request:
-        """The same, with its id; on behalf of the user whom its key names, if it does, whatever its
-        body says.
+        """The same request with its id, and with the user that its key names, if any, whatever its
+        body has.
         """
         return replace(self, user=user or self.user, id=id)
 
