@@ -294,7 +294,7 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_loc
         assert get(url)["pids"] == pids
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=PATIENCE_S)
-    assert "warning: this system allows 160 open files, so 32 connections" in output
+    assert "allows 160 open files, so at most 32 connections are open at once" in output
     assert "`ulimit -n`" in output
     assert "Traceback" not in output
 
