@@ -46,26 +46,21 @@ class Measurable(Protocol):
     @property
     def are_several(self) -> bool:
         """True of several servers that share the load."""
-        ...
 
     @property
     def has_report(self) -> bool:
         """True if it reports what it did, besides what a client sees."""
-        ...
 
     def begin(self) -> None:
         """Reset all counts, and empty the prefix cache. Raises ServerError."""
-        ...
 
     def replay(
         self, requests: Sequence[Request], timeout_s: float, watch: Watch
     ) -> Outcomes | list[Outcome]:
         """Serve a trace. Raises Interrupted on Ctrl-C."""
-        ...
 
     def report(self) -> Report:
         """/stats since it began, the rows over time, and the config. Raises ServerError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ OURS = (
 
 
 def keys(*names: str) -> list[Key]:
-    """The declared keys of these names. Raises KeyError for a name that nobody declared."""
+    """The declared keys of these names. Raises KeyError for another name."""
     return [KEYS[name] for name in names]
 
 
