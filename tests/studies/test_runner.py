@@ -12,11 +12,11 @@ import pytest
 from studies import __main__ as program
 from studies import runner
 from studies.figure import figure
-from studies.study import Against, Case, Cases, Panel, Study, Table, tables
+from studies.study import Against, Case, Panel, Study, Table, tables
 from tests.programs import ran
 
-FAST, SLOW = {"variant": "fast"}, {"variant": "slow"}
-ran_cases: list[tuple[Any, ...]] = []
+FAST = {"variant": "fast"}
+RUNS: list[tuple[Any, ...]] = []  # load, variant, seed
 
 
 def cases(n: int, scale: float = 1.0) -> list[dict[str, Any]]:
@@ -29,17 +29,13 @@ def cases(n: int, scale: float = 1.0) -> list[dict[str, Any]]:
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Seeds differ much more than variants do, which pairing takes out."""
-    ran_cases.append((case["load"], case["variant"], seed))
+    RUNS.append((case["load"], case["variant"], seed))
     slower = {"fast": 0.0, "slow": 1 + 0.1 * (seed % 2)}[case["variant"]] * case["load"]
     return {
         "s": case["scale"] * (10.0 * (seed + 1) + slower),
         "word": case["variant"],
         "none": None,
     }
-
-
-def text(cases: Cases) -> str:
-    return f"{len(cases)} cases."
 
 
 STUDY = Study(
@@ -50,15 +46,8 @@ STUDY = Study(
     cases=cases,
     run=run,
     measures={"s": ("latency, s", "{:.1f}"), "word": ("word", ""), "none": ("nothing", "{}")},
-    text=text,
-    tables=[
-        Table(
-            ("load", "variant"),
-            against=[Against(FAST, gaps=("s",), ratios=("s",))],
-            where={"load": (0.5, 1.0)},
-            title="All",
-        )
-    ],
+    text=lambda cases: f"{len(cases)} cases.",
+    tables=[Table(("load", "variant"), (), [Against(FAST, ["s"], ["s"])], title="All")],
     figure="Latency over load",
     panels=[
         Panel("lines", "s", "s", "load", "load"),
@@ -71,73 +60,72 @@ STUDY = Study(
     options={"scale": (1.0, "of the latency")},
     settings={"unit": "s"},
 )
+MEASURED = [case | {"seeds": [run(case, 7, seed) for seed in range(3)]} for case in cases(7)]
 
 
 @pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The study by its name. Without figures and the machine's description, which take time."""
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The study by its name, without figures and the machine's description, which take time."""
     monkeypatch.setattr(program, "NAMES", ("made",))
     monkeypatch.setattr(program, "load", lambda name: STUDY)
     monkeypatch.setattr(runner, "code", lambda study: "this code")
-    monkeypatch.setattr("client.machine.hardware", dict)
     monkeypatch.setattr(runner, "draw", lambda *of: None)
-    ran_cases.clear()
-    return ran_cases
+    monkeypatch.setattr("client.machine.hardware", dict)
+    RUNS.clear()
 
 
-def numbers(folder: Path) -> Any:
+def command(folder: Path, words: str = "") -> Any:
+    """The numbers that a command writes."""
+    done = ran("studies", *f"made --processes 1 --out {folder} {words}".split())
+    assert done.returncode == 0, done.stderr
     return json.loads((folder / "made.json").read_text())
 
 
-def command(folder: Path, words: str = "") -> str:
-    done = ran("studies", *f"made --processes 1 --out {folder} {words}".split())
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_study_is_run_and_its_page_figure_and_numbers_are_written(
+def test_a_study_is_run_and_its_page_figure_and_numbers_are_written_and_shown_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "draw", figure)
-    command(tmp_path, "--scale 2")
-    kept = numbers(tmp_path)
+    kept = command(tmp_path / "one", "--scale 2")
     assert (kept["requests"], kept["seeds"], kept["scale"], kept["unit"]) == (7, 3, 2.0, "s")
     assert [case["variant"] for case in kept["cases"]] == ["fast", "slow"] * 2
     assert [seed["s"] for seed in kept["cases"][0]["seeds"]] == [20.0, 40.0, 60.0]
-    page = (tmp_path / "made.md").read_text()
+    page = (tmp_path / "one" / "made.md").read_text()
     assert page.startswith(
         "# A made study\n\n7 requests, 3 seeds, scale 2; `python -m studies made"
     )
     assert f"commit {kept['commit']}, {kept['date']}" in page and "\n\n4 cases.\n\n## All" in page
-    assert page.endswith("![Latency over load](made.png)\n") and (tmp_path / "made.png").exists()
+    assert page.endswith("![Latency over load](made.png)\n")
+    assert (tmp_path / "one" / "made.png").exists()
+    RUNS.clear()
+    assert command(tmp_path / "two", f"--from {tmp_path / 'one'}") == kept and not RUNS
+    assert (tmp_path / "two" / "made.md").read_text() == page
 
 
-def test_all_variants_of_a_seed_are_run_before_the_next_seed(tmp_path: Path, made: Any) -> None:
+def test_all_cases_of_a_seed_are_run_before_the_next_seed(tmp_path: Path) -> None:
     command(tmp_path, "--only variant=slow --only load=0.5 --only load=1.0")
-    assert made == [(load, "slow", seed) for seed in range(3) for load in (0.5, 1.0)]
+    assert [(load, "slow", seed) for seed in range(3) for load in (0.5, 1.0)] == RUNS
 
 
 def test_a_stopped_study_goes_on_and_other_code_begins_anew(
-    tmp_path: Path, made: list[Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(case: Case, n: int, seed: int) -> dict[str, Any]:
-        if len(made) == 5:
+        if len(RUNS) == 5:
             raise KeyboardInterrupt
         return run(case, n, seed)
 
     monkeypatch.setattr(program, "load", lambda name: replace(STUDY, run=stop))
-    command(tmp_path)
-    first = numbers(tmp_path)
+    first = command(tmp_path)
     assert first["seeds"] == 1, "the second seed has been run by one case of four"
     monkeypatch.setattr(program, "load", lambda name: STUDY)
+    whole = command(tmp_path)
+    assert len(RUNS) == 12 == len(set(RUNS))
+    assert whole["cases"][0]["seeds"][:1] == first["cases"][0]["seeds"]
     command(tmp_path)
-    assert len(made) == 12 == len(set(made))
-    assert numbers(tmp_path)["cases"][0]["seeds"][:1] == first["cases"][0]["seeds"]
-    command(tmp_path)
-    assert len(made) == 12, "nothing is left to run"
+    assert len(RUNS) == 12, "nothing is left to run"
     monkeypatch.setattr(runner, "code", lambda study: "other code")
     done = ran("studies", "made", "--out", str(tmp_path), "--minutes", "-1", "--processes", "1")
-    assert done.returncode == 1 and "goes on" in done.stderr and len(made) == 12
+    assert done.returncode == 1 and "goes on" in done.stderr and len(RUNS) == 12
 
 
 def test_code_is_what_numbers_depend_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,59 +134,46 @@ def test_code_is_what_numbers_depend_on(monkeypatch: pytest.MonkeyPatch, tmp_pat
     for name in ("studies/made.py", "rules/one.py", "rules/notes.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
-    study = replace(STUDY, code=("rules",))
-    digest = runner.code(study)
-    (tmp_path / "rules/notes.md").write_text("2")
-    assert runner.code(study) == digest
-    (tmp_path / "rules/one.py").write_text("2")
-    assert runner.code(study) != digest
+    digests = [runner.code(replace(STUDY, code=("rules",)))]
+    for name in ("rules/notes.md", "rules/one.py"):
+        (tmp_path / name).write_text("2")
+        digests.append(runner.code(replace(STUDY, code=("rules",))))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_runs_are_the_same_side_by_side_and_of_servers_are_given_what_is_kept(
     tmp_path: Path,
 ) -> None:
-    all_cases = cases(7)
-    alone = runner.measured(STUDY, all_cases, 7, 2, runner.Kept(tmp_path / "1", ""))
-    pool = runner.measured(STUDY, all_cases, 7, 2, runner.Kept(tmp_path / "2", ""), processes=2)
-    assert alone == pool
+    def measured(study: Study, name: str, processes: int = 1) -> Any:
+        kept = runner.Kept(tmp_path / name, "")
+        return runner.measured(study, cases(7), 7, 2, kept, processes)
+
+    assert measured(STUDY, "alone") == measured(STUDY, "pool", processes=2)
 
     def after(case: Case, n: int, seed: int, kept: runner.Kept) -> dict[str, Any]:
-        return {"first": (all_cases[0], n, 0) in kept}
+        return {"first": (cases(7)[0], n, 0) in kept}
 
-    servers = replace(STUDY, run=after, servers=True)
-    runs = runner.measured(servers, all_cases, 7, 1, runner.Kept(tmp_path / "3", ""))
+    runs = measured(replace(STUDY, run=after, servers=True), "servers")
     assert [case["seeds"][0]["first"] for case in runs] == [False, True, True, True]
 
 
 def test_a_table_has_means_and_differences_paired_by_seed() -> None:
-    measured = [case | {"seeds": [run(case, 7, seed) for seed in range(3)]} for case in cases(7)]
-    _, _, *rows = tables(STUDY, measured).split("\n\n")
-    heading, _, fast, slow, *_ = rows[0].splitlines()
+    heading, _, fast, slow, *_ = tables(STUDY, MEASURED).split("\n\n")[2].splitlines()
     columns = (
         "load | variant | latency, s | word | nothing | latency − fast's, s | latency ÷ fast's"
     )
     assert heading == f"| {columns} |"
     assert fast == "| 0.5 | fast | 20.0 ± 24.8 | fast | – | – | – |"
     assert slow == "| 0.5 | slow | 20.5 ± 24.8 | slow | – | +0.5 ± 0.1 | 1.03 ± 0.04 |"
-    same = [case | {"seeds": [run(cases(7)[0], 7, seed) for seed in range(3)]} for case in cases(7)]
+    same = [case | {"seeds": MEASURED[0]["seeds"]} for case in cases(7)]
     assert "| 20.0 ± 24.8 | fast | – | none shown | 1.00 ± 0.00 |" in tables(STUDY, same)
 
 
 def test_a_figure_has_lines_over_numbers_bars_over_names_and_no_empty_panel() -> None:
-    measured = [case | {"seeds": [run(case, 7, seed) for seed in range(3)]} for case in cases(7)]
-    axes: list[Any] = list(figure(STUDY, measured, "caption").axes)
+    axes: list[Any] = list(figure(STUDY, MEASURED, "caption").axes)
     assert [each.get_title(loc="left") for each in axes] == ["lines", "ratios", "bars"]
     lines, ratios, bars = axes
     drawn = [[*map(float, line.lines[0].get_ydata())] for line in lines.containers]
     assert drawn == [[20.0, 20.0], pytest.approx([20.517, 21.033], abs=0.001)]
     assert ratios.get_yscale() == "log" and [*ratios.lines[0].get_ydata()] == [1.0, 1.0]
     assert [len(bar.patches) for bar in bars.containers if hasattr(bar, "patches")] == [2, 2]
-
-
-def test_numbers_that_are_kept_are_shown_again(tmp_path: Path, made: Any) -> None:
-    command(tmp_path / "one")
-    made.clear()
-    command(tmp_path / "two", f"--from {tmp_path / 'one'}")
-    assert not made and numbers(tmp_path / "two") == numbers(tmp_path / "one")
-    pages = [(tmp_path / name / "made.md").read_text() for name in ("one", "two")]
-    assert pages[0] == pages[1]

@@ -21,12 +21,11 @@ from studies import (
     prefixes,
     routers,
     theory,
-    urgent,
     virtual,
 )
 from studies.__main__ import NAMES, load
 from studies.runner import Kept, measured, tell
-from studies.study import Study, only
+from studies.study import only
 from tests.programs import ran
 
 SMALL = {"orders": 40, "batches": 256, "fair": 400, "urgent": 60, "memory": 60, "prefixes": 60}
@@ -36,28 +35,29 @@ SMALL |= {"routers": 30, "capacity": 300}
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(virtual, "BURST", 300)
-        patch.setattr(routers, "LEAST", 60)
+        for module, name, value in (
+            (virtual, "BURST", 300),
+            (orders, "MORE_ROWS", (8, 32)),
+            (memory, "POOLS", (8,)),
+            (prefixes, "LOADS", ("0.8",)),
+            (routers, "LEAST", 60),
+            (routers, "REPLICAS", (1, 2)),
+        ):
+            patch.setattr(module, name, value)
+        patch.setattr("client.machine.hardware", dict)
         yield
 
 
-def of(study: Study, n: int, **keys: Any) -> dict[str, Any]:
-    """The measures of one case and seed."""
-    options = {name: default for name, (default, _) in study.options.items()}
-    [case] = only(study.cases(n, **options), keys)
-    return study.run(case, n, 0)
+def of(name: str, n: int, variants: Any, **keys: Any) -> list[dict[str, Any]]:
+    """The measures of one seed of each variant in one place."""
+    study = load(name)
+    cases = only(study.cases(n), keys)
+    return [study.run(case, n, 0) for v in variants for case in only(cases, {"variant": v})]
 
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.nightly
-def test_a_study_is_run_and_told(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orders, "MORE_ROWS", (8, 32))
-    monkeypatch.setattr(memory, "POOLS", (8,))
-    monkeypatch.setattr(prefixes, "LOADS", ("0.8",))
-    monkeypatch.setattr(routers, "REPLICAS", (1, 2))
-    monkeypatch.setattr("client.machine.hardware", dict)
+def test_a_study_is_run_and_shown(name: str, tmp_path: Path) -> None:
     study, n = load(name), SMALL[name]
     options = {name: default for name, (default, _) in study.options.items()}
     cases = study.cases(n, **options)
@@ -65,41 +65,36 @@ def test_a_study_is_run_and_told(
     cases = [{**case, "seeds": [study.run(case, n, 0)]} for case in cases]
     tell(study, tmp_path, {"cases": cases, "requests": n, "seeds": 1, **options})
     page = (tmp_path / f"{name}.md").read_text()
-    assert page.startswith(f"# {study.title}\n") and "commit " in page
-    assert page.count("\n| ") >= len(cases) and f"]({name}.png)" in page
+    assert page.startswith(f"# {study.title}\n") and f"]({name}.png)" in page
+    assert page.count("\n| ") >= len(cases)
 
 
 def test_every_study_has_its_module_and_every_module_its_study() -> None:
     modules = {path.stem for path in Path(orders.__file__).parent.glob("*.py")}
-    core = {"__init__", "__main__", "figure", "runner", "study", "virtual"}
-    assert modules - core == set(NAMES)
-    assert all(load(name).name == name for name in NAMES)
-    listed = ran("studies", "--help").stdout.split()
-    assert {*NAMES} <= {*listed}
+    assert modules - {"__init__", "__main__", "figure", "runner", "study", "virtual"} == {*NAMES}
+    assert [load(name).name for name in NAMES] == [*NAMES]
+    assert {*NAMES} <= {*ran("studies", "--help").stdout.split()}
 
 
 @pytest.mark.nightly
 def test_short_requests_gain_and_long_ones_pay_where_rows_bind() -> None:
-    place = {"table": "grid", "rows": 4, "load": 1.2}
-    fcfs, *others = [of(orders.STUDY, 200, **place, variant=v) for v in ("fcfs", "sjf", "srpt")]
-    for order in others:
+    names = ("fcfs", "sjf", "srpt", "sjf, σ 1.5")
+    fcfs, *exact, noisy = of("orders", 200, names, table="grid", rows=4, load=1.2)
+    for order in exact:
         assert order["mean_s"] < 0.9 * fcfs["mean_s"] and order["p99_s"] > fcfs["p99_s"]
         assert order["shortest_s"] < 0.5 * fcfs["shortest_s"]
-    noisy = of(orders.STUDY, 200, **place, variant="sjf, σ 1.5")
-    assert others[0]["mean_s"] < noisy["mean_s"] < fcfs["mean_s"]
+    assert exact[0]["mean_s"] < noisy["mean_s"] < fcfs["mean_s"]
 
 
 def test_where_nothing_waits_there_is_nothing_to_order() -> None:
-    place = {"table": "grid", "rows": 32, "load": 0.5}
-    fcfs = of(orders.STUDY, 100, **place, variant="fcfs")
-    for name in ("sjf", "srpt", "hrrn", "mlfq"):
-        assert of(orders.STUDY, 100, **place, variant=name) == fcfs, name
+    fcfs, *others = of("orders", 100, orders.EXACT, table="grid", rows=32, load=0.5)
+    assert others == [fcfs] * 4
 
 
 @pytest.mark.parametrize("variant", ["static", "multibin, 4 bins", "static, sjf", "dynamic"])
 def test_useful_rows_are_those_of_the_closed_form(variant: str) -> None:
-    found = of(batches.STUDY, 1024, rows=8, variant=variant)
-    assert found["useful"] == pytest.approx(found["closed_form"], rel=0.03)
+    [result] = of("batches", 1024, [variant], rows=8)
+    assert result["useful"] == pytest.approx(result["closed_form"], rel=0.03)
 
 
 def test_the_closed_form_of_bins_is_the_papers() -> None:
@@ -113,7 +108,7 @@ def test_fair_serves_the_modest_user_at_once_and_a_limit_leaves_rows_idle(
 ) -> None:
     monkeypatch.setattr(fair, "MINUTE_S", 5.0)  # a share that is used up within the run
     names = ("fcfs", "fair", "limit, requests")
-    fcfs, first, limited = [of(fair.STUDY, 600, trace="returns", variant=name) for name in names]
+    fcfs, first, limited = of("fair", 600, names, trace="returns")
     assert first["mean_s"] < 0.6 * fcfs["mean_s"] and first["refused"] == 0
     assert first["apart"] <= fair.bound(first["longest_prompt"]) < fcfs["apart"]
     assert limited["refused"] > 30 and limited["both"] < 90 < 95 < first["both"]
@@ -128,7 +123,7 @@ def test_stretches_of_waiting_are_joined_where_requests_overlap() -> None:
 @pytest.mark.nightly
 def test_urgent_requests_are_served_sooner_and_late_ones_starve_or_are_refused() -> None:
     names = ("fcfs", "priority", "priority, late ones delayed", "priority, late ones rejected")
-    fcfs, first, delayed, rejected = [of(urgent.STUDY, 300, load=1.2, variant=n) for n in names]
+    fcfs, first, delayed, rejected = of("urgent", 300, names, load=1.2)
     assert first["urgent_mean_s"] < 0.5 * fcfs["urgent_mean_s"]
     assert first["others_mean_s"] > fcfs["others_mean_s"]
     assert delayed["wait_s"] > 1.5 * first["wait_s"]
@@ -136,23 +131,22 @@ def test_urgent_requests_are_served_sooner_and_late_ones_starve_or_are_refused()
 
 
 def test_longer_prompts_take_more_of_the_same_pool() -> None:
-    rows = {}
-    for tokens in (16, 320):
-        data = Workload("fixed:50", prefixes=f"2:{tokens}:1")
-        rows[tokens] = memory.measures("whole", 100, data.requests(50))["rows"]
-    assert rows[16] > 3 * rows[320]
+    traces = [Workload("fixed:50", prefixes=f"2:{n}:1").requests(50) for n in (16, 320)]
+    short, long = (memory.measures("whole", 100, trace)["rows"] for trace in traces)
+    assert short > 3 * long
 
 
 @pytest.mark.nightly
-def test_shared_tokens_are_computed_once_and_others_cost_nothing() -> None:
-    for trace, most in (("shared", 40), ("conversations", 50), ("random", 100)):
-        place = {"table": "caching", "trace": trace, "load": "0.8"}
-        plain, cached = [
-            of(prefixes.STUDY, 60, **place, variant=v) for v in ("dynamic", prefixes.FCFS)
-        ]
-        assert plain["computed"] == 100 and cached["computed"] <= most
-        assert cached["computed"] + cached["hits"] == pytest.approx(100)
-        assert cached == plain if trace == "random" else cached["ttft_ms"] < plain["ttft_ms"]
+@pytest.mark.parametrize(
+    ("trace", "most"), [("shared", 40), ("conversations", 50), ("random", 100)]
+)
+def test_shared_tokens_are_computed_once_and_others_cost_nothing(trace: str) -> None:
+    variants = ("dynamic", prefixes.FCFS)
+    plain, cached = of("prefixes", 60, variants, table="caching", trace=trace, load="0.8")
+    assert plain["computed"] == 100
+    assert cached["computed"] <= {"shared": 40, "conversations": 50, "random": 100}[trace]
+    assert cached["computed"] + cached["hits"] == pytest.approx(100)
+    assert cached == plain if trace == "random" else cached["ttft_ms"] < plain["ttft_ms"]
 
 
 def test_the_oracle_knows_all_that_was_served_before() -> None:
@@ -167,9 +161,11 @@ def test_the_oracle_knows_all_that_was_served_before() -> None:
 
 
 def test_of_one_replica_there_is_no_choice() -> None:
-    place = {"trace": "even", "replicas": 1, "stale_s": 0.0}
-    random, *others = [of(routers.STUDY, 30, **place, router=name) for name in routers.PLAIN]
-    assert all(router == random for router in others)
+    cases = only(routers.cases(30, "fake"), {"trace": "even", "replicas": 1, "stale_s": 0.0})
+    random, *others = [routers.run(case, 30, 0) for case in cases]
+    assert others == [random] * 4
+    done = ran("studies", "routers", "--costs", "nowhere")
+    assert done.returncode == 2 and "there are no costs 'nowhere'" in done.stderr
 
 
 def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
@@ -197,28 +193,16 @@ def test_an_error_is_judged_by_its_target_and_by_how_far_real_runs_are_apart(
 ) -> None:
     def row(tokens: float) -> dict[str, Any]:
         times = dict.fromkeys(("e2e_s", "ttft_s", "tpot_s"), [tokens] * 1000)
-        rest = {"iterations_s": 1.0, "http_s": [1.0], "failed": 0}
-        return {"capacity": tokens} | times | rest
+        return {"capacity": tokens, **times, "iterations_s": 1.0, "http_s": [1.0], "failed": 0}
 
     seed = fidelity.compared([row(tokens) for tokens in repeats], row(simulated))
     assert seed["capacity_error"] == pytest.approx(simulated - 100)
-    burst = {"load": fidelity.BURST, "seeds": [seed]}
-    assert fidelity.verdict(burst, "capacity") == verdict
+    assert fidelity.verdict({"load": fidelity.BURST, "seeds": [seed]}, "capacity") == verdict
     loaded = {"load": "0.85", "seeds": [seed]}
-    assert fidelity.verdict(loaded, "p99") != fidelity.REPORTED
-    for place in (loaded | {"load": "0.95"}, loaded | {"seeds": [seed | {"requests": 1999}]}):
-        assert fidelity.verdict(place, "p99") == fidelity.REPORTED
-
-
-def test_traces_of_the_simulators_check_are_what_their_names_say() -> None:
-    plain = fidelity.trace("plain", 0, 400, 50.0)
-    assert (len(plain) - 1) / plain[-1].at == pytest.approx(50, rel=1e-3)
-    assert {request.at for request in fidelity.trace("plain", 0, 400, None)} == {0.0}
-    long = [len(request.ids) for request in fidelity.trace("long prompts", 0, 400, 50.0)]
-    assert 130 <= sum(200 <= n <= 700 for n in long) <= 140 and min(long) < 20
-    for kind in fidelity.KINDS:
-        drawn = fidelity.trace(kind, 0, 400, 50.0)
-        assert max(len(request.ids) + request.num_tokens for request in drawn) <= 1024
+    few = seed | {"requests": 1999}
+    others = [loaded, loaded | {"load": "0.95"}, loaded | {"seeds": [few]}]
+    reported = [fidelity.verdict(case, "p99") == fidelity.REPORTED for case in others]
+    assert reported == [False, True, True]
 
 
 @pytest.mark.nightly
@@ -228,15 +212,15 @@ def test_real_servers_are_held_against_simulated_ones(
     few = {"kv_reservation": "demand", "kv_cache": "64blocks"}
     monkeypatch.setattr(fidelity, "VARIANTS", {"demand": ("dynamic", few)})
     monkeypatch.setattr(fidelity, "PARTS", {"fake": fidelity.Part("fake", (0.9,), (), {})})
-    study, kept = fidelity.STUDY, Kept(tmp_path / "fidelity.jsonl", "")
-    cases = measured(study, fidelity.cases(40, 2, ""), 40, 1, kept)
-    [burst, loaded], *_ = [case["seeds"][0].values() for case in cases]
-    mean_tokens = Workload().mean_num_tokens
-    assert loaded["rate"] == pytest.approx(0.9 * burst["capacity"] / mean_tokens, rel=1e-3)
+    kept = Kept(tmp_path / "fidelity.runs.jsonl", "")
+    cases = measured(fidelity.STUDY, fidelity.cases(40, 2, ""), 40, 1, kept)
+    burst, loaded = cases[0]["seeds"][0].values()
+    rate = 0.9 * burst["capacity"] / Workload().mean_num_tokens
+    assert [case["seeds"][0]["0.9"]["rate"] for case in cases] == [loaded["rate"]] * 2
+    assert loaded["rate"] == pytest.approx(rate, rel=1e-3)
     summary = fidelity.summarized(cases, 2, "")
     assert [case["load"] for case in summary] == ["burst", "0.9"]
-    for case in summary:
-        assert case["seeds"][0]["failed"] == 0 and case["seeds"][0]["requests"] == 80
+    assert [case["seeds"][0]["requests"] for case in summary] == [80, 80]
     # the fake engine's own costs are the least that a server takes
     assert -90 < summary[1]["seeds"][0]["p50_error"] < 10
 
@@ -250,8 +234,3 @@ def test_theory_is_held_against_real_servers(law: str) -> None:
     assert result["measured"] > 0 < result["expected"]
     if law == theory.IDLE:  # 30 batches
         assert result["measured"] == pytest.approx(result["expected"], rel=0.15)
-
-
-def test_costs_that_are_not_there_are_named() -> None:
-    done = ran("studies", "routers", "--costs", "nowhere", "--processes", "1")
-    assert done.returncode == 2 and "there are no costs 'nowhere'" in done.stderr
