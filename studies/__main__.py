@@ -97,7 +97,7 @@ def main() -> None:
     named = [name for name in NAMES if name in sys.argv[1:2]]  # others may need what is not here
     options = parser_of(map(load, named or NAMES)).parse_args()
     try:
-        runner.tell(options.study, options.out, result_of(options))
+        runner.write(options.study, options.out, result_of(options))
     except (ServerError, CostsError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -59,42 +59,23 @@ POOLS = (1, 2, 4, 8, 16)  # of the KV blocks that are in use without caching
 
 
 def cases(n: int) -> list[dict[str, Any]]:
-    caching = [
-        case_of("caching", trace, load, variant, rate_of(trace, "dynamic", None, n))
-        for trace, load, variant in itertools.product(CACHED_TRACES, (*LOADS, "burst"), MODES)
-        if load == "burst" or "static" not in variant  # which queues at all but the lightest
-    ]
-    order = [
-        case_of("order", trace, load, variant, rate_of(trace, FCFS, blocks, n), FCFS, blocks)
-        for trace in ORDERED_TRACES
-        for blocks in [small_pool(trace)]
-        for load, variant in itertools.product(("burst", "0.8", "1.2"), ORDERED)
-    ]
-    pooled = [
-        case_of("pool", trace, "0.8", variant, rate, kv_blocks=blocks)
-        | {"pool": times, "blocks_in_use": in_use}
-        for trace in POOLED_TRACES
-        for rate, in_use in [(rate_of(trace, "dynamic", None, n), blocks_in_use(trace, n))]
-        for variant, times in itertools.product(ORDERED[1:], POOLS)
-        for blocks in [max(round(times * in_use), virtual.LONGEST // BLOCK)]
-    ]
-    return caching + order + pooled
-
-
-def case_of(
-    table: str,
-    trace: str,
-    load: str,
-    variant: str,
-    rate: float,
-    base: str = "dynamic",
-    kv_blocks: int | None = None,
-) -> dict[str, Any]:
-    """A load of `burst` is all at once, others are shares of what `base` completes. kv_blocks: by
-    default the server's, more than 32 rows can use.
-    """
-    place = {"table": table, "trace": trace, "load": load, "variant": variant}
-    return place | {"base": base, "kv_blocks": kv_blocks, "rate": rate}
+    """kv_blocks None: the server's default, more than 32 rows can use. pool: times those in use."""
+    cases: list[dict[str, Any]] = []
+    case: dict[str, Any]
+    for trace, load, variant in itertools.product(CACHED_TRACES, (*LOADS, "burst"), MODES):
+        if load == "burst" or "static" not in variant:  # which queues at all but the lightest
+            case = {"table": "caching", "trace": trace, "load": load, "variant": variant}
+            cases.append(case | {"kv_blocks": None, "rate": rate_of(trace, "dynamic", None, n)})
+    loads = ("burst", "0.8", "1.2")
+    for trace, load, variant in itertools.product(ORDERED_TRACES, loads, ORDERED):
+        blocks = small_pool(trace)
+        case = {"table": "order", "trace": trace, "load": load, "variant": variant}
+        cases.append(case | {"kv_blocks": blocks, "rate": rate_of(trace, FCFS, blocks, n)})
+    for trace, variant, pool in itertools.product(POOLED_TRACES, ORDERED[1:], POOLS):
+        blocks = max(round(pool * blocks_in_use(trace, n)), virtual.LONGEST // BLOCK)
+        case = {"table": "pool", "trace": trace, "load": "0.8", "variant": variant, "pool": pool}
+        cases.append(case | {"kv_blocks": blocks, "rate": rate_of(trace, "dynamic", None, n)})
+    return cases
 
 
 @functools.cache
@@ -114,6 +95,7 @@ def blocks_in_use(trace: str, n: int) -> float:
     return served("dynamic", None, requests)["blocks"]
 
 
+@functools.cache
 def small_pool(trace: str) -> int:
     """KV blocks of eight mean requests and a third of the prefixes."""
     return virtual.pool_of(8, data_of(trace, CAPACITY_SEED), 64 * PREFIX / BLOCK / 3)
@@ -213,13 +195,16 @@ def load_of(case: Case) -> float:
 
 BY = ("trace", "load", "variant")
 COMMON = ("computed", "ttft_ms", "ttft_p99_ms", "mean_ms", "throughput")
-BASES = {name: {"variant": name.split(",")[0]} for name in VARIANTS}
-WITHOUT = Against(
-    lambda case: BASES[case["variant"]],
-    ("ttft_ms", "mean_ms"),
-    ("throughput",),
-    "the same mode without",
-)
+
+
+def without_caching(case: Case) -> Case:
+    return {"variant": case["variant"].split(",")[0]}
+
+
+GAIN = ("throughput",)
+WITHOUT = Against(without_caching, ("ttft_ms", "mean_ms"), GAIN, "the same mode without")
+ON_POOL = Against({"variant": FCFS}, ("ttft_ms", "wait_ms"), GAIN)
+HITS = ("hits, % of an unlimited pool's", "{:.1f}")
 CACHED = {"table": "caching", "load": LOADS, "variant": ("dynamic", FCFS)}
 STUDY = Study(
     name="prefixes",
@@ -240,7 +225,7 @@ STUDY = Study(
         "rare_ms": ("TTFT mean of the rarest quarter, ms", "{:,.1f}"),
         "mean_ms": ("latency mean, ms", "{:,.0f}"),
         "throughput": ("tok/s", "{:,.0f}"),
-        "hits_to_oracle": ("hits, % of an unlimited pool's", "{:.1f}"),
+        "hits_to_oracle": HITS,
     },
     text="A turn whose conversation has outgrown the context is not sent. Traces are "
     + "; ".join(
@@ -250,14 +235,17 @@ STUDY = Study(
     + ".",
     tables=[
         Table(
-            *(BY, (*COMMON, "hits", "prefill"), [WITHOUT], {"table": "caching"}),
+            BY,
+            (*COMMON, "hits", "prefill"),
+            [WITHOUT],
+            {"table": "caching"},
             "With and without, where all prefixes fit",
             "Load: of what `dynamic` without caching completes.",
         ),
         Table(
             (*BY, "kv_blocks"),
             (*COMMON, "wait_ms", "rare_ms"),
-            [Against({"variant": FCFS}, ("ttft_ms", "wait_ms"), ("throughput",))],
+            [ON_POOL],
             {"table": "order"},
             "Orders on a small pool",
             "KV blocks of eight mean requests and a third of the 64 prefixes. Load: of what `fcfs` "
@@ -265,11 +253,11 @@ STUDY = Study(
         ),
         Table(
             ("trace", "variant", "pool", "kv_blocks"),
-            ("hits_to_oracle",),
-            where={"table": "pool"},
-            title="What the size of the pool costs",
-            text="Pools are multiples of the KV blocks that are in use on average without caching, "
-            "at 0.8 of what that completes.",
+            ["hits_to_oracle"],
+            [],
+            {"table": "pool"},
+            "What the size of the pool costs",
+            "Pools: times the KV blocks that are in use without caching, at a load of 0.8.",
         ),
     ],
     figure="Time to the first token over load, throughput, and hits over pool size",
@@ -285,8 +273,12 @@ STUDY = Study(
         ),
         Panel(
             "what a small pool forgets",
-            *("hits, % of an unlimited pool's", "hits_to_oracle", "pool", "blocks ÷ those in use"),
-            *("trace", {"table": "pool", "variant": FCFS}),
+            HITS[0],
+            "hits_to_oracle",
+            "pool",
+            "KV blocks ÷ those in use",
+            "trace",
+            {"table": "pool", "variant": FCFS},
         ),
     ],
     looks={

@@ -11,9 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from matplotlib.figure import Figure
+from typing import Any
 
 from client.machine import ROOT, command_line, stamp
 from compare.report import drawing
@@ -27,15 +25,6 @@ CODE = (
 )
 SUFFIXES = (".py", ".cpp", ".h")
 Run = tuple[Case, int, int]  # a case, requests of its trace, and the trace's seed
-
-
-class Page(NamedTuple):
-    """The page of a study or benchmark."""
-
-    module: str  # that `python -m` runs
-    name: str  # of the files
-    title: str
-    figure: str = ""  # in words
 
 
 class Kept:
@@ -112,13 +101,12 @@ def _results(
     """Yield each run with its result, until the time is over."""
     with contextlib.ExitStack() as stack:
         results: Iterator[dict[str, Any]]
-        if study.servers:
-            results = (study.run(*run, kept) for run in runs)
-        elif processes > 1:
+        if processes > 1 and not study.servers:
             pool = stack.enter_context(multiprocessing.Pool(processes))
             results = pool.imap(functools.partial(_call, study.run), runs)
         else:
-            results = (study.run(*run) for run in runs)
+            given = (kept,) if study.servers else ()
+            results = (study.run(*run, *given) for run in runs)
         for run in runs:
             if time.monotonic() > end:
                 return
@@ -129,39 +117,24 @@ def _call(run: Callable[..., dict[str, Any]], arguments: Run) -> dict[str, Any]:
     return run(*arguments)
 
 
-def write(
-    page: Page,
-    folder: Path,
-    caption: str,
-    body: str,
-    figure: Figure | None,
-    result: Mapping[str, Any],
-) -> None:
-    """Write a page, its figure, if it has one, and the numbers with the commit, date and command
-    that made them.
+def write(study: Study, folder: Path, result: Mapping[str, Any]) -> None:
+    """Write a study's page, its figure, and its numbers with the commit, date and command that made
+    them.
+
+    result: `cases`, `requests`, `seeds` and the study's options.
     """
     if "commit" not in result:
-        command = command_line("python", ["-m", page.module, *sys.argv[1:]])
-        result = {**result, **stamp(), "command": command}
-    made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
-    text, files = f"# {page.title}\n\n{caption}; {made}.\n\n{body}\n", f"{page.name}.md"
-    folder.mkdir(parents=True, exist_ok=True)
-    if figure:
-        drawing.save(figure, folder / f"{page.name}.png")
-        text += f"\n![{page.figure}]({page.name}.png)\n"
-        files += f", {page.name}.png"
-    (folder / f"{page.name}.md").write_text(text)
-    (folder / f"{page.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{body}\n{files} and every seed's numbers: {folder}")
-
-
-def tell(study: Study, folder: Path, result: Mapping[str, Any]) -> None:
-    """Write the page of a study's result: its cases, requests, seeds and options."""
-    cases = result["cases"]
+        command = command_line("python", ["-m", "studies", *sys.argv[1:]])
+        result = {**study.settings, **result, **stamp(), "command": command}
     caption = study.workload.format(**{"n": result["requests"], **result})
-    body = tables(study, cases)
-    if study.source:
-        body = f"Claim: {study.source}.\n\n{body}"
-    figure = draw(study, cases, caption) if study.panels else None
-    page = Page("studies", study.name, study.title, study.figure)
-    write(page, folder, caption, body, figure, {**study.settings, **result})
+    claim = f"Claim: {study.source}.\n\n" if study.source else ""
+    body = claim + tables(study, result["cases"])
+    made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
+    page = f"# {study.title}\n\n{caption}; {made}.\n\n{body}\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    if study.panels and (figure := draw(study, result["cases"], caption)):
+        drawing.save(figure, folder / f"{study.name}.png")
+        page += f"\n![{study.figure}]({study.name}.png)\n"
+    (folder / f"{study.name}.md").write_text(page)
+    (folder / f"{study.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{body}\n{study.name}.md and every seed's numbers: {folder}")

@@ -124,17 +124,12 @@ def ratio(base: Case, case: Case, measure: str) -> Estimate:
     return estimate([value / base_value for base_value, value in pairs])
 
 
-def gap(base: Case, case: Case, measure: str) -> Estimate:
-    """Return the paired difference case − base."""
-    return difference(values(base, measure), values(case, measure))
-
-
 def gap_text(base: Case, case: Case, measure: str, form: str) -> str:
-    """Return the paired difference, or "none shown"."""
-    apart = gap(base, case, measure)
-    text = ("+" if apart.mean > 0 else "") + formatted(apart, form)
-    is_zero = not any(digit in "123456789" for digit in form.format(apart.mean))
-    return text if apart.shown and not is_zero else "none shown"
+    """Return the paired difference case − base, or "none shown"."""
+    gap = difference(values(base, measure), values(case, measure))
+    text = ("+" if gap.mean > 0 else "") + formatted(gap, form)
+    is_zero = not any(digit in "123456789" for digit in form.format(gap.mean))
+    return text if gap.shown and not is_zero else "none shown"
 
 
 def base_of(
