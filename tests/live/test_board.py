@@ -101,42 +101,6 @@ def test_each_query_finds_what_a_server_tells(title: str, served: Served) -> Non
             assert shown <= (labels or {*samples[0]}), f"{legend} shows what the result has not"
 
 
-def test_the_board_shows_rows_by_kind_queue_blocks_tokens_latencies_and_goodput() -> None:
-    found = {
-        selector.name
-        for panel in PANELS.values()
-        for query, _ in queries(panel)
-        for selector in parts(query)[0]
-    }
-    assert found >= {
-        "batching_computed_rows_total",
-        "vllm:num_requests_waiting",
-        "vllm:kv_cache_usage_perc",
-        "vllm:generation_tokens_total",
-        "vllm:time_to_first_token_seconds_bucket",
-        "vllm:request_time_per_output_token_seconds_bucket",
-        "vllm:e2e_request_latency_seconds_bucket",
-    }
-    assert {limit for limit in LIMITS if any(limit in title for title in PANELS)} == {*LIMITS}, (
-        "the title of a goodput names its limit"
-    )
-
-
-def test_panels_do_not_cover_each_other() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in BOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(at["x"], at["x"] + at["w"])
-            for y in range(at["y"], at["y"] + at["h"])
-        }
-        assert not cells & taken and max(cells)[0] < 24, panel["title"]
-        taken |= cells
-    ids = [panel["id"] for panel in BOARD["panels"]]
-    assert len({*ids}) == len(ids), "Grafana mixes panels of one id up"
-
-
 def test_grafana_finds_the_board_and_its_source() -> None:
     services = yaml.safe_load((DEPLOY / "monitoring.yaml").read_text())["services"]
     grafana = services["grafana"]

@@ -16,7 +16,7 @@ from live.reading import iterations
 from live.snapshot import QueueSnapshot, snapshot_of
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, IterationRecord, Row
-from scheduling.policies import ORDERS, Dynamic, Fcfs, MultiBin, Srpt, Static
+from scheduling.policies import ORDERS, Dynamic, MultiBin, Srpt, Static
 from scheduling.prefix_cache import block_keys
 from simulate import drive
 from tests.virtual import make_scheduler
@@ -143,10 +143,11 @@ def test_a_worked_example() -> None:
 
 
 class Server:
-    """A manager whose clock is moved by hand."""
+    """A manager whose clock is moved by hand, its observer, and its requests."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.live = Live(self, ABOUT)
 
     def clock(self) -> float:
         return self.now
@@ -154,22 +155,32 @@ class Server:
     def inspect(self, look: Any) -> QueueSnapshot:
         return QueueSnapshot(100, 0, 0, [], 100)
 
+    def computes(self, *rows: tuple[Inference, int]) -> None:
+        """An iteration of rows that compute a token each."""
+        self.live.iteration(IterationRecord(self.now, 0.001, iteration_of(*rows)))
+
 
 def iteration_of(*rows: tuple[Inference, int]) -> Iteration:
-    """Of rows that compute a token each."""
     made = [Row(i, start, 1, [], True, False) for i, start in rows]
     return Iteration(made, len(made), 0, 7)
+
+
+def request(id_: int = 0, user: str | None = None) -> Inference:
+    made = Inference([0] * 5, 10_000, user=user)
+    made.id = id_
+    return made
 
 
 class Reader:
     """A page: it asks when it likes, and keeps what it is told."""
 
-    def __init__(self, live: Live):
-        self.live = live
+    def __init__(self, server: Server):
+        self.live = server.live
         self.cursor: int | None = None
         self.cells: dict[int, dict[int, Cell]] = {}  # by iteration
-        self.restarts = self.requests = self.ended = 0
+        self.restarts = self.ended = 0
         self.known: dict[int, Any] = {}
+        self.ask()
 
     def ask(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self.live.events(self.cursor, load=None))
@@ -187,27 +198,24 @@ class Reader:
             assert {cell.id for cell in seen.cells.values()} <= self.known.keys()
         self.cursor = told["cursor"]
         self.ended += len(told["ended"])
+        self.last = told
         return told
 
 
 def test_readers_who_ask_at_different_times_see_the_same() -> None:
     server = Server()
-    live = Live(server, ABOUT)
-    often, seldom = Reader(live), Reader(live)
-    often.ask(), seldom.ask()
+    often, seldom = Reader(server), Reader(server)
     rng = random.Random(0)
     running: dict[int, tuple[Inference, int]] = {}
     for k in range(1500):
         if len(running) < 4 and rng.random() < 0.2:
-            new = Inference([0] * 5, 9)
-            new.id, running[k] = k, (new, 5)
-        record = IterationRecord(server.now, 0.001, iteration_of(*running.values()))
-        live.iteration(record)
+            running[k] = request(k), 5
+        server.computes(*running.values())
         for id_, (inference, start) in list(running.items()):
             running[id_] = inference, start + 1
             if rng.random() < 0.05:
                 inference.answered_at = server.now
-                live.answered(inference)
+                server.live.answered(inference)
                 del running[id_]
         server.now += 0.002
         if rng.random() < 0.2:
@@ -215,118 +223,88 @@ def test_readers_who_ask_at_different_times_see_the_same() -> None:
         if rng.random() < 0.01:
             seldom.ask()
     often.ask(), seldom.ask()
-    late = Reader(live)
-    late.ask()
+    late = Reader(server)
     assert often.restarts == seldom.restarts == late.restarts == 1
     assert len(often.cells) == 1500 and often.cells == seldom.cells == late.cells
     assert often.ended == seldom.ended == late.ended > 50
 
 
 def test_a_cursor_of_the_server_that_was_here_before_is_not_taken_for_one_of_its_own() -> None:
-    server = Server()
-    before, now = Live(server, ABOUT), Live(server, ABOUT)
-    inference = Inference([0] * 5, 100)
-    for live in (before, now):
-        live.events(None, load=None)
-        for k in range(20):
-            live.iteration(IterationRecord(k * 0.01, 0.001, iteration_of((inference, 5 + k))))
-    cursor = json.loads(before.events(None, load=None))["cursor"]
-    told = json.loads(now.events(cursor, load=None))
-    assert told["restart"] and len(told["iterations"]) == 20
+    before, now = Server(), Server()
+    reader = Reader(before)
+    now.live.events(None)
+    for k in range(20):
+        before.computes((request(), 5 + k))
+        now.computes((request(), 5 + k))
+    reader.ask()
+    reader.live = now.live
+    assert reader.ask()["restart"] and len(reader.last["iterations"]) == 20
 
 
 def test_a_page_that_comes_late_gets_the_last_iterations_whole() -> None:
     """Also of a request that came before those, and the beginning of which is forgotten."""
-    server = Server()
-    live = Live(server, ABOUT)
-    first = Reader(live)
-    first.ask()
-    old = Inference([0] * 5, 10_000, user="old")
-    old.id = 0
-    n = KEPT + 500
+    server, old, n = Server(), request(user="old"), KEPT + 500
+    first = Reader(server)
     for k in range(n):
-        live.iteration(IterationRecord(server.now, 0.001, iteration_of((old, 5 + k))))
+        server.computes((old, 5 + k))
         if k % 100 == 0:
             first.ask()
-    new = Reader(live)
-    told = new.ask()
-    assert (told["first"], told["next"], len(told["iterations"])) == (500, n, KEPT)
-    assert told["lines"] == [[0, 0, "d", 1, 505]] and new.known[0][4] == "old"
+    new = Reader(server)
+    assert (new.last["first"], new.last["next"], len(new.last["iterations"])) == (500, n, KEPT)
+    assert new.last["lines"] == [[0, 0, "d", 1, 505]] and new.known[0][4] == "old"
     first.ask()
     assert all(first.cells[k] == new.cells[k] for k in range(500, n))
 
 
-def test_nobody_looks_and_nothing_is_kept() -> None:
-    server = Server()
-    live = Live(server, ABOUT)
-    row = Inference([0], 9)
-    row.id = 3
-    record = IterationRecord(0.0, 0.001, iteration_of((row, 1)))
-    live.iteration(record)
-    reader = Reader(live)
-    assert reader.ask()["iterations"] == [] and not reader.cells
-    live.iteration(record)
+def test_while_no_page_asks_nothing_is_noted() -> None:
+    server, row = Server(), request()
+    server.computes((row, 1))
+    reader = Reader(server)
+    assert reader.last["iterations"] == []
+    server.computes((row, 1))
     assert len(reader.ask()["iterations"]) == 1
     server.now += 2 * LEASE_S  # the page is closed
-    late = IterationRecord(server.now, 0.001, iteration_of((row, 2)))
-    live.iteration(late)
+    assert not reader.ask()["restart"], "nothing happened meanwhile"
+    server.now += 2 * LEASE_S
+    server.computes((row, 2))
     told = reader.ask()
     assert told["restart"] and told["iterations"] == [] and told["first"] == 1
 
 
-def test_an_idle_server_that_is_watched_notes_nothing_new() -> None:
+def test_a_page_that_falls_too_far_behind_begins_anew() -> None:
     server = Server()
-    live = Live(server, ABOUT)
-    reader = Reader(live)
-    for _ in range(1000):
-        server.now += 0.1
-        reader.ask()
-    assert reader.restarts == 1 and len(Reader(live).ask()["snapshots"]) == 1
-
-
-def test_who_looks_again_after_a_while_in_which_nothing_happened_goes_on() -> None:
-    server = Server()
-    live = Live(server, ABOUT)
-    row = Inference([0], 9)
-    row.id = 0
-    reader = Reader(live)
-    reader.ask()
-    live.iteration(IterationRecord(0.0, 0.001, iteration_of((row, 1))))
-    server.now += 10 * LEASE_S
-    assert not reader.ask()["restart"] and len(reader.cells) == 1
+    reader = Reader(server)
+    for k in range(BACKLOG + 1):
+        server.computes((request(), k))
+    told = reader.ask()
+    assert told["restart"] and told["iterations"] == [], "it skips to now"
+    server.computes((request(), 5))
+    assert len(reader.ask()["iterations"]) == 1
 
 
 def test_iterations_do_not_overlap_by_rounding() -> None:
-    history, row = History(ABOUT), Inference([0], 9)
-    row.id = 0
-    took = 0.6e-6
+    history, took = History(ABOUT), 0.6e-6
     for k in range(50):
-        history.iteration(k * took, took, iteration_of((row, 1 + k)))
+        history.iteration(k * took, took, iteration_of((request(), 1 + k)))
     told = json.loads(history.since(None, 1.0))["iterations"]
     for (at, seconds, *_), (following, *_) in itertools.pairwise(told):
         assert at + seconds <= following + 1e-9
 
 
-@pytest.mark.parametrize("told_after", [0, 1, 3])
-def test_who_ends_while_its_row_goes_on_is_told_once(told_after: int) -> None:
+@pytest.mark.parametrize("ends_after", [0, 1, 3])
+def test_a_request_that_ends_while_its_row_goes_on_is_noted_once(ends_after: int) -> None:
     """It left while an iteration ran, or its stream ended and its batch goes on."""
-    server = Server()
-    live = Live(server, ABOUT)
-    reader = Reader(live)
-    reader.ask()
-    one, other = Inference([0] * 3, 9), Inference([0] * 3, 9)
-    one.id, other.id = 0, 1
-    told = []
+    server, one, other = Server(), request(0), request(1)
+    reader, told = Reader(server), []
     for k in range(5):
-        if k == told_after:
+        if k == ends_after:
             one.answered_at = server.now
-            live.answered(one)
+            server.live.answered(one)
         rows = ((one, 3 + k), (other, 3 + k)) if k <= 3 else ((other, 3 + k),)
-        live.iteration(IterationRecord(server.now, 0.001, iteration_of(*rows)))
+        server.computes(*rows)
         told.append(reader.ask())
-    assert sum(len(each["requests"]) for each in told) == 2
-    assert sum(len(each["ended"]) for each in told) == 1
-    late = Reader(live).ask()
+    assert sum(len(each["requests"]) for each in told) == 2 and reader.ended == 1
+    late = Reader(server).last
     assert [request[0] for request in late["requests"]] == [0, 1] and len(late["ended"]) == 1
 
 
@@ -350,29 +328,11 @@ def test_the_queue_is_told_in_its_order(name: str) -> None:
         scheduler.fail([first], Cancelled("next"), now)
 
 
-def test_who_falls_too_far_behind_begins_anew() -> None:
-    server = Server()
-    live = Live(server, ABOUT)
-    reader = Reader(live)
-    reader.ask()
-    row = Inference([0], 9)
-    row.id = 0
-    for k in range(BACKLOG + 1):
-        live.iteration(IterationRecord(0.0, 0.001, iteration_of((row, k))))
-    told = reader.ask()
-    assert told["restart"] and told["iterations"] == [], "it skips to now"
-    live.iteration(IterationRecord(0.0, 0.001, iteration_of((row, 5))))
-    assert len(reader.ask()["iterations"]) == 1
-
-
 def test_prompts_are_told_only_where_they_may_be() -> None:
-    row = Inference([1, 2], 9)
-    row.id = 0
-    silent, open_ = History(ABOUT), History(ABOUT, prompt=lambda inference: "<b>hello")
-    for history in (silent, open_):
-        history.iteration(0.0, 1.0, iteration_of((row, 1)))
-    assert json.loads(silent.since(None, 1.0))["requests"][0][-1] is None
-    assert json.loads(open_.since(None, 1.0))["requests"][0][-1] == "<b>hello"
+    for prompt in (None, "<b>hello"):
+        history = History(ABOUT, prompt=lambda inference, prompt=prompt: prompt)  # type: ignore[misc]
+        history.iteration(0.0, 1.0, iteration_of((request(), 1)))
+        assert json.loads(history.since(None, 1.0))["requests"][0][-1] == prompt
 
 
 def test_a_saved_page_holds_what_cannot_end_its_script() -> None:
@@ -426,15 +386,3 @@ def test_a_timeline_that_is_too_large_is_split(
     assert all(path.stat().st_size <= 50_000 for path in paths)
     parts = [event for path in paths for event in json.loads(path.read_text())["traceEvents"]]
     assert parts == whole
-
-
-def test_who_is_cancelled_in_the_queue_has_ended() -> None:
-    scheduler = make_scheduler(Dynamic(), order=Fcfs(), max_batch_size=1)
-    kept = Kept(scheduler, ABOUT, zero=0.0)
-    waits = Inference([0], 3)
-    scheduler.enqueue([waits], 0.5)
-    for inference in scheduler.fail([waits], Cancelled("gone"), 1.0):
-        kept.answered(inference)
-    history = json.loads(kept.json("x"))
-    assert history["ended"] == [[0, 1.0, "cancelled", None, 0]]
-    assert [request[0] for request in history["requests"]] == [0]

@@ -15,7 +15,6 @@ import pytest
 from flask.testing import FlaskClient
 
 from client.calls import ServerError, get, post
-from config import ConfigError, build
 from live import made_load, page
 from tests.servers import PATIENCE_S, free_port, launched, wait_until
 from tests.shown import (
@@ -69,11 +68,11 @@ def test_a_browser_is_shown_the_page_and_others_json(
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_the_page_is_small_and_asks_nobody_else() -> None:
-    text = page.empty()
-    assert len(text.encode()) <= 80_000
-    assert not re.findall(r"(?:src|href)=|https?://(?!www\.w3\.org)|@import|innerHTML|eval\(", text)
-    assert " style=" not in text and not re.findall(r"\son\w+=", text)
+def test_the_page_makes_no_requests_elsewhere_and_no_markup_of_data() -> None:
+    assert not re.findall(
+        r"(?:src|href)=|https?://(?!www\.w3\.org)|@import|innerHTML|eval\(| style=|\son\w+=",
+        page.empty(),
+    )
 
 
 def test_live_off_leaves_nothing_of_it(client_of: Callable[..., FlaskClient]) -> None:
@@ -81,15 +80,8 @@ def test_live_off_leaves_nothing_of_it(client_of: Callable[..., FlaskClient]) ->
     assert client.get("/", headers=BROWSER).is_json
     for path in ("/live", "/live/events", "/timeline"):
         assert client.get(path).status_code == 404
-    refused = client.post("/live/load", json={"rate": 1})
-    assert refused.status_code == 404
-    for told in (refused, client.get("/"), client.get("/openapi.json")):
-        assert "/live" not in told.get_data(as_text=True).split("no POST /live/load")[-1]
-
-
-def test_prompts_of_a_page_that_is_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match="live_prompts are shown on the page that live off"):
-        build("dynamic", {"model": "fake", "live": "off", "live_prompts": True}, {})
+    assert client.post("/live/load", json={"rate": 1}).status_code == 404
+    assert "/live" not in client.get("/openapi.json").get_data(as_text=True)
 
 
 def test_under_a_key_the_page_is_open_and_what_it_asks_is_not(
@@ -125,7 +117,7 @@ def test_what_a_page_and_a_timeline_are_told_is_what_stats_count(
     events(client)
     client.post("/stats/reset", json={})
     assert not planned
-    load = LOAD | {"rate": 300, "seconds": 0.3}
+    load = LOAD | {"rate": 600, "seconds": 0.3}  # so that rows pause on a busy machine
     id_ = client.post("/live/load", json=load).get_json()["id"]
     until(lambda: events(client, load=id_)["load"] is None)
     history = until(lambda: (e := events(client)) and len(e["ended"]) == len(e["requests"]) and e)
@@ -262,12 +254,3 @@ def test_a_timeline_of_a_running_server(client_of: Callable[..., FlaskClient]) -
         response = client.get(f"/timeline?last={bad}")
         said = response.get_json()["error"]["message"]
         assert response.status_code == 400 and "from 1 on" in said
-
-
-def test_nothing_of_a_request_is_in_logs_or_addresses(
-    client_of: Callable[..., FlaskClient], caplog: pytest.LogCaptureFixture
-) -> None:
-    client = client_of(live_prompts=True)
-    client.post("/inference", json={"prompt": "a secret of mine", "num_tokens": 2})
-    events(client)
-    assert "secret" not in caplog.text and "secret" not in page.empty()

@@ -25,7 +25,7 @@ from scheduling.inference import Generator, Inference, IterationRecord
 from scheduling.policies import ORDERS, Victim
 from serving import Exchange, Server
 from simulate.replay import replay_file
-from tests.counts import ALL, SOME_MODES, nightly_but
+from tests.counts import ALL, SOME_MODES
 from tests.servers import PATIENCE_S, server, wait_until_free
 from wire.request import Request
 
@@ -188,55 +188,37 @@ def test_every_iteration_of_a_recorded_server_comes_again_whatever_the_order_and
     assert ways <= {*seen}
 
 
-# what else scheduling depends on: mode, settings, KV blocks that the engine turns out to have, and
-# what must have come to pass
-OTHERS: dict[str, tuple[str, dict[str, Any], int | None, set[str]]] = {
-    "answers in order": ("dynamic", {"preserve_ordering": True}, None, set()),
-    "answers in order, a batch at a time": ("static", {"preserve_ordering": True}, None, set()),
-    "compact batches": ("static", {"compact_batches": True}, None, set()),
-    "limits of users": (
-        "dynamic",
-        {"user_requests_per_minute": 5, "user_tokens_per_minute": 400},
-        None,
-        {"refused: rate_limit_exceeded"},
+def case(mode: str, *ways: str, n_blocks: int | None = None, **settings: Any) -> tuple[Any, ...]:
+    """A server's mode and settings, the blocks that its engine turns out to have, and what must
+    have come to pass.
+    """
+    return mode, settings, n_blocks, {*ways}
+
+
+QUEUES = "1:timeout_ms=2,override=yes;2:timeout_ms=1,action=delay;3:max_size=2"
+OTHERS = {
+    "answers in order": case("dynamic", preserve_ordering=True),
+    "answers in order, a batch at a time": case("static", preserve_ordering=True),
+    "compact batches": case("static", compact_batches=True),
+    "limits of users": case(
+        "dynamic", "refused: rate_limit_exceeded",
+        user_requests_per_minute=5, user_tokens_per_minute=400,
     ),
-    "queue policies": (
-        "dynamic",
-        {
-            "order": "priority",
-            "queue_policy": "1:timeout_ms=2,override=yes;2:timeout_ms=1,action=delay;3:max_size=2",
-            "max_wait_s": 0.004,
-        },
-        None,
-        set(),
+    "queue policies": case("dynamic", order="priority", queue_policy=QUEUES, max_wait_s=0.004),
+    "aging": case("dynamic", order="sjf", aging=2000.0, max_wait_s=0.004),
+    "noisy lengths": case("dynamic", order="sjf", length_predictor="noisy:1.5"),
+    "fitted lengths": case("multibin", length_predictor="prompt", bins=3),
+    "promotions": case(
+        "dynamic", "paused", order="mlfq", mlfq_quantum=2, max_wait_s=0.003,
+        kv_reservation="demand", max_batch_size=2,
     ),
-    "aging": ("dynamic", {"order": "sjf", "aging": 2000.0, "max_wait_s": 0.004}, None, set()),
-    "noisy lengths": ("dynamic", {"order": "sjf", "length_predictor": "noisy:1.5"}, None, set()),
-    "fitted lengths": ("multibin", {"length_predictor": "prompt", "bins": 3}, None, set()),
-    "promotions": (
-        "dynamic",
-        {
-            "order": "mlfq",
-            "mlfq_quantum": 2,
-            "max_wait_s": 0.003,
-            "kv_reservation": "demand",
-            "max_batch_size": 2,
-        },
-        None,
-        {"paused"},
-    ),
-    "weights of users": (
-        "multibin",
-        {"order": "fair", "user_weights": "ann=3,bob=0.7"},
-        None,
-        set(),
-    ),
-    "decoded tokens count": ("dynamic", {"budget_counts": "all"}, None, {"chunk"}),
-    "padding rows": ("dynamic", {"decoder_batch_sizes": "4,2"}, None, {"padding"}),
-    "preferred sizes": ("windowed", {"preferred_batch_sizes": "3,4"}, None, set()),
-    "the engine has fewer blocks": ("static", {"kv_cache": "40blocks"}, 18, set()),
-    "pauses between iterations": ("dynamic", {"loop_interval_ms": 1}, None, set()),
-}
+    "weights of users": case("multibin", order="fair", user_weights="ann=3,bob=0.7"),
+    "decoded tokens count": case("dynamic", "chunk", budget_counts="all"),
+    "padding rows": case("dynamic", "padding", decoder_batch_sizes="4,2"),
+    "preferred sizes": case("windowed", preferred_batch_sizes="3,4"),
+    "the engine has fewer blocks": case("static", n_blocks=18, kv_cache="40blocks"),
+    "pauses between iterations": case("dynamic", loop_interval_ms=1),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -248,20 +230,6 @@ def test_so_they_do_with_every_other_setting_that_they_depend_on(name: str, tmp_
 
 
 # ---- over HTTP
-
-HTTP: dict[str, tuple[str, dict[str, Any]]] = {
-    "dynamic": (
-        "dynamic",
-        {
-            "kv_reservation": "demand",
-            "prefix_caching": True,
-            "order": "fair",
-            "kv_cache": "70blocks",
-        },
-    ),
-    "static": ("static", {"prefix_caching": True}),
-}
-
 
 LEAVES = "leaves"
 
@@ -307,12 +275,11 @@ async def ask_all(url: str) -> Counter[tuple[bool, int]]:
         return Counter((i % 4 == 0, status) for i, status in enumerate(statuses))
 
 
-@pytest.mark.parametrize("name", nightly_but(["dynamic"], HTTP))
-def test_so_they_do_over_http(name: str, tmp_path: Path) -> None:
-    mode, settings = HTTP[name]
+def test_so_they_do_over_http(tmp_path: Path) -> None:
     path = tmp_path / "recording.jsonl"
-    common = {"model": "fake", "max_batch_size": 8, "max_waiting": 30, "record": str(path)}
-    with server(mode, common | settings) as url:
+    limits = {"model": "fake", "max_batch_size": 8, "max_waiting": 30, "kv_cache": "70blocks"}
+    memory = {"kv_reservation": "demand", "prefix_caching": True, "order": "fair"}
+    with server("dynamic", limits | memory | {"record": str(path)}) as url:
         statuses = asyncio.run(ask_all(url))
         wait_until_free(url)
     found = replay_file(str(path))

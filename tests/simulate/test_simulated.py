@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import shlex
 import subprocess
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from client.load import Watch
 from client.machine import cpu
 from client.outcomes import Outcome
 from client.progress import Progress, Replayed
-from client.quoting import unescape
 from client.traces import Request
 from client.workloads import Workload
 from compare import runs
@@ -284,6 +282,7 @@ def test_every_setting_is_honoured_or_refused() -> None:
             honoured |= read & Config.model_fields.keys()
     assert honoured & WITHOUT_EFFECT == set()
     undecided = Config.model_fields.keys() - honoured - {*ENGINE} - WITHOUT_EFFECT
+    assert {*ENGINE, *WITHOUT_EFFECT} <= Config.model_fields.keys()
     assert undecided == set(), "read it, or name it in ENGINE or WITHOUT_EFFECT"
 
 
@@ -370,61 +369,26 @@ def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_is_rebuilt_as_it_was(simulated: Path, tmp_path: Path) -> None:
-    shutil.copytree(simulated, copy := tmp_path / "simulated")
-    done = ran("compare.report", str(copy))
-    assert "(simulated)" in done.stdout and "**Simulated**: no server ran" in done.stdout
-    for name in ("report.md", "report.html"):
-        assert (copy / name).read_text() == (simulated / name).read_text(), name
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_a_measured_run_stands_beside_a_simulated_one(
     simulated: Path, elsewhere: Path, tmp_path: Path
 ) -> None:
     trace, measured = str(simulated / "trace.jsonl"), tmp_path / "measured"
     alike = ["--trace", trace, "--modes", "dynamic", "--max-batch-size", "4"]
-    done = ran(
-        "compare",
-        "--model",
-        "fake",
-        *alike,
-        "--skip-calibration",
-        "--out",
-        str(measured),
-    )
+    real = ["--model", "fake", "--skip-calibration", "--out", str(measured)]
+    done = ran("compare", *real, *alike)
     assert done.returncode == 0, done.stderr
     again, others = tmp_path / "again", tmp_path / "others"
     assert simulate(again, *alike).returncode == 0
     assert simulate(others, *alike, "--costs", str(elsewhere)).returncode == 0
     side_by_side.compare_runs([runs.load(measured), runs.load(again)], out := tmp_path / "both")
     text = (out / "report.md").read_text()
-    assert text.startswith("# measured against again (simulated)\n")
     assert "All replayed the same traces" in text and "reckons with" not in text
-    assert "again (simulated): **Simulated**: no server ran" in text
     assert "| dynamic | measured |" in text and "| dynamic | again (simulated) |" in text
     side_by_side.compare_runs([runs.load(measured), runs.load(others)], out)
-    assert (
-        "**others (simulated) reckons with another machine**: its costs were fitted on Abacus "
-        f"3000, and measured ran on {cpu()}; fit them there with"
-    ) in unescape((out / "report.md").read_text())
+    assert "**others (simulated) reckons with another machine**" in (out / "report.md").read_text()
     first, second = (json.loads((run / "dynamic.json").read_text()) for run in (measured, again))
-    asked = [json.loads(line)["num_tokens"] for line in Path(trace).read_text().splitlines()]
-    for result in (first, second):
-        assert result["completed"] == len(asked) == 40 and result["failed"] == 0
-        assert result["total_output_tokens"] == sum(asked)
-        # a token is a row, and so is a chunk of a prompt: the last one samples the first token
-        assert result["server"]["live_rows"] >= sum(asked)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
-    for name, *how in (("one",), ("two", "--step")):
-        assert simulate(tmp_path / name, *SMALL, *how).returncode == 0
-    for name in ("trace.jsonl", "static.json", "dynamic.json"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    one, two = (saved(tmp_path / run) for run in ("one", "two"))
-    assert {key for key in one if one[key] != two[key]} <= {"date", "command", "hardware"}
+    for key in ("completed", "failed", "total_input_tokens", "total_output_tokens"):
+        assert first[key] == second[key], key
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -441,15 +405,11 @@ def test_an_interrupted_simulation_keeps_what_is_done(
 
     monkeypatch.setattr(Replayed, "ended", interrupt)
     done = simulate(tmp_path, *SMALL, "--arrival", "poisson:50")
-    assert done.returncode == 130 and "Traceback" not in done.stderr
-    assert done.stderr == "interrupted; what was simulated is kept\n"
-    assert "static: 40 answered" in done.stdout and "dynamic: 5 answered" in done.stdout
-    assert "**Partial**: interrupted before its end; dynamic has 5 requests" in done.stdout
+    assert done.returncode == 130 and done.stderr == "interrupted; what was simulated is kept\n"
     summary, kept = saved(tmp_path), json.loads((tmp_path / "dynamic.json").read_text())
     assert summary["partial"] and not summary["variants"]["static"]["partial"]
     assert kept["partial"] and (kept["completed"], len(kept["requests"])) == (5, 5)
     assert kept["littles_law"] is None and kept["server"]["completed"] == 5
-    assert "| dynamic (partial) |" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -479,62 +439,32 @@ def test_of_a_large_run_a_sample_is_kept_and_all_else_is_of_all(
     } <= {"sample", "requests", "busy_throughput"}
     assert some["busy_throughput"] == pytest.approx(whole["busy_throughput"], rel=0.05)
     assert not (two / "trace.jsonl").exists() and (one / "trace.jsonl").exists()
-    text = (two / "report.md").read_text()
-    assert "seed 0 (not saved: these draw it again)" in text
-    drawn = report.drawings(runs.load(two))
-    for name in ("latency_vs_tokens", "distributions"):
-        assert "10 of 40 requests, poisson:60" in drawn[name]().get_suptitle()
-    assert ", 40 requests, poisson:60" in drawn["who_waits"]().get_suptitle()
-    side_by_side.compare_runs([runs.load(two), runs.load(again)], tmp_path / "both")
-    assert "All replayed the same traces" in (tmp_path / "both" / "report.md").read_text()
-    side_by_side.compare_runs([runs.load(one), runs.load(two)], tmp_path / "both")
-    assert "**The traces differ**" in (tmp_path / "both" / "report.md").read_text()
     done = simulate(tmp_path / "three", "--trace", str(two / "trace.jsonl"))
     assert done.returncode == 2 and "is not saved: give the workload's own options" in done.stderr
 
 
-@pytest.mark.nightly
-def test_memory_does_not_grow_with_requests_beyond_their_columns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(traces, "MOST_SAVED", 0)
-    monkeypatch.setattr(outcomes, "SAMPLE", 10)
-
-    def grown(n: int) -> int:
-        tracemalloc.start()
-        served(Workload("fixed:9", priorities=["0.5:1", "0.5:2"]).requests(n, "poisson:90"))
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return most
-
-    grown(20)  # what is made once
-    few, many = grown(500), grown(1500)
-    assert (many - few) / 1000 < 4 * outcomes.ROW.itemsize, "bytes of a request"
-
-
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "reason"),
     [
-        (["--costs", "abacus"], "no costs 'abacus'; name one of fake,"),
-        (["--dtype", "float32"], "--dtype float32: the costs fake know no --dtype; leave it out"),
-        (["--model", "demo"], "--model demo: the costs fake are of --model fake; leave it out"),
-        (["--variant", "a=dynamic --threads 2"], "--threads 2: the costs fake know no"),
-        (["--port", "8501"], "--port is of servers that run, and here none does; leave it out"),
-        (["--also=a=http://h"], "--also is of servers that run.*measure with ./compare.sh"),
-        (["--request-log", "f"], "--request-log has no effect in virtual time; leave it out"),
-        (["--variant", "a=dynamic --weights-seed 2"], "--weights-seed has no effect"),
-        (["--modes", "dynamo"], r"unknown mode 'dynamo' \(did you mean dynamic\?\)"),
-        (["--stepp"], r"unknown flag --stepp \(did you mean --step\?\)"),
-        (["--trace", "t.jsonl", "--sweep"], "draw traces of their own"),
-        (["--order", "sjff"], "sjf"),
+        ("--costs abacus", "no costs 'abacus'; name one of fake,"),
+        ("--dtype float32", "--dtype float32: the costs fake know no --dtype; leave it out"),
+        ("--model demo", "--model demo: the costs fake are of --model fake; leave it out"),
+        ("--variant 'a=dynamic --threads 2'", "--threads 2: the costs fake know no"),
+        ("--port 8501", "--port is of servers that run, and here none does; leave it out"),
+        ("--also=a=http://h", "--also is of servers that run.*measure with ./compare.sh"),
+        ("--request-log f", "--request-log has no effect in virtual time; leave it out"),
+        ("--modes dynamo", r"unknown mode 'dynamo' \(did you mean dynamic\?\)"),
+        ("--stepp", r"unknown flag --stepp \(did you mean --step\?\)"),
+        ("--slow 1:x --replicas 2", "--slow '1:x': give a replica and a number above 0"),
+        ("--start-s -1", "--start-s must be a number of seconds from 0 on"),
+        ("--counts-own", "add --stale-s"),
+        ("--router prefix --replicas 2", "prefix.*add --prefix-caching"),
     ],
 )
-def test_a_bad_command_line_ends_with_a_sentence(
-    argv: list[str], said: str, tmp_path: Path
-) -> None:
-    done = simulate(tmp_path / "out", *argv)
+def test_a_bad_command_line_ends_with_a_sentence(argv: str, reason: str, tmp_path: Path) -> None:
+    done = simulate(tmp_path / "out", *shlex.split(argv))
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stdout == ""
-    assert re.search(said, done.stderr) and done.stderr.count("\n") == 1
+    assert re.search(reason, done.stderr) and done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -568,8 +498,3 @@ def test_the_environment_cannot_change_what_costs_are_of(
     monkeypatch.setenv("EB_MAX_BATCHSIZE", "2")
     with pytest.raises(ConfigError, match="unknown variable EB_MAX_BATCHSIZE"):
         parse([])
-
-
-def test_what_is_named_apart_is_known() -> None:
-    assert {*ENGINE, *WITHOUT_EFFECT} <= Config.model_fields.keys()
-    assert not {*ENGINE} & WITHOUT_EFFECT
