@@ -1,4 +1,4 @@
-"""The scheduler's exits (cancel, expire, fail) and its door; what policies decide is in
+"""The scheduler's exits (cancel, expire, fail) and its admission; what policies decide is in
 test_policies.
 """
 

@@ -27,7 +27,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
-class Door:
+class Gate:
     """Asks for admission only."""
 
     def __init__(self, requests: int | None = None, tokens: int | None = None):
@@ -56,12 +56,12 @@ def retry_after_s(error: ServingError | None) -> int:
 
 def test_a_minute_is_sixty_seconds_from_each_request_and_not_a_minute_of_the_clock() -> None:
     """Two a minute, which came at 50 and 70: the third is let in at 110, the fourth at 130."""
-    door = Door(requests=2)
-    assert door.lets_in(50.0) and door.lets_in(70.0)
-    assert not door.lets_in(71.0) and not door.lets_in(109.875)
-    assert door.lets_in(110.0)
-    assert not door.lets_in(110.0) and not door.lets_in(129.875)
-    assert door.lets_in(130.0)
+    gate = Gate(requests=2)
+    assert gate.lets_in(50.0) and gate.lets_in(70.0)
+    assert not gate.lets_in(71.0) and not gate.lets_in(109.875)
+    assert gate.lets_in(110.0)
+    assert not gate.lets_in(110.0) and not gate.lets_in(129.875)
+    assert gate.lets_in(130.0)
 
 
 def test_tokens_are_those_of_the_prompts_and_all_that_may_be_generated() -> None:
@@ -82,20 +82,20 @@ def test_a_request_of_several_prompts_is_one_request() -> None:
 
 def test_retry_after_waits_for_as_many_old_requests_as_the_same_request_needs_gone() -> None:
     """100 tokens a minute: 40 at 0, 30 at 10, 30 at 25. 40 more fit at 60, 41 at 70, 71 at 85."""
-    door = Door(tokens=100)
+    gate = Gate(tokens=100)
     for at, tokens in ((0.0, 40), (10.0, 30), (25.0, 30)):
-        assert door.lets_in(at, tokens)
+        assert gate.lets_in(at, tokens)
     for tokens, at in ((40, 60), (41, 70), (70, 70), (71, 85), (100, 85)):
-        assert retry_after_s(door.refusal(30.0, tokens)) == at - 30
-    assert not door.lets_in(69.875, 41) and door.lets_in(70.0, 41)
+        assert retry_after_s(gate.refusal(30.0, tokens)) == at - 30
+    assert not gate.lets_in(69.875, 41) and gate.lets_in(70.0, 41)
 
 
 def test_retry_after_is_a_whole_second_or_more_however_soon_it_would_be() -> None:
-    door = Door(requests=1)
-    assert door.lets_in(0.0)
-    waits = [retry_after_s(door.refusal(now)) for now in (0.0, 0.5, 1.0, 58.5, 59.0, 59.875)]
+    gate = Gate(requests=1)
+    assert gate.lets_in(0.0)
+    waits = [retry_after_s(gate.refusal(now)) for now in (0.0, 0.5, 1.0, 58.5, 59.0, 59.875)]
     assert waits == [60, 60, 59, 2, 1, 1]
-    assert "try again in 2 s." in str(door.refusal(58.5))
+    assert "try again in 2 s." in str(gate.refusal(58.5))
 
 
 @given(
@@ -107,7 +107,7 @@ def test_whoever_comes_back_when_told_is_let_in_and_an_eighth_of_a_second_before
     requests: int | None, tokens: int | None, asks: list[tuple[int, int]]
 ) -> None:
     """Against a window that remembers everything. Times are eighths of a second."""
-    door, now = Door(requests, tokens), 0.0
+    gate, now = Gate(requests, tokens), 0.0
     came: list[tuple[float, int]] = []
 
     def has_room(at: float, asked: int) -> bool:
@@ -120,12 +120,12 @@ def test_whoever_comes_back_when_told_is_let_in_and_an_eighth_of_a_second_before
         now += later / 8
         if not has_room(now, asked):
             first = min(then + 60 for then, _ in came if has_room(then + 60, asked))
-            told = retry_after_s(door.refusal(now, asked))
+            told = retry_after_s(gate.refusal(now, asked))
             assert told == math.ceil(first - now)
             before = max(now, first - 1 / 8)
-            assert not door.lets_in(before, asked), "refused ones count for nothing"
+            assert not gate.lets_in(before, asked), "refused ones count for nothing"
             now = first
-        assert door.lets_in(now, asked)
+        assert gate.lets_in(now, asked)
         came.append((now, asked))
 
 
@@ -133,24 +133,24 @@ def test_whoever_comes_back_when_told_is_let_in_and_an_eighth_of_a_second_before
 
 
 def test_other_users_are_unharmed_and_whoever_names_none_is_one_user() -> None:
-    door = Door(requests=1)
+    gate = Gate(requests=1)
     for user in ("ann", "bob", None):
-        assert door.lets_in(0.0, user=user)
-        assert not door.lets_in(1.0, user=user)
-    assert "This user has asked" in str(door.refusal(1.0, user="ann"))
-    assert "Whoever names no user has asked" in str(door.refusal(1.0))
-    assert door.lets_in(1.0, user="eve")
+        assert gate.lets_in(0.0, user=user)
+        assert not gate.lets_in(1.0, user=user)
+    assert "This user has asked" in str(gate.refusal(1.0, user="ann"))
+    assert "Whoever names no user has asked" in str(gate.refusal(1.0))
+    assert gate.lets_in(1.0, user="eve")
 
 
 def test_a_request_of_exactly_a_minutes_tokens_is_let_in_and_a_larger_one_is_a_400() -> None:
-    door = Door(tokens=10)
-    error = door.refusal(0.0, tokens=11)
+    gate = Gate(tokens=10)
+    error = gate.refusal(0.0, tokens=11)
     assert isinstance(error, InvalidRequest) and error.status == 400
     assert str(error) == (
         "The request asks for 11 tokens, and a user may ask for 10 a minute; ask for fewer."
     )
-    assert door.lets_in(0.0, tokens=10)
-    assert isinstance(door.refusal(0.0, tokens=11), InvalidRequest), "no wait would help"
+    assert gate.lets_in(0.0, tokens=10)
+    assert isinstance(gate.refusal(0.0, tokens=11), InvalidRequest), "no wait would help"
 
 
 def test_what_another_refusal_turns_away_counts_for_nothing() -> None:
@@ -177,17 +177,17 @@ def test_what_another_refusal_turns_away_counts_for_nothing() -> None:
 
 
 def test_the_windows_of_idle_users_are_dropped_and_those_of_others_are_not() -> None:
-    door = Door(requests=1)
+    gate = Gate(requests=1)
     for i in range(IDLE_USERS):
-        assert door.lets_in(0.0, user=f"idle {i}")
-    assert door.lets_in(59.0, user="ann")
-    assert len(door.limits._windows) == IDLE_USERS + 1, "none of them was idle for a minute"
+        assert gate.lets_in(0.0, user=f"idle {i}")
+    assert gate.lets_in(59.0, user="ann")
+    assert len(gate.limits._windows) == IDLE_USERS + 1, "none of them was idle for a minute"
     most = IDLE_USERS + 1
     for i in range(10 * IDLE_USERS):
-        assert door.lets_in(60.0 + 60.0 * i, user=f"visitor {i}")
-        most = max(most, len(door.limits._windows))
+        assert gate.lets_in(60.0 + 60.0 * i, user=f"visitor {i}")
+        most = max(most, len(gate.limits._windows))
     assert most <= 2 * (IDLE_USERS + 1) + 1
-    assert len(door.limits._windows) <= IDLE_USERS
+    assert len(gate.limits._windows) <= IDLE_USERS
 
 
 # ---- over HTTP

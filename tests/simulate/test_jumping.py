@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy
+from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy, Static
 from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line
 from simulate.loop import ARRIVE
@@ -133,6 +133,16 @@ def test_jumping_comes_to_what_stepping_does(
     jumped = serve(policy, order, asks, True, leaves, costs, **limits)
     assert jumped[0] == stepped[0]
     assert jumped[1] == stepped[1]
+
+
+def test_a_prompt_that_sits_an_iteration_out_is_not_jumped_over() -> None:
+    """The budget holds one prompt of three: when the second one was computed beside the first row,
+    the third waited until one of both ended.
+    """
+    asks = [Ask(0.0, prompt=9, tokens=20) for _ in range(3)]
+    limits: dict[str, Any] = {"max_batch_size": 3, "token_budget": 9}
+    stepped, jumped = (serve(Static(), Fcfs(), asks, jump, **limits) for jump in (False, True))
+    assert jumped[:2] == stepped[:2]
 
 
 @pytest.mark.parametrize("mode", list(MODES))
