@@ -62,6 +62,8 @@ SENTENCES = {
     "dynamic --kernels plain --generator naive": "--kernels has no meaning with --generator naive",
     "dynamic --linear int8 --generator naive": "--linear has no meaning with --generator naive; "
     "leave one of them out",
+    "dynamic --prefix-caching --generator naive": "--prefix-caching has no meaning with "
+    "--generator naive",
     "dynamic --kv-dtype int8 --generator naive": "--kv-dtype has no meaning with --generator naive",
     "dynamic --sampler plain --model fake": "--sampler has no meaning with --model fake; leave one",
     "dynamic --kv-dtype int4": "--kv-dtype 'int4': input should be 'auto' or 'int8'",
@@ -110,6 +112,7 @@ ORDERS = {
     "dynamic --prefill-weight 1": "--prefill-weight has no meaning without --order sjf or srpt",
     "dynamic --order srpt --prefill-weight -1": "input should be greater than or equal to 0",
     "dynamic --order sjf --aging -1": "--aging '-1': input should be greater than or equal to 0",
+    "dynamic --prefix-window 9": "--prefix-window has no meaning without --order prefix",
     "dynamic --mlfq-levels 3": "--mlfq-levels has no meaning without --order mlfq",
     "dynamic --user-weights a=1": "--user-weights has no meaning without --order fair",
     # predicted lengths
@@ -149,7 +152,11 @@ ORDERS = {
         f"{level} has two policies; give it one"
         for level, again in (("1", "01"), ("default", "default"))
     },
-    "dynamic --order priority --queue-policy 1:max_size=1,max_size=1": "gives max_size twice; give",
+    **{
+        f"dynamic --order priority --queue-policy {level}:max_size=1,max_size=2": "gives max_size "
+        "twice; give it once"
+        for level in ("1", "default")
+    },
     **{
         f"dynamic --order priority --queue-policy 1:{text}": f"{text} {NOT_UNDERSTOOD}"
         for text in (
