@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import kernels
-from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, Numbers, draw, made_by, run
+from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, Numbers, Times, draw, made_by, run
 from benchmarks.offline import (
     block_tables,
     decode_rows,
@@ -54,7 +54,7 @@ BENCHMARK = Benchmark(
         "--rows": (Numbers("1,2,4,8,16,32,64"), "rows of a step"),
         "--contexts": (Numbers("64,256"), "tokens of each row"),
         "--prompts": (Numbers, f"tokens of a prompt beside {BESIDE} rows"),
-        "--repeats": (7, "steps, of which the median counts"),
+        "--repeats": (Times(7), "steps, of which the median counts"),
         "--out": (Path("runs/engine"), "folder for the figure"),
     },
     # neither a scheduler nor its loop

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.clients import Load, cpu_s, load, processes
-from benchmarks.harness import Benchmark, Round, alternate, mean, mean_ratio, run
+from benchmarks.harness import Benchmark, Round, Times, alternate, mean, mean_ratio, run
 from compare.deployments import Deployment
 from compare.report.tables import formatted, markdown
 from compare.servers import ALONE, server
@@ -42,7 +42,7 @@ BENCHMARK = Benchmark(
     "fronts",
     "What a front end costs.",
     {
-        "--rounds": (5, "of each front end"),
+        "--rounds": (Times(5), "of each front end"),
         "--seconds": (4.0, "of each number of clients"),
         "--fronts": ("plain,ray,proxy", "front ends, the plain server first"),
         "--out": (Path("runs/fronts"), "folder"),

@@ -59,9 +59,11 @@ class Numbers(tuple[int, ...]):
         return ",".join(map(str, self))
 
 
-def at_least_once(text: str) -> int:
-    """A number of repetitions."""
-    return max(1, int(text))
+class Times(int):
+    """A number of repetitions, one at least."""
+
+    def __new__(cls, text: str | int) -> Times:
+        return super().__new__(cls, max(1, int(text)))
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,8 @@ class Benchmark:
             elif callable(default):
                 parser.add_argument(flag, type=default, help=f"{text} (default: none)")
             else:
-                kind = (
-                    at_least_once if flag in ("--rounds", "--repeats", "--pairs") else type(default)
-                )
                 text = f"{text} (default: {default})"
-                parser.add_argument(flag, type=kind, default=default, help=text)
+                parser.add_argument(flag, type=type(default), default=default, help=text)
         return parser
 
     def parse(self) -> argparse.Namespace:
