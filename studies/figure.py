@@ -142,7 +142,8 @@ def _bars(
 
 def _x_axis(axes: Axes, every: list[Any], is_numeric: bool) -> None:
     if not is_numeric:
-        names = [textwrap.fill(str(x), 14) for x in dict.fromkeys(every)]
+        places = list(dict.fromkeys(every))
+        names = [textwrap.fill(str(x), max(9, 48 // len(places))) for x in places]
         axes.set_xticks(range(len(names)), names, fontsize=9)
         return
     ticks = sorted(set(every))

@@ -192,9 +192,9 @@ def _key_text(value: Any) -> str:
 
 
 def _mean_text(study: Study, case: Case, measure: str) -> str:
-    found = [seed.get(measure) for seed in case["seeds"]]
-    if None in found:
+    of_seeds = [seed.get(measure) for seed in case["seeds"]]
+    if None in of_seeds:
         return NONE
-    if any(isinstance(value, str) for value in found):
-        return "; ".join(dict.fromkeys(found))
-    return formatted(estimate(found), study.measures[measure][1])
+    if any(isinstance(value, str) for value in of_seeds):
+        return "; ".join(dict.fromkeys(of_seeds))
+    return formatted(estimate(of_seeds), study.measures[measure][1])
