@@ -109,8 +109,6 @@ class PlannerByTurns(PlannerOnDemand):
         waiting = iter(view.waiting)
         runs, waits = next(running, None), next(waiting, None)
         while len(self.run) < view.limits.max_batch_size:
-            if not self.budget:
-                waits = None
             if waits is not None and (runs is None or turn(waits) < turn(runs)):
                 waits = next(waiting, None) if self.join(waits) else None
             elif runs is not None:

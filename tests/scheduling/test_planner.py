@@ -38,15 +38,21 @@ def plan(
     return Dynamic("demand", watermark=0.0, **more).plan(view)
 
 
-def test_a_victim_that_was_planned_gives_its_share_of_the_budget_back_and_none_joins() -> None:
+def test_a_victim_that_was_planned_gives_its_share_of_the_budget_back() -> None:
     a, b, c = inference(0, 2, 1), inference(1, 10, 3), inference(2, 8, 2)
     prompt = inference(3, 30, 9)
     prompt.computed, prompt.decodes, prompt.tokens = 4, False, []
     made = plan(
         Fcfs(), [a, b, c, prompt], inference(4, 1), victim="most_computed", budget_counts="all"
     )
-    assert made.preempt == [b] and not made.admit, "though two of its three blocks are free"
+    assert made.preempt == [b]
     assert made.run == [(a, 1), (c, 1), (prompt, 6)], "8 − 2: b's one is theirs again"
+
+
+def test_none_joins_in_an_iteration_in_which_a_row_gave_way() -> None:
+    a, b = inference(0, 2, 1), inference(1, 12, 3)
+    made = plan(Fcfs(), [a, b, inference(2, 8, 2)], inference(3, 1), victim="most_computed")
+    assert made.preempt == [b] and not made.admit, "though two of its three blocks are free"
 
 
 def test_by_turns_none_joins_before_an_earlier_one_that_gave_way() -> None:
