@@ -39,20 +39,20 @@ def main() -> None:
     arguments = parser.parse_args()
     run: Path = arguments.run
     try:
-        found, seed = histories(run)
+        texts, seed = histories(run)
         if arguments.timeline:
-            write_timelines(found, arguments.out or (run.parent if run.is_file() else run))
+            write_timelines(texts, arguments.out or (run.parent if run.is_file() else run))
         else:
-            write_page(run, chosen(found, arguments.of and arguments.of.split(",")), arguments.out)
+            write_page(run, chosen(texts, arguments.of and arguments.of.split(",")), arguments.out)
     except RunError as error:
         sys.exit(f"error: {error}")
     if seed:
         print(f"{run}: shown is {seed}", file=sys.stderr)
 
 
-def write_page(run: Path, histories: list[str], out: Path | None) -> None:
+def write_page(run: Path, texts: list[str], out: Path | None) -> None:
     """Write the page, and its link in the report beside it. Raises RunError."""
-    if (size := sum(map(len, histories))) > MOST_BYTES:
+    if (size := sum(map(len, texts))) > MOST_BYTES:
         raise RunError(
             f"{run} comes to a page of {size / 1e6:.0f} MB, which no browser likes; take a "
             f"shorter run, or one server with --of"
@@ -60,7 +60,7 @@ def write_page(run: Path, histories: list[str], out: Path | None) -> None:
     out = out or (run.with_suffix(".html") if run.is_file() else run / LIVE)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page.saved(histories))
+        out.write_text(page.saved(texts))
     except OSError as error:
         raise RunError(f"{out} cannot be written: {error.strerror}") from None
     if out == run / LIVE:
@@ -68,9 +68,9 @@ def write_page(run: Path, histories: list[str], out: Path | None) -> None:
     print(out)
 
 
-def write_timelines(found: Mapping[str, str], folder: Path) -> None:
+def write_timelines(texts: Mapping[str, str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in found.items():
+    for name, text in texts.items():
         for path in timeline.write(json.loads(text), folder / f"{name}.timeline.json"):
             print(path)
 

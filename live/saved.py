@@ -39,13 +39,13 @@ def shown_seed(run: Run) -> str:
 def recorded(path: Path) -> dict[str, str]:
     """Return the histories of a file's recordings; equal names get a number. Raises RunError."""
     seen = Counter[str]()
-    found = {}
+    texts = {}
     for kept in _recordings(path, "not recorded", f"recorded: {path.name}"):
         name = str(kept.history.about["name"])
         seen[name] += 1
         name = name if seen[name] == 1 else f"{name} {seen[name]}"
-        found[name] = kept.json(name)
-    return found
+        texts[name] = kept.json(name)
+    return texts
 
 
 def _recordings(path: Path, model: str, note: str) -> list[Kept]:
@@ -77,7 +77,7 @@ def measured(run: Run) -> dict[str, str]:
         )
     if run.missing_seeds:
         raise RunError(f"{run.folder} was interrupted, and recordings name no seed; measure again")
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for path in paths:  # of servers one after another; the last ones are this run's, seed by seed
         names = [name for name in path_of if path_of[name] == path]
         note = _joined(f"recorded: {Path(path).name}", shown_seed(run))
@@ -89,8 +89,8 @@ def measured(run: Run) -> dict[str, str]:
                 f"{path} does not end with the recordings of {', '.join(names)}; measure again "
                 f"with a --record of the run's own"
             )
-        found |= {name: kept.json(name) for name, kept in zip(names, recordings)}
-    return found
+        texts |= {name: kept.json(name) for name, kept in zip(names, recordings)}
+    return texts
 
 
 def again(run: Run) -> dict[str, str]:
@@ -124,33 +124,33 @@ def serve_again(
     stream: bool = False,
 ) -> str:
     """Serve a trace by a simulated server; return its history, as JSON."""
-    found: list[Kept] = []
+    observers: list[Kept] = []
     facts = about(config, config.model_name)
     facts |= {"simulated": f"simulated, costs {costs.name}", "note": note}
 
     def observe(scheduler: Scheduler) -> Kept:
-        found.append(Kept(scheduler, facts, zero=0.0))
-        return found[-1]
+        observers.append(Kept(scheduler, facts, zero=0.0))
+        return observers[-1]
 
     server = SimulatedServer(name, config, costs, stream=stream, jump=False, observe=observe)
     server.replay(requests)
-    return found[0].json(name)
+    return observers[0].json(name)
 
 
 def _joined(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def chosen(found: Mapping[str, str], names: list[str] | None) -> list[str]:
+def chosen(texts: Mapping[str, str], names: list[str] | None) -> list[str]:
     """Return the histories of one or two names; by default of static and dynamic, or the first
     two. Raises RunError.
     """
-    known = ", ".join(found)
+    known = ", ".join(texts)
     if names is None:
-        both = [name for name in ("static", "dynamic") if name in found]
-        names = both if len(both) == 2 else list(found)[:2]
-    if unknown := [name for name in names if name not in found]:
+        both = [name for name in ("static", "dynamic") if name in texts]
+        names = both if len(both) == 2 else list(texts)[:2]
+    if unknown := [name for name in names if name not in texts]:
         raise RunError(f"there is no {unknown[0]!r}; name one or two of {known}")
     if len(names) > 2:
         raise RunError(f"a page shows one or two servers; name them with --of, of {known}")
-    return [found[name] for name in names]
+    return [texts[name] for name in names]

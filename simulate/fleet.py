@@ -127,13 +127,13 @@ class Fleet:
             for number, seen in self._up.items():
                 seen.tokens = self._replicas[number].tokens_left
         first = group[0]
-        asked = RoutedRequest(
+        request = RoutedRequest(
             len(first.prompt_ids),
             sum(inference.num_tokens for inference in group),
             (first.keys or ()) if router.uses_keys else (),
             self._session(first),
         )
-        return self._gateway.choose(asked, list(self._up.values()), self._loop.now)
+        return self._gateway.choose(request, list(self._up.values()), self._loop.now)
 
     def check_done(self) -> None:
         """Raise RuntimeError if work is left, once no event is."""
