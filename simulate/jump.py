@@ -34,8 +34,8 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
             return 1
         if not inference.decodes and scheduler.decoder_batch_sizes:  # the next may be padded
             return 1
-        remaining = inference.num_tokens - len(inference.tokens)
-        most = min(most, remaining)
+        if (remaining := inference.num_tokens - len(inference.tokens)) < most:
+            most = remaining
         if inference.keys is not None:  # a block that it fills can be found by others
             if not inference.decodes:
                 return 1
@@ -59,10 +59,8 @@ def apply_repeated(
     """
     *before, now = times
     if before:
-        ids = list(islice(ids, sum(row.samples for row in iteration.rows)))
-        sampled, n = iter(ids), len(before)
-        for row in iteration.rows:
-            token = next(sampled)  # each row samples
+        ids, n = list(islice(ids, len(iteration.rows))), len(before)  # each row samples
+        for row, token in zip(iteration.rows, ids):
             if not row.idle and row.inference.state is State.RUNNING:
                 row.inference.computed += n
                 row.inference.tokens += [token] * n
