@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from benchmarks.fitting import Observed, Served, observe
 from client.calls import ServerError, get, post
 from client.load import Watch, replay
-from client.machine import ROOT
 from client.outcomes import Outcome
 from client.traces import Request
 from client.wire import Plain, wire
+from compare.machine import ROOT
 from compare.measure import Target, stats_of, warm_up
 from config import Config, ConfigError
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.calibration import Round, Segment, TrafficServer, at_once, keep, kept, served
 from benchmarks.fitting import fit, residuals, whole
 from benchmarks.harness import PREFIXES, Benchmark, chosen_settings, run
-from client.machine import processor
+from compare.machine import processor
 from compare.servers import server
 from config import ONLY_IN, ONLY_OVER_HTTP, Config, ConfigError
 from simulate import PS

@@ -24,7 +24,7 @@ from benchmarks import agreement, burst, engine, huggingface
 from benchmarks.engine import BESIDE
 from benchmarks.harness import Benchmark, chosen_settings, run
 from client.calls import ServerError
-from client.machine import command_line, processor, stamp
+from compare.machine import command_line, processor, stamp
 from compare.report.tables import markdown
 from compare.servers import as_flag, server
 from config import ONLY_OVER_HTTP, Config, ConfigError

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from matplotlib.figure import Figure
 
 from client.calls import ServerError
-from client.machine import command_line, processor, stamp
 from compare.analysis import Estimate, estimate
+from compare.machine import command_line, processor, stamp
 from compare.report import drawing
 from config import (
     ONLY_OVER_HTTP,

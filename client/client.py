@@ -33,8 +33,6 @@ from rich.table import Table  # noqa: E402
 
 from client.calls import ServerError, stream  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
-from client.groups import describe, described  # noqa: E402
-from client.machine import command_line  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Progress  # noqa: E402
 from client.traces import Request, replayed, save_trace  # noqa: E402
@@ -42,6 +40,8 @@ from client.wire import APIS  # noqa: E402
 from client.workloads import Workload, add_workload, contradiction, seconds_say_how_many  # noqa: E402
 from compare import runs  # noqa: E402
 from compare.addresses import api_key, server_url, target_of  # noqa: E402
+from compare.groups import describe, described  # noqa: E402
+from compare.machine import command_line  # noqa: E402
 from compare.measure import Target, measure, with_requests  # noqa: E402
 from compare.options import parse_goodput  # noqa: E402
 from compare.report import drawing, figures, report  # noqa: E402

@@ -15,8 +15,8 @@ import numpy as np
 
 from client import draws
 from client.draws import Lengths, WorkloadError, in_microseconds, number
-from client.quoting import NAME
 
+NAME = re.compile(r"[\w.-]+")  # of a user or a server: any of these may be a file name
 SECONDS = re.compile(r"([\d.]+)-([\d.]+)")
 
 

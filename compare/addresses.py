@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 from dotenv import dotenv_values
 
 from client.calls import ServerError, get
-from client.machine import ROOT
-from client.quoting import named
 from client.wire import wire
+from compare.machine import ROOT
 from compare.measure import Target, openai_model
+from compare.quoting import named
 from compare.variants import base_url
 from config import MODES, ConfigError, read_key
 

@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 
 from client.calls import ServerError
-from client.machine import cache, commit, cpu, save_json
 from client.progress import Progress
 from client.wire import wire
 from client.workloads import Workload
+from compare.machine import cache, commit, cpu, save_json
 from compare.measure import Target, judged, warm_up
 from compare.servers import server
 from stats import CLIENT_LIMITED_MS

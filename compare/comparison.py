@@ -20,16 +20,15 @@ from rich.console import Console
 from client import traces
 from client.calls import ServerError
 from client.draws import WorkloadError
-from client.groups import describe, described
-from client.machine import command_line
 from client.outcomes import Outcome
 from client.progress import Progress
-from client.quoting import unescape
 from client.traces import Request, replayed, save_trace
 from client.wire import wire
 from client.workloads import Workload
 from compare import calibrate, runs, sweep
 from compare.deployments import deployed
+from compare.groups import describe, described
+from compare.machine import command_line
 from compare.measure import (
     Measurable,
     Target,
@@ -41,6 +40,7 @@ from compare.measure import (
     with_requests,
 )  # fmt: skip
 from compare.options import LOAD, Options, parse
+from compare.quoting import unescape
 from compare.report import report, sentences, tables
 from compare.servers import server
 from config import ConfigError

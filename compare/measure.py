@@ -10,14 +10,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from client import groups
 from client.calls import ServerError, get, post
-from client.groups import describe
 from client.load import Interrupted, Watch, replay
 from client.outcomes import Answers, Outcome, Outcomes
 from client.traces import Request, Trace
 from client.wire import Wire
 from compare import analysis
+from compare.groups import by_groups, describe
 from compare.results import OURS
 from compare.summary import summarise
 from config import Config
@@ -223,7 +222,7 @@ def judged(
         "growth_in_flight": analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
         "busy_s": busy.seconds,
         "busy_throughput": busy.throughput,
-        **groups.measured(trace, outcomes, result["wall_clock_s"]),
+        **by_groups(trace, outcomes, result["wall_clock_s"]),
         "other_length": int((other_length & outcomes.rows["answered"]).sum()),
         "errors": dict(outcomes.errors.most_common()),
     }

@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from client.groups import describe
-from client.machine import commit, hardware, save_json
-from client.quoting import NAME
 from client.traces import Request
+from client.users import NAME
 from compare import calibrate
 from compare.analysis import identical_outputs
+from compare.groups import describe
+from compare.machine import commit, hardware, save_json
 from compare.results import of_summary
 from compare.sweep import outcome
 from config import has_effect

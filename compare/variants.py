@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from client.quoting import NAME
+from client.users import NAME
 from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, refuse_unknown
 
 BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared if nothing else is said

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from client.machine import save_json
+from compare.machine import save_json
 from compare.report import drawing
 from compare.report.drawing import STYLE, caption_of, looks
 from compare.report.tables import markdown

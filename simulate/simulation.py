@@ -23,9 +23,9 @@ from rich.console import Console
 
 from client import draws
 from client.draws import Sessions, WorkloadError
-from client.machine import command_line, commit, stamp
 from client.users import Users
 from compare import comparison as compare
+from compare.machine import command_line, commit, stamp
 from compare.measure import Measurable
 from compare.options import Options, check, chosen, parse_goodput, parser_of, read
 from config import ONLY_OVER_HTTP, Config, ConfigError, add_settings, build, flag, from_environment

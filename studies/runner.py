@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client.machine import ROOT, command_line, stamp
+from compare.machine import ROOT, command_line, stamp
 from compare.report import drawing
 from studies.figure import figure as draw
 from studies.study import Case, Cases, Study, tables

@@ -25,7 +25,7 @@ from benchmarks.harness import Benchmark, Times, ratios, run
 from benchmarks.pairs import throughput
 from benchmarks.peers.engines import THREADS
 from benchmarks.workload import LARGEST
-from client.machine import processor
+from compare.machine import processor
 from compare.report.tables import markdown
 from config import ConfigError
 from config.resolve import native_bfloat16

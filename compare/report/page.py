@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from markdown_it import MarkdownIt
 
-from client.quoting import unescape
+from compare.quoting import unescape
 from compare.runs import LIVE
 
 STYLE = """

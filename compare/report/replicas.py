@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from client.quoting import escape
 from compare.deployments import OF_EACH
+from compare.quoting import escape
 from compare.report.tables import markdown
 from compare.runs import Run
 

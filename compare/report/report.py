@@ -15,11 +15,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from client.groups import described
-from client.machine import processor, save_json
-from client.quoting import code, escape, unescape
 from compare import calibrate, sweep
 from compare.analysis import ATTAINMENT, GROWTH, Estimate, estimate
+from compare.groups import described
+from compare.machine import processor, save_json
+from compare.quoting import code, escape, unescape
 from compare.report import drawing, figures, replicas, sentences, tables, who_waits
 from compare.report.page import as_page
 from compare.results import Key

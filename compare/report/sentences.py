@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from client.machine import processor
-from client.quoting import code, escape
+from compare.machine import processor
+from compare.quoting import code, escape
 from compare.runs import Run
 from deploy.kinds import KINDS
 from stats import CLIENT_LIMITED_MS

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from client.quoting import code, escape
 from compare import calibrate
+from compare.quoting import code, escape
 from compare.report import figures, sentences, tables
 from compare.report.report import Drawing, distributions, document, marked, write_files
 from compare.runs import FIGURES, Run

@@ -1,6 +1,7 @@
 """Section "Who waits": effect of each variant on short and long requests, users and priorities.
 
-Groups are those of client.groups; of several seeds numbers are means over seeds, as in every table.
+Groups are those of compare.groups. Numbers of several seeds are means over seeds, as in every
+table.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from rich.table import Table
 
-from client.quoting import escape
 from client.traces import ANONYMOUS
+from compare.quoting import escape
 from compare.report import tables
 from compare.report.drawing import legend_below, looks, new_figure, plain_log, styled
 from compare.report.tables import Result, Results

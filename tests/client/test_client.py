@@ -17,12 +17,12 @@ from scipy.special import gammainc
 
 from client.calls import ServerError, get
 from client.draws import WorkloadError, arrivals, at_rate, count
-from client.groups import describe, described
 from client.load import replay
 from client.traces import Request, Trace, load_trace, save_trace
 from client.wire import wire
 from client.workloads import Workload
 from compare import addresses
+from compare.groups import describe, described
 from compare.results import OURS
 from tests.programs import ran
 from tests.servers import ROOT, Serve, assert_all_answered, client_command, server

@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from client.draws import WorkloadError
-from client.groups import describe, described
 from client.load import replay
 from client.progress import Progress
 from client.traces import Request, load_trace, save_trace
 from client.wire import wire
 from client.workloads import Workload
 from compare.comparison import Comparison
+from compare.groups import describe, described
 from compare.options import parse
 from config import ConfigError
 from tests.servers import assert_all_answered

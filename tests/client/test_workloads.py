@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from client.draws import WorkloadError
-from client.groups import describe, described
 from client.load import replay
 from client.traces import Request, Trace, load_trace, save_trace
 from client.wire import wire
 from client.workloads import Workload
+from compare.groups import describe, described
 from tests.servers import Serve, assert_all_answered
 from tests.traces import save_mooncake
 

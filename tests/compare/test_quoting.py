@@ -11,8 +11,9 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from client import client
-from client.quoting import NAME, code, escape, named, unescape
+from client.users import NAME
 from compare import runs
+from compare.quoting import code, escape, named, unescape
 from compare.report import report
 from compare.report.page import as_page
 from compare.report.tables import markdown

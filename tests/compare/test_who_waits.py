@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from client.groups import quartiles
 from client.outcomes import Outcome
 from client.traces import Request
+from compare.groups import quartiles
 from compare.measure import judged, with_requests
 from compare.report import drawing, tables, who_waits
 from compare.results import keys

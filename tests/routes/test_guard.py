@@ -17,7 +17,7 @@ from rich.console import Console
 
 from client import client as client_py
 from client.calls import ServerError, get
-from client.machine import command_line
+from compare.machine import command_line
 from compare.options import parse as compared
 from config import HANDOFF, Config, ConfigError, build, from_environment, parse
 from tests.programs import ran

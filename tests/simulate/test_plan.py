@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from client import machine
 from client.traces import save_trace
 from client.workloads import Workload
+from compare import machine
 from config import build
 from simulate import plan
 from simulate.costs import FAKE, save

@@ -21,12 +21,12 @@ from rich.console import Console
 
 from client import outcomes, traces
 from client.load import Watch
-from client.machine import cpu
 from client.outcomes import Outcome
 from client.progress import Progress, Replayed
 from client.traces import Request
 from client.workloads import Workload
 from compare import runs
+from compare.machine import cpu
 from compare.measure import measure, with_requests
 from compare.report import drawing, replicas, report, side_by_side
 from config import Config, ConfigError, build

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.groups import describe
 from client.workloads import Workload
 from compare.analysis import always_waiting, difference, estimate, growth, growth_in_flight
+from compare.groups import describe
 from compare.report import tables
 from stats import Answer
 from studies import capacity

@@ -70,7 +70,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "load", lambda name: STUDY)
     monkeypatch.setattr(runner, "code", lambda study: "this code")
     monkeypatch.setattr(runner, "draw", lambda *of: None)
-    monkeypatch.setattr("client.machine.hardware", dict)
+    monkeypatch.setattr("compare.machine.hardware", dict)
     RUNS.clear()
 
 

@@ -46,7 +46,7 @@ def small() -> Iterator[None]:
             (routers, "REPLICAS", (1, 2)),
         ):
             patch.setattr(module, name, value)
-        patch.setattr("client.machine.hardware", dict)
+        patch.setattr("compare.machine.hardware", dict)
         yield
 
 

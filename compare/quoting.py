@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-NAME = re.compile(r"[\w.-]+")
+from client.users import NAME
 
 
 def named(text: str) -> str:

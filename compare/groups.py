@@ -34,7 +34,7 @@ def quartiles(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def by_length(trace: Trace) -> Groups:
-    """The quarters of the trace by completion tokens asked for."""
+    """The quarters of the trace by completion tokens requested."""
     quarters = quartiles(trace.num_tokens)
     return {str(q): np.flatnonzero(quarters == q) for q in np.unique(quarters).tolist()}
 
@@ -133,7 +133,7 @@ def described(load: Mapping[str, Any]) -> str:
     return text
 
 
-def measured(
+def by_groups(
     trace: Trace, outcomes: Outcomes, wall_clock_s: float
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """{"by_length" | "by_user" | "by_priority": {group: its numbers}}, as DEFINITIONS says."""
