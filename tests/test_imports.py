@@ -33,11 +33,8 @@ def rooms() -> Iterator[tuple[str, list[Path]]]:
     for path in ROOT.glob("*.py"):
         yield path.stem, [path]
     for folder in ROOT.iterdir():
-        if (
-            folder.is_dir()
-            and folder.name not in ("tests", ".venv")
-            and (files := sorted(folder.rglob("*.py")))
-        ):
+        files = sorted(folder.rglob("*.py")) if folder.name not in ("tests", ".venv") else []
+        if files:
             yield folder.name, files
 
 

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,15 @@ LINES = dict.fromkeys(
     line.split(" #")[0].rstrip() for block in BLOCKS for line in block.splitlines() if line.strip()
 )
 COMMANDS = [shlex.split(line) for line in LINES]
-SMALL = [
-    "--model",
-    "fake",
-    "--numsamples",
-    "4",
-    "--modes",
-    "nobatch,windowed",
-    "--skip-calibration",
-]
+SMALL = "--model fake --numsamples 4 --modes nobatch,windowed --skip-calibration --arrival burst"
+PARSERS: dict[str, Callable[[list[str]], object]] = {
+    "./server.sh": lambda argv: "--help" in argv or parse_server(argv),
+    "./deploy/proxy.sh": lambda argv: parse_server(proxy.read(argv)[1]),
+    "./deploy/serve.sh": serve.read,
+    "client/client.py": parse_client,
+    "./compare.sh": parse_comparison,
+    "./simulate.sh": parse_simulation,
+}
 
 
 def of(program: str) -> list[list[str]]:
@@ -61,47 +62,15 @@ def run(module: str, *arguments: str) -> None:
 
 
 def test_the_readme_shows_each_program() -> None:
-    assert {command[0] for command in COMMANDS} == {
-        "./compare.sh",
-        "./deploy/proxy.sh",
-        "./deploy/serve.sh",
-        "./server.sh",
-        "./simulate.sh",
-        "./test.sh",
-        "python",
-        "curl",
-    }
+    scripts = {program for program in PARSERS if program.endswith(".sh")}
+    assert {command[0] for command in COMMANDS} == scripts | {"./test.sh", "python", "curl"}
 
 
-@pytest.mark.parametrize("arguments", of("./server.sh"), ids=" ".join)
-def test_server_commands(arguments: list[str]) -> None:
-    if "--help" not in arguments:
-        parse_server(arguments)
-
-
-@pytest.mark.parametrize("arguments", of("./deploy/proxy.sh"), ids=" ".join)
-def test_proxy_commands(arguments: list[str]) -> None:
-    parse_server(proxy.read(arguments)[1])
-
-
-@pytest.mark.parametrize("arguments", of("./deploy/serve.sh"), ids=" ".join)
-def test_ray_commands(arguments: list[str]) -> None:
-    serve.read(arguments)
-
-
-@pytest.mark.parametrize("arguments", of("client/client.py"), ids=" ".join)
-def test_client_commands(arguments: list[str]) -> None:
-    parse_client(arguments)
-
-
-@pytest.mark.parametrize("arguments", of("./compare.sh"), ids=" ".join)
-def test_compare_commands(arguments: list[str]) -> None:
-    parse_comparison(arguments)
-
-
-@pytest.mark.parametrize("arguments", of("./simulate.sh"), ids=" ".join)
-def test_simulate_commands(arguments: list[str]) -> None:
-    parse_simulation(arguments)
+@pytest.mark.parametrize("program", PARSERS)
+def test_commands_are_understood(program: str) -> None:
+    assert of(program)
+    for argv in of(program):
+        PARSERS[program](argv)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -111,33 +80,13 @@ def test_report_commands(tmp_path: Path) -> None:
     ]
     assert len(reports) == 2
     with stub() as other:
-        load = [
-            "--url",
-            other.url,
-            "--api",
-            "openai",
-            "--numsamples",
-            "3",
-            "--arrival",
-            "burst",
-            "--lengths",
-            "fixed:2",
-        ]
-        for name in ("here", "there"):
+        load = f"--url {other.url} --api openai --numsamples 3 --arrival burst --lengths fixed:2"
+        for name in ("HERE", "THERE"):
             out = ["--out", str(tmp_path / name), "--figure", str(tmp_path / "figure.png")]
-            run("client.client", *load, "--quiet", *out)
-    places = {
-        "runs/DATE-TIME": "here",
-        "runs/HERE": "here",
-        "runs/THERE": "there",
-        "runs/compared": "compared",
-    }
+            run("client.client", *load.split(), "--quiet", *out)
     for arguments in reports:
-        given = [
-            str(tmp_path / places[argument]) if argument in places else argument
-            for argument in arguments
-        ]
-        run("compare.report", *given)
+        places = [argument.replace("DATE-TIME", "HERE") for argument in arguments]
+        run("compare.report", *(place.replace("runs", str(tmp_path)) for place in places))
     assert (tmp_path / "compared" / "report.html").exists()
 
 
@@ -170,15 +119,12 @@ def test_what_is_found_of_claims_is_what_was_measured(what: str) -> None:
     assert len(quoted) > 10 and [number for number in quoted if f" {number} " not in measured] == []
 
 
-ANSWERS = [  # in the order of the pages: what each curl command's answer holds
+ANSWERS = [  # what each curl command's answer holds, in the order of the pages
     ['"completion"', '"cached_tokens":0'],
     ['"index":0', "data: [DONE]", '"prompt_tokens_details":{"cached_tokens":0}'],
     ['"text_completion"', '"index":1'],
-    [
-        "vllm:num_requests_running",
-        "vllm:prefix_cache_queries_total",
-        "vllm:prefix_cache_hits_total",
-    ],
+    [f"vllm:{name}" for name in ("num_requests_running", "prefix_cache_queries_total",
+                                 "prefix_cache_hits_total")],
     ['"seed":[7,', '"prompt_tokens":11,', '"completion_tokens":60'],
     ['"text_completion"', '"cached_tokens":0'],
     ['"text_completion"', '"cached_tokens":16'],
@@ -189,7 +135,7 @@ ANSWERS = [  # in the order of the pages: what each curl command's answer holds
     ['"chat.completion"', '"top_logprobs":[{'],
     ['"completion"', '"paused_s":0.0'],
     ['"ann":{"completed":1,', '"prompt_tokens":11,"completion_tokens":20,', '"priorities":{"0":'],
-]
+]  # fmt: skip
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
@@ -205,12 +151,8 @@ def test_the_scripts_themselves_run(tmp_path: Path) -> None:
     if Path(sys.prefix).resolve() != ROOT / ".venv":
         pytest.skip("the scripts make .venv; run ./test.sh to try them")
     out = tmp_path / "out"
-    subprocess.run(
-        [ROOT / "compare.sh", *SMALL, "--arrival", "burst", "--out", out],
-        cwd=tmp_path,
-        check=True,
-        timeout=100,
-    )
+    command = [str(ROOT / "compare.sh"), *SMALL.split(), "--out", str(out)]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=100)
     assert (out / "report.md").exists()
     port = str(free_port())
     with launched("./server.sh", "dynamic", "--model", "fake", "--port", port) as process:
@@ -235,6 +177,12 @@ def test_results_are_few_and_each_figure_is_on_a_page() -> None:
     assert {file for file in files if file.suffix == ".png"} <= shown
 
 
-def test_the_first_page_is_short_and_the_settings_are_those_that_there_are() -> None:
+def test_the_first_page_and_the_marked_path_are_short_and_the_settings_those_that_there_are() -> (
+    None
+):
     assert len(TEXT[PAGES[0]].splitlines()) <= 150
+    rows = [row.split() for row in TEXT[ROOT / "docs" / "reading.md"].split("```")[1].split("\n")]
+    marked = [(ROOT / row[0], int(row[1])) for row in rows if row]
+    lines = [line for file, _ in marked for line in file.read_text().splitlines() if line.strip()]
+    assert len(lines) <= 1800 and sum(minutes for _, minutes in marked) <= 66, "about an hour"
     assert table() in TEXT[ROOT / "docs" / "settings.md"], "python -m config prints the table"

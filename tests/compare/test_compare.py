@@ -144,7 +144,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--modes static,dynamo", "unknown mode 'dynamo'"),
+        ("--modes static,dynamo", r"unknown mode 'dynamo' \(did you mean dynamic"),
         ("--modes static,static", "names a mode twice"),
         ("--numsample 3", r"unknown flag --numsample \(did you mean --numsamples\?\)"),
         ("--numsamples 0", "at least 1"),
@@ -152,12 +152,11 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
          "no meaning in any of the modes nobatch, dynamic"),
         ("--port 8500", "every variant gets a free port"),
         ("--max-batch-size none", "--max-batch-size 'none'"),
-        ("--goodput ttft", "give ttft:MS, tpot:MS or e2el:MS"),
-        ("--goodput e2el:-1", "give ttft:MS, tpot:MS or e2el:MS"),
-        ("--goodput e2el:inf", "give ttft:MS, tpot:MS or e2el:MS"),
+        *((f"--goodput {limit}", "give ttft:MS, tpot:MS or e2el:MS")
+          for limit in ("ttft", "e2el:-1", "e2el:inf")),
         ("--trace t.jsonl --numsamples 3", "--trace holds the requests"),
-        ("--trace t.jsonl --sweep", "draw traces of their own"),
-        ("--trace t.jsonl --repeats 2", "draw traces of their own"),
+        *((f"--trace t.jsonl {own}", "draw traces of their own")
+          for own in ("--sweep", "--repeats 2")),
         ("--trace t.jsonl --sessions 2:1", "leave out --sessions"),
         ("--scale 16", "add --trace FILE"),
         ("--trace t.jsonl --scale 5", "invalid choice"),
@@ -170,30 +169,35 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         ("--repeats 0", "--repeats must be at least 1"),
         ("--seed -1", "--seed must be 0 or more"),
         ("--api-keys a:b", "--api-keys is of a server with several users"),
-        ("--also vllm", "give NAME=URL"),
-        ("--also vllm=localhost:8000", "give NAME=URL"),
-        ("--also ../x=http://h", "give NAME=URL"),
-        ("--also static=http://h", "choose another name"),
-        ("--also summary=http://h", "choose another name"),
+        *((f"--also {other}", "give NAME=URL")
+          for other in ("vllm", "vllm=localhost:8000", "../x=http://h")),
+        *((f"--also {name}=http://h", "choose another name") for name in ("static", "summary")),
+        ("--variant base=dynamic --modes static", "--modes and --variant both say"),
+        *((f"--variant {wrong}", "give NAME='MODE --setting …'")
+          for wrong in ("dynamic", "a=", "'a b=dynamic'")),
+        ("--variant a=dynamo", r"'a=dynamo': unknown mode 'dynamo' \(did you mean dynamic"),
+        ("--variant a='dynamic --batch-size-target 4'", "target has no meaning in mode dynamic"),
+        ("--variant a='dynamic --nope 4'", "unknown flag --nope"),
+        ("""--variant "a=dynamic 'x" """, "No closing quotation"),
+        ("--variant a='dynamic --port 1'", "every variant gets a free port"),
+        ("--variant a='dynamic --seed 1'", "unknown flag --seed"),
+        ("--variant static=dynamic", "static is taken"),
+        ("--variant base=dynamic --variant base=dynamic", "base is taken"),
+        ("--variant base=dynamic --also base=http://h", "base is taken"),
+        ("--variant base=dynamic --baseline other", "'other' is not compared; name one of base"),
+        (" ".join(f"--variant v{i}=dynamic" for i in range(13)), "13 are compared, and at most 12"),
     ],
 )  # fmt: skip
 def test_a_bad_command_line_is_answered_before_any_server_starts(words: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        parse(words.split())
+        parse(shlex.split(words))
 
 
 @pytest.mark.parametrize(
     "words",
-    [
-        "--lengths zipf",
-        "--arrival soon",
-        "--prefixes 4",
-        "--users a,2,normal b,2",
-        "--priorities 0.5:1",
-        "--sessions 2:1 --arrival closed:2",
-        "--trace absent.jsonl",
-    ],
-)
+    ["--lengths zipf", "--arrival soon", "--prefixes 4", "--users a,2,normal b,2",
+     "--priorities 0.5:1", "--sessions 2:1 --arrival closed:2", "--trace absent.jsonl"],
+)  # fmt: skip
 def test_a_bad_workload_is_refused_before_any_server_starts(words: str, tmp_path: Path) -> None:
     done = compare(words, tmp_path / "out")
     assert done.returncode == 2 and done.stderr.startswith("error: ")

@@ -15,12 +15,9 @@ from compare.sweep import Point
 
 
 def swept(
-    capacity: float,
-    about: float = 1.0,
-    limit: float = 0.0,
-    client: float = float("inf"),
+    capacity: float, about: float = 1.0, limit: float = 0.0, client: float = math.inf,
     busy: bool = True,
-) -> list[Point]:
+) -> list[Point]:  # fmt: skip
     """A sweep of a server that sustains `capacity` and keeps its limits up to `limit`, by a client
     that can send `client`.
 
@@ -31,21 +28,14 @@ def swept(
     def measure(rate: float) -> Point:
         assert rate not in [p["rate"] for p in points], "measured twice"
         attainment = None if not limit else 1.0 if rate <= limit else 0.5
-        points.append(
-            {
-                "rate": rate,
-                "saturated": rate > capacity,
-                "client_behind": rate > client,
-                "attainment": attainment,
-                "failed": 0,
-                "output_throughput": 100 * min(rate, capacity),
-                "p50_normalized_latency_ms": 5.0,
-                "nominal_num_tokens": 100,
-                "request_throughput": min(rate, capacity),
-                "busy_s": 10.0 * busy,
-                "busy_throughput": 100 * capacity if busy and rate > capacity else None,
-            }
-        )
+        done = min(rate, capacity)
+        points.append({
+            "rate": rate, "saturated": rate > capacity, "client_behind": rate > client,
+            "attainment": attainment, "failed": 0, "request_throughput": done,
+            "output_throughput": 100 * done, "p50_normalized_latency_ms": 5.0,
+            "nominal_num_tokens": 100, "busy_s": 10.0 * busy,
+            "busy_throughput": 100 * capacity if busy and rate > capacity else None,
+        })  # fmt: skip
         return points[-1]
 
     sweep.search(measure, about)
@@ -68,22 +58,19 @@ def test_where_the_queue_begins_to_grow_is_found_within_a_step_in_few_rates(
 
 
 def test_the_capacity_is_of_all_rates_beyond_it_by_their_time() -> None:
-    beyond: Point = {"saturated": True, "client_behind": False, "attainment": None}
-    beyond["nominal_num_tokens"] = 100
-    points = [
-        beyond | {"rate": 4.0, "busy_s": 30.0, "busy_throughput": 310.0},
-        beyond | {"rate": 8.0, "busy_s": 10.0, "busy_throughput": 270.0},
-        beyond | {"rate": 5.0, "busy_s": 0.0, "busy_throughput": None},
-        beyond | {"rate": 2.0, "saturated": False, "busy_s": 5.0, "busy_throughput": 900.0},
-    ]
+    common: Point = {"client_behind": False, "attainment": None, "nominal_num_tokens": 100}
+    names = ("rate", "saturated", "busy_s", "busy_throughput")
+    points = [common | dict(zip(names, values)) for values in (
+        (4.0, True, 30.0, 310.0), (8.0, True, 10.0, 270.0), (5.0, True, 0.0, None),
+        (2.0, False, 5.0, 900.0),
+    )]  # fmt: skip
     assert sweep.outcome(points)["capacity"] == pytest.approx(3.0)
 
 
 def test_the_rates_of_all_servers_lie_on_one_lattice() -> None:
     slow, fast = ({p["rate"] for p in swept(capacity, capacity)} for capacity in (11.0, 13.0))
-    assert len(slow & fast) >= 2 and all(
-        float(f"{2 ** (round(8 * math.log2(r)) / 8):.4g}") == r for r in slow | fast
-    )
+    assert len(slow & fast) >= 2
+    assert all(float(f"{2 ** (round(8 * math.log2(r)) / 8):.4g}") == r for r in slow | fast)
 
 
 def test_the_highest_rate_that_meets_the_goodput_is_found_apart() -> None:
@@ -93,12 +80,10 @@ def test_the_highest_rate_that_meets_the_goodput_is_found_apart() -> None:
     assert f"| {low:.3g} to {high:.3g} |" in capacity_table({"a": [found]}, goodput=True)
     none = sweep.outcome(swept(37.0, 37.0, limit=0.001))
     assert none["goodput_rate"] is None
-    below = f"| below {none['missed_rate']:.3g} |"
-    assert below in capacity_table({"a": [none]}, goodput=True)
-    all_ = sweep.outcome(swept(37.0, 37.0, limit=1e9))
-    assert all_["goodput_rate"] == all_["sustained_rate"], (
-        "where the queue only grows, the limits cannot be kept for long"
-    )
+    assert f"| below {none['missed_rate']:.3g} |" in capacity_table({"a": [none]}, goodput=True)
+    # where the queue only grows, the limits cannot be kept for long
+    every = sweep.outcome(swept(37.0, 37.0, limit=1e9))
+    assert every["goodput_rate"] == every["sustained_rate"]
 
 
 def test_a_client_that_falls_behind_ends_the_sweep_without_a_capacity() -> None:
@@ -110,24 +95,23 @@ def test_a_client_that_falls_behind_ends_the_sweep_without_a_capacity() -> None:
 
 
 def test_a_server_that_fails_at_every_rate_ends_the_sweep() -> None:
-    points = swept(0.0, busy=False)
-    assert len(points) < 10
-    found = sweep.outcome(points)
-    assert found["capacity"] is None and found["point"] is None
+    found = sweep.outcome(points := swept(0.0, busy=False))
+    assert len(points) < 10 and found["capacity"] is None and found["point"] is None
     cells = f"| – | below {points[-1]['rate']:.3g} | – |"
     assert cells in capacity_table({"dynamic": [found]}, goodput=True)
 
 
 def test_a_server_that_answers_nothing_at_once_has_no_rates() -> None:
-    told: list[Point] = []
-    asked = []
+    points: list[Point] = []
+    replayed = []
 
     def replay(what: str, requests: Sequence[Request]) -> dict[str, int]:
-        asked.append(what)
+        replayed.append(what)
         return {"completed": 0}
 
-    sweep.sweep(replay, Workload(), "poisson:1", 8, None, told.append)
-    assert asked == ["all at once"] and told == [] and sweep.outcome(told)["capacity"] is None
+    sweep.sweep(replay, Workload(), "poisson:1", 8, None, points.append)
+    assert replayed == ["all at once"] and points == []
+    assert sweep.outcome(points)["capacity"] is None
 
 
 CALM = {"failed": 0, "completed": 100, "growth": 0.01, "growth_in_flight": 0.01}
@@ -150,9 +134,9 @@ def test_the_verdict_on_a_rate(change: dict[str, float], saturated: bool, behind
 
 
 def test_a_rate_without_an_answer_says_so() -> None:
-    point = {"rate": 3.0, "output_throughput": 0.0, "p50_normalized_latency_ms": None}
-    point |= {"attainment": None, "failed": 9, "saturated": True}
-    point |= {"client_limited": False, "client_behind": False}
+    point: Point = {"rate": 3.0, "output_throughput": 0.0, "failed": 9, "saturated": True}
+    point |= dict.fromkeys(("client_limited", "client_behind"), False)
+    point |= dict.fromkeys(("p50_normalized_latency_ms", "attainment"))
     assert "no answer; requests failed" in point_line("static", point)
 
 

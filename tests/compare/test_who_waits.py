@@ -23,14 +23,16 @@ from tests.stub import Handler, Stub, stub
 
 
 def answered(request: Request, seconds: float, first_s: float, **timings: float) -> Outcome:
-    last = request.at + seconds
-    told = {"arrived_at": request.at, "queue_s": 0.0, "ttft_s": first_s, "itl_s": [],
-            "held_s": 0.0, **timings} if timings else None  # fmt: skip
-    answer = Answer(
-        request.id, request.at, request.at, request.at + first_s, last, last, 1,
-        request.num_tokens, [], told,
-    )  # fmt: skip
-    return Outcome(request, request.at, request.at, last, answer, "x")
+    at, last = request.at, request.at + seconds
+    own = {"arrived_at": at, "queue_s": 0.0, "ttft_s": first_s, "itl_s": [], "held_s": 0.0}
+    stamps = (at, at, at + first_s, last, last)
+    server = own | timings if timings else None
+    answer = Answer(request.id, *stamps, 1, request.num_tokens, [], server)
+    return Outcome(request, at, at, last, answer, "x")
+
+
+def failed(request: Request, error: str = "500") -> Outcome:
+    return Outcome(request, 0.0, 0.0, 0.1, error=error)
 
 
 def ask(i: int, tokens: int, user: str | None = None, priority: int | None = None) -> Request:
@@ -52,30 +54,27 @@ def test_each_group_has_its_own_numbers_and_users_add_up() -> None:
     ]  # fmt: skip
     outcomes = [
         answered(requests[0], 1.0, 0.5, paused_s=0.25, preempted_s=0.0),
-        answered(requests[1], 3.0, 0.5, paused_s=0.75),
-        answered(requests[2], 4.0, 2.0),
-        Outcome(requests[3], 0.0, 0.0, 0.1, error="429 the queue is full"),
-        Outcome(requests[4], 0.0, 0.0, 0.1, error="500 no"),
-    ]
+        answered(requests[1], 3.0, 0.5, paused_s=0.75), answered(requests[2], 4.0, 2.0),
+        failed(requests[3], "429 the queue is full"), failed(requests[4]),
+    ]  # fmt: skip
     result = judged(requests, outcomes, {})
     ann, bob = result["by_user"]["ann"], result["by_user"]["bob"]
     assert list(result["by_user"]) == ["ann", "bob", ""], "as they came, and those without one"
-    assert (ann["completed"], ann["failed"], ann["refused"]) == (2, 0, 0)
-    assert (bob["completed"], bob["failed"], bob["refused"]) == (1, 1, 1)
-    assert result["by_user"][""] == {**result["by_user"][""], "failed": 1, "refused": 0,
-                                     "mean_e2el_ms": None}  # fmt: skip
-    assert (ann["mean_e2el_ms"], ann["p50_e2el_ms"], ann["p99_e2el_ms"]) == (2000, 2000, 2980)
-    assert (ann["mean_ttft_ms"], bob["p99_ttft_ms"]) == (500, 2000)
+    assert ann.items() >= {
+        "completed": 2, "failed": 0, "refused": 0, "mean_e2el_ms": 2000, "p50_e2el_ms": 2000,
+        "p99_e2el_ms": 2980, "mean_ttft_ms": 500, "mean_paused_ms": 500, "mean_preempted_ms": 0,
+    }.items()  # fmt: skip
+    # a server that reports no pauses
+    expected = {"completed": 1, "failed": 1, "refused": 1, "p99_ttft_ms": 2000}
+    assert bob.items() >= (expected | {"mean_paused_ms": None}).items()
+    nobody = result["by_user"][""]
+    assert nobody.items() >= {"failed": 1, "refused": 0, "mean_e2el_ms": None}.items()
     assert ann["output_throughput"] == pytest.approx(30 / 4.0), "over the run's wall-clock"
-    assert sum(u["output_throughput"] for u in result["by_user"].values()) == pytest.approx(
-        result["output_throughput"]
-    )
-    assert (ann["mean_paused_ms"], ann["mean_preempted_ms"]) == (500, 0)
-    assert bob["mean_paused_ms"] is None, "a server that does not say"
+    total = sum(user["output_throughput"] for user in result["by_user"].values())
+    assert total == pytest.approx(result["output_throughput"])
     assert list(result["by_priority"]) == ["1", "2", "0"], "the highest first, the default last"
     assert result["by_priority"]["0"]["completed"] == 2
-    shortest, longest = result["by_length"]["1"], result["by_length"]["4"]
-    assert (shortest["least_tokens"], shortest["most_tokens"], shortest["completed"]) == (10, 10, 1)
+    longest = result["by_length"]["4"]
     assert (longest["least_tokens"], longest["failed"], longest["mean_e2el_ms"]) == (40, 2, None)
     assert {"by_length", "by_user", "by_priority", "refused"} <= DEFINITIONS.keys()
     first = with_requests(result, outcomes)["requests"][0]
@@ -114,20 +113,15 @@ def test_tables_have_a_row_for_each_variant_and_group_with_intervals_over_seeds(
     assert said[2].startswith("| static | ann | 8 | ") and r"| static | bob\|x | 8 |" in said[3]
     assert "throughput, tok/s" in said[0] and "first token p99, s" in said[0]
     assert who_waits.groups(results, "by_priority") == []
-
-
-def test_a_user_whom_one_seed_lacks_has_no_interval() -> None:
-    results = {"static": [result_of(1.0, {"ann": 4}), result_of(1.0, {"ann": 4, "bob": 4})]}
-    ann, bob = who_waits.table(results, "by_user").splitlines()[2:]
+    # a user whom one seed lacks has no interval
+    lacking = {"static": [result_of(1.0, {"ann": 4}), result_of(1.0, {"ann": 4, "bob": 4})]}
+    ann, bob = who_waits.table(lacking, "by_user").splitlines()[2:]
     assert "(1 of 2 seeds)" in bob and "seeds" not in ann
-
-
-def test_of_many_users_those_who_ask_most_are_shown() -> None:
-    users = {f"user-{i}": i + 1 for i in range(20)}
-    results = {"static": [result_of(0.1, users)]}
-    said = who_waits.table(results, "by_user")
-    assert len(said.splitlines()) == 2 + 8 and "user-19" in said and "user-3 " not in said
-    assert "the 8 of 20 who ask most often" in said
+    # of many users those with most requests are shown
+    many = {"static": [result_of(0.1, {f"user-{i}": i + 1 for i in range(20)})]}
+    table = who_waits.table(many, "by_user")
+    assert len(table.splitlines()) == 2 + 8 and "user-19" in table and "user-3 " not in table
+    assert "the 8 of 20 who ask most often" in table
 
 
 def titles(results: Any) -> list[str]:
@@ -144,7 +138,7 @@ def test_the_figure_has_a_panel_for_each_group() -> None:
     two = {"static": [result_of(1.0, {"ann": 4, "x" * 99: 4})]}
     assert titles(two) == [*quarters, "ann\n4 requests", f"{'x' * 23}…\n4 requests"]
     one = {"static": [result_of(1.0, {"ann": 8})]}
-    assert titles(one) == quarters, "one user tells nothing by itself"
+    assert titles(one) == quarters, "one user is no comparison"
     requests = [ask(i, 9) for i in range(4)]
     same = {"static": [judged(requests, [answered(r, 1.0, 0.1) for r in requests], {})]}
     assert titles(same) == ["9 tokens"], "equal lengths have no quarters"
@@ -152,11 +146,10 @@ def test_the_figure_has_a_panel_for_each_group() -> None:
 
 def test_the_figure_is_drawn_where_nothing_was_answered(tmp_path: Path) -> None:
     requests = [ask(0, 1), ask(1, 9)]
-    failed = judged(requests, [Outcome(r, 0.0, 0.0, 0.1, error="500") for r in requests], {})
-    figure = who_waits.figure({"static": [failed], "dynamic": [result_of(1.0, {})]}, "")
-    drawing.save(figure, tmp_path / "a.png", vector := tmp_path / "b.svg")
-    ET.parse(vector)
-    drawing.save(who_waits.figure({"static": [failed]}, ""), tmp_path / "c.png")
+    nothing = {"static": [judged(requests, [failed(r) for r in requests], {})]}
+    for results in (nothing, nothing | {"dynamic": [result_of(1.0, {})]}):
+        drawing.save(who_waits.figure(results, ""), tmp_path / "a.png", tmp_path / "b.svg")
+        ET.parse(tmp_path / "b.svg")
 
 
 BOBS = 4  # tokens, by which his requests are known

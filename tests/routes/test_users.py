@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from flask.testing import FlaskClient
@@ -20,13 +21,13 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
 }
-Ask = tuple[str, dict[str, Any]]
+STREAMED = [{}, {"stream": True}]
+ClientOf = Callable[..., FlaskClient]
 
 
-@pytest.fixture(params=ROUTES.items(), ids=list(ROUTES))
-def ask(request: pytest.FixtureRequest) -> Any:
-    """A route, and a body that it answers."""
-    return request.param
+@pytest.fixture(params=ROUTES)
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def queued(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> list[Inference]:
@@ -42,16 +43,16 @@ def queued(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> list[Inferen
     return seen
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", STREAMED)
 def test_every_inference_of_a_request_has_its_user_priority_and_queue_timeout(
-    ask: Ask, stream: bool, client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+    path: str, stream: dict[str, bool], client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_of(order="priority", queue_policy="2:timeout_ms=60000,override=yes")
     seen = queued(client, monkeypatch)
-    path, body = ask
-    who = {"user": "ann", "priority": 2, "queue_timeout_s": 20.5}
-    assert client.post(path, json=body | who | {"n": 2, "stream": stream}).status_code == 200
-    assert client.post(path, json=body | {"stream": stream}).status_code == 200
+    body = ROUTES[path] | stream
+    who = {"user": "ann", "priority": 2, "queue_timeout_s": 20.5, "n": 2}
+    assert client.post(path, json=body | who).status_code == 200
+    assert client.post(path, json=body).status_code == 200
     assert [(i.user, i.priority, i.queue_timeout_s) for i in seen] == [
         ("ann", 2, 20.5),
         ("ann", 2, 20.5),
@@ -61,19 +62,18 @@ def test_every_inference_of_a_request_has_its_user_priority_and_queue_timeout(
 
 @pytest.mark.parametrize("mode", SOME_MODES)
 def test_where_levels_have_no_meaning_every_priority_is_taken_and_changes_nothing(
-    ask: Ask, mode: str, client_of: Callable[..., FlaskClient]
+    path: str, mode: str, client_of: ClientOf
 ) -> None:
     client = client_of(mode)
-    path, body = ask
 
     def texts(**who: Any) -> Any:
-        answer = client.post(path, json=body | {"seed": 3} | who).get_json()
+        answer = client.post(path, json=ROUTES[path] | {"seed": 3} | who).get_json()
         return answer.get("choices") or answer["completion"]
 
-    said = texts()
+    expected = texts()
     for priority in (0, 1, 7, -3, 2**63 - 1, -(2**63)):
-        assert texts(priority=priority) == said
-    refused = client.post(path, json=body | {"queue_timeout_s": 9})
+        assert texts(priority=priority) == expected
+    refused = client.post(path, json=ROUTES[path] | {"queue_timeout_s": 9})
     assert (refused.status_code, refused.get_json()["error"]["param"]) == (400, "queue_timeout_s")
 
 
@@ -85,10 +85,9 @@ def test_where_levels_have_no_meaning_every_priority_is_taken_and_changes_nothin
     ],
 )
 def test_what_is_no_level_or_no_time_is_a_400_that_names_the_field(
-    ask: Ask, field: str, wrong: list[Any], client_of: Callable[..., FlaskClient]
+    path: str, field: str, wrong: list[Any], client_of: ClientOf
 ) -> None:
-    client = client_of()
-    path, body = ask
+    client, body = client_of(), ROUTES[path]
     for value in wrong:
         response = client.post(path, json=body | {field: value})
         error = response.get_json()["error"]
@@ -101,7 +100,7 @@ def test_what_is_no_level_or_no_time_is_a_400_that_names_the_field(
     assert status == (400 if (path, field) == ("/inference", "priority") else 200)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", STREAMED)
 @pytest.mark.parametrize(
     "refusal",
     [
@@ -112,25 +111,39 @@ def test_what_is_no_level_or_no_time_is_a_400_that_names_the_field(
     ids=lambda error: error.param or error.code,
 )
 def test_what_the_scheduler_refuses_comes_to_the_client_with_its_field_and_its_header(
-    ask: Ask,
-    refusal: ServingError,
-    stream: bool,
-    client_of: Callable[..., FlaskClient],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    client = client_of()
-
-    def refuse(*_: Any) -> None:
-        raise refusal
-
-    path, body = ask
-    with monkeypatch.context() as patch:
-        patch.setattr(client.application.extensions["server"].scheduler, "enqueue", refuse)
-        response = client.post(path, json=body | {"stream": stream})
+    path: str, refusal: ServingError, stream: dict[str, bool], client_of: ClientOf
+) -> None:  # fmt: skip
+    client, body = client_of(), ROUTES[path] | stream
+    scheduler = client.application.extensions["server"].scheduler
+    with mock.patch.object(scheduler, "enqueue", side_effect=refusal):
+        response = client.post(path, json=body)
     assert (response.status_code, response.mimetype) == (refusal.status, "application/json")
     assert response.get_json() == refusal.body()
     assert response.get_json()["error"]["param"] == refusal.param
     assert response.headers.get("Retry-After") == ("17" if refusal.status == 429 else None)
     stats = client.get("/stats").get_json()
     assert (stats["invalid"], stats["refused"]) == ((0, 1) if refusal.status == 429 else (1, 0))
-    assert client.post(path, json=body | {"stream": stream}).status_code == 200
+    assert client.post(path, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("stream", STREAMED)
+@pytest.mark.parametrize("mode", SOME_MODES)
+def test_the_third_request_of_two_a_minute_is_a_429_with_retry_after_while_others_are_served(
+    path: str, mode: str, stream: dict[str, bool], client_of: ClientOf
+) -> None:
+    client = client_of(mode, user_requests_per_minute=2)
+
+    def post(**who: Any) -> Any:
+        return client.post(path, json=ROUTES[path] | stream | who)
+
+    assert [post(user="ann").status_code for _ in range(2)] == [200, 200]
+    for _ in range(2):
+        refused = post(user="ann")
+        error = refused.get_json()["error"]
+        assert (refused.status_code, refused.mimetype) == (429, "application/json")
+        assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert "This user has asked for 2 requests" in error["message"]
+        assert post(user="bob").status_code == 200, "another user is served all the same"
+    assert post().status_code == 200
+    assert client.get("/stats").get_json()["refused"] == 2
