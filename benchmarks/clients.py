@@ -16,7 +16,6 @@ import psutil
 
 from client.calls import get
 
-JSON = {"Content-Type": "application/json"}
 Body = dict[str, Any]
 
 

@@ -38,6 +38,12 @@ COSTS = {  # heading and form
     "stream_cpu_ms": (f"CPU of {TOKENS}, ms", "{:.1f}"),
     "token_cpu_ms": ("CPU of a token, ms", "{:.3f}"),
 }
+LOADS = {
+    **{f"answers_per_s_{n}": (f"answers/s of {n}", "{:.0f}") for n in CLIENTS},
+    **{f"p{p}_ms_{n}": (f"p{p} of {n}, ms", "{:.1f}") for n in CLIENTS for p in (50, 99)},
+    "streamed_per_s": (f"streamed tokens/s of {STREAMING}", "{:.0f}"),
+    "idle_cores": ("cores while idle", "{:.3f}"),
+}
 BENCHMARK = Benchmark(
     "fronts",
     "What a front end costs.",
@@ -102,28 +108,18 @@ def measure(name: str, seconds: float) -> Round:
     return measured
 
 
-def costs_table(found: Mapping[str, Sequence[Round]]) -> str:
-    rows = [["front end", *(heading for heading, _ in COSTS.values()), "cores while idle"]]
+def table(
+    found: Mapping[str, Sequence[Round]], columns: Mapping[str, tuple[str, str]], compared: bool
+) -> str:
+    """A line for each front end; compared: and one of its ratios to the first one's."""
+    rows = [["front end", *(heading for heading, _ in columns.values())]]
     [base, *_] = found.values()
     for name, rounds in found.items():
-        cells = [formatted(mean(rounds, key), form) for key, (_, form) in COSTS.items()]
-        rows.append([name, *cells, f"{mean(rounds, 'idle_cores').mean:.3f}"])
-        if rounds is not base:
-            ratios = [formatted(mean_ratio(rounds, base, key), "{:.2f}") for key in COSTS]
-            rows.append([f"{name} ÷ plain", *ratios, ""])
-    return markdown(rows)
-
-
-def loads_table(found: Mapping[str, Sequence[Round]]) -> str:
-    heading = ["front end", *(f"answers/s of {n}" for n in CLIENTS)]
-    heading += [f"p50, p99 of {n}, ms" for n in CLIENTS]
-    rows = [[*heading, f"streamed tokens/s of {STREAMING}"]]
-    for name, rounds in found.items():
-        cells = [formatted(mean(rounds, f"answers_per_s_{n}"), "{:.0f}") for n in CLIENTS]
-        for n in CLIENTS:
-            p50, p99 = (mean(rounds, f"p{p}_ms_{n}").mean for p in (50, 99))
-            cells.append(f"{p50:.1f}, {p99:.1f}")
-        rows.append([name, *cells, formatted(mean(rounds, "streamed_per_s"), "{:.0f}")])
+        cells = (formatted(mean(rounds, key), form) for key, (_, form) in columns.items())
+        rows.append([name, *cells])
+        if compared and rounds is not base:
+            ratios = (formatted(mean_ratio(rounds, base, key), "{:.2f}") for key in columns)
+            rows.append([f"{name} ÷ plain", *ratios])
     return markdown(rows)
 
 
@@ -133,11 +129,11 @@ def main() -> None:
     found = alternate(fronts, lambda name: measure(name, options.seconds), options.rounds)
     body = "\n\n".join([
         "## One request at a time",
-        costs_table(found),
+        table(found, COSTS, compared=True),
         "A token is what each one after the first adds to a stream. CPU is that of all processes "
         "of the server, with what they do while idle; ratios are of the same round.",
         "## Many at once",
-        loads_table(found),
+        table(found, LOADS, compared=False),
         f"Answers of one token, and streams of {TOKENS}; clients ask as soon as they are answered, "
         "and take of the same cores.",
     ])  # fmt: skip

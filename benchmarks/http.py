@@ -3,30 +3,36 @@ free.
 
     python -m benchmarks.http [--clients 64] [--tokens 64] [--seconds 5]
 
-Measured are requests and chunks a second and the server's CPU for each, and how long after its
-client has gone a request's row and KV blocks are free. A server in mode dynamic with `--model
-fake`, on the same machine as the clients. The fake engine sleeps 1 ms + 0.06 ms a row an iteration:
-at most 16,667 tokens a second, whatever HTTP costs.
+A server in mode dynamic with `--model fake`, on the same machine as the clients. The fake engine
+sleeps 1 ms + 0.06 ms a row an iteration: at most 16,667 tokens a second, whatever HTTP costs.
 """
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
+import math
 import random
 import statistics
 import time
-import urllib.parse
-from typing import NamedTuple
 
-from benchmarks.clients import JSON, load
+from benchmarks.clients import Body, load
+from benchmarks.faults.tools import Served, connect, post_bytes, serving, until
 from benchmarks.harness import Benchmark, Round, alternate, run, values
-from client.calls import get, get_text
-from compare.servers import server
+from compare.report.tables import markdown
 
 REPEATS = 3
 GONE = 20
+COLUMNS = {  # heading and form; ms and µs are CPU time of the server, user and system
+    "requests_per_s": ("requests/s", "{:,.0f}"),
+    "tokens_per_s": ("tokens/s", "{:,.0f}"),
+    "chunks_per_s": ("chunks/s", "{:,.0f}"),  # 0 for plain answers
+    "cpu_ms_per_request": ("server CPU a request, ms", "{:.2f}"),
+    "cpu_us_per_token": ("a token, µs", "{:.0f}"),
+    "cpu_us_per_chunk": ("a chunk, µs", "{:.0f}"),
+    "server_cores": ("cores of the server", "{:.2f}"),
+    "client_cores": ("of the clients", "{:.2f}"),
+}
 BENCHMARK = Benchmark(
     "http",
     "What HTTP costs with an engine that computes nothing.",
@@ -38,109 +44,73 @@ BENCHMARK = Benchmark(
 )
 
 
-class Traffic(NamedTuple):
-    """Requests of one kind."""
+def kinds(tokens: int) -> dict[str, tuple[str, int, Body]]:
+    """Route, tokens and body of each kind of request."""
+    native, openai, stream = "/inference", "/v1/completions", {"stream": True}
+    return {
+        "plain, 1 token": (native, 1, {"num_tokens": 1}),
+        "plain": (native, tokens, {"num_tokens": tokens}),
+        "streaming": (native, tokens, {"num_tokens": tokens} | stream),
+        "streaming, OpenAI": (openai, tokens, {"max_tokens": tokens} | stream),
+    }
 
-    tokens: int
-    stream: bool
-    route: str = "/inference"
-    length: str = "num_tokens"  # the route's name of the number of tokens
 
-
-def measure(url: str, traffic: Traffic, clients: int, seconds: float) -> Round:
-    """One round; ms and µs are CPU time of the server, user and system, of all its threads."""
-    body = {"prompt": "hi", traffic.length: traffic.tokens, "stream": traffic.stream, "seed": 1}
-    seen = load(url, lambda: itertools.repeat(body), clients, seconds, route=traffic.route)
-    tokens = traffic.tokens * len(seen.latencies_s)
+def measure(
+    url: str, route: str, tokens: int, body: Body, clients: int, seconds: float
+) -> dict[str, float]:
+    """One round: the measurements of COLUMNS."""
+    whole = {"prompt": "hi", "seed": 1} | body
+    seen = load(url, lambda: itertools.repeat(whole), clients, seconds, route=route)
+    answers = len(seen.latencies_s)
     return {
         "requests_per_s": seen.answers_per_s,
-        "tokens_per_s": tokens / seen.seconds,
-        "chunks_per_s": seen.chunks / seen.seconds,  # 0 for plain answers
-        "cpu_ms_per_request": 1e3 * seen.server_cpu_s / len(seen.latencies_s),
-        "cpu_us_per_token": 1e6 * seen.server_cpu_s / tokens,
+        "tokens_per_s": tokens * seen.answers_per_s,
+        "chunks_per_s": seen.chunks / seen.seconds,
+        "cpu_ms_per_request": 1e3 * seen.server_cpu_s / answers,
+        "cpu_us_per_token": 1e6 * seen.server_cpu_s / (tokens * answers),
         "cpu_us_per_chunk": 1e6 * seen.server_cpu_s / seen.chunks if seen.chunks else 0.0,
         "server_cores": seen.server_cpu_s / seen.seconds,
         "client_cores": seen.client_cpu_s / seen.seconds,
     }
 
 
-def show(name: str, measured: Round) -> None:
-    print(
-        f"{name:18} {measured['requests_per_s']:5,.0f} requests/s "
-        f"{measured['tokens_per_s']:6,.0f} tokens/s {measured['chunks_per_s']:6,.0f} chunks/s  "
-        f"CPU {measured['cpu_ms_per_request']:5.2f} ms a request, "
-        f"{measured['cpu_us_per_token']:5.0f} µs a token  "
-        f"(cores: server {measured['server_cores']:.2f}, clients {measured['client_cores']:.2f})",
-        flush=True,
-    )
-
-
-def freed_after_s(url: str, stream: bool) -> float:
+def freed_after_s(served: Served, stream: bool) -> float:
     """Seconds from the close of a running request's connection until nothing of it is taken."""
-
-    def taken() -> bool:
-        return any(
-            float(line.split()[-1])
-            for line in get_text(f"{url}/metrics").splitlines()
-            if line.startswith(("vllm:num_requests_r", "vllm:kv_cache"))
-        )
-
-    address = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port)
-    body = json.dumps({"prompt": "hi", "num_tokens": 1000, "stream": stream})
-    connection.request("POST", "/inference", body, JSON)
-    while not taken():
-        pass
+    body = {"prompt": "hi", "num_tokens": 1000, "stream": stream}
+    connection = connect(served, post_bytes(body))
+    until(lambda: not served.is_free())
     time.sleep(random.random() / 4)  # the watcher looks four times a second
     connection.close()
-    start = time.perf_counter()
-    while taken():
-        time.sleep(0.002)
-    return time.perf_counter() - start
+    return until(served.is_free, every_s=0.002) or math.inf
+
+
+def table(rounds: dict[str, list[Round]]) -> str:
+    """Medians of the rounds of each kind."""
+    rows = [["answers", *(heading for heading, _ in COLUMNS.values())]]
+    for name, measured in rounds.items():
+        medians = {key: statistics.median(values(measured, key)) for key in COLUMNS}
+        rows.append([name, *(form.format(medians[key]) for key, (_, form) in COLUMNS.items())])
+    return markdown(rows)
 
 
 def main() -> None:
     options = BENCHMARK.parse()
-    kinds = {
-        "plain, 1 token": Traffic(1, stream=False),
-        "plain": Traffic(options.tokens, stream=False),
-        "streaming": Traffic(options.tokens, stream=True),
-        "streaming, OpenAI": Traffic(options.tokens, True, "/v1/completions", "max_tokens"),
-    }
-    with server("dynamic", {"model": "fake", "max_batch_size": 256}) as url:
+    of_kind = kinds(options.tokens)
+    with serving({"max_batch_size": 256}) as served:
 
-        def measured(name: str) -> Round:
-            round_ = measure(url, kinds[name], options.clients, options.seconds)
-            show(name, round_)
-            return round_
+        def turn(name: str) -> Round:
+            print(name, flush=True)
+            return measure(served.url, *of_kind[name], options.clients, options.seconds)
 
-        rounds = alternate(kinds, measured, REPEATS)
+        rounds = alternate(of_kind, turn, REPEATS)
         gone = alternate(
-            ("plain", "streaming"), lambda name: freed_after_s(url, name == "streaming"), GONE
+            ("plain", "streaming"), lambda name: freed_after_s(served, name == "streaming"), GONE
         )
-        cancelled = get(f"{url}/stats")["cancelled"]
-    medians = {
-        name: {key: statistics.median(values(several, key)) for key in several[0]}
-        for name, several in rounds.items()
-    }
     print(
-        f"\nmedians of {REPEATS} rounds, {options.clients} clients, "
-        f"{options.tokens} tokens a request:"
+        f"\nMedians of {REPEATS} rounds, {options.clients} clients, {options.tokens} tokens a "
+        f"request:\n\n{table(rounds)}\n"
     )
-    for name, median in medians.items():
-        show(name, median)
-    for name in ("streaming", "streaming, OpenAI"):
-        more = medians[name]["cpu_us_per_token"] - medians["plain"]["cpu_us_per_token"]
-        print(
-            f"{name}: {medians[name]['cpu_us_per_chunk']:.0f} µs of CPU a chunk; "
-            f"{more:.0f} µs a token more than a plain answer"
-        )
-    if cancelled < 2 * GONE:  # left alone such a request takes a second
-        print(
-            f"{2 * GONE - cancelled} requests ended by themselves before the server could notice: "
-            f"this machine is very busy"
-        )
-    for name, seconds in gone.items():
+    for name, seconds in gone.items():  # left alone such a request takes a second
         print(
             f"a {name} client goes away: its row and blocks are free after "
             f"{1e3 * statistics.median(seconds):.0f} ms "

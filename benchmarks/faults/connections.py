@@ -9,8 +9,9 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import aiohttp
 import numpy as np
@@ -20,13 +21,15 @@ from benchmarks.faults.tools import (
     DELAY_S,
     SLACK,
     Fault,
-    Seen,
+    Finding,
     Served,
+    after,
     allow_open_files,
     connect,
     post_bytes,
     read_to_end,
     requests_of,
+    summary,
     until,
 )
 from client.calls import get
@@ -40,27 +43,22 @@ HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
 BODY = HEAD + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
 
 
-def overload(served: Served, short: bool) -> Seen:
+def overload(served: Served, short: bool) -> Iterator[Finding]:
     seconds, rows, tokens = (2 if short else 10), 8, 400
     capacity = rows / (tokens * (ITERATION_S + rows * ROW_S))  # requests a second
     requests = requests_of(int(10 * capacity * seconds), tokens, a_second=10 * capacity)
     outcomes = replay(served.url, requests)
     stats = get(f"{served.url}/stats")
-    answered = [outcome for outcome in outcomes if outcome.answer]
+    answered = sum(outcome.answer is not None for outcome in outcomes)
     refused = [outcome for outcome in outcomes if outcome.error.startswith("429 ")]
-    others = [o.error for o in outcomes if not o.answer and not o.error.startswith("429 ")]
     p99 = float(np.percentile([o.ended_at - o.sent_at for o in refused], 99))
-    counted = stats["completed"] == len(answered) and stats["refused"] == len(refused)
-    text = (
-        f"{len(outcomes)} sent, {len(answered)} answered, "
-        f"{len(refused)} refused (p99 {1e3 * p99:.0f} ms)"
-    )
-    text += f"; {Counter(others)}" if others else ""
-    text += "" if counted else "; /stats counts otherwise"
-    return Seen(text, counted and not others and p99 < REFUSED_S * (SLACK if short else 1))
+    yield summary(outcomes), answered + len(refused) == len(outcomes)
+    yield f"refused after {1e3 * p99:.0f} ms (p99)", p99 < REFUSED_S * (SLACK if short else 1)
+    if (stats["completed"], stats["refused"]) != (answered, len(refused)):
+        yield "/stats counts otherwise", False
 
 
-def cut_streams(served: Served, short: bool) -> Seen:
+def cut_streams(served: Served, short: bool) -> Iterator[Finding]:
     n, tokens, prompts = (60 if short else 500), 100, 10
 
     async def ask(session: aiohttp.ClientSession, i: int) -> str:
@@ -80,17 +78,13 @@ def cut_streams(served: Served, short: bool) -> Seen:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             return await asyncio.gather(*(ask(session, i) for i in range(n)))
 
-    alone = asyncio.run(all_at_once(prompts))
-    texts = asyncio.run(all_at_once(n))
+    alone, texts = asyncio.run(all_at_once(prompts)), asyncio.run(all_at_once(n))
     freed = until(served.is_free)
     others = [i for i in range(n) if i < prompts or i % 2 == 0]
     whole = sum(texts[i] == alone[i % prompts] for i in others)
-    end = "never" if freed is None else f"{freed:.1f} s after the last"
-    text = (
-        f"{whole} of the {len(others)} others got the text that they get without it; "
-        f"rows and blocks free {end}"
-    )
-    return Seen(text, whole == len(others) and freed is not None)
+    text = f"{whole} of the {len(others)} others got the text that they get without it"
+    yield text, whole == len(others)
+    yield f"rows and blocks free {after(freed)}", freed is not None
 
 
 @contextlib.contextmanager
@@ -117,7 +111,7 @@ def many(served: Served, n: int, data: bytes) -> Iterator[list[socket.socket]]:
             connection.close()
 
 
-def silent(served: Served, short: bool) -> Seen:
+def silent(served: Served, short: bool) -> Iterator[Finding]:
     n = min(SILENT, allow_open_files(SILENT + 200) - 200)
     worker = served.worker.pid
     bodies = [{"prompt": "hi", "num_tokens": 900, "seed": i} for i in range(20)]
@@ -125,34 +119,27 @@ def silent(served: Served, short: bool) -> Seen:
     with many(served, n, b""):
         answered = sum(b" 200 OK" in read_to_end(connection)[:20] for connection in in_flight)
         time.sleep(0.5 if short else 5)
+    yield f"{n} connections: {answered} of 20 in flight answered", answered == 20
     lives = served.worker.pid == worker
-    text = f"{n} connections: {answered} of 20 in flight answered; the process "
-    return Seen(text + ("lives" if lives else "was replaced"), answered == 20 and lives)
+    yield f"the process {'lives' if lives else 'was replaced'}", lives
 
 
 def deadline_s(short: bool) -> float:
     return 1 if short else 10
 
 
-def trickle(head: bytes) -> Callable[[Served, bool], Seen]:
+def trickle(head: bytes, served: Served, short: bool) -> Iterator[Finding]:
     """Clients that send `head`, and then a byte now and then."""
-
-    def do(served: Served, short: bool) -> Seen:
-        n = min(TRICKLERS, allow_open_files(TRICKLERS + 200) - 200)
-        deadline = deadline_s(short)
-        with many(served, n, head) as slow:
-            start, remaining = time.monotonic(), set(slow)
-            while remaining and time.monotonic() - start < 3 * deadline:
-                remaining = {connection for connection in remaining if _goes_on(connection)}
-                time.sleep(deadline / 10)
-            dropped_s = time.monotonic() - start
-        text = (
-            f"{n - len(remaining)} of {n} dropped within {dropped_s:.0f} s "
-            f"(deadline {deadline:g} s)"
-        )
-        return Seen(text, not remaining)
-
-    return do
+    n = min(TRICKLERS, allow_open_files(TRICKLERS + 200) - 200)
+    deadline = deadline_s(short)
+    with many(served, n, head) as slow:
+        start, remaining = time.monotonic(), set(slow)
+        while remaining and time.monotonic() - start < 3 * deadline:
+            remaining = {connection for connection in remaining if _goes_on(connection)}
+            time.sleep(deadline / 10)
+        dropped_s = time.monotonic() - start
+    dropped = f"{n - len(remaining)} of {n} dropped within {dropped_s:.0f} s"
+    yield f"{dropped} (deadline {deadline:g} s)", not remaining
 
 
 def _goes_on(connection: socket.socket) -> bool:
@@ -167,7 +154,7 @@ def _goes_on(connection: socket.socket) -> bool:
     return False
 
 
-def tiny_chunks(served: Served, short: bool) -> Seen:
+def tiny_chunks(served: Served, short: bool) -> Iterator[Finding]:
     raw = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 50_000
     answers: Counter[str] = Counter()
 
@@ -182,45 +169,43 @@ def tiny_chunks(served: Served, short: bool) -> Seen:
     with ThreadPoolExecutor(40) as clients:
         list(clients.map(send, range(40)))
     text = ", ".join(f"{n} × {answer}" for answer, n in answers.items())
-    return Seen(text, {*answers} <= {"400", "closed"} and answers["400"] > 0)
+    yield text, {*answers} <= {"400", "closed"} and answers["400"] > 0
 
 
-def slow_closers(served: Served, short: bool) -> Seen:
+def slow_closers(served: Served, short: bool) -> Iterator[Finding]:
     request = post_bytes({"prompt": "hi", "num_tokens": 1}, version="1.0")
     connections = [connect(served, request) for _ in range(20)]
     answered = sum(b" 200 OK" in connection.recv(1000) for connection in connections)
     time.sleep(0.5 if short else 5)
     for connection in connections:
         connection.close()
-    return Seen(f"{answered} of 20 answered", answered == 20)
+    yield f"{answered} of 20 answered", answered == 20
 
 
-def still_readers(served: Served, short: bool) -> Seen:
+def still_readers(served: Served, short: bool) -> Iterator[Finding]:
     body = {"prompt": ["hi"] * 8, "max_tokens": 1000, "seed": 1, "stream": True}
     still = [connect(served, post_bytes(body, "/v1/completions")) for _ in range(4)]
     begun = until(lambda: served.running >= 32)
     freed = until(lambda: served.running < 32)
     for connection in still:
         connection.close()
-    if begun is None or freed is None:
-        return Seen("their rows are not free", False)
-    return Seen(f"all 32 rows were computed and free after {freed:.1f} s", True)
+    yield f"all 32 rows were computed {after(begun)}", begun is not None
+    yield f"and free {after(freed)}", freed is not None
 
 
-def half_close(served: Served, short: bool) -> Seen:
+def half_close(served: Served, short: bool) -> Iterator[Finding]:
     connection = connect(served, post_bytes({"prompt": "hi", "num_tokens": 1000}))
     until(lambda: served.running == 1)
     connection.shutdown(socket.SHUT_WR)
     freed = until(served.is_free, 10)
     connection.close()
-    if freed is None:
-        return Seen("it kept its row", False)
-    return Seen(
-        f"its row and blocks were free after {freed:.2f} s of the 20 s that its answer takes", True
+    yield (
+        f"its row and blocks, taken for 20 s by its answer, are free {after(freed)}",
+        freed is not None,
     )
 
 
-def pipeline(served: Served, short: bool) -> Seen:
+def pipeline(served: Served, short: bool) -> Iterator[Finding]:
     n = 50
     bodies = [{"prompt": f"prompt {i}", "num_tokens": 5, "seed": i} for i in range(n)]
     last = [post_bytes(body, more=CLOSE) for body in bodies]
@@ -228,8 +213,7 @@ def pipeline(served: Served, short: bool) -> Seen:
     packet = b"".join(post_bytes(body) for body in bodies[:-1]) + last[-1]
     together = _completions(read_to_end(connect(served, packet)))
     in_place = sum(a == b for a, b in zip(together, alone))
-    text = f"{len(together)} of {n} answered, {in_place} of them in their place"
-    return Seen(text, together == alone)
+    yield f"{len(together)} of {n} answered, {in_place} of them in their place", together == alone
 
 
 def _completions(raw: bytes) -> list[bytes]:
@@ -255,9 +239,9 @@ FAULTS = [
           f"requests in flight are answered; the process lives; {DELAY}",
           silent, background=True),
     Fault("1,100 clients send their headers a byte now and then", DROPPED,
-          trickle(HEAD), deadlines, background=True),
+          partial(trickle, HEAD), deadlines, background=True),
     Fault("1,100 clients send their body a byte now and then", DROPPED,
-          trickle(BODY), deadlines, background=True),
+          partial(trickle, BODY), deadlines, background=True),
     Fault("40 clients send their bodies in chunks of one byte", f"they are refused; {DELAY}",
           tiny_chunks, background=True),
     Fault("20 HTTP/1.0 clients that do not close", DELAY,

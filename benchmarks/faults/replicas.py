@@ -7,16 +7,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 
 import psutil
 
 from benchmarks.faults.tools import (
     Fault,
-    Seen,
+    Finding,
     Served,
+    after,
     all_answered,
     replaying,
     requests_of,
@@ -55,66 +57,52 @@ def load(served: Served, seconds: float) -> Iterator[list[Outcome]]:
         yield outcomes
 
 
-def other_errors(outcomes: Sequence[Outcome]) -> list[str]:
-    """Errors other than the one of a replica that ended."""
-    gone = "is gone; send it once more"
-    return [each.error for each in outcomes if not each.answer and gone not in each.error]
-
-
-def one_of_two(number: int) -> Callable[[Served, bool], Seen]:
+def one_of_two(number: int, served: Served, short: bool) -> Iterator[Finding]:
     """A replica gets this signal under load."""
-
-    def do(served: Served, short: bool) -> Seen:
-        before = pids(served)
-        victim = min(before)
-        with load(served, 8 if short else 40) as outcomes:
-            start = time.monotonic()
-            os.kill(before[victim], number)
-            replaced = until(lambda: len(answering(served) - {victim}) == 2, REPLACED_S)
-            seconds = time.monotonic() - start
-        with suppress(ProcessLookupError):
-            os.kill(before[victim], signal.SIGKILL)
-        after = replay(served.url, requests_of(20, 4))
-        few = sum(not outcome.answer for outcome in outcomes) < len(outcomes) / 2
-        kept = replaced is not None and not other_errors(outcomes) and few and all_answered(after)
-        return Seen(f"{summary(outcomes)}; two replicas again after {seconds:.1f} s", kept)
-
-    return do
+    before = pids(served)
+    victim = min(before)
+    with load(served, 8 if short else 40) as outcomes:
+        os.kill(before[victim], number)
+        replaced = until(lambda: len(answering(served) - {victim}) == 2, REPLACED_S)
+    with suppress(ProcessLookupError):
+        os.kill(before[victim], signal.SIGKILL)
+    lost = [outcome.error for outcome in outcomes if not outcome.answer]
+    only_its = all("is gone; send it once more" in error for error in lost)
+    yield summary(outcomes), only_its and len(lost) < len(outcomes) / 2
+    yield f"two replicas again {after(replaced)}", replaced is not None
+    later = replay(served.url, requests_of(20, 4))
+    yield f"then {summary(later)}", all_answered(later)
 
 
-def controller(served: Served, short: bool) -> Seen:
+def controller(served: Served, short: bool) -> Iterator[Finding]:
     before = pids(served)
     with load(served, 6 if short else 20) as outcomes:
         for process in psutil.Process(served.process.pid).children(recursive=True):
             if "ServeController" in " ".join(process.cmdline()):
                 process.kill()
     same = pids(served) == before
-    text = f"{summary(outcomes)}; the replicas are {'the same' if same else 'others'}"
-    return Seen(text, same and all_answered(outcomes))
+    yield summary(outcomes), all_answered(outcomes)
+    yield f"the replicas are {'the same' if same else 'others'}", same
 
 
-def changed(served: Served, short: bool) -> Seen:
+def changed(served: Served, short: bool) -> Iterator[Finding]:
     """SIGHUP: .env and the environment are read again."""
     before = pids(served)
-
-    def replaced() -> bool:
-        names = answering(served)
-        return bool(names) and names.isdisjoint(before)
-
     with load(served, 15 if short else 40) as outcomes:
         os.kill(served.process.pid, signal.SIGHUP)
-        new = until(replaced, REPLACED_S) is not None
-    text = f"{summary(outcomes)}; replicas are {'new' if new else 'old'}"
-    return Seen(text, new and all_answered(outcomes))
+        # no replica answers while one is silent
+        replaced = until(lambda: bool(now := answering(served)) and not now & {*before}, REPLACED_S)
+    yield summary(outcomes), all_answered(outcomes)
+    yield f"replicas are new {after(replaced)}", replaced is not None
 
 
 FAULTS = [
     Fault("kill -9 of one of two replicas under load",
           "its own requests get an error; others are answered; another replica comes",
-          one_of_two(signal.SIGKILL), SLOW, FLEET),
+          partial(one_of_two, signal.SIGKILL), SLOW, FLEET),
     Fault("one of two replicas hangs (SIGSTOP) under load",
           "it is replaced; its own requests get an error; others are answered",
-          one_of_two(signal.SIGSTOP), SLOW, FLEET),
+          partial(one_of_two, signal.SIGSTOP), SLOW, FLEET),
     Fault("kill -9 of the controller of two replicas under load",
           "every request is answered, the replicas stay",
           controller, SLOW, FLEET),

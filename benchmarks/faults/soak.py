@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,14 @@ import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
-from benchmarks.faults.tools import Fault, Seen, Served, until
+from benchmarks.faults.tools import Fault, Finding, Served, until
 from client.calls import get, post
 from client.load import Watch, replay
 from client.traces import Request
 from client.wire import wire
 from client.workloads import Workload
 from compare.measure import Target, burst_size, measure_capacity
-from compare.report.drawing import STYLE
+from compare.report.drawing import STYLE, new_figure
 from config import build
 
 LOAD = 0.8  # of the capacity
@@ -57,20 +57,15 @@ def fault(minutes: float, result: dict[str, Any]) -> Fault:
     )
 
 
-def soak(minutes: float, result: dict[str, Any], served: Served, short: bool) -> Seen:
+def soak(minutes: float, result: dict[str, Any], served: Served, short: bool) -> Iterator[Finding]:
     rate = _rate(served)
     _fill(served)
     post(f"{served.url}/stats/reset")
     samples, counts = asyncio.run(_load(served, rate, 60 * minutes, min(10.0, 6 * minutes)))
     stats = get(f"{served.url}/stats")
-    result |= {
-        "minutes": minutes,
-        "rate": rate,
-        "samples": samples,
-        "counts": dict(counts),
-        "stats": stats,
-    }
-    return judge(samples, counts, stats)
+    result |= {"minutes": minutes, "rate": rate, "samples": samples, "counts": counts}
+    result["stats"] = stats
+    yield from findings(samples, counts, stats)
 
 
 def _rate(served: Served) -> float:
@@ -80,10 +75,9 @@ def _rate(served: Served) -> float:
     """
     burst = Workload().requests(burst_size(build("dynamic", {"model": "demo"}, {})), "burst")
     target = Target("dynamic", served.url, wire("inference"))
-    capacity = measure_capacity(target, burst, 600, Watch())
-    mean_tokens = float(np.mean([request.num_tokens for request in burst]))
-    tokens = mean_tokens * (len(KINDS) - 2) / len(KINDS)
-    return LOAD * float(capacity["output_throughput"]) / tokens
+    capacity = measure_capacity(target, burst, 600, Watch())["output_throughput"]
+    tokens = sum(request.num_tokens for request in burst) / len(burst)
+    return LOAD * float(capacity) / (tokens * (len(KINDS) - 2) / len(KINDS))
 
 
 def _fill(served: Served) -> None:
@@ -91,27 +85,24 @@ def _fill(served: Served) -> None:
     written; and OPEN requests at once, since the server keeps a thread for each.
     """
     lengths = [1000] * MOST_ROWS + [1] * (OPEN - MOST_ROWS)
-    replay(
-        served.url,
-        [Request(id=i, at=0, prompt="x", num_tokens=n, seed=i) for i, n in enumerate(lengths)],
-    )
+    filling = [Request(id=i, at=0, prompt="x", num_tokens=n) for i, n in enumerate(lengths)]
+    replay(served.url, filling)
 
 
 def _body(kind: str, request: Request) -> tuple[str, dict[str, Any]]:
     """Route and body of a request of this kind."""
     prompt, tokens = request.prompt, request.num_tokens
-    body: dict[str, Any]
     if kind == "openai":
-        body = {"prompt": prompt, "max_tokens": tokens, "stop": ["\n\n\n"], "timeout_s": 60}
-        return "/v1/completions", body
+        stop = {"stop": ["\n\n\n"], "timeout_s": 60}
+        return "/v1/completions", {"prompt": prompt, "max_tokens": tokens} | stop
+    changes: dict[str, dict[str, Any]] = {
+        "stream": {"stream": True},
+        "cut": {"stream": True},
+        "group": {"prompt": [prompt] * 2, "num_tokens": max(1, tokens // 2)},
+        "invalid": {"num_tokens": -1},
+    }
     body = {"prompt": prompt, "num_tokens": tokens, "temperature": 1.0}
-    if kind == "group":
-        body |= {"prompt": [prompt] * 2, "num_tokens": max(1, tokens // 2)}
-    elif kind == "invalid":
-        body["num_tokens"] = -1
-    elif kind in ("stream", "cut"):
-        body["stream"] = True
-    return "/inference", body
+    return "/inference", body | changes.get(kind, {})
 
 
 async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Request) -> str:
@@ -176,67 +167,59 @@ async def _load(
     return samples, counts
 
 
-def judge(
+def findings(
     samples: Sequence[Mapping[str, float]], counts: Mapping[str, int], stats: Mapping[str, Any]
-) -> Seen:
-    """Return whether the server stayed flat, and counted what its client did."""
+) -> Iterator[Finding]:
+    """Growth of the server, and how its counts agree with its client's."""
     end = samples[-1]["seconds"]
     late = [sample for sample in samples if sample["seconds"] >= WARM * end]
     at, memory = (np.array([sample[name] for sample in late]) for name in ("seconds", "rss_mb"))
     grown = float(np.polyfit(at, memory, 1)[0] * (at[-1] - at[0])) if len(late) > 2 else 0.0
 
     def more(values: Sequence[float]) -> float:
-        """The most in the second half over the most in the first."""
+        """The most in the second half less the most in the first."""
         half = len(values) // 2
         return max(values[half:]) - max(values[: half + 1])
 
+    yield f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes", True
+    text = f"from minute {WARM * end / 60:.0f} on memory {grown:+.1f} MB (then {memory[-1]:.0f} MB)"
+    yield text, grown <= MOST_MB
     threads = more([sample["threads"] for sample in late])
+    yield f"threads {threads:+.0f}", threads <= 0
     # connections, which a client keeps, apart
     descriptors = more([sample["descriptors"] - sample["connections"] for sample in late])
+    text = f"descriptors beside connections {descriptors:+.0f}"
+    yield text, descriptors <= MOST_DESCRIPTORS
+    taken = bool(samples[-1]["blocks_used"] or samples[-1]["in_flight"])
+    yield f"{'something is' if taken else 'nothing is'} left in rows or blocks", not taken
+
+    invalid = counts.get("invalid 400", 0)
     valid = {kind: n for kind, n in counts.items() if not kind.startswith("invalid")}
-    wrong = {
-        kind: n
-        for kind, n in counts.items()
-        if kind.split()[1] != ("200" if kind in valid else "400")
-    }
     # a group is two inferences; a cut one may have had its last token before its client had left
     inferences = sum(n * (1 + kind.startswith("group")) for kind, n in valid.items())
-    counted = (stats["completed"] + stats["cancelled"], stats["invalid"]) == (
-        inferences,
-        counts.get("invalid 400", 0),
-    )
-    taken = bool(samples[-1]["blocks_used"] or samples[-1]["in_flight"])
-    text = (
-        f"{sum(counts.values()):,} requests in {end / 60:.0f} minutes; "
-        f"from minute {WARM * end / 60:.0f} on memory {grown:+.1f} MB (then {memory[-1]:.0f} MB), "
-        f"threads {threads:+.0f}, descriptors beside connections {descriptors:+.0f}; "
-        f"{'something is' if taken else 'nothing is'} left in rows or blocks; "
-        f"/stats and this client {'agree' if counted else 'differ'}"
-    )
-    text += f"; unexpected: {wrong}" if wrong else ""
-    flat = grown <= MOST_MB and threads <= 0 and descriptors <= MOST_DESCRIPTORS
-    return Seen(text, flat and counted and not taken and not wrong)
+    served = stats["completed"] + stats["cancelled"]
+    counted = (served, stats["invalid"]) == (inferences, invalid)
+    yield f"/stats and this client {'agree' if counted else 'differ'}", counted
+    right = {"invalid 400", *(f"{kind} 200" for kind in KINDS if kind != "invalid")}
+    if wrong := {kind: n for kind, n in counts.items() if kind not in right}:
+        yield f"unexpected: {wrong}", False
 
 
 def figure(result: Mapping[str, Any], caption: str) -> Figure:
     """The server over time, a panel a measurement; the time in which it may grow is grey."""
     minutes = [sample["seconds"] / 60 for sample in result["samples"]]
+    kinds = f"a sixth each {', '.join(KINDS)}"
+    text = f"demo, {result['rate']:.1f} requests a second: {kinds} · {caption}"
     with matplotlib.rc_context(STYLE):
-        drawn = Figure(figsize=(13, 6.2), layout="constrained")
+        drawn = new_figure((13, 6.2), text)
         axes = drawn.subplots(2, 3, sharex=True)
         for axis, (name, title) in zip(axes.flat, PANELS.items()):
             axis.axvspan(0, WARM * minutes[-1], color="#efefef", lw=0)
             measured = [sample[name] for sample in result["samples"]]
             axis.plot(minutes, measured, color="#1b9e77", lw=1.5)
             axis.set_title(title, fontsize=12)
-            axis.set_ylim(bottom=0)
-            axis.set_xlim(0, minutes[-1])
+            axis.set(ylim=(0, None), xlim=(0, minutes[-1]))
             axis.grid(alpha=0.25)
         for axis in axes[-1]:
             axis.set_xlabel("minutes")
-        text = (
-            f"demo, {result['rate']:.1f} requests a second: "
-            f"a sixth each {', '.join(KINDS)} · {caption}"
-        )
-        drawn.supxlabel(text, fontsize=9, color="#555555", x=0.01, ha="left")
     return drawn

@@ -1,9 +1,9 @@
-"""A server under test, clients of it, and a client in the background whose waits are measured."""
+"""A server under test, what is done to it, and a client beside a fault whose waits are measured."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
+import itertools
 import json
 import os
 import resource
@@ -17,11 +17,12 @@ import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import psutil
 
-from client.calls import get, get_text
+from client.calls import ServerError, get, get_text, post
 from client.load import replay
 from client.outcomes import Outcome
 from client.traces import Request
@@ -35,6 +36,7 @@ CLOSE = "Connection: close\r\n"
 SERVER = ("launch.py", "dynamic")
 Settings = Mapping[str, Any]
 NO_SETTINGS: Settings = {}
+Finding = tuple[str, bool]  # a sentence for the report, and whether it is as promised
 
 
 class Seen(NamedTuple):
@@ -47,27 +49,74 @@ class Seen(NamedTuple):
 class Fault(NamedTuple):
     """Something done to a server of its own. short: in a few seconds, for the tests.
 
-    `do(served, short)`, on a server with these settings; without settings it starts its own, as
-    `do(short)`. `settings` may depend on short. background: another client is served meanwhile.
+    `do(served, short)` yields its findings, on a server with these settings; without settings it
+    starts its own, as `do(short)`. `settings` may depend on short. background: another client is
+    served meanwhile.
     """
 
     name: str
     promise: str
-    do: Callable[..., Seen]
+    do: Callable[..., Iterator[Finding]]
     settings: Settings | Callable[[bool], Settings] | None = NO_SETTINGS
     program: Sequence[str] = SERVER
     background: bool = False
 
     def run(self, short: bool) -> Seen:
         if self.settings is None:
-            return self.do(short)
+            return self.seen(short)
         settings = self.settings(short) if callable(self.settings) else self.settings
         with serving(settings, self.program) as served:
-            if not self.background:
-                return self.do(served, short)
-            with BackgroundClient(served) as client:
-                seen = self.do(served, short)
-        return Seen(f"{seen.text}; {client.waits}", seen.kept and client.is_served(short))
+            return self.seen(served, short)
+
+    def seen(self, *arguments: Any) -> Seen:
+        """Do it to a server that runs."""
+        findings = self.do(*arguments)
+        if self.background:
+            findings = beside_a_client(findings, *arguments)
+        texts, kept = zip(*findings)
+        return Seen("; ".join(texts), all(kept))
+
+
+def beside_a_client(findings: Iterator[Finding], served: Served, short: bool) -> Iterator[Finding]:
+    """Findings of a fault, with those of another client. A client of a server without the fault
+    shows which waits are the machine's.
+    """
+    over = threading.Event()
+    with serving({}) as alone, ThreadPoolExecutor(2) as threads:
+        clients = [threads.submit(poll, server.url, over) for server in (served, alone)]
+        try:
+            yield from findings
+        finally:
+            over.set()
+        (here_s, errors), (elsewhere_s, _) = (client.result() for client in clients)
+    text = (
+        f"another client waited {1e3 * here_s:.0f} ms at most, and {1e3 * elsewhere_s:.0f} ms at a "
+        "server without the fault"
+    )
+    yield text, here_s - elsewhere_s <= DELAY_S * (SLACK if short else 1)
+    if errors:
+        yield f"{len(errors)} × {errors[0]}", False
+
+
+def poll(url: str, over: threading.Event) -> tuple[float, list[str]]:
+    """Ask for /health and for five tokens in turn, on a connection each; return the longest wait,
+    and errors.
+    """
+    longest_s, errors = 0.0, []
+    for number in itertools.count():
+        start = time.perf_counter()
+        try:
+            if number % 2:
+                body = {"prompt": "hi", "num_tokens": 5, "seed": 1}
+                post(f"{url}/inference", body, PATIENCE_S)
+            else:
+                get(f"{url}/health", PATIENCE_S)
+        except ServerError as error:
+            errors.append(str(error))
+        longest_s = max(longest_s, time.perf_counter() - start)
+        if over.wait(0.05):
+            break
+    return longest_s, errors
 
 
 class Served:
@@ -150,16 +199,10 @@ def replaying(
 ) -> Iterator[list[Outcome]]:
     """Replay requests beside the block; after it their outcomes are in the list."""
     outcomes: list[Outcome] = []
-
-    def run() -> None:
-        outcomes.extend(replay(served.url, requests, timeout_s=timeout_s))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with ThreadPoolExecutor(1) as thread:
+        replayed = thread.submit(replay, served.url, requests, timeout_s=timeout_s)
         yield outcomes
-    finally:
-        thread.join()
+    outcomes.extend(replayed.result())
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -171,6 +214,10 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 def all_answered(outcomes: Sequence[Outcome]) -> bool:
     return all(outcome.answer for outcome in outcomes)
+
+
+def none_answered(outcomes: Sequence[Outcome]) -> bool:
+    return not any(outcome.answer for outcome in outcomes)
 
 
 def post_bytes(
@@ -200,14 +247,21 @@ def read_to_end(connection: socket.socket) -> bytes:
     return received
 
 
-def until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> float | None:
+def until(
+    true: Callable[[], bool], patience_s: float = PATIENCE_S, every_s: float = 0.02
+) -> float | None:
     """Seconds until it is true; None if it is not by then."""
     start = time.monotonic()
     while not true():
         if time.monotonic() - start > patience_s:
             return None
-        time.sleep(0.02)
+        time.sleep(every_s)
     return time.monotonic() - start
+
+
+def after(seconds: float | None) -> str:
+    """The result of `until` in words."""
+    return "never" if seconds is None else f"after {seconds:.2f} s"
 
 
 def allow_open_files(n: int) -> int:
@@ -217,84 +271,3 @@ def allow_open_files(n: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
-
-
-class PollingClient:
-    """A thread that asks for /health and for five tokens in turn, on a connection each."""
-
-    def __init__(self, served: Served, every_s: float = 0.05):
-        self.seconds: list[float] = []
-        self.failures: list[str] = []
-        self._address, self._every_s = served.address(), every_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> PollingClient:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        body = json.dumps({"prompt": "hi", "num_tokens": 5, "seed": 1})
-        health = False
-        while not self._over.wait(self._every_s):
-            health = not health
-            start = time.perf_counter()
-            connection = http.client.HTTPConnection(*self._address, timeout=PATIENCE_S)
-            try:
-                if health:
-                    connection.request("GET", "/health")
-                else:
-                    headers = {"Content-Type": "application/json"}
-                    connection.request("POST", "/inference", body, headers)
-                response = connection.getresponse()
-                response.read()
-                if response.status != 200:
-                    self.failures.append(str(response.status))
-            except (OSError, http.client.HTTPException) as error:
-                self.failures.append(type(error).__name__)
-            finally:
-                connection.close()
-            self.seconds.append(time.perf_counter() - start)
-
-
-class BackgroundClient:
-    """A client beside a fault, and one at a server without it, whose waits are the machine's."""
-
-    def __init__(self, served: Served):
-        self._served = served
-        self._clients = contextlib.ExitStack()
-
-    def __enter__(self) -> BackgroundClient:
-        with contextlib.ExitStack() as clients:
-            alone = clients.enter_context(serving({}))
-            self._here, self._elsewhere = (
-                clients.enter_context(PollingClient(served)) for served in (self._served, alone)
-            )
-            self._clients = clients.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._clients.close()
-
-    @property
-    def waits(self) -> str:
-        if not (self._here.seconds and self._elsewhere.seconds):
-            return "another client never had an answer"
-        here, elsewhere = (1e3 * max(each.seconds) for each in (self._here, self._elsewhere))
-        text = (
-            f"another client waited {here:.0f} ms at most, "
-            f"and {elsewhere:.0f} ms at a server without the fault"
-        )
-        failures = self._here.failures
-        return text + (f"; {len(failures)} × {failures[0]}" if failures else "")
-
-    def is_served(self, short: bool) -> bool:
-        """Every request was answered, without being delayed by the fault."""
-        if not (self._here.seconds and self._elsewhere.seconds) or self._here.failures:
-            return False
-        delay_s = max(self._here.seconds) - max(self._elsewhere.seconds)
-        return delay_s <= DELAY_S * (SLACK if short else 1)

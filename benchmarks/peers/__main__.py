@@ -25,7 +25,7 @@ from benchmarks.harness import Benchmark, Times, ratios, run
 from benchmarks.pairs import throughput
 from benchmarks.peers.engines import THREADS
 from benchmarks.workload import LARGEST
-from compare.machine import processor
+from compare.machine import processor, save_json
 from compare.report.tables import markdown
 from config import ConfigError
 from config.resolve import native_bfloat16
@@ -42,6 +42,7 @@ BENCHMARK = Benchmark(
     },
 )
 RoundOfPeers = dict[str, Any]
+OURS, PEERS = f"benchmarks.burst --threads {THREADS}", "benchmarks.peers.engines"
 
 
 class Package(NamedTuple):
@@ -59,43 +60,33 @@ PACKAGES = {
 }
 
 
-class Runner(NamedTuple):
-    """An engine in a case: the words after `python -m`. peer: its package, unless it is ours."""
+def kinds(native: bool) -> dict[str, dict[str, str]]:
+    """Engines of each kind of numbers: the words after `python -m`, by the engine's name.
 
-    name: str
-    words: tuple[str, ...]
-    peer: str | None = None
-
-
-def ours(*flags: str) -> Runner:
-    name = " ".join(["ours", *(flag.removeprefix("--") for flag in flags)])
-    return Runner(name, ("benchmarks.burst", *flags, "--threads", str(THREADS)))
-
-
-def peer(name: str, engine: str, dtype: str) -> Runner:
-    words = ("benchmarks.peers.engines", engine, "--dtype", dtype)
-    return Runner(f"{name} {dtype}", words, engine)
-
-
-def kinds(native: bool) -> dict[str, list[Runner]]:
-    """The engines of each case; where bfloat16 is not native, peers run in float32."""
+    Where bfloat16 is not native, peers run in float32.
+    """
     dtype = "bfloat16" if native else "float32"
-    stored = [] if native else [ours("--dtype", "bfloat16")]
-    int8 = ("--dtype", dtype, "--linear", "int8")
+    stored = {} if native else {"ours dtype bfloat16": f"{OURS} --dtype bfloat16"}
+    int8 = f"{OURS} --dtype {dtype} --linear int8"
     return {
-        dtype: [
-            ours("--dtype", dtype),
-            *stored,
-            peer("vLLM", "vllm", dtype),
-            peer("OpenVINO", "openvino", dtype),
-        ],
-        "int8": [
-            ours(*int8),
-            ours(*int8, "--kv-dtype", "int8"),
-            peer("CTranslate2", "ctranslate2", "int8"),
-            peer("OpenVINO", "openvino", "int8"),
-        ],
+        dtype: {
+            f"ours dtype {dtype}": f"{OURS} --dtype {dtype}",
+            **stored,
+            f"vLLM {dtype}": f"{PEERS} vllm --dtype {dtype}",
+            f"OpenVINO {dtype}": f"{PEERS} openvino --dtype {dtype}",
+        },
+        "int8": {
+            f"ours dtype {dtype} linear int8": int8,
+            f"ours dtype {dtype} linear int8 kv-dtype int8": f"{int8} --kv-dtype int8",
+            "CTranslate2 int8": f"{PEERS} ctranslate2 --dtype int8",
+            "OpenVINO int8": f"{PEERS} openvino --dtype int8",
+        },
     }
+
+
+def package_of(words: str) -> Package | None:
+    """The package that an engine needs, unless it is ours."""
+    return PACKAGES[words.split()[1]] if words.startswith(PEERS) else None
 
 
 def version(python: str, package: str) -> str | None:
@@ -123,47 +114,39 @@ def installed(options: Any) -> dict[str, str]:
     return versions
 
 
-class Book:
-    """All rounds so far, in a folder: `peers.json`, and the page made of it."""
-
-    def __init__(self, folder: Path, record: Mapping[str, Any]):
-        """Raises ConfigError if another machine, commit or peer's version made the file there."""
-        self._folder, self._file = folder, folder / "peers.json"
-        self._result: dict[str, Any] = {**record, "rounds": []}
-        if not self._file.exists():
-            return
-        before = json.loads(self._file.read_text())
-        for relation, old, new in (
-            ("on", before["hardware"]["cpu"], record["hardware"]["cpu"]),
-            ("of commit", before["commit"], record["commit"]),
-            ("with", *(shown_versions(each["versions"]) for each in (before, record))),
-        ):
-            if old != new:
-                raise ConfigError(
-                    f"{self._file} was made {relation} {old}, and this is {new}; name another --out"
-                )
-        self._result["rounds"] = before["rounds"]
-
-    def rounds(self, case: Mapping[str, Any]) -> list[RoundOfPeers]:
-        return [each for each in self._result["rounds"] if case.items() <= each.items()]
-
-    def add(self, round_: RoundOfPeers) -> None:
-        self._result["rounds"].append(round_)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        part = self._file.with_suffix(".part")
-        part.write_text(json.dumps(self._result, indent=1) + "\n")
-        part.replace(self._file)
-        (self._folder / "peers.md").write_text(page(self._result))
+def resume(file: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The result so far, with the rounds that are in the file. Raises ConfigError if another
+    machine, commit or peer's version made those.
+    """
+    if not file.exists():
+        return {**record, "rounds": []}
+    before = json.loads(file.read_text())
+    for relation, made_by in (
+        ("on", lambda result: result["hardware"]["cpu"]),
+        ("of commit", lambda result: result["commit"]),
+        ("with", lambda result: shown_versions(result["versions"])),
+    ):
+        old, new = made_by(before), made_by(record)
+        if old != new:
+            raise ConfigError(
+                f"{file} was made {relation} {old}, and this is {new}; name another --out"
+            )
+    return {**record, "rounds": before["rounds"]}
 
 
-def run_once(runner: Runner, python: str, model: Path, rows: int) -> dict[str, Any]:
+def save(result: Mapping[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / "peers.json.part"  # a run may be interrupted while it writes
+    save_json(part, result)
+    part.replace(folder / "peers.json")
+    (folder / "peers.md").write_text(page(result))
+
+
+def run_once(name: str, words: str, python: str, model: Path, rows: int) -> dict[str, Any]:
     """The tok/s of an engine, or its error."""
-
-    def command(python: str, model: str) -> str:
-        return shlex.join([python, "-m", *runner.words, "--model", model, "--n", str(rows)])
-
-    typed, shown = command(python, str(model)), command("python", model.name)
-    result: dict[str, Any] = {"runner": runner.name, "command": shown}
+    typed = shlex.join([python, "-m", *words.split(), "--model", str(model), "--n", str(rows)])
+    shown = f"python -m {words} --model {model.name} --n {rows}"
+    result: dict[str, Any] = {"runner": name, "command": shown}
     result["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         result["tokens_per_s"] = throughput(typed)
@@ -172,30 +155,34 @@ def run_once(runner: Runner, python: str, model: Path, rows: int) -> dict[str, A
         message = str(error).replace(typed, shown).replace(str(model), model.name)
         result["error"] = message.strip().splitlines()[-1]
         text = f"failed: {error}"
-    print(f"  {runner.name:50} {text}", flush=True)
+    print(f"  {name:50} {text}", flush=True)
     return result
 
 
 def measure(
-    book: Book, model: Path, rows: int, kind: str, runners: Sequence[Runner], options: Any
-) -> None:
+    result: dict[str, Any], model: Path, rows: int, kind: str, engines: Mapping[str, str],
+    options: Any,
+) -> None:  # fmt: skip
     """Measure the missing rounds of a case; an engine that has failed runs in no later one."""
     case = {"model": model.name, "rows": rows, "kind": kind}
-    name = f"{model.name}, {rows} row{'s' * (rows != 1)}, {kind}"
-    while len(before := book.rounds(case)) < options.pairs:
-        failed = {run["runner"] for each in before for run in each["runs"] if "error" in run}
-        remaining = [runner for runner in runners if runner.name not in failed]
-        if len({runner.peer is None for runner in remaining}) < 2:
-            print(f"{name}: there is nothing left to compare")
+    title = f"{model.name}, {rows} row{'s' * (rows != 1)}, {kind}"
+    while True:
+        before = [each for each in result["rounds"] if case.items() <= each.items()]
+        if len(before) >= options.pairs:
             return
-        print(f"{name}: round {len(before) + 1} of {options.pairs}", flush=True)
+        failed = {run["runner"] for each in before for run in each["runs"] if "error" in run}
+        remaining = {name: words for name, words in engines.items() if name not in failed}
+        if len({package_of(words) is None for words in remaining.values()}) < 2:
+            print(f"{title}: there is nothing left to compare")
+            return
+        print(f"{title}: round {len(before) + 1} of {options.pairs}", flush=True)
         runs = []
-        for runner in remaining:
-            python = sys.executable
-            if runner.peer:
-                python = getattr(options, PACKAGES[runner.peer].option)
-            runs.append(run_once(runner, python, model, rows))
-        book.add({**case, "runs": runs})
+        for name, words in remaining.items():
+            package = package_of(words)
+            python = getattr(options, package.option) if package else sys.executable
+            runs.append(run_once(name, words, python, model, rows))
+        result["rounds"].append({**case, "runs": runs})
+        save(result, options.out)
 
 
 def shown_versions(versions: Mapping[str, str]) -> str:
@@ -268,12 +255,16 @@ def main() -> None:
         record["command"] = record["command"].replace(str(model), model.name)
     for python in (options.peers_python, options.vllm_python):
         record["command"] = record["command"].replace(python, "PYTHON")
-    book = Book(options.out, record)
+    result = resume(options.out / "peers.json", record)
     for model in options.model:
         for rows in ROWS:
-            for kind, runners in kinds(native).items():
-                there = [r for r in runners if r.peer is None or PACKAGES[r.peer].name in versions]
-                measure(book, model, rows, kind, there, options)
+            for kind, engines in kinds(native).items():
+                there = {
+                    name: words
+                    for name, words in engines.items()
+                    if (package := package_of(words)) is None or package.name in versions
+                }
+                measure(result, model, rows, kind, there, options)
     print(f"peers.json and peers.md: {options.out}")
 
 

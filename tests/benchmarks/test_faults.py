@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.faults import __main__ as faults
 from benchmarks.faults import connections, processes, soak
-from benchmarks.faults.tools import Fault, Seen
+from benchmarks.faults.tools import Fault, Finding
 
 USUAL = (  # what happens to every server in time, and what no other test does to one
     "half of 500 streams are cut",
@@ -75,13 +76,15 @@ def sampled(memory: list[float], **last: float) -> list[dict[str, float]]:
 def test_a_soak_is_judged_by_what_grows_what_is_left_and_what_was_counted(
     samples: list[dict[str, float]], counts: dict[str, int], kept: bool
 ) -> None:
-    assert soak.judge(samples, counts, {"completed": 9, "cancelled": 0, "invalid": 0}).kept == kept
+    stats = {"completed": 9, "cancelled": 0, "invalid": 0}
+    assert all(right for _, right in soak.findings(samples, counts, stats)) == kept
 
 
 def test_a_broken_promise_is_an_exit_code_and_a_bold_no(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(short: bool) -> Seen:
+    def fails(short: bool) -> Iterator[Finding]:
+        yield "it began", True
         raise ConnectionResetError("peer")
 
     monkeypatch.setattr(faults, "FAULTS", [Fault("a | fault", "nothing breaks", fails, None)])

@@ -66,7 +66,7 @@ def test_all_run_in_turn_and_ratios_are_of_neighbours(
 ) -> None:
     ran = bench("--pairs", "2")
     of_bfloat16 = [line for line in ran if "int8" not in line]
-    programs = [" ".join(line.split()[1:3]).removesuffix(" --dtype") for line in of_bfloat16]
+    programs = [" ".join(line.split()[1:3]).removesuffix(" --threads") for line in of_bfloat16]
     peer = "benchmarks.peers.engines"
     assert programs == ["benchmarks.burst", f"{peer} vllm", f"{peer} openvino"] * 2
     assert all(f"--model {tmp_path / 'small'} --n 64" in line for line in ran)
@@ -116,7 +116,7 @@ def test_a_peer_that_is_missing_is_left_out_with_what_to_install(
 
 
 def test_without_native_bfloat16_peers_run_in_float32() -> None:
-    names = [runner.name for runner in peers.kinds(native=False)["float32"]]
+    names = [*peers.kinds(native=False)["float32"]]
     ours = ["ours dtype float32", "ours dtype bfloat16"]
     assert names == [*ours, "vLLM float32", "OpenVINO float32"]
 

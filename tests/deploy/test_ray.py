@@ -285,7 +285,7 @@ def test_prompts_still_go_where_their_blocks_are_after_that_replica_was_full_for
     ids=lambda fault: fault.name,
 )
 def test_a_promise_is_kept(fault: Fault, fleet: Served) -> None:
-    seen = fault.do(fleet, True)
+    seen = fault.seen(fleet, True)
     assert seen.kept, seen.text
 
 
