@@ -46,8 +46,9 @@ from compare.measure import Target, measure, with_requests  # noqa: E402
 from compare.options import parse_goodput  # noqa: E402
 from compare.report import drawing, figures, report  # noqa: E402
 from compare.report.sentences import too_long  # noqa: E402
+from compare.summary import latency_line  # noqa: E402
 from config import ConfigError  # noqa: E402
-from stats import LIMITED, MEASURES, latency_line  # noqa: E402
+from stats import LIMITED, MEASURES  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
 IN_STATS = (

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from client.outcomes import Answers
-from stats import Answer
+from stats import ROW_KINDS, Answer
 
 CONFIDENCE = 0.95
 BLOCKS = 10
@@ -279,4 +279,35 @@ def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
         "requests": len(answers),
         "identical": len(answers) - len(different),
         "parted_after": parted,
+    }
+
+
+def occupancy_over_time(
+    iterations: Sequence[Sequence[float]],
+    bins: int = 120,
+    span: tuple[float, float] | None = None,
+) -> dict[str, Any]:
+    """Mean rows of each kind in equal time bins, from rows of [started_at, seconds, live, idle,
+    padding, recomputed].
+
+    Time without an iteration counts as no rows, so the means are over wall-clock. span: of the
+    bins, if it is not that of these iterations.
+    """
+    if not iterations:
+        return {"started_at": 0.0, "bin_s": 0.0, **{kind: [] for kind in ROW_KINDS}}
+    started, seconds, *counts = np.array(iterations, float).T
+    first, last = span or (started[0], (started + seconds).max())
+    edges = np.linspace(first, last, bins + 1)
+    width = edges[1] - edges[0]
+
+    def binned(rows: np.ndarray) -> list[float]:
+        # rows × seconds done until each instant, interpolated inside an iteration; differences are
+        # the bins
+        done = np.concatenate([[0.0], np.cumsum(rows * seconds)])
+        k = np.maximum(np.searchsorted(started, edges, side="right") - 1, 0)
+        part = np.clip(edges - started[k], 0.0, seconds[k])
+        return [round(float(x), 4) for x in np.diff(done[k] + rows[k] * part) / width]
+
+    return {"started_at": float(first), "bin_s": float(width)} | {
+        kind: binned(rows) for kind, rows in zip(ROW_KINDS, counts)
     }

@@ -24,7 +24,7 @@ from client.workloads import Workload
 from compare.machine import cache, commit, cpu, save_json
 from compare.measure import Target, judged, warm_up
 from compare.servers import server
-from stats import CLIENT_LIMITED_MS
+from compare.summary import CLIENT_LIMITED_MS
 
 TOKENS = 16
 SECONDS = 4.0  # of sending at each rate

@@ -16,11 +16,12 @@ import numpy as np
 
 from client.calls import ServerError, get
 from client.wire import Wire
+from compare.analysis import occupancy_over_time
 from compare.measure import BINS, Report, Target, stats_of
 from compare.servers import server
 from config import ConfigError
 from deploy.kinds import KINDS, Kind
-from stats import DEFINITIONS, ROW_KINDS, occupancy_over_time
+from stats import DEFINITIONS, ROW_KINDS
 
 REPLICAS = 2
 # counts in reports of single servers, which add up

@@ -21,7 +21,7 @@ from compare.results import OURS
 from compare.summary import summarise
 from config import Config
 from scheduling.policies import MODES, chosen
-from stats import DEFINITIONS, ROW_KINDS, Answer, occupancy_over_time
+from stats import DEFINITIONS, ROW_KINDS, Answer
 
 LEAST_BURST = 16
 BINS = 400  # of rows over time
@@ -99,7 +99,7 @@ class Target:
     def report(self) -> Report:
         engine, iterations = stats_of(self.url, self.key)
         config = get(self.url, key=self.key)["config"]
-        return engine, occupancy_over_time(iterations, BINS), config
+        return engine, analysis.occupancy_over_time(iterations, BINS), config
 
 
 def openai_model(url: str, key: str | None = None) -> str:

@@ -9,14 +9,14 @@ import numpy as np
 
 from client.outcomes import Answers
 from stats import (
-    CLIENT_LIMITED_MS,
     IN_RESULTS,
     MEASURES,
     Answer,
     distribution,
-    latency_line,
     throughputs,
 )
+
+CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limited by its client
 
 
 def summarise(
@@ -68,3 +68,15 @@ def meet(answers: Answers, limits_ms: Mapping[str, float]) -> np.ndarray:
         seconds = answers.values(measure) + (answers.lag_s if measure.from_start else 0.0)
         good &= np.nan_to_num(seconds) * 1e3 <= limit
     return good
+
+
+def latency_line(
+    tokens: Sequence[int] | np.ndarray, seconds: Sequence[float] | np.ndarray
+) -> dict[str, float] | None:
+    """Least squares of latency on completion tokens; None where no line is defined."""
+    x, y = np.array(tokens, float), np.array(seconds, float)
+    if not x.size or x.min() == x.max():
+        return None
+    slope, intercept = np.polyfit(x, y, 1)
+    r = float(np.corrcoef(x, y)[0, 1]) if y.std() > 0 else 0.0
+    return {"intercept_s": float(intercept), "slope_s_per_token": float(slope), "r": r}

@@ -16,7 +16,7 @@ from client.traces import Request
 from client.workloads import Workload
 from compare.analysis import ATTAINMENT, queue_grows
 from compare.results import of_point
-from stats import CLIENT_LIMITED_MS
+from compare.summary import CLIENT_LIMITED_MS
 
 OCTAVE = 8  # steps of the lattice in which the rate doubles; neighbours are 9% apart
 STEP = 2 ** (1 / OCTAVE) - 1  # by which a rate of the lattice is below the next

@@ -38,7 +38,8 @@ class Ring:
         at = self.seen % size
         before_the_end = values[: size - at]
         self._values[at : at + len(before_the_end)] = before_the_end
-        self._values[: len(values) - len(before_the_end)] = values[len(before_the_end) :]
+        if (rest := len(values) - len(before_the_end)) > 0:
+            self._values[:rest] = values[-rest:]
         self.seen += len(values)
 
     def between(self, first: int, end: int) -> np.ndarray:

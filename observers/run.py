@@ -158,9 +158,9 @@ def _measures(tally: Tally, times: np.ndarray) -> dict[str, Any]:
     n = tally.counts["finished"]
     counted = (*ENDINGS[1:], "prompt_tokens", "completion_tokens")
     result: dict[str, Any] = {"completed": n} | {name: tally.counts[name] for name in counted}
-    for measure in KEPT:
-        latest = distribution(measure.name, times[measure.name])
-        mean, *keys = (f"{statistic}_{measure.name}_ms" for statistic in ("mean", "p50", "p99"))
-        result[mean] = round(tally.seconds[measure.name] / n * 1e3, 3) if n else None
+    for name in KEPT:
+        latest = distribution(name, times[name])
+        mean, *keys = (f"{statistic}_{name}_ms" for statistic in ("mean", "p50", "p99"))
+        result[mean] = round(tally.seconds[name] / n * 1e3, 3) if n else None
         result |= {key: latest[key] for key in keys}
     return result

@@ -38,6 +38,9 @@ class ServerStats:
         self._lock = threading.Lock()
         self._max_batch_size = max_batch_size
         self._samples = {each.name: Ring(window, np.dtype(float)) for each in IN_RESULTS}
+        kept = [(each, self._samples[each.name]) for each in IN_RESULTS]
+        self._single = [(each.of, ring.append) for each, ring in kept if not each.pooled]
+        self._pooled = [(each.of, ring.extend) for each, ring in kept if each.pooled]
         self._iterations = Ring(4 * window, ITERATION)
         self._latest = min(window, LATEST)
         self.reset(float("-inf"))
@@ -79,12 +82,11 @@ class ServerStats:
                     self._keep(times)
 
     def _keep(self, times: Times) -> None:
-        for measure in IN_RESULTS:
-            value, kept = measure.of(times), self._samples[measure.name]
-            if measure.pooled:
-                kept.extend(value)
-            elif not math.isnan(value):
-                kept.append(value)
+        for value_of, append in self._single:
+            if not math.isnan(value := value_of(times)):
+                append(value)
+        for values_of, extend in self._pooled:
+            extend(values_of(times))
 
     def iterations(self, since: int = 0) -> dict[str, Any]:
         """A page of the run's iterations from number `since` on, at most PAGE of them.

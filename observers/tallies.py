@@ -7,6 +7,7 @@ ones share one. Callers hold a lock.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,8 +22,9 @@ MOST_NAMES = 32
 OTHERS = "(others)"
 # as the states of an inference, and of one that never became any
 ENDINGS = ("finished", "failed", "cancelled", "expired", "refused")
-KEPT = (MEASURES["e2el"], MEASURES["queue_time"])  # summed up, and kept of the latest answers
-TIMES = np.dtype([(measure.name, float) for measure in KEPT])
+# measures that are summed up, and kept of the latest answers
+KEPT = {name: MEASURES[name] for name in ("e2el", "queue_time")}
+TIMES = np.dtype([(name, float) for name in KEPT])
 
 
 @dataclass(slots=True)
@@ -35,19 +37,18 @@ class Tally:
     seconds: Any = field(default_factory=Counter)
     latest: Ring | None = None  # TIMES of the last answers
 
-    def ended(self, inference: Inference, times: Times | None) -> None:
-        """times: of one that was answered."""
+    def ended(self, inference: Inference, values: Sequence[float] | None) -> None:
+        """Count an inference that ended; values: of KEPT, of one that was answered."""
         self.counts[inference.state.value] += 1
-        if times is None:
+        if values is None:
             return
         if inference.leader is None:  # a prompt counts once
             self.counts["prompt_tokens"] += len(inference.prompt_ids)
         self.counts["completion_tokens"] += len(inference.tokens)
-        values = [measure.of(times) for measure in KEPT]
-        for measure, value in zip(KEPT, values):
-            self.seconds[measure.name] += value
+        for name, value in zip(KEPT, values):
+            self.seconds[name] += value
         if self.latest is not None:
-            self.latest.append(tuple(values))
+            self.latest.append(values)
 
     def __add__(self, other: Tally) -> Tally:
         """Both together, without their latest answers."""
@@ -101,9 +102,10 @@ class Tallies(NamedTuple):
         return cls(Names(latest), Names(latest))
 
     def ended(self, inference: Inference, times: Times | None) -> None:
-        """times: of one that was answered."""
+        """Count an inference that ended; times: of one that was answered."""
+        values = None if times is None else tuple([measure.of(times) for measure in KEPT.values()])
         for tally in self._of(inference):
-            tally.ended(inference, times)
+            tally.ended(inference, values)
 
     def refused(self, inference: Inference) -> None:
         """Count a refused request, of which this is the first inference."""

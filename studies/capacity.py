@@ -17,7 +17,7 @@ from compare.measure import burst_size, judged
 from compare.options import SWEEP_GOODPUT, parse_goodput
 from config import MODES, build
 from scheduling.inference import Inference
-from stats import Answer, times_of
+from stats import Answer, times_of, timings_of
 from studies.study import Case, Panel, Study, Table
 from studies.virtual import CAPACITY_SEED, serve
 
@@ -53,11 +53,9 @@ def measure(mode: str, requests: Sequence[Request]) -> dict[str, Any]:
 def outcome(request: Request, inference: Inference) -> Outcome:
     """An answer to a client without any delay."""
     times, sent = times_of(inference), (request.at, request.at)
-    tokens = len(inference.prompt_ids), len(inference.tokens)
-    timings = {name: getattr(times, name) for name in ("queue_s", "ttft_s", "held_s", "itl_s")}
-    timings["arrived_at"] = times.started_at
-    stamps = times.token_times[0], times.token_times[-1], times.answered_at
-    answer = Answer(request.id, *sent, *stamps, *tokens, times.itl_s, timings)
+    stamps = times.first_token_at, times.last_token_at, times.answered_at
+    tokens = len(inference.prompt_ids), times.completion_tokens
+    answer = Answer(request.id, *sent, *stamps, *tokens, times.itl_s, timings_of(inference))
     return Outcome(request, *sent, times.answered_at, answer)
 
 

@@ -24,7 +24,8 @@ from compare.report import drawing, figures, replicas, sentences, tables, who_wa
 from compare.report.page import as_page
 from compare.results import Key
 from compare.runs import FIGURES, LIVE, Run, differing
-from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times, latency_line
+from compare.summary import latency_line
+from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 
 Drawing = Callable[[], Figure]
 # of a workload, where given

@@ -10,8 +10,8 @@ from typing import Any
 from compare.machine import processor
 from compare.quoting import code, escape
 from compare.runs import Run
+from compare.summary import CLIENT_LIMITED_MS
 from deploy.kinds import KINDS
-from stats import CLIENT_LIMITED_MS
 
 
 def sentences(run: Run) -> list[str]:
