@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import MODES, ORDERS, Limits, Order, Policy
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
@@ -38,12 +38,17 @@ def every_policy() -> list[Policy]:
 
 def any_policy() -> st.SearchStrategy[Policy]:
     """A policy of any mode with any settings, within the limits that its fields state."""
-    return st.one_of(
-        [
-            st.builds(kind, **{f.name: _values(f, get_type_hints(kind)) for f in fields(kind)})
-            for kind in MODES.values()
-        ]
-    )
+    return st.one_of([_any(kind) for kind in MODES.values()])
+
+
+def any_order() -> st.SearchStrategy[Order]:
+    """Any order with any settings, within the limits that its fields state."""
+    return st.one_of([_any(kind) for kind in ORDERS.values()])
+
+
+def _any(kind: type[Any]) -> st.SearchStrategy[Any]:
+    types = get_type_hints(kind)
+    return st.builds(kind, **{field.name: _values(field, types) for field in fields(kind)})
 
 
 def _values(setting: Field[Any], types: dict[str, Any]) -> st.SearchStrategy[Any]:
@@ -63,16 +68,6 @@ def _values(setting: Field[Any], types: dict[str, Any]) -> st.SearchStrategy[Any
         return st.sampled_from([default, float(least), most])
     few = st.integers(least, min(least + 7, limits.get("le", least + 7)))
     return few if default is not None else st.none() | few
-
-
-def any_order() -> st.SearchStrategy[Order]:
-    """Any order with any settings, within the limits that its fields state."""
-    return st.one_of(
-        [
-            st.builds(kind, **{f.name: _values(f, get_type_hints(kind)) for f in fields(kind)})
-            for kind in ORDERS.values()
-        ]
-    )
 
 
 @dataclass(frozen=True)
@@ -102,17 +97,10 @@ class Ask:
             leader = None
             for _ in range(self.n):
                 member = Inference(
-                    ids,
-                    self.tokens,
-                    Sampling(seed=self.seed),
-                    self.deadline,
-                    streamed=self.streamed,
-                    user=self.user,
-                    priority=self.priority,
-                    queue_timeout_s=self.queue_timeout_s,
-                    keys=keys and [*keys],
-                    leader=leader,
-                )
+                    ids, self.tokens, Sampling(seed=self.seed), self.deadline,
+                    streamed=self.streamed, user=self.user, priority=self.priority,
+                    queue_timeout_s=self.queue_timeout_s, keys=keys and [*keys], leader=leader,
+                )  # fmt: skip
                 leader = leader or member
                 group.append(member)
         return group
@@ -125,23 +113,32 @@ class Run:
     scheduler: Scheduler
 
     @property
+    def inferences(self) -> list[Inference]:
+        return [inference for group in self.groups for inference in group]
+
+    @property
     def answered_at(self) -> list[float | None]:
-        return [inference.answered_at for group in self.groups for inference in group]
+        return [inference.answered_at for inference in self.inferences]
+
+    @property
+    def admitted_at(self) -> list[float | None]:
+        return [inference.admitted_at for inference in self.inferences]
 
     @property
     def batches(self) -> list[str]:
-        """Who is in each iteration: "AB" two live rows, "Ab" the second is idle."""
-        names = {
-            id(i): chr(ord("A") + n)
-            for n, i in enumerate(i for group in self.groups for i in group)
-        }
-        return [
-            "".join(
-                names[id(row.inference)].lower() if row.idle else names[id(row.inference)]
-                for row in iteration.rows
-            )
-            for _, iteration in self.iterations
-        ]
+        """Rows of each iteration: "AB" two live rows, "Ab" the second is idle."""
+        names = {id(inference): chr(ord("A") + n) for n, inference in enumerate(self.inferences)}
+
+        def letter(row: Row) -> str:
+            name = names[id(row.inference)]
+            return name.lower() if row.idle else name
+
+        return ["".join(map(letter, iteration.rows)) for _, iteration in self.iterations]
+
+    @property
+    def chunks(self) -> list[list[int]]:
+        """Tokens that each row of each iteration computes."""
+        return [[row.n_tokens for row in iteration.rows] for _, iteration in self.iterations]
 
 
 def make_scheduler(policy: Policy, **limits: Any) -> Scheduler:
@@ -182,10 +179,6 @@ def run(
         if iteration.rows:
             result.iterations.append((now, iteration))
 
-    drive(
-        scheduler,
-        [(ask.at, group) for ask, group in zip(asks, groups)],
-        lambda iteration: 1.0,
-        planned=planned,
-    )
+    arrivals = [(ask.at, group) for ask, group in zip(asks, groups)]
+    drive(scheduler, arrivals, lambda iteration: 1.0, planned=planned)
     return result

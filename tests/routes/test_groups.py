@@ -46,8 +46,7 @@ def test_equal_prompts_of_one_request_are_drawn_apart_and_each_again_alone(
 def test_openais_routes_and_streams_draw_a_group_alike(demo: FlaskClient) -> None:
     plain = answer(demo, FOUR | {"seed": 7})
     *chunks, last = events(demo.post("/inference", json=FOUR | {"seed": 7, "stream": True}).data)
-    texts = ["".join(chunk["text"] for chunk in chunks if chunk["index"] == i) for i in range(4)]
-    assert texts == plain["completion"] and last["seed"] == plain["seed"]
+    assert texts_of(chunks) == plain["completion"] and last["seed"] == plain["seed"]
     asked = {"prompt": FOUR["prompt"], "max_tokens": 12, "seed": 7, "ignore_eos": True}
     choices = demo.post("/v1/completions", json=asked).get_json()["choices"]
     assert [choice["text"] for choice in choices] == plain["completion"]
@@ -60,12 +59,7 @@ def test_members_seeds_of_near_groups_do_not_meet() -> None:
 
 def test_n_completions_are_those_of_n_requests_with_their_seeds(demo: FlaskClient) -> None:
     """Choice index = prompt · n + i; a prompt counts once."""
-    body: dict[str, Any] = {
-        "prompt": ["The file", "A list"],
-        "num_tokens": 9,
-        "temperature": 1.0,
-        "seed": 7,
-    }
+    body: dict[str, Any] = FOUR | {"prompt": ["The file", "A list"], "num_tokens": 9, "seed": 7}
     found = answer(demo, body | {"n": 2})
     assert len(set(found["completion"])) == 4 == len(found["timings"])
     for i, (text, seed) in enumerate(zip(found["completion"], found["seed"])):
@@ -105,10 +99,8 @@ def test_n_streams_interleave_by_index_on_every_route(
 
 
 def texts_of(chunks: list[dict[str, Any]]) -> list[str]:
-    most = max(chunk["index"] for chunk in chunks)
-    return [
-        "".join(chunk["text"] for chunk in chunks if chunk["index"] == i) for i in range(most + 1)
-    ]
+    n = 1 + max(chunk["index"] for chunk in chunks)
+    return ["".join(chunk["text"] for chunk in chunks if chunk["index"] == i) for i in range(n)]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ def test_the_worked_example_of_n() -> None:
     asks = [Ask(0.0, prompt=10, tokens=2, content=1, n=3)]
     for policy in (Dynamic(), Static(), Dynamic(kv_reservation="demand")):
         served = run(policy, asks, max_batch_size=3, token_budget=8)
-        chunks = [[row.n_tokens for row in iteration.rows] for _, iteration in served.iterations]
+        chunks = served.chunks
         assert chunks == [[8], [2, 2, 2], [1, 1, 1]], policy
         used = [iteration.blocks_used for _, iteration in served.iterations]
         assert used[1:] == [5, 5], "two in common, and one each"
@@ -40,7 +39,7 @@ def test_the_worked_example_of_n() -> None:
     assert alone == [8, 2, 1, 2, 1, 2, 1], "one after another they share, too"
     single = [Ask(0.0, prompt=10, tokens=1, content=1, n=3)]
     served = run(Dynamic(), single, max_batch_size=3, token_budget=8)
-    chunks = [[row.n_tokens for row in iteration.rows] for _, iteration in served.iterations]
+    chunks = served.chunks
     assert chunks == [[8], [2, 2, 2]], "and when the first is done with its prompt"
 
 
@@ -79,24 +78,17 @@ def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
 
 @pytest.mark.parametrize(
     ("asks", "limits"),
-    [
-        (
-            [Ask(0.0, 4, 8, content=1), Ask(1.0, 13, 10, content=2, n=4)],
-            {"max_batch_size": 4, "token_budget": 8, "n_blocks": 10},
-        ),
-        (
-            [Ask(0.0, 10, 6, content=1, n=3), Ask(1.0, 11, 13, content=1, n=3)],
-            {"max_batch_size": 6, "token_budget": 6, "n_blocks": 6},
-        ),
-    ],
-)
+    [([Ask(0.0, 4, 8, content=1), Ask(1.0, 13, 10, content=2, n=4)], (4, 8, 10)),
+     ([Ask(0.0, 10, 6, content=1, n=3), Ask(1.0, 11, 13, content=1, n=3)], (6, 6, 6))],
+)  # fmt: skip
 def test_nobody_waits_for_ever_when_completions_give_way(
-    asks: list[Ask], limits: dict[str, Any]
+    asks: list[Ask], limits: tuple[int, int, int]
 ) -> None:
     """They once waited for a first one that waited for their blocks, and nothing ran."""
     policy = Dynamic("demand", victim="most_computed", watermark=0.2, budget_counts="all")
-    served = run(policy, asks, **limits)
-    assert all(member.state is State.FINISHED for group in served.groups for member in group)
+    rows, budget, blocks = limits
+    served = run(policy, asks, max_batch_size=rows, token_budget=budget, n_blocks=blocks)
+    assert all(member.state is State.FINISHED for member in served.inferences)
 
 
 @pytest.mark.parametrize(

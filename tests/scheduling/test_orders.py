@@ -36,7 +36,7 @@ from scheduling.policies.lengths import Bins, Predictor, predictor
 from scheduling.queue import Queue
 from scheduling.sampling import Sampling
 from tests.counts import examples
-from tests.virtual import Ask, make_scheduler, run
+from tests.virtual import Ask, make_scheduler, run, step
 
 # A worked example: one row, an iteration a second; A runs when the others come.
 #
@@ -88,7 +88,7 @@ def test_a_batch_that_a_delay_started_has_the_oldest_in_it_whatever_the_order() 
     asks = [Ask(0.0, tokens=9), Ask(0.1, tokens=1)]
     policy = Windowed(max_batch_delay_ms=500, batch_size_target=9)
     served = run(policy, asks, order=Sjf(), max_batch_size=9, n_blocks=3)
-    assert [group[0].admitted_at for group in served.groups] == [0.5, 9.5]
+    assert served.admitted_at == [0.5, 9.5]
 
 
 def test_the_highest_response_ratio_goes_next() -> None:
@@ -100,7 +100,7 @@ def test_the_highest_response_ratio_goes_next() -> None:
     # nobody is looked at beyond the oldest 128: behind them the order is that of arrival
     many = [Ask(0.0, tokens=1), *(Ask(0.5, prompt=9) for _ in range(130)), Ask(0.6, prompt=1)]
     served = run(Dynamic(), many, order=Hrrn(), max_batch_size=1)
-    admitted = [group[0].admitted_at for group in served.groups]
+    admitted = served.admitted_at
     assert admitted[-1] == (admitted[3] or 0.0) + 1, "it is looked at once 128 are left"
 
 
@@ -112,18 +112,12 @@ BOUNDED = st.sampled_from([Priority(), Sjf(), Sjf(aging=1.0), Hrrn()])
     order=BOUNDED,
     policy=st.sampled_from([NoBatching(), Static(), Dynamic(), Dynamic("demand")]),
     asks=st.lists(
-        st.builds(
-            Ask,
-            at=st.integers(0, 20).map(float),
-            prompt=st.integers(1, 6),
-            tokens=st.integers(1, 6),
-            priority=st.integers(1, 3),
-        ),
-        min_size=5,
-        max_size=30,
+        st.builds(Ask, at=st.integers(0, 20).map(float), prompt=st.integers(1, 6),
+                  tokens=st.integers(1, 6), priority=st.integers(1, 3)),
+        min_size=5, max_size=30,
     ).map(lambda asks: sorted(asks, key=lambda ask: ask.at)),
     most_s=st.sampled_from([1.0, 4.0, 9.5]),
-)
+)  # fmt: skip
 def test_who_has_waited_long_enough_is_overtaken_by_earlier_ones_alone(
     order: Any, policy: Policy, asks: list[Ask], most_s: float
 ) -> None:
@@ -151,10 +145,9 @@ def test_who_has_waited_long_enough_gives_no_blocks_up_to_later_ones(
     asks += [Ask(0.5 + 2 * i, prompt=4, tokens=8, priority=1) for i in range(200)]
     policy = Dynamic("demand", victim)
     served = run(policy, asks, order=order, max_batch_size=4, n_blocks=9)
-    [waits], *others = served.groups
-    assert waits.answered_at is not None and waits.answered_at < 40.0
-    later = [other for [other] in others if other.arrived_at > 10.0]
-    assert all((other.answered_at or 0.0) > waits.answered_at for other in later)
+    answered_at, *others = (at or 0.0 for at in served.answered_at)
+    assert 0 < answered_at < 40.0
+    assert all(at > answered_at for ask, at in zip(asks[1:], others) if ask.at > 10.0)
 
 
 def test_with_bins_too_who_has_waited_long_enough_goes_before_later_ones() -> None:
@@ -163,13 +156,11 @@ def test_with_bins_too_who_has_waited_long_enough_goes_before_later_ones() -> No
     asks += [Ask(0.2 + i / 2, tokens=4) for i in range(100)]
     policy = MultiBin(bins=2, batch_size_target=2, max_batch_delay_ms=1000.0)
 
-    def admitted_at(most_s: float | None) -> float | None:
+    # after the eight that came earlier, or last where nothing is promised
+    for most_s, admitted_at in ((5.0, 16.0), (None, 216.0)):
         served = run(policy, asks, order=Sjf(max_wait_s=most_s), max_batch_size=2)
-        assert [group[0].standing.bin for group in served.groups[8:]] == [1] + 100 * [0]
-        return served.groups[8][0].admitted_at
-
-    assert admitted_at(5.0) == 16.0, "after the eight that came earlier"
-    assert admitted_at(None) == 216.0, "nothing is promised"
+        assert [i.standing.bin for i in served.inferences[8:]] == [1] + 100 * [0]
+        assert served.admitted_at[8] == admitted_at
 
 
 def test_multibin_serves_batches_of_alike_lengths() -> None:
@@ -194,9 +185,8 @@ def test_a_full_bin_goes_first() -> None:
     waits = [i.standing.bin for i in scheduler.in_flight()]
     assert waits == [0, 1, 1, 0, 0]
     iteration, _ = scheduler.schedule(0.0)
-    assert [row.inference.num_tokens for row in iteration.rows] == [5, 5] and (
-        iteration.reason == "target"
-    )
+    assert [row.inference.num_tokens for row in iteration.rows] == [5, 5]
+    assert iteration.reason == "target"
     scheduler = make_scheduler(policy, max_batch_size=2)
     scheduler.enqueue([Inference([0], 5)], 0.0)
     assert scheduler.schedule(1.0)[1] == 3.0
@@ -289,8 +279,7 @@ def test_a_line_is_fitted_on_what_was_answered_and_not_on_what_was_asked() -> No
     for at, inference in ((0.0, first), (9.0, second)):
         scheduler.enqueue([inference], at)
         while scheduler.has_work:
-            iteration, _ = scheduler.schedule(at)
-            scheduler.apply(iteration, [0] * len(iteration.rows), at)
+            step(scheduler, at)
     assert second.standing.predicted_tokens == 3, "what the first one came to"
 
 
@@ -315,10 +304,7 @@ def test_groups_go_by_their_longest_prediction_and_stay_together() -> None:
     scheduler = make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)
     [lengths] = [each for each in scheduler.extensions if isinstance(each, LengthPrediction)]
     lengths.predictor = OfPrompt()
-    scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
-    scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
-    assert [i.id for i in scheduler.queue.queues[0].by_key.values()] == [2, 0, 1]
-    scheduler = make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)
-    scheduler.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
-    scheduler.enqueue([Inference([0] * 5, 1)], 0.0)
-    assert [i.id for i in scheduler.queue.queues[0].by_key.values()] == [2, 0, 1], "and prompt"
+    for each in (scheduler, make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)):
+        each.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
+        each.enqueue([Inference([0] * 5, 1)], 0.0)
+        assert [i.id for i in each.queue.queues[0].by_key.values()] == [2, 0, 1], "or prompt"

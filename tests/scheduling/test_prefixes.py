@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,7 @@ from compare.measure import Target, measure
 from model import GPT2
 from scheduling.errors import Cancelled, GenerationFailed
 from scheduling.inference import Inference
-from scheduling.policies import (
-    Dynamic,
-    Fcfs,
-    NoBatching,
-    Order,
-    Policy,
-    Prefix,
-    Static,
-)
+from scheduling.policies import Dynamic, Fcfs, NoBatching, Order, Policy, Prefix, Static
 from scheduling.prefix_cache import PrefixCache, block_keys
 from scheduling.sampling import Sampling
 from simulate import drive
@@ -57,17 +50,12 @@ POLICIES = [*ENGINE_POLICIES, DEMAND]
 EXAMPLE = [Ask(0.0, prompt=12, tokens=2, content=1), Ask(0.5, prompt=12, tokens=2, content=1)]
 
 
-def chunks(asks: Sequence[Ask], **limits: Any) -> list[list[int]]:
-    served = run(Dynamic(), asks, token_budget=8, **limits)
-    return [[row.n_tokens for row in iteration.rows] for _, iteration in served.iterations]
-
-
 def test_the_worked_example() -> None:
     alone = [Ask(ask.at, prompt=12, tokens=2) for ask in EXAMPLE]
-    assert chunks(alone) == [[8], [4, 4], [1, 8], [1]]
-    assert chunks(EXAMPLE) == [[8], [4, 4], [1, 1]]
+    assert run(Dynamic(), alone, token_budget=8).chunks == [[8], [4, 4], [1, 8], [1]]
     served = run(Dynamic(), EXAMPLE, token_budget=8)
-    assert [member.cached_tokens for [member] in served.groups] == [0, 8]
+    assert served.chunks == [[8], [4, 4], [1, 1]]
+    assert [member.cached_tokens for member in served.inferences] == [0, 8]
     now = served.scheduler.snapshot()
     assert (now.prefix_queries, now.prefix_hits, now.prompt_tokens) == (24, 8, 24)
 
@@ -93,8 +81,7 @@ def test_what_is_found_is_what_was_computed_before_under_the_same_salt(
         inference = asked(ids, tokens, salt)
         scheduler.enqueue([inference], 0.0)
         while scheduler.has_work:
-            iteration, _ = scheduler.schedule(0.0)
-            scheduler.apply(iteration, [0] * sum(row.samples for row in iteration.rows), 0.0)
+            step(scheduler)
         known = [(salt, *ids[:end]) in computed for end in range(4, len(ids), 4)]
         assert inference.cached_tokens == 4 * [*known, False].index(False)
         whole = [*ids, *inference.tokens[:-1]]
@@ -102,10 +89,8 @@ def test_what_is_found_is_what_was_computed_before_under_the_same_salt(
 
 
 def test_a_prompt_of_whole_blocks_computes_its_last_one() -> None:
-    served = run(
-        Dynamic(), [Ask(0.0, prompt=8, content=1), Ask(1.0, prompt=8, content=1)],
-    )  # fmt: skip
-    assert [member.cached_tokens for [member] in served.groups] == [0, 4]
+    served = run(Dynamic(), [Ask(at, prompt=8, content=1) for at in (0.0, 1.0)])
+    assert [member.cached_tokens for member in served.inferences] == [0, 4]
 
 
 def test_of_what_is_kept_the_longest_unused_goes_first_and_ends_before_beginnings() -> None:
@@ -172,12 +157,9 @@ def test_a_preempted_request_finds_what_it_had_computed_unless_it_was_needed() -
     for tokens, recomputed in ((5, 0), (6, 4)):
         asks = [Ask(0.0, 4, tokens, content=1), Ask(0.0, 4, 5, content=2)]
         served = run(DEMAND, asks, n_blocks=3)
-        [_], [b] = served.groups
-        assert (
-            b.interruptions.preemptions,
-            b.interruptions.recomputed_tokens,
-            b.cached_tokens,
-        ) == (1, recomputed, 0)
+        b = served.inferences[1]
+        assert (b.interruptions.preemptions, b.cached_tokens) == (1, 0)
+        assert b.interruptions.recomputed_tokens == recomputed
 
 
 def test_forgetting_leaves_what_is_shared_as_it_is() -> None:
@@ -197,13 +179,12 @@ def test_forgetting_leaves_what_is_shared_as_it_is() -> None:
 
 def test_what_is_shared_is_not_paid_for_twice() -> None:
     """Whole lives of 10 and 6 blocks, 4 of them in common: together 24 blocks, and not 52."""
-    asks = [Ask(0.0, prompt=20, tokens=20, content=1)] + [
-        Ask(1.0, prompt=20, tokens=3, content=1) for _ in range(7)
-    ]
+    asks = [Ask(0.0, prompt=20, tokens=20, content=1)]
+    asks += [Ask(1.0, prompt=20, tokens=3, content=1)] * 7
     for policy in (Dynamic(), DEMAND):
         served = run(policy, asks, max_batch_size=8, n_blocks=24)
         assert max(iteration.running for _, iteration in served.iterations) == 8
-        assert sum(member.interruptions.preemptions for [member] in served.groups) == 0
+        assert sum(member.interruptions.preemptions for member in served.inferences) == 0
 
 
 SHARED = random.Random(7)
@@ -217,12 +198,7 @@ def conversations(block_size: int, sampling: Sampling) -> list[Inference]:
                for n in (1, 5, 12)]  # fmt: skip
     prompts.append(prompts[1])
     return [
-        Inference(
-            ids,
-            2 + 5 * i % 14,
-            Sampling(sampling.temperature, sampling.top_k, sampling.top_p, seed=i),
-            keys=block_keys(ids, block_size),
-        )
+        Inference(ids, 2 + 5 * i % 14, replace(sampling, seed=i), keys=block_keys(ids, block_size))
         for i, ids in enumerate(prompts)
     ]
 
@@ -242,17 +218,11 @@ def test_the_texts_are_those_without_caching(
         found_at_all = 0
         for block_size, spare in itertools.product((4, 16), (1, 60)):
             asks = conversations(block_size, sampling)
-            longest = max(-(-ask.total_tokens // block_size) for ask in asks)
-            n_blocks = longest + spare
-            texts = serve(
-                policy,
-                engine(model, n_blocks, block_size, path),
-                asks,
-                n_blocks=n_blocks,
-                block_size=block_size,
-                order=Prefix() if spare == 1 else Fcfs(),
-            )
-            assert texts == expected, (block_size, spare)
+            n_blocks = spare + max(-(-ask.total_tokens // block_size) for ask in asks)
+            order: Order = Prefix() if spare == 1 else Fcfs()
+            kernels = engine(model, n_blocks, block_size, path)
+            limits = {"n_blocks": n_blocks, "block_size": block_size}
+            assert serve(policy, kernels, asks, order=order, **limits) == expected, limits
             found_at_all += sum(ask.cached_tokens for ask in asks)
         assert found_at_all > 100
 
@@ -262,10 +232,8 @@ def prompts(n: int, seed: int = 1) -> list[Request]:
     rng = random.Random(seed)
     common = [[rng.randrange(97, 123) for _ in range(48)] for _ in range(3)]
     return [
-        Request(
-            id=i, at=0.05 * i, num_tokens=8 + i % 9, seed=i,
-            prompt_ids=[*common[i % 3], *(rng.randrange(97, 123) for _ in range(20))],
-        )
+        Request(id=i, at=0.05 * i, num_tokens=8 + i % 9, seed=i,
+                prompt_ids=[*common[i % 3], *(rng.randrange(97, 123) for _ in range(20))])
         for i in range(n)
     ]  # fmt: skip
 
@@ -308,16 +276,16 @@ def test_another_salt_finds_nothing_and_openais_routes_share_with_ours() -> None
     [request] = prompts(1)
     completion = {"prompt": request.prompt_ids, "max_tokens": 2}
     with server("static", {"model": "fake", "prefix_caching": True}) as url:
-        usages = [
-            ask(url, request, cache_salt="a")["usage"],
-            ask(url, request, cache_salt="b")["usage"],
-            ask(url, request, cache_salt="a")["usage"],
-            ask(url, request)["usage"],
-            post(f"{url}/v1/completions", completion)["usage"],
-            post(f"{url}/v1/completions", completion | {"cache_salt": "b"})["usage"],
-            post(f"{url}/v1/completions", completion | {"cache_salt": "c"})["usage"],
+        ours = [ask(url, request, **salt)["usage"] for salt in salts("a", "b", "a", None)]
+        theirs = [
+            post(f"{url}/v1/completions", completion | salt)["usage"]
+            for salt in salts(None, "b", "c")
         ]
-    assert metric_of(usages) == [0, 0, 64, 0, 64, 64, 0]
+    assert metric_of(ours) == [0, 0, 64, 0] and metric_of(theirs) == [64, 64, 0]
+
+
+def salts(*names: str | None) -> list[dict[str, str]]:
+    return [{"cache_salt": name} if name else {} for name in names]
 
 
 # A worked example of `--order prefix`: one row, blocks of four tokens, prompts of 36 of which all
@@ -381,10 +349,8 @@ def test_who_is_held_back_goes_when_the_first_has_left() -> None:
 
 
 def test_completions_of_one_prompt_do_not_hold_each_other_back() -> None:
-    served = run(
-        Dynamic(), [Ask(0.0, prompt=41, tokens=2, content=1, n=2)], order=Prefix(),
-    )  # fmt: skip
-    assert {member.admitted_at for member in served.groups[0]} == {0.0}
+    served = run(Dynamic(), [Ask(0.0, prompt=41, tokens=2, content=1, n=2)], order=Prefix())
+    assert served.admitted_at == [0.0, 0.0]
 
 
 def test_a_request_is_never_split_by_its_window() -> None:

@@ -11,29 +11,16 @@ import pytest
 
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State
-from scheduling.policies import (
-    Dynamic,
-    MultiBin,
-    NoBatching,
-    Policy,
-    Priority,
-    Static,
-    Windowed,
-)
+from scheduling.policies import Dynamic, MultiBin, NoBatching, Policy, Priority, Static, Windowed
 from scheduling.queue import SPARE, Timers
 from scheduling.scheduler import Scheduler
 from tests.virtual import Ask, Run, make_scheduler, run, step
 
 MODES: list[Policy] = [
-    NoBatching(),
-    Static(),
-    Static(compact_batches=True),
-    Windowed(batch_size_target=1),
-    Windowed(preferred_batch_sizes=(1,)),
-    MultiBin(batch_size_target=1),
-    Dynamic(),
+    NoBatching(), Static(), Static(compact_batches=True), Windowed(batch_size_target=1),
+    Windowed(preferred_batch_sizes=(1,)), MultiBin(batch_size_target=1), Dynamic(),
     Dynamic(kv_reservation="demand"),
-]
+]  # fmt: skip
 in_every_mode = pytest.mark.parametrize("policy", MODES, ids=lambda policy: type(policy).__name__)
 
 
@@ -79,17 +66,11 @@ def test_max_queue_size_of_ten_that_come_while_the_engine_is_busy_eight_may_wait
         )
 
 
-def test_policy_delay_the_two_that_come_later_are_batched_and_the_first_waits_for_its_delay() -> (
-    None
-):
+def test_policy_delay_and_reject_a_first_request_while_two_later_ones_are_batched() -> None:
     asks = [Ask(0.0), Ask(2.0, rows=2), Ask(2.0, rows=2)]
     served = triton(asks, levels("1:timeout_ms=1000,action=delay"))
     assert served.batches == ["BCDE", "A"]
     assert ends(served) == [101, 3, 3]
-
-
-def test_policy_reject_the_first_is_answered_504_when_its_time_is_over() -> None:
-    asks = [Ask(0.0), Ask(2.0, rows=2), Ask(2.0, rows=2)]
     served = triton(asks, levels("1:timeout_ms=1000"))
     assert (states(served), ends(served)) == ("EFF", [1, 3, 3])
     error = served.groups[0][0].error
@@ -114,8 +95,7 @@ def test_timeout_override_only_shortens(asked_s: float | None, ended: list[float
 
 
 @pytest.mark.parametrize(
-    "queue_policy",
-    ["", "1:timeout_ms=10000", "1:timeout_ms=10000,override=no", "2:max_size=1"],
+    "queue_policy", ["", "1:timeout_ms=10000", "1:timeout_ms=10000,override=no", "2:max_size=1"]
 )
 def test_a_timeout_that_a_level_lets_nobody_override_is_a_400_that_names_it(
     queue_policy: str,
@@ -161,13 +141,10 @@ def test_priority_with_policy_level_1_delays_and_level_2_rejects() -> None:
     E         2       3
     F         2       6                     6 rows are preferred by nobody: goes at 10 + 100
     """
+    rows, timeouts = (2, 1, 2, 2, 3, 6), {1: 10.0, 3: 20.0}
     asks = [
-        Ask(0.0, rows=2, priority=1),
-        Ask(2.0, rows=1, priority=1, queue_timeout_s=10.0),
-        Ask(4.0, rows=2, priority=1),
-        Ask(6.0, rows=2, priority=2, queue_timeout_s=20.0),
-        Ask(8.0, rows=3, priority=2),
-        Ask(10.0, rows=6, priority=2),
+        Ask(2.0 * i, rows=n, priority=1 + i // 3, queue_timeout_s=timeouts.get(i))
+        for i, n in enumerate(rows)
     ]
     common = "timeout_ms=110000,override=yes"
     served = triton(asks, levels(f"1:{common},action=delay;2:{common}"), sizes=(4, 8, 32))
@@ -195,17 +172,12 @@ def test_use_biggest_preferred_the_largest_size_that_the_queue_fills_goes_at_onc
     """Two run until 3, and n come meanwhile; what fills no size waits until 1 + 100."""
     asks = [Ask(0.0, tokens=3, rows=2), *[Ask(1.0) for _ in range(n)]]
     served = triton(asks, levels(), sizes)
-    joined = [iteration for _, iteration in served.iterations if iteration.reason]
-    assert [len(iteration.rows) for iteration in joined] == batches
-    assert [iteration.reason for iteration in joined] == [
-        "delay" if size == 1 else "preferred" for size in batches
-    ]
+    joined = [(len(it.rows), it.reason) for _, it in served.iterations if it.reason]
+    assert joined == [(size, "delay" if size == 1 else "preferred") for size in batches]
     assert ends(served) == [3, *ended]
 
 
-def test_a_batch_of_preferred_size_is_exactly_that_and_requests_of_several_prompts_stay_whole() -> (
-    None
-):
+def test_a_batch_of_preferred_size_is_exactly_that_and_groups_stay_whole() -> None:
     """A queue of 1 + 3 rows was once taken for one that fills 2, and the first row went alone."""
     asks = [Ask(0.0, rows=1), Ask(0.0, rows=3)]
     assert triton(asks, levels(), (2, 8)).batches == ["ABCD"], "after their delay"
@@ -268,9 +240,8 @@ def test_a_request_of_several_times_out_and_is_delayed_as_a_whole(
     served = run(policy, asks, order=order, max_batch_size=4, token_budget=1000)
     group, last = served.groups[1], served.groups[2][0]
     if action == "reject":
-        assert {(i.state, i.answered_at, i.admitted_at) for i in group} == {
-            (State.EXPIRED, 2.0, None)
-        }
+        ended = {(i.state, i.answered_at, i.admitted_at) for i in group}
+        assert ended == {(State.EXPIRED, 2.0, None)}
     else:
         assert all(i.state is State.FINISHED for i in group)
         assert last.admitted_at is not None
@@ -358,8 +329,7 @@ def drained(scheduler: Scheduler, now: float) -> list[Inference]:
 
 def test_each_level_has_a_queue_of_its_own_which_counts_prompts_and_is_all_or_none() -> None:
     scheduler = make_scheduler(Dynamic(), order=levels("1:max_size=4;2:max_size=1"))
-    full = [Ask(0.0, rows=2), Ask(0.0, n=2), Ask(0.0, priority=2)]
-    for ask in full:
+    for ask in (Ask(0.0, rows=2), Ask(0.0, n=2), Ask(0.0, priority=2)):
         scheduler.enqueue(ask.group(4), 0.0)
     for ask in (Ask(0.0), Ask(0.0, priority=2)):
         with pytest.raises(Overloaded):
@@ -418,6 +388,3 @@ def test_timers_keep_what_is_over_only_while_there_is_little_of_it() -> None:
         timers.add(1.0, 0)
         assert len(timers) <= 2 * (SPARE // 2) + SPARE
     assert [*timers.due(0.0)] == [*range(SPARE - 1, 0, -2)]
-
-
-# ---- over HTTP
