@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,6 @@ from config import (
     HANDOFF,
     Config,
     ConfigError,
-    build,
     flag,
     from_environment,
     has_effect,
@@ -88,40 +89,37 @@ def test_a_share_of_a_gpus_memory_in_an_environment_that_machines_share_is_not_a
     assert parse(["dynamic"], {"EB_KV_CACHE": "50%"}, None).kv_cache == "4GB"
 
 
+def run_on(cpuinfo: str, why_no_kernels: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path: f"processor\t: 0\n{cpuinfo}\n")
+    monkeypatch.setattr(kernels, "why_unavailable", lambda: why_no_kernels)
+
+
 @pytest.mark.parametrize(
-    ("instructions", "model", "dtype", "linear"),
+    ("cpuinfo", "model", "dtype", "linear"),
     [
-        ("avx512f avx512_bf16", "gpt2", "bfloat16", "kernel"),
-        ("avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", "gpt2", "bfloat16", "onednn"),
-        ("asimd bf16", "gpt2", "bfloat16", "onednn"),
-        ("avx512f avx512_vnni", "gpt2", "float32", "kernel"),
-        ("avx512f avx512_bf16 amx_bf16", "demo", "float32", "kernel"),
+        ("flags: avx512f avx512_bf16", "gpt2", "bfloat16", "kernel"),
+        ("flags: avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", "gpt2", "bfloat16", "onednn"),
+        ("Features\t: fp asimd bf16", "gpt2", "bfloat16", "onednn"),
+        ("flags\t\t: fpu avx512f avx512_vnni", "gpt2", "float32", "kernel"),
+        ("flags: avx512f avx512_bf16 amx_bf16", "demo", "float32", "kernel"),
+        ("model name\t: a bf16 processor", "gpt2", "float32", "kernel"),
     ],
 )
 def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_demo(
-    instructions: str, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
+    cpuinfo: str, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve, "_instructions", lambda: {*instructions.split()})
-    monkeypatch.setattr(kernels, "why_unavailable", lambda: None)
+    run_on(cpuinfo, None, monkeypatch)
     config = parsed(f"dynamic --model {model} --dtype auto")
     assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
 
 
-@pytest.mark.parametrize(
-    ("instructions", "linear"),
-    [("avx2 fma", "plain"), ("avx512f avx512bw avx512dq avx512vl", "onednn")],
-)
-def test_bfloat16_is_left_to_onednn_only_where_it_has_it(
-    instructions: str, linear: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resolve, "_instructions", lambda: {*instructions.split()})
-    monkeypatch.setattr(kernels, "why_unavailable", lambda: "no C++ compiler; install g++")
+def test_bfloat16_is_left_to_onednn_only_where_it_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "dynamic --model demo --dtype bfloat16"
-    assert parsed(line).linear == linear
-    if linear == "onednn":
-        assert parsed(f"{line} --linear onednn").linear == linear
-    else:
-        assert "neither AVX-512 nor bfloat16 of its own" in refused(f"{line} --linear onednn")
+    run_on("flags: avx512f avx512bw avx512dq avx512vl", "no C++ compiler", monkeypatch)
+    assert parsed(line).linear == parsed(f"{line} --linear onednn").linear == "onednn"
+    run_on("flags: avx2 fma", "no C++ compiler; install g++", monkeypatch)
+    assert parsed(line).linear == "plain"
+    assert "neither AVX-512 nor bfloat16 of its own" in refused(f"{line} --linear onednn")
     assert refused(f"{line} --linear int8") == (
         "linear int8 cannot be used here: no C++ compiler; install g++; or leave --linear out"
     )
@@ -129,23 +127,6 @@ def test_bfloat16_is_left_to_onednn_only_where_it_has_it(
 
 def test_pytorch_agrees_about_this_processor() -> None:
     assert resolve.onednn_multiplies_bfloat16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-@pytest.mark.parametrize(
-    ("line", "native"),
-    [
-        ("flags\t\t: fpu avx512f amx_bf16 amx_tile", True),
-        ("flags\t\t: fpu avx512_bf16", True),
-        ("Features\t: fp asimd bf16", True),
-        ("flags\t\t: fpu avx512f avx512_vnni", False),
-        ("model name\t: a bf16 processor", False),
-    ],
-)
-def test_native_instructions_are_read_from_the_processors_flags(
-    line: str, native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda path: f"processor\t: 0\n{line}\n")
-    assert resolve.native_bfloat16() is native
 
 
 @pytest.mark.parametrize("native", ["yes", "no"])
@@ -189,6 +170,9 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_prevent_i
     assert eager.decoder_batch_sizes == config.decoder_batch_sizes and not eager.captures
     none = parsed("dynamic --decoder-batch-sizes none")
     assert none.decoder_batch_sizes == () and not none.captures
+    given = parsed("dynamic --device cpu --decoder-batch-sizes 4,1,4")
+    assert given.decoder_batch_sizes == (32, 4, 1), "as in RBLN, with the maximum"
+    assert parsed("dynamic --device cpu").decoder_batch_sizes == ()
 
 
 def test_a_gpu_without_triton_runs_pytorchs_attention_and_a_warning_names_the_fix(
@@ -202,21 +186,6 @@ def test_a_gpu_without_triton_runs_pytorchs_attention_and_a_warning_names_the_fi
     for name in ("attention", "norms"):
         message = refused(f"dynamic --{name} triton")
         assert message.startswith(f"{name} triton cannot be used here: the package triton is")
-
-
-@pytest.mark.parametrize(
-    ("line", "sizes"),
-    [
-        ("--decoder-batch-sizes 1,8,4 --max-batch-size 8", (8, 4, 1)),
-        ("--decoder-batch-sizes 4,1,4", (32, 4, 1)),  # RBLN adds the maximum when it is missing
-        ("--decoder-batch-sizes none", ()),
-        ("", ()),
-    ],
-)
-def test_decoder_batch_sizes_are_sorted_and_hold_max_batch_size(
-    line: str, sizes: tuple[int, ...]
-) -> None:
-    assert parsed(f"dynamic {line}").decoder_batch_sizes == sizes
 
 
 def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path) -> None:
@@ -315,12 +284,26 @@ def test_gunicorns_own_variables_are_cleared_with_a_warning(
     assert all(f"warning: {name} is gunicorn's own" in errors for name in gunicorns)
 
 
-def test_the_launcher_exits_with_2_and_no_traceback() -> None:
-    ended = subprocess.run(
-        [sys.executable, "launch.py", "dynamic", "--nope"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+def test_what_cannot_be_served_ends_the_launcher_with_2_and_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for flags, sentence in (
+            ("--nope", "unknown flag --nope"),
+            (f"--model {tmp_path} --tokenizer bytes", "damaged or no safetensors file"),
+            (f"--model fake --port {port}", "Address already in use); choose another --port"),
+            (f"--model fake --request-log {tmp_path}/none/log", "choose another --request-log"),
+        ):
+            with pytest.raises(SystemExit, match="2"):
+                launch.main(["dynamic", *flags.split()])
+            error = capsys.readouterr().err
+            assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
 
 
 def test_a_setting_has_an_effect_beside_those_that_it_needs() -> None:
@@ -341,4 +324,3 @@ def test_both_int8_settings_reach_the_sizes() -> None:
         int8 = parsed(f"{line} --kv-dtype int8 --linear int8")
         assert int8.n_blocks / parsed(line).n_blocks > least
         assert int8.multiplied_as == int8.kept_as == "int8"
-    assert build("static", {}, {"decoder_batch_sizes": "2"}).decoder_batch_sizes == (32, 2)

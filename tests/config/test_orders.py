@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from config import Config, ConfigError, parse, resolve
-from scheduling.policies import MODES, Mlfq, Priority, chosen
+from scheduling.policies import Mlfq, Priority
 from scheduling.policies.windowed import Windowed
 from scheduling.scheduler import build as scheduler_of
 from tests.config.test_sentences import EXAMPLE
@@ -79,8 +79,6 @@ def test_settings_come_from_the_environment_too_and_reach_the_scheduler(tmp_path
     assert scheduler_of(parse(["static"], in_order, dotenv=None))._ordering is not None
     flags = parse(["windowed", "--priority-levels", "5"], environ, dotenv)
     assert (flags.priority_levels, flags.default_priority_level) == (5, 2)
-    again = Config.model_validate_json(config.model_dump_json())
-    assert again == config and chosen(MODES, again.mode, again) == scheduler.policy
 
 
 def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() -> None:

@@ -28,14 +28,6 @@ from shapes import SHAPES, Shape, shape_of
 from tests.servers import ROOT
 from weights import DEMO, locate
 
-PROMPT = "The following example"
-# no choice in it is closer than 0.08 between the two largest logits
-GREEDY = """s are allowed by the
-constructor.  The following examples are allowed by the constructor.
-
-
-Return the constructor."""
-
 
 @pytest.fixture(scope="module")
 def model() -> GPT2:
@@ -70,10 +62,6 @@ def test_both_loaders_give_the_same_logits(model: GPT2) -> None:
         expected = reference(ids[None]).logits[0]
         ours = model(ids, torch.arange(1024), causal_attention, torch.arange(1024))
     assert (ours - expected).abs().max() < 1e-4 * expected.abs().max()
-
-
-def test_a_greedy_completion_is_the_recorded_one(model: GPT2) -> None:
-    assert complete(model, [PROMPT], len(GREEDY), temperature=0) == [GREEDY]
 
 
 def test_the_completion_in_the_readme_is_what_it_writes(model: GPT2) -> None:

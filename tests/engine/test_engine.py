@@ -77,36 +77,12 @@ def test_neither_blocks_nor_chunks_change_a_token(
     assert serve(Dynamic(), cached, workload(14, Sampling()), **limits) == greedy
 
 
-def test_scattered_blocks_give_the_same_logits_as_consecutive_ones(model: GPT2, path: str) -> None:
-    inference = Inference(list(range(40)), 5)
-    together, apart = engine(model, 40, 4, path), engine(model, 40, 4, path)
-    for start, n in ((0, 17), (17, 22), (39, 1)):
-        one = together.logits([row(inference, start, n, list(range(10)))])
-        other = apart.logits([row(inference, start, n, list(range(1, 31, 3)))])
-        assert torch.allclose(one, other, atol=1e-5)
-
-
-def test_a_freed_block_leaves_no_trace_of_its_former_owner(model: GPT2, path: str) -> None:
-    [first] = workload(1, Sampling())
-    second = [Inference([7, 8, 9], 4) for _ in range(2)]
-    fresh = serve(NoBatching(), engine(model, 20, 4, path), second[:1])
-    assert serve(NoBatching(), engine(model, 20, 4, path), [first, second[1]])[1:] == fresh
-
-
 def test_the_whole_context_of_1024_tokens_is_usable(model: GPT2, path: str) -> None:
     rng = random.Random(1)
     prompt = [rng.randrange(N_VOCAB) for _ in range(1020)]
     pool = {"n_blocks": 64, "block_size": 16, "token_budget": 256}
     expected = serve(NoBatching(), Oracle(model, N_VOCAB), [Inference(prompt, 4)], **pool)
     assert serve(Dynamic(), engine(model, 64, 16, path), [Inference(prompt, 4)], **pool) == expected
-
-
-def test_an_idle_row_without_blocks_is_computed_and_writes_nothing(model: GPT2, path: str) -> None:
-    live, gone = Inference([5, 6, 7], 2), Inference([8], 1, tokens=[9])
-    generator = engine(model, 2, 4, path)
-    alone = generator.logits([row(live, 0, 3, [0])])
-    beside = generator.logits([row(gone, 0, 1, []), row(live, 0, 3, [0])])
-    assert torch.allclose(alone[0], beside[1], atol=1e-5) and beside.isfinite().all()
 
 
 def test_padding_rows_change_no_token(model: GPT2, greedy: list[list[int]], path: str) -> None:
@@ -120,12 +96,6 @@ def test_padding_rows_change_no_token(model: GPT2, greedy: list[list[int]], path
 
     assert serve(Dynamic(), Noting(), workload(14, Sampling()), decoder_batch_sizes=[5]) == greedy
     assert len(set(padded)) > 2
-
-
-def test_warm_up_leaves_a_usable_engine(model: GPT2, greedy: list[list[int]], path: str) -> None:
-    cached = engine(model, 80, 4, path)
-    cached.warm_up(max_batch_size=5, token_budget=60, prompt_tokens=24, block_size=4)
-    assert serve(Dynamic(), cached, workload(14, Sampling())) == greedy
 
 
 def test_memory_of_a_kv_block_is_touched_when_it_is_used(model: GPT2, path: str) -> None:

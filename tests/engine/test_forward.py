@@ -14,6 +14,7 @@ from config import build
 from generate import load_generator
 from generate.cached import CachedGenerator
 from generate.forward import KernelForward
+from generate.linear import KINDS as LINEAR
 from scheduling.inference import Inference, Row
 from weights import locate
 
@@ -81,6 +82,8 @@ def test_one_call_comes_to_the_bits_of_many(
     torch.set_num_threads(threads)
     one_call = generator.one_call
     assert isinstance(one_call, KernelForward)
+    assert type(generator.model.lm_head) is LINEAR[linear]
+    assert (generator.attention.cache.scales is None) == (kv_dtype == "auto")
     logits, kept = computed(generator, one_call, BATCHES[batch])
     expected, also_kept = computed(generator, None, BATCHES[batch])
     assert torch.equal(logits, expected) and len(logits) == sum(r.samples for r in BATCHES[batch])

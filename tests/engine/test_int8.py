@@ -15,16 +15,15 @@ from torch.nn import functional as F
 
 from config import build
 from demo.evaluate import bits_of_bytes, causal_logits
-from generate import load_generator
 from generate.attention import KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
-from generate.linear import Int8Linear, pack
+from generate.linear import pack
 from generate.norms import KernelAddNorm, fuse_norms
 from generate.sampling import sample_on_cpu
-from model import GPT2, Block, KVCache
+from model import GPT2, KVCache
 from scheduling.inference import Inference, Row
-from scheduling.policies import Dynamic, Policy
+from scheduling.policies import Policy
 from scheduling.prefix_cache import block_keys
 from shapes import SHAPES, Shape
 from tests.counts import nightly_but
@@ -142,20 +141,6 @@ def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_an
     first, *others = texts_of(request.getfixturevalue(name), policy, kept)
     assert all(texts == first for texts in others)
     assert len({tuple(text) for text in first}) > 1
-
-
-def test_both_settings_are_served() -> None:
-    settings = {"model": "demo", "linear": "int8", "kv_dtype": "int8", "kv_cache": "80blocks"}
-    config = build("dynamic", settings, {})
-    generator = load_generator(config, locate(config), N_VOCAB)
-    assert isinstance(generator, CachedGenerator)
-    texts = serve(Dynamic(), generator, conversations(16, caching=False), block_size=16)
-    assert all(len(text) == 20 for text in texts)
-    assert generator.attention.cache.layers[0].dtype == torch.int8
-    block = generator.model.h[0]
-    assert isinstance(block, Block)
-    layers = [block.attn.c_attn, block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj]
-    assert all(isinstance(layer, Int8Linear) for layer in (*layers, generator.model.lm_head))
 
 
 def test_the_sizes_of_blocks_and_steps_count_the_scales() -> None:

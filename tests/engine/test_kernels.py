@@ -37,12 +37,6 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     kernels.load.cache_clear()
 
 
-@pytest.fixture
-def runtime() -> Path:
-    """The OpenMP runtime beside torch's libraries, or wherever this process has it from."""
-    return Path(kernels._openmp()[0]).resolve()
-
-
 def run(program: str) -> str:
     command = [sys.executable, "-c", MAPPED + program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -133,34 +127,26 @@ def test_triton_is_missing_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "pip install triton" in str(kernels.why_no_triton(64))
 
 
-def test_torchs_openmp_is_found_in_a_folder_with_a_space_before_torch_is_imported(
-    tmp_path: Path, runtime: Path
-) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys, kernels; sys.path.insert(0, {0!r})",  # torch's, before torch is imported
+        "import ctypes, importlib.util, kernels; importlib.util.find_spec = lambda name: None; "
+        "ctypes.CDLL({1!r})",  # one that is mapped already
+    ],
+)
+def test_an_openmp_is_found_in_a_folder_with_a_space(program: str, tmp_path: Path) -> None:
     """The paths in /proc/self/maps were split at spaces, and the kernels then lacked every symbol
     of OpenMP.
     """
+    runtime = Path(kernels._openmp()[0]).resolve()
     copy = tmp_path / "an environment" / "torch" / "lib" / runtime.name
     copy.parent.mkdir(parents=True)
     shutil.copy(runtime, copy)
     copy.parents[1].joinpath("__init__.py").write_text("raise AssertionError('imports torch')")
-    printed = run(
-        f"import sys, kernels; sys.path.insert(0, {str(copy.parents[2])!r}); "
-        f"print(kernels.why_unavailable(), *mapped())"
-    )
+    program = program.format(str(copy.parents[2]), str(copy))
+    printed = run(f"{program}; print(kernels.why_unavailable(), *mapped())")
     assert printed == f"None {copy}"
-
-
-def test_an_openmp_that_is_already_mapped_is_found_in_a_folder_with_a_space(
-    tmp_path: Path, runtime: Path
-) -> None:
-    folder = tmp_path / "a folder"
-    folder.mkdir()
-    shutil.copy(runtime, folder / runtime.name)
-    printed = run(
-        "import ctypes, importlib.util, kernels; importlib.util.find_spec = lambda name: None; "
-        f"ctypes.CDLL({str(folder / runtime.name)!r}); kernels.load(); print(*mapped())"
-    )
-    assert printed == str(folder / runtime.name)
 
 
 def test_the_launcher_imports_no_torch_and_the_kernels_share_its_openmp() -> None:
@@ -211,26 +197,20 @@ int main() {
 """
 
 
-@pytest.fixture(scope="module")
-def team(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+def test_a_team_waits_for_no_thread_that_is_away_and_is_smaller_beside_background_load(
+    tmp_path: Path,
+) -> None:
+    """At a barrier of threads this never ends; beside a busy loop 520 tok/s of gpt2 became 19."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no g++")
-    program = str(tmp_path_factory.mktemp("team") / "team")
+    program = str(tmp_path / "team")
     command = [compiler, "-std=c++17", "-fopenmp", f"-I{kernels.FOLDER}", "-x", "c++", "-"]
     subprocess.run([*command, "-o", program], input=TEAM, text=True, check=True)
     done = subprocess.run([program], capture_output=True, text=True, timeout=20, check=True)
-    return [int(number) for number in done.stdout.split()]
-
-
-def test_threads_wait_for_work_and_never_for_a_thread_that_is_away(team: list[int]) -> None:
-    """At a barrier of threads this never ends; beside a busy loop 520 tok/s of gpt2 became 19."""
-    pieces, before_their_phase, without_it = team[:3]
-    assert (pieces, before_their_phase, without_it) == (8000, 0, 1)
-
-
-def test_the_team_is_one_thread_smaller_beside_a_busy_neighbour(team: list[int]) -> None:
-    """It is whole at once again, but for the last pause, when the neighbour has gone."""
-    a_little, all_the_time, alone, of_one = team[3:]
+    pieces, early, without, *together, of_one = (int(number) for number in done.stdout.split())
+    assert (pieces, early, without) == (8000, 0, 1)
+    a_little, all_the_time, alone = together
     assert a_little == 6000 and 6000 * 0.05 < all_the_time < 6000 * 0.15
-    assert 6000 - 160 <= alone <= 6000 and of_one == 1
+    assert 6000 - 160 <= alone <= 6000, "whole again at once, but for the last pause"
+    assert of_one == 1

@@ -9,11 +9,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -23,18 +20,14 @@ from client.calls import get, post
 from client.load import replay
 from client.outcomes import Outcome
 from client.traces import Request
-from client.workloads import Workload
 from config import MODES
-from tests.counts import ALL, nightly_but
+from tests.counts import nightly_but
 from tests.servers import (
     PATIENCE_S,
-    ROOT,
     Serve,
     asks,
     assert_all_answered,
-    free_port,
     has_traceback,
-    launched,
     metric,
     server,
     started,
@@ -270,45 +263,9 @@ def test_a_killed_client_disturbs_nobody(shared_server: Serve) -> None:
         assert [outcome.text for outcome in beside] == [outcome.text for outcome in alone]
 
 
-def test_a_port_in_use_is_a_sentence_that_names_another() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        command = [sys.executable, "launch.py", "dynamic", "--model", "fake", "--port", port]
-        with launched(*command) as process:
-            output, _ = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 2 and "Address already in use" in output and "--port" in output
-
-
 def test_start_up_says_what_is_served_and_how_to_listen_to_others() -> None:
     with started() as (url, process):
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert "serving fake" in output and "--host 0.0.0.0" in output
     assert f"ready: dynamic mode on {url}" in output
-
-
-def test_demo_gives_the_same_greedy_texts_in_every_mode_over_http(shared_server: Serve) -> None:
-    requests = Workload("uniform:1:40", seed=1).requests(8, "burst")
-    served: list[tuple[str, dict[str, Any]]] = [(mode, {}) for mode in MODES]
-    served += [("dynamic", {"generator": "naive"})]
-    texts: list[list[str]] = []
-    for mode, settings in served if ALL else [("static", {}), ("dynamic", {})]:
-        with shared_server(mode, {"model": "demo", **settings}) as url:
-            outcomes = replay(url, requests)
-            assert_all_answered(outcomes)
-            texts.append([outcome.text for outcome in outcomes])
-    assert len(set(texts[0])) > 5
-    assert all(found == texts[0] for found in texts)
-
-
-def test_a_checkpoint_without_weights_stops_the_server_with_a_sentence(tmp_path: Path) -> None:
-    shape = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 64}
-    (tmp_path / "config.json").write_text(json.dumps(shape | {"vocab_size": 300}))
-    (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
-    argv = ["dynamic", "--model", str(tmp_path), "--tokenizer", "bytes", "--port", str(free_port())]
-    command = [sys.executable, "launch.py", *argv]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert ended.returncode == 2 and "damaged or no safetensors file" in ended.stderr
-    assert "Traceback" not in ended.stderr
