@@ -26,6 +26,7 @@ from client.load import replay
 from compare.servers import wait_until_ready
 from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, build
 from front_door.connections import Connection, in_turn
+from tests.front_door.sockets import HEAD, connect, ended, send
 from tests.servers import (
     PATIENCE_S,
     ROOT,
@@ -43,7 +44,6 @@ from tests.servers import (
 # the faults took 6 s and more
 SOON_S = 1.5
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps({"prompt": "hi", "num_tokens": 3, "seed": 1}).encode()
 POST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
@@ -52,16 +52,6 @@ POST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 def url() -> Iterator[str]:
     with server("dynamic", {"model": "fake"}) as url:
         yield url
-
-
-def connect(url: str, receive_buffer: int | None = None) -> socket.socket:
-    host, port = url.removeprefix("http://").split(":")
-    connection = socket.socket()
-    if receive_buffer:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    connection.settimeout(PATIENCE_S)
-    connection.connect((host, int(port)))
-    return connection
 
 
 def answers(connection: socket.socket, n: int = 1) -> list[tuple[int, dict[str, str], Any]]:
@@ -85,15 +75,6 @@ def answer(url: str, *pieces: bytes, pause_s: float = 0.0) -> tuple[int, dict[st
             connection.sendall(piece)
             time.sleep(pause_s)
         return answers(connection)[0]
-
-
-def ended(connection: socket.socket) -> bytes:
-    """All that comes until the other side ends the connection, in whatever way."""
-    raw = b""
-    with contextlib.suppress(ConnectionResetError):
-        while data := connection.recv(1_000_000):
-            raw += data
-    return raw
 
 
 def longest_health_s(url: str, seconds: float = 1.0) -> float:
@@ -349,10 +330,8 @@ def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_c
 
 def asked(url: str, **body: Any) -> socket.socket:
     """A request that is sent, and runs."""
-    raw = json.dumps({"prompt": "hi", "num_tokens": 1000} | body).encode()
     before = get(f"{url}/stats")["largest_batch"]
-    connection = connect(url)
-    connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(raw) + raw)
+    connection = send(url, {"prompt": "hi", "num_tokens": 1000} | body)
     wait_until(lambda: get(f"{url}/stats")["largest_batch"] > before)
     return connection
 
