@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import psutil
 
 from client.calls import get
 
-Body = dict[str, Any]
+WARM_S = 1.0
 
 
 def processes(url: str) -> list[psutil.Process]:
@@ -49,23 +49,17 @@ class Load:
 
 
 def load(
-    url: str,
-    bodies: Callable[[], Iterator[Body]],
-    clients: int,
-    seconds: float,
-    warm_s: float = 1.0,
-    route: str = "/inference",
+    url: str, body: Mapping[str, Any], clients: int, seconds: float, route: str = "/inference"
 ) -> Load:
-    """Have clients ask, each for the bodies of an iterator of its own; measure from `warm_s` on."""
-    return asyncio.run(_load(url + route, bodies, clients, seconds, warm_s, processes(url)))
+    """Have clients ask for the same again and again; measure after WARM_S."""
+    return asyncio.run(_load(url + route, body, clients, seconds, processes(url)))
 
 
 async def _load(
     address: str,
-    bodies: Callable[[], Iterator[Body]],
+    body: Mapping[str, Any],
     clients: int,
     seconds: float,
-    warm_s: float,
     servers: Sequence[psutil.Process],
 ) -> Load:
     latencies_s: list[float] = []
@@ -73,7 +67,7 @@ async def _load(
 
     async def ask(session: aiohttp.ClientSession) -> None:
         nonlocal chunks
-        for body in bodies():
+        while True:
             start = time.perf_counter()
             async with session.post(address, json=body) as response:
                 async for data in response.content.iter_any():
@@ -84,16 +78,14 @@ async def _load(
     connector, us = aiohttp.TCPConnector(limit=0), [psutil.Process()]
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(session)) for _ in range(clients)]
-        await asyncio.sleep(warm_s)
-        start, before, spent = time.perf_counter(), len(latencies_s), (cpu_s(servers), cpu_s(us))
+        await asyncio.sleep(WARM_S)
+        start, server_s, client_s = time.perf_counter(), cpu_s(servers), cpu_s(us)
+        latencies_s.clear()
         chunks = 0
         await asyncio.sleep(seconds)
+        took_s = time.perf_counter() - start
         measured = Load(
-            latencies_s[before:],
-            chunks,
-            time.perf_counter() - start,
-            cpu_s(servers) - spent[0],
-            cpu_s(us) - spent[1],
+            [*latencies_s], chunks, took_s, cpu_s(servers) - server_s, cpu_s(us) - client_s
         )
         for task in tasks:
             task.cancel()

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.calibration import Round, Segment, TrafficServer, at_once, keep, kept, served
-from benchmarks.fitting import fit, residuals, whole
+from benchmarks.fitting import fit, residuals
 from benchmarks.harness import PREFIXES, Benchmark, chosen_settings, run
 from compare.machine import processor
 from compare.servers import server
@@ -50,14 +52,9 @@ def with_http(costs: Costs, segments: Sequence[Segment]) -> Costs:
     served = [each for segment in segments if segment.rate for each in segment.served]
     request = statistics.median(each.arrived_at - each.sent_at for each in served)
     answer = statistics.median(each.received_at - each.answered_at for each in served)
-    coming, going = turns(segments)
-    return replace(
-        costs,
-        request=max(0, round(request * PS)),
-        answer=max(0, round(answer * PS)),
-        request_turn=round(coming * PS),
-        answer_turn=round(going * PS),
-    )
+    times = (max(0, round(each * PS)) for each in (request, answer, *turns(segments)))
+    names = ("request", "answer", "request_turn", "answer_turn")
+    return replace(costs, **dict[str, Any](zip(names, times)))
 
 
 def turns(segments: Sequence[Segment]) -> tuple[float, float]:
@@ -70,10 +67,9 @@ def turns(segments: Sequence[Segment]) -> tuple[float, float]:
         if segment.users is None and segment.rate is None and not segment.streamed:
             coming.append([each.arrived_at for each in segment.served])
             begun = [each.started_at for each in segment.observed]
-            answers: dict[int, list[float]] = {}
+            answers = defaultdict(list)
             for each in segment.served:
-                iteration = bisect_left(begun, each.answered_at)
-                answers.setdefault(iteration, []).append(each.received_at)
+                answers[bisect_left(begun, each.answered_at)].append(each.received_at)
             going += answers.values()
     return _apart(coming), _apart(going)
 
@@ -93,9 +89,12 @@ def fitted(config: Config, name: str, rounds: Sequence[Round]) -> Costs:
     mixed = [each.observed for each in train if (each.users or each.rate) and not each.streamed]
     costs = with_http(fit(name, everything, at_once(config), mixed), train)
     found = {
-        "fitted": residuals(costs, [each.observed for each in train if not each.streamed]),
-        "held_out": residuals(costs, [each.observed for each in test if not each.streamed]),
-        "held_out_streams": whole(costs, [each.observed for each in test if each.streamed]),
+        name: residuals(costs, [each.observed for each in segments if each.streamed == streamed])
+        for name, segments, streamed in (
+            ("fitted", train, False),
+            ("held_out", test, False),
+            ("held_out_streams", test, True),
+        )
     }
     return replace(costs, source={"residuals": found, "rounds": len(rounds)})
 
@@ -114,7 +113,7 @@ def show(costs: Costs) -> None:
             f"{name}: all time {found['whole_percent']:+.1f}%; of runs {low:+.1f}%, "
             f"{middle:+.1f}%, {high:+.1f}%"
         )
-        if found.get("calm"):
+        if found["calm"]:
             print(
                 f"    of {found['calm']:,} iterations 90% within {found['p5_percent']:+.1f}% and "
                 f"{found['p95_percent']:+.1f}%, median {found['p50_percent']:+.1f}%, mean |error| "

@@ -8,7 +8,7 @@ state machine: driven once more, it makes the same iterations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -141,7 +141,11 @@ def fit(
     """
     calm = [each for each in observed if each.calm]
     decode = _by_rows([each for each in calm if each.decodes], sizes)
-    line = _line(_rest(calm, decode) or _rest(observed, decode))
+    # a server of two rows admits every request at once: of its prefills few are calm, or none
+    rest = [[each for each in some if not (decode and each.decodes)] for some in (calm, observed)]
+    others = rest[0] or rest[1]
+    terms = np.array([work(each.iteration) for each in others], float)
+    line = Line(*map(_picoseconds, relative(terms, np.array([each.seconds for each in others]))))
     gaps = [each for each in calm if each.gap and each.gap < STALL_S and not each.answered]
     terms = np.array([(1, each.rows) for each in gaps], float).reshape(-1, 2)
     gap, gap_row = relative(terms, np.array([each.gap for each in gaps]))
@@ -192,19 +196,6 @@ def _expected(costs: Costs, observed: Observed) -> int:
     return costs.of(observed.iteration) + between
 
 
-def _rest(observed: Sequence[Observed], decode: Mapping[int, Line]) -> list[Observed]:
-    """Iterations that have no line by their rows. A server of two rows admits every request at
-    once: of its prefills few are calm, or none.
-    """
-    return [each for each in observed if not (decode and each.decodes)]
-
-
-def _line(observed: Sequence[Observed]) -> Line:
-    terms = np.array([work(each.iteration) for each in observed], float)
-    found = relative(terms, np.array([each.seconds for each in observed]))
-    return Line(*map(_picoseconds, found))
-
-
 def _by_rows(observed: Sequence[Observed], sizes: Sequence[int]) -> dict[int, Line]:
     """A time for each number of rows, none shorter than for fewer rows, and one slope over context
     for all.
@@ -253,44 +244,27 @@ def nonnegative(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> n
     return found / norms
 
 
-def ratios(costs: Costs, observed: Sequence[Observed]) -> np.ndarray:
-    """Measured / predicted time of each iteration."""
-    return np.array([each.seconds * PS / costs.of(each.iteration) for each in observed])
-
-
 def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any]:
-    """Errors of the costs, in percent of them, over the iterations of runs beside which nothing
-    happened; with those of `whole`.
-    """
-    calm = [each for observed in runs for each in observed if each.calm]
-    if not calm:
-        return {"calm": 0, **whole(costs, runs)}
-    errors = 100 * (ratios(costs, calm) - 1)
-    p5, p50, p95 = map(float, np.percentile(errors, (5, 50, 95)))
-    return {
-        "calm": len(calm),
-        "p5_percent": p5,
-        "p50_percent": p50,
-        "p95_percent": p95,
-        "mean_absolute_percent": float(np.abs(errors).mean()),
-        "outliers_percent": 100 * float((errors > 100 * (OUTLIER - 1)).mean()),
-        **whole(costs, runs),
-    }
+    """Errors of the costs over runs, in percent of them.
 
-
-def whole(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any]:
-    """The error over all the time in which there was work, gaps and requests' threads included; and
-    that of each run, p5, p50 and p95.
+    Of all the time in which there was work, gaps and requests' threads included; of each run, p5,
+    p50 and p95; and of the iterations beside which nothing happened.
     """
-    spent, expected = np.array([_times(costs, observed) for observed in runs]).T
-    return {
+    spent = np.array([sum(each.whole for each in run) for run in runs])
+    expected = np.array([sum(_expected(costs, each) for each in run) / PS for run in runs])
+    calm = [each for run in runs for each in run if each.calm]
+    result: dict[str, Any] = {
         "iterations": sum(map(len, runs)),
         "whole_percent": 100 * (float(spent.sum() / expected.sum()) - 1),
         "of_runs_percent": np.percentile(100 * (spent / expected - 1), (5, 50, 95)).tolist(),
+        "calm": len(calm),
     }
-
-
-def _times(costs: Costs, observed: Sequence[Observed]) -> tuple[float, float]:
-    """Seconds in which there was work, and as many as there should have been."""
-    expected = sum(_expected(costs, each) for each in observed)
-    return sum(each.whole for each in observed), expected / PS
+    if calm:
+        errors = 100 * np.array([each.seconds * PS / costs.of(each.iteration) - 1 for each in calm])
+        result |= zip(
+            ("p5_percent", "p50_percent", "p95_percent"),
+            np.percentile(errors, (5, 50, 95)).tolist(),
+        )
+        result["mean_absolute_percent"] = float(np.abs(errors).mean())
+        result["outliers_percent"] = 100 * float((errors > 100 * (OUTLIER - 1)).mean())
+    return result

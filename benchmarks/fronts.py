@@ -10,7 +10,6 @@ of an hour; nothing else should run.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,7 +58,7 @@ BENCHMARK = Benchmark(
 def served(url: str, tokens: int, clients: int, seconds: float) -> Load:
     """Answers of one token, or streams of more."""
     body = {"prompt": "hi", "num_tokens": tokens, "stream": tokens > 1}
-    return load(url, lambda: itertools.repeat(body), clients, seconds)
+    return load(url, body, clients, seconds)
 
 
 def idle_cores(url: str) -> float:

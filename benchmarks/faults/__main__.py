@@ -9,10 +9,9 @@ was broken.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,27 +53,12 @@ def do(fault: Fault, short: bool) -> dict[str, Any]:
     }
 
 
-def report(result: Mapping[str, Any]) -> str:
-    """faults.md."""
-    hardware, faults = result["hardware"], result["faults"]
+def table(faults: Sequence[Mapping[str, Any]]) -> str:
     rows = [["fault", "promised", "seen", "kept"]]
     for each in faults:
         cells = [each[name].replace("\n", " ") for name in ("fault", "promise", "seen")]
         rows.append([*cells, "yes" if each["kept"] else "**no**"])
-    kept = sum(each["kept"] for each in faults)
-    text = [
-        "# Faults, done to real servers",
-        f"{kept} of {len(faults)} promises kept.",
-        markdown(rows, left=4),
-    ]
-    if "soak" in result:
-        text.append("![What a server held over time](soak.png)")
-    text.append(
-        f"- {hardware['cpu']}, {hardware['cores']} cores, which servers and clients share; "
-        f"torch {hardware['torch']}\n"
-        f"- commit {result['commit']}, {result['date']}\n- `{result['command']}`"
-    )
-    return "\n\n".join(text) + "\n"
+    return markdown(rows, left=4)
 
 
 def main() -> None:
@@ -87,14 +71,18 @@ def main() -> None:
     if not chosen:
         raise ConfigError(f"--only {options.only!r}: no fault has these words in its name")
     result["faults"] = [do(fault, options.short) for fault in chosen]
-    options.out.mkdir(parents=True, exist_ok=True)
+    hardware, body = result["hardware"], table(result["faults"])
     if result.get("soak"):
-        caption = f"{result['hardware']['cpu']} · commit {result['commit']} · {result['date'][:10]}"
+        caption = f"{hardware['cpu']} · commit {result['commit']} · {result['date'][:10]}"
         draw(soak.figure(result["soak"], caption), options.out / "soak.png")
-    (options.out / "faults.json").write_text(json.dumps(result, indent=1) + "\n")
-    (options.out / "faults.md").write_text(report(result))
-    print(f"written to {options.out}")
-    if not all(each["kept"] for each in result["faults"]):
+        body += "\n\n![What a server held over time](soak.png)"
+    kept = sum(each["kept"] for each in result["faults"])
+    setup = (
+        f"{kept} of {len(chosen)} promises kept, on {hardware['cpu']}, {hardware['cores']} cores, "
+        f"which servers and clients share"
+    )
+    BENCHMARK.write(options.out, "Faults, done to real servers", setup, body, result)
+    if kept < len(chosen):
         sys.exit(1)
 
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from benchmarks import (
-    agreement,
-    burst,
-    engine,
-    gpu,
-    harness,
-    huggingface,
-    pairs,
-)
-from benchmarks.harness import Benchmark, alternate, mean, mean_ratio
+from benchmarks import agreement, burst, costs, engine, gpu, harness, huggingface, pairs
+from benchmarks.faults import __main__ as faults
+from benchmarks.harness import alternate, mean, mean_ratio
 from tests.benchmarks.conftest import Run
 
 
@@ -35,16 +26,6 @@ def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
     assert order == ["ours", "peer", "peer", "ours"]
     ratio = mean_ratio(found["ours"], found["peer"], "speed")
     assert (ratio.mean, ratio.half) == (3, 0) and mean(found["peer"], "speed").mean == 1.5
-
-
-def test_a_page_has_its_setup_command_and_numbers(tmp_path: Path) -> None:
-    benchmark = Benchmark("some", "Some benchmark.", {})
-    result = {"numbers": [1]} | benchmark.record()
-    benchmark.write(tmp_path, "A title", "Two rows", "A body", result)
-    assert json.loads((tmp_path / "some.json").read_text()) == result
-    page = (tmp_path / "some.md").read_text()
-    assert page.startswith("# A title\n\nTwo rows; `python -m benchmarks.some")
-    assert result["commit"] in page and page.endswith("\n\nA body\n")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +52,9 @@ def test_a_page_has_its_setup_command_and_numbers(tmp_path: Path) -> None:
         (huggingface, "--token-budget 9", "unknown flag --token-budget"),
         (gpu, "", "device cuda: no GPU is usable here; use --device cpu"),
         (gpu, "--port 1", "unknown flag --port"),
+        (costs, "--model fake --name fake", "give another --name"),
+        (costs, "--model fake --order sjf", "unknown flag --order"),
+        (faults, "--only nothing", "no fault has these words in its name"),
         (pairs, "'echo nothing' 'echo 1 tok/s'", "echo nothing ended with 0 and printed no tok/s"),
     ],
 )

@@ -158,10 +158,6 @@ def test_too_many_tokens_are_no_throughput(capsys: Any) -> None:
     assert "not each request's number of them" in said.err and said.out == ""
 
 
-def test_a_row_ends_after_its_own_prompt_and_tokens() -> None:
-    assert engines.steps([([1, 2, 3], 4), ([1], 5)]) == [6, 5]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
