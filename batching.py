@@ -56,7 +56,7 @@ class BatchingManager:
         self._observers: list[Observer] = []
         self._loop_interval_s = loop_interval_s
         self._failed_in_a_row: list[Exception] = []
-        self._when_failed: list[Callable[[BaseException], None]] = []
+        self._failure_calls: list[Callable[[BaseException], None]] = []
         self._why_failed = ""
         self._loaded = threading.Event()
         self._closed = False
@@ -70,9 +70,9 @@ class BatchingManager:
         self._observers.append(observer)
 
     def on_failure(self, call: Callable[[BaseException], None]) -> None:
-        """Have `call` called when the engine fails for good; at once if it has."""
+        """Register `call` for when the engine fails for good; call it at once if it has."""
         with self._changed:
-            self._when_failed.append(call)
+            self._failure_calls.append(call)
             failure = self.failure
         if failure is not None:
             call(failure)
@@ -132,7 +132,7 @@ class BatchingManager:
             return self._scheduler.snapshot()
 
     def inspect(self, look: Callable[[Scheduler], T]) -> T:
-        """Return `look` of the scheduler, called while nothing changes there."""
+        """Return `look(scheduler)`, called while nothing changes there."""
         with self._changed:
             return look(self._scheduler)
 
@@ -182,10 +182,10 @@ class BatchingManager:
         elif isinstance(error, EngineFailed):
             self._why_failed = str(error)
         else:
-            self._why_failed = f"the handler thread ended with {_named(error)}"
+            self._why_failed = f"the handler thread ended with {_described(error)}"
         with self._changed:
             self.failure = error
-            calls = list(self._when_failed)
+            calls = list(self._failure_calls)
             try:
                 self._fail_all(self._refusal())
             except Exception:  # a defect there must not keep the process alive
@@ -218,7 +218,7 @@ class BatchingManager:
                 _call(observer.iteration, record)
             # under the lock, lest a cancellation come between and a stream end too early
             with self._changed:
-                self._answer(answered)  # first, so that a stream's last token finds it counted
+                self._answer(answered)  # first, so that it is counted before its stream ends
                 for row in iteration.rows:
                     if row.samples and not row.idle:
                         _call(Inference.notify, row.inference)
@@ -233,7 +233,7 @@ class BatchingManager:
         with self._changed:
             while not self._closed:
                 if len(self._failed_in_a_row) == FAILURES:
-                    last = _named(self._failed_in_a_row[-1])
+                    last = _described(self._failed_in_a_row[-1])
                     raise EngineFailed(
                         f"{FAILURES} iterations in a row failed, the last with {last}"
                     )
@@ -264,7 +264,7 @@ class BatchingManager:
         log.error("generation failed; its requests are answered with an error", exc_info=error)
         self._failed_in_a_row.append(error)
         with self._changed:
-            failure = GenerationFailed(f"Generation failed: {_named(error)}")
+            failure = GenerationFailed(f"Generation failed: {_described(error)}")
             return self._scheduler.fail(inferences, failure, self.clock())
 
     def _answer(self, inferences: Iterable[Inference]) -> None:
@@ -276,7 +276,7 @@ class BatchingManager:
             inference.done.set()
 
 
-def _named(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 

@@ -3,9 +3,9 @@
 Shapes at line ends: T tokens of all rows, one after another · E width · H heads · D = E / H · L
 live tokens of one row · V vocabulary.
 
-Linear layers run over the tokens of all rows at once; only attention is told which token belongs to
-whom (selective batching; Orca, OSDI 2022, section 3.2). It is handed in as a function, so that the
-oracle and the engine share every other line (but for kernels/forward.cpp, which is proven equal):
+Linear layers run over the tokens of all rows at once; only attention knows which token belongs to
+which row (selective batching; Orca, OSDI 2022, section 3.2). It is an argument, so that the oracle
+and the engine share every other line (but for kernels/forward.cpp, which tests show to be equal):
 
     attend(layer, qkv) -> y        qkv: [T, 3, H, D], y: [T, H, D]
 """
@@ -26,9 +26,7 @@ Attend = Callable[[int, Tensor], Tensor]
 
 
 class Module(nn.Module):
-    """A part whose hooks are not called: to look for them takes 2% of a step of one row of gpt2,
-    and nobody here has any.
-    """
+    """A module without hooks: to look for them takes 2% of a step of one row of gpt2."""
 
     def __call__(self, *args: Any) -> Any:
         return self.forward(*args)
@@ -89,7 +87,7 @@ class Block(Module):
         self.mlp = MLP(shape)
 
     def forward(self, x: Tensor, y: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """x: the residual stream so far; y: what to add to it next. Both again, after the block."""
+        """Return both after the block. x: the residual stream; y: what is to be added to it."""
         x, y = self.ln_1(x, y)
         x, y = self.ln_2(x, self.attn(y, attend))
         return x, self.mlp(y)
@@ -104,9 +102,8 @@ class GPT2(Module):
         self.wpe = nn.Embedding.from_pretrained(torch.empty(shape.n_ctx, shape.n_embd))
         self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
         self.ln_f: nn.Module = AddNorm(shape.n_embd, shape.layer_norm_epsilon)
-        self.lm_head: nn.Module | None = (
-            None  # a copy of wte (generate/linear.py, gpu.py), else wte itself
-        )
+        # a copy of wte (generate/linear.py, gpu.py); None: wte itself
+        self.lm_head: nn.Module | None = None
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, sample: Tensor) -> Tensor:
         """Return the logits that follow the tokens at the indices `sample`.
@@ -130,14 +127,13 @@ def causal_attention(layer: int, qkv: Tensor) -> Tensor:
 class KVCache:
     """Keys and values of all rows: a pool of blocks of `block_size` slots, a slot for each token.
 
-    Which block is whose is the scheduler's; here is where they lie. A layer is [blocks, 2, H,
-    block_size, D]: all heads' keys of a block are adjacent, and so are their values, so that a row
-    is read in large pieces wherever its blocks lie. Memory is touched when it is written, not
-    before.
+    The scheduler decides which row has which blocks. A layer is [blocks, 2, H, block_size, D]: all
+    heads' keys of a block are adjacent, and so are their values, so that a row is read in large
+    pieces wherever its blocks lie. Memory is touched when it is written, not before.
 
-    dtype int8: a key or value of a head is kept as the nearest of 255 multiples of a step, its
-    largest number's 127th part; the steps are `scales`, float32, a layer [blocks, 2, H,
-    block_size]. So what is kept of a token depends on that token alone.
+    dtype int8: the numbers of a key or value of a head are multiples of a step, which is their
+    largest magnitude ÷ 127; the steps are `scales`, float32, a layer [blocks, 2, H, block_size]. So
+    the cache of a token depends on that token alone.
     """
 
     def __init__(
@@ -151,10 +147,7 @@ class KVCache:
             self.scales = torch.empty(size[:-1], device=device).unbind(0)
 
     def slots(self, blocks: list[int], start: int, end: int) -> Tensor:
-        """Where tokens start … end − 1 of a row lie that owns `blocks`: int64 [2, end − start].
-
-        A block and a place in it for each.
-        """
+        """Return block and place of tokens start … end − 1 of a row: int64 [2, end − start]."""
         positions = torch.arange(start, end)
         slots = [torch.tensor(blocks)[positions // self.block_size], positions % self.block_size]
         return torch.stack(slots).to(self.layers[0].device)
@@ -182,7 +175,7 @@ class KVCache:
 
 
 def _in_order(layer: Tensor, blocks: Tensor) -> Tensor:
-    """The slots of some blocks, one block after another: [all, 2, H, S, D] to [2, H, L, D].
+    """Return the slots of `blocks`, one block after another: [all, 2, H, S, D] to [2, H, L, D].
 
     S: places in a block.
     """

@@ -76,15 +76,14 @@ class CachedGenerator(Generator):
         self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
 
     def generate(self, iteration: Iteration) -> list[int]:
-        """Raises OutOfMemory."""
+        """Return an id for each row that samples. Raises OutOfMemory."""
         rows = iteration.rows
         with memory_for(f"an iteration of {len(rows)} rows"):
             if any(row.inference.scores is not None for row in rows):
                 rows, passes = split(rows)
-                for some in passes:
-                    record_prompts(self.logits(some, every=True), some, self._n_vocab)
-            # a GPU computes them while this thread goes on, and waits for it once: when the ids are
-            # read
+                for prompts in passes:
+                    record_prompts(self.logits(prompts, every=True), prompts, self._n_vocab)
+            # a GPU computes logits while this thread goes on; it waits once, to read the ids
             logits = self.logits(rows, iteration.padding) if rows else None
             sampled = [row for row in rows if row.samples]
             if logits is None or not sampled:
@@ -105,8 +104,7 @@ class CachedGenerator(Generator):
         i = bisect.bisect_left(self._sizes, n_tokens)
         size = self._sizes[i] if i < len(self._sizes) else n_tokens
         forward = self._prepare([*rows, *[PADDING] * (padding + size - n_tokens)], every)
-        # with prompts in it, too, as far as it fits: that a few more tokens cost less than launches
-        # is for a GPU to show
+        # a captured pass also for prompts that fit: padding should cost less than more launches
         wanted = n_tokens if every else sum(row.samples for row in rows)
         return self._captured.get(size, forward)()[:wanted]
 
@@ -123,10 +121,7 @@ class CachedGenerator(Generator):
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], capture: Callable[[Pass], Pass]) -> None:
-        """Replace the forward pass over each of `sizes` tokens by what `capture` makes of it.
-
-        The largest comes first.
-        """
+        """Replace the forward pass over each of `sizes` tokens by a captured one, largest first."""
         for size in sorted(sizes, reverse=True):
             self._captured[size] = capture(self._prepare([PADDING._replace(samples=True)] * size))
         self._sizes = sorted(self._captured)
@@ -136,9 +131,9 @@ class CachedGenerator(Generator):
     ) -> None:
         """Run what serving will run once, so that the first request does not pay for it.
 
-        Memory has held the largest then, too. prompt_tokens: of a prompt at most. Most rows have no
-        blocks and so leave the cache alone; a prompt and a token after it use the first blocks,
-        which nobody owns yet.
+        This includes the largest iteration, which shows that memory suffices. prompt_tokens: of a
+        prompt at most. Most rows have no blocks and so leave the cache alone; a prompt and a token
+        after it use the first blocks, which no request has yet.
         """
         prompt_tokens = min(prompt_tokens, token_budget)
         blocks = list(range(-(-(prompt_tokens + 1) // block_size)))

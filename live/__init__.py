@@ -2,10 +2,10 @@
 
 Knows the scheduler's nouns, and no HTTP server.
 
-history    rows × iterations in the page's format (docs/live.md); reading reads it
-observer   keeps the history of a server while its page is open, or of a whole run
-panel      the page's routes; made_load, the load that it asks for
-page       one HTML file, which a server serves and saved runs are put into
-timeline   the same for Perfetto and other readers of Chrome's trace events
+history    rows × iterations in the page's format (docs/live.md); `reading` parses it
+observer   history of a server while its page is open, or of a whole run
+panel      routes of the page; `made_load` makes the load that a page starts
+page       one HTML file, served by a server or with saved runs in it
+timeline   a history for Perfetto and other readers of Chrome's trace events
 saved      histories of runs that were recorded or simulated: python -m live RUN
 """

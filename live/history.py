@@ -1,5 +1,5 @@
-"""Rows × iterations in the format that the page reads (docs/live.md): each running request has a
-line of its own, and an iteration has the changes of lines.
+"""Rows × iterations in the page's format (docs/live.md): each running request has a line of its
+own, and an iteration is stored as the changes of lines.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from live.snapshot import QueueSnapshot
 from scheduling.inference import Inference, Iteration, State
 from stats import times_of
 
-KEPT = 2000  # iterations that a page can scrub through
+KEPT = 2000  # iterations that a page can go back to
 QUEUE = 64  # waiting requests of a snapshot
-# what a line does; PAUSED: its KV is kept and nothing is computed; NO_BUDGET: admitted, and no
-# token budget is left
+# kinds of content of a line; PAUSED: its KV is kept and nothing is computed; NO_BUDGET: admitted,
+# and no token budget is left
 DECODE, PREFILL, RECOMPUTE, IDLE, PAUSED, NO_BUDGET, FREE = "d", "p", "r", "i", "s", "w", ""
 _LASTING = {DECODE, IDLE, PAUSED, NO_BUDGET}  # until the next change
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -51,15 +51,15 @@ EMPTY = Cell(-1, FREE, 0, 0, 0)
 
 
 class SkipFinder:
-    """Finds the running requests that an iteration does not compute: those of the iteration before
-    which still run and are not over (a compacted batch computes nothing for those that are).
+    """Finder of running requests that an iteration does not compute: those of the iteration before
+    that still run and are not finished (a compacted batch computes no finished ones).
     """
 
     def __init__(self) -> None:
         self._running: list[Inference] = []  # at the last iteration
 
     def find(self, iteration: Iteration) -> Sequence[Skipped]:
-        """Return those of an iteration. Call it after each one, before anything changes."""
+        """Return the skipped requests. Call it after each iteration, before anything changes."""
         rows = [row[0] for row in iteration.rows]
         before, self._running = self._running, rows
         if iteration.running == len(rows):
@@ -93,7 +93,7 @@ class Grid:
     def changes(
         self, number: int, iteration: Iteration, skipped: Sequence[Skipped]
     ) -> list[tuple[int, Cell]]:
-        """Return the lines whose content at iteration `number` does not follow from before."""
+        """Return the lines whose content at iteration `number` does not follow from the last."""
         rows = iteration.rows
         ids = [row[0].id for row in rows]
         idle = [row[5] for row in rows]
@@ -168,7 +168,7 @@ class History:
         begin: int = 0,
     ):
         self.about = dict(about)
-        self.zero = 0.0  # from which times count
+        self.zero = 0.0  # clock time that is written as 0
         self._keep, self._prompt = keep, prompt
         self._next = self._first = 0  # numbers of the next iteration, and of the oldest kept
         self._dropped = begin - 1  # number of notes that are no longer kept
@@ -196,7 +196,7 @@ class History:
     def iteration(
         self, at: float, seconds: float, iteration: Iteration, skipped: Sequence[Skipped] = ()
     ) -> None:
-        """Note an iteration that is over. at: its beginning."""
+        """Note a finished iteration. at: its beginning."""
         for row in iteration.rows:
             self._introduce(row[0])
             if row.idle and row[0].answered_at is not None:  # before the first note

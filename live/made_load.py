@@ -1,5 +1,5 @@
-"""Load that the server makes itself for a page: a browser has six connections to an origin, too few
-for a queue to grow.
+"""Load that the server makes itself for a page: a browser opens six connections to a server, too
+few for a queue to grow.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ CHECK_S = 0.1  # between two checks of whether a load is to end
 
 
 class MadeLoad:
-    """At most one load at a time. It ends after its seconds, when another one or none is asked for,
-    when its page asks no longer, and when the server drains; the last three cancel its requests.
+    """The load that runs, if any. It ends after its seconds, when a page starts another one or
+    stops it, when its page polls no longer, and when the server drains; all but the first cancel
+    its requests.
     """
 
     def __init__(self, server: Server):
@@ -32,7 +33,9 @@ class MadeLoad:
         self._load: _Load | None = None
 
     def start(self, request: LoadRequest) -> str | None:
-        """Start a load and return its id, if one is asked for. Raises ContextTooLong."""
+        """Stop the load; start another one and return its id, unless the rate is 0. Raises
+        ContextTooLong.
+        """
         most = self._server.config.max_model_len
         prompt, completion = request.prompt_tokens[1], request.num_tokens[1]
         if prompt + completion > most:
@@ -48,7 +51,7 @@ class MadeLoad:
             return self._load.id if self._load else None
 
     def status(self, id_: str | None) -> dict[str, Any] | None:
-        """Return the status of the load, if there is one; asking by its id keeps it alive."""
+        """Return the status of the load, if there is one; a call with its id keeps it alive."""
         with self._lock:
             load = self._load
         if load is None or load.is_over:

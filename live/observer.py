@@ -15,8 +15,8 @@ from live.snapshot import QueueSnapshot, snapshot_of
 from scheduling.inference import Inference, IterationRecord
 from scheduling.scheduler import Scheduler
 
-LEASE_S = 3.0  # for so long after a page has asked, events are noted
-BACKLOG = 20_000  # events that wait to be read, at most; a page that asks too seldom begins anew
+LEASE_S = 3.0  # time after a page's request in which events are noted
+BACKLOG = 20_000  # pending events at most; a page that polls too seldom begins anew
 EVERY_S = 0.05  # between two snapshots of the queue
 
 
@@ -43,7 +43,7 @@ class Manager(Protocol):
 class Live:
     """An observer of the manager, and the events for its pages.
 
-    Nothing is noted unless a page has asked within LEASE_S. The handler thread only appends to a
+    Nothing is noted unless a page has polled within LEASE_S. The handler thread only appends to a
     queue; a page's thread makes text of it, once for all pages.
     """
 
@@ -56,7 +56,7 @@ class Live:
         self._manager = manager
         self._until = self._snapshot_at = float("-inf")
         self._pending: deque[tuple[Any, ...] | Inference] = deque()
-        self._missed = False  # events have happened that are not pending
+        self._missed = False  # events have happened that were not noted
         self._skips = SkipFinder()
         # no cursor of an earlier server is one of this server's
         self._history = History(about, prompt=prompt, begin=secrets.randbelow(2**50))
@@ -89,8 +89,8 @@ class Live:
     # ---- called by pages
 
     def events(self, cursor: int | None, **more: Any) -> str:
-        """Return what happened since, as JSON; without a cursor or with an old one, all that is
-        kept.
+        """Return the events since a cursor, as JSON; without a cursor or with an old one, all that
+        are kept.
         """
         with self._lock:
             now = self._note_pending()
@@ -117,10 +117,10 @@ class Live:
         return now
 
 
-class Kept:
+class RunObserver:
     """An observer that keeps the whole history of a scheduler, in virtual time or of a recording.
 
-    zero: the time from which others count; None: the arrival of the first request.
+    zero: clock time that is written as 0; None: the arrival of the first request.
     """
 
     def __init__(self, scheduler: Scheduler, about: Mapping[str, Any], zero: float | None = None):

@@ -1,4 +1,4 @@
-"""Read a history: the content of each line in each iteration."""
+"""A history parsed: the content of each line in each iteration."""
 
 from __future__ import annotations
 

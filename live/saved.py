@@ -12,7 +12,7 @@ from typing import Any
 from client.traces import Request, load_trace
 from compare.runs import Run, RunError, load
 from config import Config
-from live.observer import Kept, about
+from live.observer import RunObserver, about
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs, CostsError
 from simulate.costs import load as load_costs
@@ -48,11 +48,11 @@ def recorded(path: Path) -> dict[str, str]:
     return texts
 
 
-def _recordings(path: Path, model: str, note: str) -> list[Kept]:
-    recordings: list[Kept] = []
+def _recordings(path: Path, model: str, note: str) -> list[RunObserver]:
+    recordings: list[RunObserver] = []
 
-    def observe(scheduler: Scheduler, settings: Any) -> Kept:
-        recordings.append(Kept(scheduler, about(settings, model) | {"note": note}))
+    def observe(scheduler: Scheduler, settings: Any) -> RunObserver:
+        recordings.append(RunObserver(scheduler, about(settings, model) | {"note": note}))
         return recordings[-1]
 
     try:
@@ -124,12 +124,12 @@ def serve_again(
     stream: bool = False,
 ) -> str:
     """Serve a trace by a simulated server; return its history, as JSON."""
-    observers: list[Kept] = []
+    observers: list[RunObserver] = []
     facts = about(config, config.model_name)
     facts |= {"simulated": f"simulated, costs {costs.name}", "note": note}
 
-    def observe(scheduler: Scheduler) -> Kept:
-        observers.append(Kept(scheduler, facts, zero=0.0))
+    def observe(scheduler: Scheduler) -> RunObserver:
+        observers.append(RunObserver(scheduler, facts, zero=0.0))
         return observers[-1]
 
     server = SimulatedServer(name, config, costs, stream=stream, jump=False, observe=observe)

@@ -20,7 +20,7 @@ class QueueSnapshot(NamedTuple):
 
 
 def snapshot_of(scheduler: Scheduler, n: int, now: float) -> QueueSnapshot:
-    """Return the blocks, and the first n waiting requests. Changes nothing."""
+    """Return the blocks and the first n waiting requests. Changes nothing."""
     pool = scheduler.pool
     queue = list(islice(chain.from_iterable(scheduler.view(now).bins), n))
     blocks = pool.free_blocks, pool.shared_blocks, pool.cached_blocks

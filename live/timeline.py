@@ -1,5 +1,5 @@
-"""A history as Chrome's trace events, which Perfetto and chrome://tracing open: a track a line,
-slices for what it computes and for each request's waiting and running, counters.
+"""A history as Chrome's trace events, which Perfetto and chrome://tracing open: a track for each
+line with slices of its tokens, slices of each request's waiting and running, and counters.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU has the format.
 Times are microseconds.

@@ -1,16 +1,16 @@
-"""Which requests run next. Knows nothing of torch, HTTP, threads or clocks, and needs only the
-standard library and sortedcontainers.
+"""The scheduler: which requests run next. Knows no torch, HTTP, threads or clocks, and needs only
+the standard library and sortedcontainers.
 
 inference     the nouns: Inference, Row, Iteration, and the engine's interface
-sampling      what a request wants of the engine
-errors        what can go wrong with a request
+sampling      settings of sampling, and log-probabilities
+errors        errors that a request can end with
 policies      which inferences run, which may join, and which go first
 scheduler     carries a policy's plans out
-iteration     the rows of a plan, or the rule that it breaks
+iteration     from a plan to rows, or an error that names the rule it breaks
 queue         waiting requests
 memory        KV blocks; prefix_cache finds them by their content
-extensions    what a scheduler calls when something happens:
+extensions    features attached to the scheduler, called when something happens:
   admission   requests that are refused
-  ledger      what each user was served
+  ledger      service that each user has had
   pauses      running rows that are not computed
 """

@@ -20,13 +20,13 @@ from scheduling.queue import Timers, WaitingQueue
 
 MINUTE_S = 60.0
 NO_POLICY = QueuePolicy()
-IDLE_USERS = 1024  # windows kept before those that are empty are dropped
+IDLE_USERS = 1024  # number of windows beyond which empty ones are dropped
 
 
 def refuse_too_large(
     group: Sequence[Inference], policy: Policy, limits: Limits, n_blocks: int
 ) -> None:
-    """Raise InvalidRequest for a group of which no batch can be, or a pool of so many KV blocks."""
+    """Raise InvalidRequest for a group that fits into no batch, or not into `n_blocks`."""
     most = policy.max_rows(limits.max_batch_size)
     if policy.request_level and len(group) > most:
         raise InvalidRequest(
@@ -43,7 +43,7 @@ def refuse_too_large(
 
 
 class QueuePolicies(Extension):
-    """Each level's queue holds so many requests, and each for so long (Triton's queue policies)."""
+    """Limits of each level's queue: requests, and the time of each (Triton's queue policies)."""
 
     def __init__(self, policies: Mapping[int, QueuePolicy], queue: WaitingQueue, order: Order):
         self._policies, self._queue, self._order = policies, queue, order
@@ -87,7 +87,7 @@ class QueuePolicies(Extension):
         return self._timeouts.next
 
     def expire(self, now: float) -> list[tuple[Inference, ServingError]]:
-        """Return what its level's policy rejects now, and put what it delays behind all others."""
+        """Return the requests that their level rejects now; put those that it delays last."""
         rejected: list[tuple[Inference, ServingError]] = []
         for group in self._timeouts.due(now):
             policy = self._policy_of(group[0])
@@ -110,7 +110,7 @@ class QueuePolicies(Extension):
 
 
 def _has_begun(group: Group) -> bool:
-    """Return whether some of a request was admitted or answered."""
+    """Return whether any member of a request was admitted or answered."""
     return any(i.admitted_at is not None or i.answered_at is not None for i in group)
 
 
@@ -118,7 +118,7 @@ class _Window:
     """Requests of one user in the last minute."""
 
     def __init__(self) -> None:
-        self.entries: deque[tuple[float, int]] = deque()  # when, tokens
+        self.entries: deque[tuple[float, int]] = deque()  # time and tokens of each
         self.tokens = 0
 
     def slide(self, now: float) -> None:
@@ -148,18 +148,18 @@ class UserLimits(Extension):
         minute's tokens.
         """
         user = group[0].user
-        asked = sum(
+        tokens = sum(
             member.num_tokens + (len(member.prompt_ids) if member.leader is None else 0)
             for member in group
         )
-        if self._tokens is not None and asked > self._tokens:
+        if self._tokens is not None and tokens > self._tokens:
             raise InvalidRequest(
-                f"The request asks for {asked} tokens, and a user may ask for {self._tokens} a "
+                f"The request asks for {tokens} tokens, and a user may ask for {self._tokens} a "
                 "minute; ask for fewer."
             )
         window = self._windows.setdefault(user, _Window())
         window.slide(now)
-        if (wait_s := self._wait_s(window, asked, now)) is not None:
+        if (wait_s := self._wait_s(window, tokens, now)) is not None:
             raise RateLimited(
                 f"{'This user' if user else 'Whoever names no user'} has asked for "
                 f"{len(window.entries)} requests and {window.tokens} tokens in the last minute, "
@@ -167,24 +167,24 @@ class UserLimits(Extension):
                 f"{math.ceil(wait_s)} s.",
                 retry_after_s=wait_s,
             )
-        window.entries.append((now, asked))
-        window.tokens += asked
+        window.entries.append((now, tokens))
+        window.tokens += tokens
         if len(self._windows) > self._most_windows:
             self._forget(now)
 
-    def _wait_s(self, window: _Window, asked: int, now: float) -> float | None:
-        """Return how long until enough of the window has passed; None: it has."""
-        requests, tokens = len(window.entries), window.tokens
-        if self._fits(requests, tokens + asked):
+    def _wait_s(self, window: _Window, tokens: int, now: float) -> float | None:
+        """Return the time until a request of so many tokens is within the limits; None: it is."""
+        requests, total = len(window.entries), window.tokens + tokens
+        if self._fits(requests, total):
             return None
         for at, n in window.entries:
-            requests, tokens = requests - 1, tokens - n
-            if self._fits(requests, tokens + asked):
+            requests, total = requests - 1, total - n
+            if self._fits(requests, total):
                 return at + MINUTE_S - now
         raise AssertionError("an empty window admits every request")
 
     def _fits(self, requests: int, tokens: int) -> bool:
-        """Return whether one more request fits, after so many; tokens: with its own."""
+        """Return whether one more request is within the limits. tokens: with its own."""
         return (self._requests is None or requests < self._requests) and (
             self._tokens is None or tokens <= self._tokens
         )
@@ -192,7 +192,7 @@ class UserLimits(Extension):
     def _forget(self, now: float) -> None:
         for window in self._windows.values():
             window.slide(now)
-        self._windows = {user: own for user, own in self._windows.items() if own.entries}
+        self._windows = {user: window for user, window in self._windows.items() if window.entries}
         self._most_windows = max(IDLE_USERS, 2 * len(self._windows))
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, drawn once; `app.py` translates it to HTTP, also once.
+"""Errors that a request can end with, and the HTTP status of each.
 
 ServingError
 ├── InvalidRequest     400  the request can never be served as it stands; `param` names the field
@@ -6,7 +6,7 @@ ServingError
 │   └── ModelNotFound  404  it names a model that this server does not serve
 ├── Unauthorized       401  the server has an API key, and this is not it
 ├── Overloaded         429  the queue is full; try again after the seconds of its header
-│   └── RateLimited    429  its user has had what a minute allows
+│   └── RateLimited    429  its user has used up the requests or tokens of a minute
 ├── Draining           503  the server is shutting down
 ├── EngineFailed       503  the engine is broken for good, and the server ends
 ├── DeadlinePassed     504  the request's deadline passed before its answer
@@ -20,10 +20,7 @@ from typing import Any
 
 
 class ServingError(Exception):
-    """Base of every error a request can end with.
-
-    `type` is OpenAI's word for the kind of error, `code` ours for which.
-    """
+    """Base of all these errors. `type`: OpenAI's kind of error. `code`: our name of it."""
 
     status = 500
     type = "server_error"
@@ -35,9 +32,9 @@ class ServingError(Exception):
         self.param = param
 
     def body(self) -> dict[str, Any]:
-        """Return the error as an answer and a stream have it; OpenAI's clients know it."""
-        about = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
-        return {"error": about}
+        """Return the JSON of answers and streams, in OpenAI's format."""
+        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
 
 
 class InvalidRequest(ServingError):
@@ -70,7 +67,7 @@ class Overloaded(ServingError):
 
 
 class RateLimited(Overloaded):
-    """retry_after_s: until a request as large as this one would be within the limit."""
+    """A user's limit is used up. retry_after_s: until such a request would be within it."""
 
     code = "rate_limit_exceeded"
 

@@ -73,7 +73,7 @@ class LengthPrediction(Extension):
         self._bins = Bins(n_bins)
 
     def arrive(self, group: Group, now: float) -> None:
-        # one length for all, so that they stay side by side
+        # one length for all members, so that they stay side by side
         predicted = max(self.predictor.predict(member) for member in group)
         bin_ = self._bins.place(predicted)
         for member in group:
@@ -92,7 +92,7 @@ class ResponseOrder(Extension):
 
     def __init__(self) -> None:
         self.held: dict[int, Inference] = {}
-        self._unanswered: dict[int, Inference] = {}  # plain ones, as they came
+        self._unanswered: dict[int, Inference] = {}  # without streams, by arrival
 
     def arrive(self, group: Iterable[Inference], now: float) -> None:
         self._unanswered |= {member.id: member for member in group if not member.streamed}

@@ -1,5 +1,5 @@
-"""The nouns: an inference, a row of it in an iteration, and the engine's seam. Plain data, stdlib
-only.
+"""The nouns: an inference, its row in an iteration, and the engine's interface. Plain data; needs
+only the standard library.
 
 States: WAITING → RUNNING → FINISHED, with the exits FAILED, CANCELLED and EXPIRED from either. In a
 request-level batch a row that has all its tokens stays RUNNING (it is *held*) until its batch ends;
@@ -44,9 +44,9 @@ class TokenEvent(NamedTuple):
 class Standing:
     """Place of an inference in the waiting queue, and what its order remembers of it."""
 
-    key: tuple[Any, ...] = ()  # sorts; set when it begins to wait, or is paused
+    key: tuple[Any, ...] = ()  # to sort by; set when it begins to wait, or is paused
     bin: int = 0  # its queue, in modes with several
-    # completion tokens expected, of a group its longest; orders never see the true number
+    # expected completion tokens, of its group's longest; orders never see the true number
     predicted_tokens: int = 0
     state: Any = None  # the order's own record
 
@@ -56,10 +56,10 @@ class Interruptions:
     """Preemptions (KV given up and computed again later) and pauses (KV kept) of an inference."""
 
     preemptions: int = 0
-    preempted_at: float | None = None  # since when it waits again
-    preempted_s: float = 0.0  # how long it waited so
-    paused_at: float | None = None  # since when it runs without being computed
-    paused_s: float = 0.0
+    preempted_at: float | None = None  # time of the preemption, while it waits again
+    preempted_s: float = 0.0  # total wait after preemptions
+    paused_at: float | None = None  # time of the pause, while it lasts
+    paused_s: float = 0.0  # total
     recompute_until: int = 0  # tokens computed before it was preempted
     recomputed_tokens: int = 0
 
@@ -82,7 +82,7 @@ class Inference:
     deadline: float | None = None
     stop: Callable[[int], bool] | None = None  # called with each token; True ends the inference
     listener: Callable[[TokenEvent], None] | None = None  # called for each token and at the end
-    # tokens are sent as they come: in a request-level batch it ends with its own last one
+    # tokens are sent as they are sampled: in a request-level batch it ends with its own last one
     streamed: bool = False
     user: str | None = None
     request_id: str = ""  # the client's name for it, for the request log
@@ -101,7 +101,7 @@ class Inference:
     arrived_at: float = 0.0
     admitted_at: float | None = None
     answered_at: float | None = None
-    batch: int = -1  # counts the iterations that admitted anything
+    batch: int = -1  # number of its iteration, among those that admitted anything
     position: int = -1  # rows before it when it was admitted
     standing: Standing = field(default_factory=Standing)
     interruptions: Interruptions = field(default_factory=Interruptions)
@@ -151,10 +151,10 @@ class Inference:
 
     @property
     def uncomputed_since(self) -> float | None:
-        """Time since when it has been waiting or paused; None: it is computed."""
+        """Time at which it began to wait or was paused; None: it is computed."""
         if self.state is State.WAITING:
-            again = self.interruptions.preempted_at
-            return self.arrived_at if again is None else again
+            preempted_at = self.interruptions.preempted_at
+            return self.arrived_at if preempted_at is None else preempted_at
         return self.interruptions.paused_at
 
     @property
@@ -177,8 +177,8 @@ class Row(NamedTuple):
     """One inference in an iteration: compute tokens start … start + n_tokens − 1.
 
     `samples`: the engine returns an id for it. `idle`: computed for an inference that is over; the
-    id is thrown away. `blocks` is the row's own reference, so that a request cancelled in the
-    middle of an iteration cannot pull them from under the engine.
+    id is thrown away. `blocks` is the row's own reference, which stays valid for the engine when
+    the request is cancelled in the middle of an iteration.
     """
 
     inference: Inference
@@ -199,8 +199,8 @@ class Row(NamedTuple):
 
     @property
     def decodes(self) -> bool:
-        """It computes the token generated last, or is idle; else a part of a prompt, be it a prompt
-        of one token.
+        """True if it is idle or computes the token generated last; else it computes a part of a
+        prompt, if only of one token.
         """
         return self.idle or (
             self.samples and self.n_tokens == 1 and self.start >= len(self.inference.prompt_ids)
@@ -215,32 +215,32 @@ class Iteration(NamedTuple):
     waiting: int
     blocks_used: int
     reason: str = ""
-    padding: int = 0  # rows of nobody, computed besides to fill a decoder batch size
+    padding: int = 0  # rows without a request, added to fill a decoder batch size
     preempted: int = 0  # inferences that gave their KV blocks up before it
 
 
 @dataclass(slots=True)
 class IterationRecord:
-    """What an observer learns of one iteration. `started_at`: seconds on the manager's clock."""
+    """An iteration, for observers. `started_at`: seconds on the manager's clock."""
 
     started_at: float
     seconds: float
     iteration: Iteration
-    n: int = 1  # it and those after it, in which its rows compute a token each; `seconds` is of all
-    # how many of each kind one of them computed, as `stats.ROW_KINDS` names them
-    rows: dict[str, int] = field(init=False)
+    # this iteration and later ones in which its rows compute a token each; `seconds` is of all
+    n: int = 1
+    rows: dict[str, int] = field(init=False)  # number in each of them, by `stats.ROW_KINDS`
 
     def __post_init__(self) -> None:
         rows, padding = self.iteration.rows, self.iteration.padding
         idle = [row.idle for row in rows].count(True)
-        again = len(rows) - [row.recomputed for row in rows].count(0)
-        live = len(rows) - idle - again
-        self.rows = {"live": live, "idle": idle, "padding": padding, "recomputed": again}
+        recomputed = len(rows) - [row.recomputed for row in rows].count(0)
+        live = len(rows) - idle - recomputed
+        self.rows = {"live": live, "idle": idle, "padding": padding, "recomputed": recomputed}
 
 
 class Observer(Protocol):
-    """Told of all that happens. A manager tells it by the handler thread or under its lock: it must
-    be quick, and what it raises is logged.
+    """Observer of iterations and answers. A manager calls it in the handler thread or under its
+    lock: it must be quick, and what it raises is logged.
     """
 
     def iteration(self, record: IterationRecord) -> None:
@@ -251,10 +251,9 @@ class Observer(Protocol):
 
 
 class Generator(Protocol):
-    """The engine's seam."""
+    """The engine's interface."""
 
-    # KV blocks that it has, by which the scheduler then goes; None: as many as that has
-    n_blocks: int | None = None
+    n_blocks: int | None = None  # KV blocks of the engine; None: those of the settings
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Compute the iteration; return one id per row with `samples`, in row order."""

@@ -13,7 +13,7 @@ Reservations = list[tuple[Inference, int]]  # tokens for which each gets KV bloc
 def rows_of(
     plan: Plan, view: View, policy: Policy, running: KeysView[int], waiting: Container[int]
 ) -> tuple[list[Row], Reservations]:
-    """Return the rows of a plan, and what they reserve; nothing has changed yet.
+    """Return the rows of a plan and their reservations. Changes nothing.
 
     running, waiting: ids. Raises ValueError, naming the policy and the rule, if the plan cannot be
     carried out.
@@ -23,13 +23,13 @@ def rows_of(
         return ValueError(f"the plan of {policy} is impossible: {rule}")
 
     limits, account, preemptive = view.limits, view.account(), view.order.preemptive
-    gone: set[int] = set()
+    preempted: set[int] = set()
     for inference in plan.preempt:
         if policy.request_level:
             raise impossible("a row cannot leave a batch that is answered as a whole")
-        if inference.id not in running or inference.id in gone:
+        if inference.id not in running or inference.id in preempted:
             raise impossible("only what runs can be preempted, and once")
-        gone.add(inference.id)
+        preempted.add(inference.id)
         account.release(inference)
     reserved: dict[int, tuple[Inference, int]] = {}
     for inference, tokens in plan.admit:
@@ -37,11 +37,11 @@ def rows_of(
             raise impossible("only what waits can be admitted, and once")
         reserved[inference.id] = (inference, tokens)
     admitted = set(reserved)
-    n_rows = len(plan.run) if preemptive else len(running) - len(gone) + len(admitted)
+    n_rows = len(plan.run) if preemptive else len(running) - len(preempted) + len(admitted)
     if n_rows > limits.max_batch_size:
         raise impossible(f"{n_rows} rows are more than max_batch_size {limits.max_batch_size}")
     computed = {inference.id for inference, _ in plan.run}
-    if computed & gone or not computed - admitted <= running:
+    if computed & preempted or not computed - admitted <= running:
         raise impossible("only what runs can be computed")
     if len(computed) < len(plan.run):
         raise impossible("no inference has two rows")
@@ -51,17 +51,16 @@ def rows_of(
     row = tuple.__new__  # much faster than Row(…), and there are many
     for inference, n in plan.run:
         start, blocks = inference.computed, inference.blocks
-        # its last token once more: its cache does not grow, and the block is nobody else's
-        if inference.is_over:
+        if inference.is_over:  # its last token once more: no block is added or shared
             rows.append(row(Row, (inference, start, 1, blocks, True, True, 0)))
             continue
-        uncomputed, cached, again = 1, 0, 0
+        uncomputed, cached, recomputed = 1, 0, 0
         if not inference.decodes:
             uncomputed = inference.uncomputed
             if uncomputed > 1 and inference.keys is not None:  # its last token is always computed
                 cached = view.cached_tokens(inference)
                 start, uncomputed = start + cached, uncomputed - cached
-            again = max(0, min(n, inference.interruptions.recompute_until - start))
+            recomputed = max(0, min(n, inference.interruptions.recompute_until - start))
             charged += n
         elif counts_decoded:
             charged += n
@@ -70,7 +69,7 @@ def rows_of(
         if cached or start + n > len(blocks) * size:
             _, tokens = reserved.get(inference.id, (inference, len(blocks) * size))
             reserved[inference.id] = (inference, max(tokens, start + n))
-        rows.append(row(Row, (inference, start, n, blocks, n == uncomputed, False, again)))
+        rows.append(row(Row, (inference, start, n, blocks, n == uncomputed, False, recomputed)))
     for inference, tokens in reserved.values():
         account.take(inference, tokens)
     if account.free < 0:

@@ -1,8 +1,8 @@
 """Service that each user has had: the counters of fair queueing (VTC; Sheng et al., OSDI 2024).
 
-A counter grows by what a user was served, divided by its weight. Who begins to wait, with a new
-request or a preempted one, is lifted to the least counter of those that wait, or to that of the
-last who left if nobody does: being away saves nothing up.
+A user's counter grows by the service that it gets, divided by its weight. When a user begins to
+wait, with a new request or a preempted one, its counter is raised to the least one of users that
+wait; if none does, to that of the user that waited last. So being away saves no service up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scheduling.extensions import Extension
 from scheduling.inference import Inference
 from scheduling.policies.fair import COMPLETION, prompt_charge
 
-MANY = 4096  # counters kept before those that no longer matter are dropped
+MANY = 4096  # number of counters beyond which those that no longer matter are dropped
 
 User = str | None  # None: all requests that name no user
 
@@ -29,8 +29,8 @@ class Ledger(Extension):
         self._weights = weights
         self._counters: dict[User, float] = {}
         self._waiting: Counter[User] = Counter()
-        self._numbers = itertools.count()  # of equal counters, who began to wait first
-        self._place: dict[User, tuple[float, int]] = {}  # of those that wait
+        self._numbers = itertools.count()  # order equal counters by who began to wait first
+        self._place: dict[User, tuple[float, int]] = {}  # of users that wait
         self._order: SortedDict[tuple[float, int], User] = SortedDict()
         self._moved: set[User] = set()  # counters that grew since they were put in order
         self._last_left: User = None
@@ -40,11 +40,11 @@ class Ledger(Extension):
         return self._counters.get(user, 0.0)
 
     def charged(self, user: User, service: float) -> float:
-        """Return by how much service moves a user's counter."""
+        """Return what service adds to a user's counter."""
         return service / self._weights.get(user or "", 1.0)
 
     def wait(self, inference: Inference) -> None:
-        """Lift the counter of its user, if none of the user's requests waited."""
+        """Raise the counter of its user, if none of the user's requests waited."""
         user = inference.user
         if not self._waiting[user]:
             self._counters[user] = max(self.counter(user), self._floor)
@@ -62,9 +62,7 @@ class Ledger(Extension):
             self._last_left = user
 
     def admit(self, inference: Inference, now: float) -> None:
-        """Charge its prompt; completions of one prompt, and admissions after a preemption, do not
-        count.
-        """
+        """Charge its prompt: once for all its completions, and not again after a preemption."""
         self.charge(inference.user, prompt_charge([inference]))
 
     def sampled(self, inferences: Sequence[Inference]) -> None:
@@ -105,7 +103,7 @@ class Ledger(Extension):
         self._moved.clear()
 
     def _forget(self) -> None:
-        """Forget counters below the floor: a user that comes back is lifted to it anyway."""
+        """Forget counters below the floor: a user that comes back is raised to it anyway."""
         floor = self._floor
         self._counters = {
             user: counter

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from scheduling.inference import Inference
 
-# the blocks that hold what an inference would compute next
+# returns the cached blocks of the tokens that an inference would compute next
 Find = Callable[[Inference], Sequence[int]]
 
 
 class BlockPool:
-    """Free blocks are sorted ranges, so that a request gets consecutive ones when there are any:
+    """Free blocks as sorted ranges, so that a request gets consecutive ones when there are any:
     memory is read a little faster in order.
     """
 
-    shared_blocks = 0  # that several inferences have
-    cached_blocks = 0  # free ones whose content can still be found
+    shared_blocks = 0  # blocks that several inferences have
+    cached_blocks = 0  # free blocks whose content can still be found
 
     def __init__(self, n_blocks: int, block_size: int):
         self.n_blocks = n_blocks
@@ -29,12 +29,12 @@ class BlockPool:
         self._ranges = [(0, n_blocks)]  # (first, end), disjoint, sorted, never touching
 
     def reserve(self, inference: Inference, tokens: int) -> None:
-        """Give an inference blocks for so many tokens; in place, since its row has the list."""
+        """Extend an inference's blocks for so many tokens; in place, since its row has the list."""
         missing = -(-tokens // self.block_size) - len(inference.blocks)
         inference.blocks += self.allocate(max(0, missing))
 
     def release(self, inference: Inference) -> None:
-        """Take all blocks of an inference; a row that is being computed keeps its list."""
+        """Free all blocks of an inference; a row that is being computed keeps its list."""
         self.free(inference.blocks)
         inference.blocks = []
 

@@ -14,7 +14,7 @@ from scheduling.queue import Timers, WaitingQueue
 
 
 class PausedRows(Extension):
-    """Paused rows in the order, and which of them, and of waiting requests, the order promotes."""
+    """Paused rows in the order. Those, and waiting requests, are promoted after too long a time."""
 
     def __init__(self, order: Order, queue: WaitingQueue):
         self.rows: dict[int, Inference] = {}  # of the last iteration, and those admitted since

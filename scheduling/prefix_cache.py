@@ -17,7 +17,7 @@ from scheduling.memory import Account, BlockPool, Find
 def next_key(key: bytes, ids: Sequence[int]) -> bytes:
     """Return the key of the blocks that have `key` followed by one that holds `ids`.
 
-    SHA-256, so that nobody can make two prompts whose blocks are mistaken for each other's.
+    SHA-256, so that no user can make two prompts whose blocks are mistaken for each other's.
     """
     return hashlib.sha256(key + array("q", ids).tobytes()).digest()
 
@@ -28,15 +28,15 @@ def block_keys(ids: Sequence[int], block_size: int, salt: str = "") -> list[byte
     Equal keys mean equal tokens from the first on, and equal salts.
     """
     first = hashlib.sha256(salt.encode()).digest()
-    keys = [hashlib.sha256(first).digest()]  # of 32 bytes, which no block's is: nor can a salt be
+    keys = [hashlib.sha256(first).digest()]  # of 32 bytes, and blocks hash more: no salt is one
     for end in range(block_size, len(ids) + 1, block_size):
         keys.append(next_key(keys[-1], ids[end - block_size : end]))
     return keys
 
 
 class PrefixCache(BlockPool):
-    """Blocks by reference count. A full block can be found by its key, also when nothing refers to
-    it, until it is needed for something else: the one unused for longest goes first.
+    """Blocks with reference counts. A full block can be found by its key, even when nothing refers
+    to it, until it is evicted, the one unused for longest first.
 
     Inferences with keys share full blocks, which nothing writes to any more.
     """
@@ -47,19 +47,19 @@ class PrefixCache(BlockPool):
         self.queries = 0  # prompt tokens looked up
         self.hits = 0  # prompt tokens found
         self.references = [0] * n_blocks  # of each block
-        self._found: dict[bytes, int] = {}
-        self._keys: dict[int, bytes] = {}  # the inverse
-        self._kept: OrderedDict[int, None] = OrderedDict()  # free ones, by when they came free
+        self._blocks: dict[bytes, int] = {}  # by key
+        self._keys: dict[int, bytes] = {}  # by block
+        self._unused: OrderedDict[int, None] = OrderedDict()  # free ones with a key, oldest first
 
     def account(self, find: Find) -> Account:
         return SharedAccount(self, find)
 
     def allocate(self, n: int) -> list[int]:
-        short = n - (self.free_blocks - len(self._kept))
+        short = n - (self.free_blocks - len(self._unused))
         if short > 0 and n <= self.free_blocks:
-            evicted = [self._kept.popitem(last=False)[0] for _ in range(short)]
+            evicted = [self._unused.popitem(last=False)[0] for _ in range(short)]
             for block in evicted:
-                del self._found[self._keys.pop(block)]
+                del self._blocks[self._keys.pop(block)]
             self._insert(evicted)
         taken = super().allocate(n)
         for block in taken:
@@ -67,62 +67,62 @@ class PrefixCache(BlockPool):
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Refer to blocks that were found, once more."""
+        """Count one more reference to blocks that were found."""
         for block in blocks:
             if not self.references[block]:
-                del self._kept[block]
+                del self._unused[block]
                 self.free_blocks -= 1
             self.references[block] += 1
             self.shared_blocks += self.references[block] == 2
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give a request's blocks back, the last first, so that of those kept a prompt's end goes
-        before its beginning.
+        """Give a request's blocks back, the last first, so that a prompt's end is evicted before
+        its beginning.
         """
-        blank = []
+        without_key = []
         for block in reversed(blocks):
             self.references[block] -= 1
             if self.references[block]:
                 self.shared_blocks -= self.references[block] == 1
             elif block in self._keys:
                 self.free_blocks += 1
-                self._kept[block] = None
+                self._unused[block] = None
             else:
-                blank.append(block)
-        if blank:
-            super().free(blank)
+                without_key.append(block)
+        if without_key:
+            super().free(without_key)
 
     @property
     def cached_blocks(self) -> int:  # type: ignore[override]
-        return len(self._kept)
+        return len(self._unused)
 
     def cache(self, block: int, key: bytes) -> None:
-        """Let a full, computed block be found, unless another one is already."""
-        if key not in self._found:
-            self._found[key], self._keys[block] = block, key
+        """Make a full, computed block findable by its key, unless another block is already."""
+        if key not in self._blocks:
+            self._blocks[key], self._keys[block] = block, key
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the blocks of these keys up to the first that there is none of."""
+        """Return the blocks of these keys, up to the first key without a block."""
         found = []
         for key in keys:
-            if (block := self._found.get(key)) is None:
+            if (block := self._blocks.get(key)) is None:
                 break
             found.append(block)
         return found
 
     def forget_all(self) -> None:
-        """Let nothing be found that was computed so far."""
-        self._found.clear()
+        """Forget the keys of all blocks; those in use stay in use."""
+        self._blocks.clear()
         self._keys.clear()
-        self._kept.clear()
-        self._ranges.clear()  # anew, since merging a whole pool into them takes long
+        self._unused.clear()
+        self._ranges.clear()  # rebuilt, since merging a whole pool into them takes long
         for used, blocks in groupby(range(self.n_blocks), key=lambda b: self.references[b] > 0):
             if not used:
                 first, *others = blocks
                 self._ranges.append((first, first + 1 + len(others)))
 
     def finder(self) -> Find:
-        """Return `found_for` that looks each inference up once, so that a plan is consistent."""
+        """Return a `found_for` that looks each inference up once, so that a plan is consistent."""
         found: dict[int, Sequence[int]] = {}
 
         def find(inference: Inference) -> Sequence[int]:
@@ -150,8 +150,8 @@ class PrefixCache(BlockPool):
             self.queries += len(inference.prompt_ids)
 
     def share_found(self, inference: Inference, found: Sequence[int]) -> int:
-        """Give an inference the blocks found for it, in place of its own if it has those; return
-        how many prompt tokens that saves.
+        """Give an inference the blocks found for it, in place of its own for the same tokens;
+        return how many prompt tokens that saves.
         """
         first = inference.num_cached_blocks
         start = max(inference.computed, inference.interruptions.recompute_until)
@@ -169,12 +169,12 @@ class PrefixCache(BlockPool):
         return saved
 
     def cache_computed(self, inference: Inference, keys: list[bytes]) -> None:
-        """Let the blocks that an inference has filled be found: now that they are computed, so that
-        an iteration that fails leaves nothing behind.
+        """Make the blocks that an inference has filled findable: once they are computed, so that an
+        iteration that fails leaves nothing behind.
         """
         size = self.block_size
         for i in range(inference.num_cached_blocks, inference.computed // size):
-            if len(keys) == i + 1:  # its completion's; its prompt's came with it
+            if len(keys) == i + 1:  # a block of the completion; the prompt's keys are there
                 ids = [inference.token(position) for position in range(i * size, (i + 1) * size)]
                 keys.append(next_key(keys[i], ids))
             self.cache(inference.blocks[i], keys[i + 1])

@@ -1,4 +1,4 @@
-"""Waiting requests: by arrival, by the key of their order, by user; and what falls due when."""
+"""Waiting requests: by arrival, by the key of their order, by user; and timers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scheduling.extensions import Extension
 from scheduling.inference import Inference, State
 from scheduling.policies.orders import Order
 
-SPARE = 64  # obsolete entries that may be kept beside as many as were valid
+SPARE = 64  # obsolete entries that may be kept, besides as many as are valid
 
 T = TypeVar("T")
 
 
 class Timers(Generic[T]):
-    """Entries by time. `is_obsolete`: an entry need not be kept."""
+    """Entries by time. `is_obsolete`: returns whether an entry is no longer needed."""
 
     def __init__(self, is_obsolete: Callable[[T], bool]):
         self._is_obsolete = is_obsolete
@@ -38,7 +38,7 @@ class Timers(Generic[T]):
             self._most = 2 * len(self._heap) + SPARE
 
     def due(self, now: float) -> Iterator[T]:
-        """Remove and return the entries whose time has come, in its order."""
+        """Remove and return the entries whose time has come, the earliest first."""
         while (at := self.next) is not None and at <= now:
             yield heapq.heappop(self._heap)[2]
 
@@ -62,7 +62,7 @@ class Queue:
         return len(self.by_arrival)
 
     def add(self, inference: Inference, by_user: bool) -> None:
-        """by_user: also among those of its user, which costs memory a user."""
+        """Add an inference. by_user: also among those of its user, which costs memory a user."""
         self.by_arrival[inference.id] = self.by_key[inference.standing.key] = inference
         if by_user:
             self.by_user.setdefault(inference.user, SortedDict())[inference.id] = inference
@@ -101,7 +101,7 @@ class WaitingQueue:
         self.put(inference)
 
     def remove(self, inference: Inference) -> None:
-        """Remove one that is admitted, or ends."""
+        """Remove an inference that is admitted, or ends."""
         self.take(inference)
         for extension in self._extensions:
             extension.leave(inference)
@@ -114,6 +114,6 @@ class WaitingQueue:
         self.queues[inference.standing.bin].add(inference, self._order.by_user)
 
     def take(self, inference: Inference) -> None:
-        """Take an inference from its place; it goes on waiting, at another."""
+        """Take an inference from its place, to be put at another."""
         del self.by_id[inference.id]
         self.queues[inference.standing.bin].remove(inference)

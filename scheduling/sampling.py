@@ -1,4 +1,4 @@
-"""What a request wants of the engine: how to choose its tokens, and their log-probabilities."""
+"""Settings of sampling, and log-probabilities of tokens."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose a token. temperature 0 is greedy; `seed` and the token's index
-    decide the draw.
-    """
+    """Settings of a request. temperature 0 is greedy; `seed` and a token's index decide draws."""
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
-    # what each completion token that is there lowers its logit by: once, and each time
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    min_tokens: int = 0  # so many come before any of `stop_ids` may
-    stop_ids: tuple[int, ...] = ()  # each once
-    # whether any of these four may change a logit: looked up for each row of each iteration
+    presence_penalty: float = 0.0  # lowers the logit of each id in the completion so far
+    frequency_penalty: float = 0.0  # the same, times the id's count there
+    min_tokens: int = 0  # completion tokens before any of `stop_ids` may come
+    stop_ids: tuple[int, ...] = ()  # without repetition
+    # True if any of these four may change a logit; read for each row of each iteration
     penalizes: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -31,7 +28,7 @@ class Sampling:
 
 
 class Score(NamedTuple):
-    """A token's log-probability after those before it, and the likeliest ids there with theirs."""
+    """A token's log-probability after those before it, and those of the likeliest ids there."""
 
     logprob: float
     top: list[tuple[int, float]]  # the likeliest first
@@ -42,10 +39,10 @@ class Scores:
     """Log-probabilities that a request wants. The engine appends them, each token's once."""
 
     top: int  # how many of the likeliest ids
-    first: int  # which token of prompt + completion is the first; the one at 0 follows none
+    first: int  # position in prompt + completion of the first token with a score; not 0
     of: list[Score] = field(default_factory=list)
 
     @property
     def next(self) -> int:
-        """The place of the token whose score comes next."""
+        """Position of the token whose score comes next."""
         return self.first + len(self.of)

@@ -45,8 +45,8 @@ class Scheduler:
     """Carries out a policy's plans: rows, KV blocks, states, time stamps.
 
     `decoder_batch_sizes`: an iteration of decode rows alone is filled up with padding rows to the
-    smallest of them that holds it; none: it is as large as its rows. What else the four modes do
-    not need is done by `extensions`, which are called when something happens.
+    smallest of them that holds it; none: it is as large as its rows. Features that the four modes
+    do not need are `extensions`, which are called when something happens.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Scheduler:
                 self._deadlines.add(inference.deadline, inference)
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
-        """Ask the policy and carry its plan out; return the next iteration (no rows: nothing to
-        run) and `wake_at`.
+        """Carry the policy's plan out; return the next iteration (no rows: nothing to run) and
+        `wake_at`.
 
         Raises ValueError, before anything has changed, if the plan is impossible.
         """
@@ -137,7 +137,7 @@ class Scheduler:
         view = self.view(now)
         plan = self.policy.plan(view)
         rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
-        for inference, _ in reserved:  # first of all, before others take what was found
+        for inference, _ in reserved:  # first, before reservations evict the blocks found
             if found := view.find(inference):
                 self.prompt_tokens += self.pool.share_found(inference, found)
         for inference in plan.preempt:
@@ -249,7 +249,7 @@ class Scheduler:
         self.pool.forget_all()
 
     def _finish(self, over: list[Inference], now: float) -> list[Inference]:
-        """Answer what is over: each on its own, or in a request-level batch all at its end.
+        """Answer finished inferences: each on its own, or in a request-level batch all at its end.
 
         There a stream is answered with its own last token all the same; its row stays, idle, until
         the batch ends.
@@ -303,7 +303,7 @@ class Scheduler:
         return ended + self._finish([], now) if ended else []
 
     def expire(self, now: float) -> list[Inference]:
-        """End every inference whose deadline has passed, or its time in its level's queue."""
+        """End every inference whose deadline, or time in its level's queue, has passed."""
         due = self.next_deadline()
         if due is None or due > now:
             return []
@@ -325,8 +325,8 @@ class Scheduler:
         self.pool = PrefixCache(n_blocks, self.limits.block_size)
         groups: dict[int, list[Inference]] = {}
         for inference in self.waiting.values():
-            of = inference.group if self.policy.request_level else inference.id
-            groups.setdefault(of, []).append(inference)
+            key = inference.group if self.policy.request_level else inference.id
+            groups.setdefault(key, []).append(inference)
         ended = []
         for group in groups.values():
             try:

@@ -1,8 +1,7 @@
 """Virtual time: the server's own scheduler without its thread, its clock and its tensors.
 
 Knows no torch, no HTTP and no clock. `drive` serves inferences by one scheduler;
-`simulate.run.SimulatedServer` serves a client's trace by as many replicas as are asked for. Both
-run a `Loop`.
+`simulate.run.SimulatedServer` serves a client's trace by one or more replicas. Both run a `Loop`.
 
 loop, time   events in order, in picoseconds
 replica      a scheduler, and the time that its engine takes
@@ -35,15 +34,15 @@ def drive(
     planned: Callable[[float, Iteration], None] = ignore,
     ended: Ended = no_follow_up,
 ) -> float:
-    """Serve groups of inferences to the end by one scheduler, an iteration at a time, and return
-    the time at which it is.
+    """Serve groups of inferences by one scheduler, an iteration at a time, and return when all have
+    ended.
 
     arrivals: (seconds, group), by time, drawn as they come. cost_s: seconds of an iteration.
     planned: called with the time and each iteration before it is computed. ended: called with the
     time and each inference that is answered, expired or refused; the arrivals that it returns, such
     as the next turn of a conversation, are served too, no earlier than that. The inferences have
     their stamps and tokens afterwards, and those of a refused group the refusal as `error`. Raises
-    RuntimeError if nothing runs and nothing is waited for while work is left.
+    RuntimeError if work is left that no event continues.
     """
     loop, costs = Loop(), CostFunction("given", Line(0), cost_s=cost_s)
     replica = SimulatedReplica(loop, scheduler, costs, generate, planned, ended=ended)

@@ -1,7 +1,7 @@
 """Costs of an iteration: a straight line in what it computes, and the time that is lost around it.
 
-Times are whole picoseconds: sums are exact, so that a stretch of iterations takes what they take
-one by one. `python -m benchmarks.costs` fits a line to the machine at hand; the form is Vidur's
+Times are whole picoseconds: sums are exact, so that iterations take as long together as one by one.
+`python -m benchmarks.costs` fits a line to the machine at hand; the form is Vidur's
 (Agrawal et al., MLSys 2024, section 4) with the whole forward pass as one operator. Knows neither
 torch nor numpy.
 """
@@ -93,9 +93,8 @@ class Costs:
     gap: int = 0  # from an iteration's end to the beginning of the next one, while there is work
     gap_row: int = 0  # for each of its rows
     gap_answer: int = 0  # for each request that it answers: turns of its HTTP thread
-    gap_answer_row: int = 0  # by which that is less for each row, down to 0: threads run during
-    # long iterations
-    gap_stream: int = 0  # where it samples for streams, whose threads are woken
+    gap_answer_row: int = 0  # less for each row, down to 0: threads run during long iterations
+    gap_stream: int = 0  # after an iteration that samples for streams, whose threads are woken
     gap_stream_row: int = 0  # for each of these streams
     request: int = 0  # from the client's sending to the arrival at the server
     answer: int = 0  # from the answer at the server to its arrival at the client

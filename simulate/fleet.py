@@ -35,7 +35,7 @@ class Layout:
     replicas: int = 1  # with autoscaling: at first
     router: str = "power_of_two"
     stale_s: float = 0.0  # age that the router's reports of the replicas may have
-    counts_own: bool = True  # it adds what it sent since (`deploy.routers.Gateway`)
+    counts_own: bool = True  # the router adds what it sent since (`deploy.routers.Gateway`)
     start_s: float = 0.0  # from the decision to start a replica until it takes requests
     slow: Mapping[int, float] = field(default_factory=dict)  # by replica, times as long
     failures: Sequence[Failure] = ()
@@ -57,8 +57,8 @@ class Layout:
 
 
 class Change(NamedTuple):
-    """Number of replicas from a time on: up, those that take requests; others, those that start or
-    finish what they have.
+    """Numbers of replicas from a time on. up: take requests. others: start, or finish their last
+    requests.
     """
 
     at_s: float
@@ -102,7 +102,7 @@ class Fleet:
         self._up: dict[int, routers.ReplicaLoad] = {}  # as the router sees them
         self._starting: set[int] = set()
         self._numbers = itertools.count()
-        self._waiting: list[Group] = []  # until a replica is up
+        self._waiting: list[Group] = []  # requests that came while no replica was up
         for _ in range(layout.replicas):
             self._begin(next(self._numbers))
         for failure in layout.failures:
@@ -125,7 +125,7 @@ class Fleet:
         router = self._gateway.router
         if router.uses_tokens and self._gateway.looks(self._loop.now):
             for number, seen in self._up.items():
-                seen.tokens = self._replicas[number].tokens_left
+                seen.tokens = self._replicas[number].remaining_tokens
         first = group[0]
         request = RoutedRequest(
             len(first.prompt_ids),
@@ -159,7 +159,7 @@ class Fleet:
                 self._up[number].requests -= 1
             elif replica is self._replicas.get(number) and not replica.has_work:
                 del self._replicas[number]  # it was to stop, and has finished what it had
-                self._note()
+                self._record_change()
             return self._ended(now, inference)
 
         replica = self._replicas[number] = SimulatedReplica(
@@ -171,7 +171,7 @@ class Fleet:
             ended=ended,
             jump=self._jump,
         )
-        self._note()
+        self._record_change()
         waiting, self._waiting = self._waiting, []
         for group in waiting:
             self.arrive(group)
@@ -179,7 +179,7 @@ class Fleet:
     def _start(self) -> None:
         number = next(self._numbers)
         self._starting.add(number)
-        self._note()
+        self._record_change()
         self._loop.at(self._loop.now + instant(self.layout.start_s), ARRIVE, self._started, number)
 
     def _started(self, number: int) -> None:
@@ -187,7 +187,7 @@ class Fleet:
             self._begin(number)
 
     def _stop(self) -> None:
-        """Stop one that starts, else the one with the fewest requests once it has finished them."""
+        """Stop a starting replica, else the one with the fewest requests when they have ended."""
         if self._starting:
             self._starting.remove(max(self._starting))
         else:
@@ -195,7 +195,7 @@ class Fleet:
             self._down(number)
             if not self._replicas[number].has_work:
                 del self._replicas[number]
-        self._note()
+        self._record_change()
 
     def _fail(self, failure: Failure) -> None:
         number = failure.replica
@@ -216,14 +216,14 @@ class Fleet:
         now = seconds(self._loop.now)
         ongoing = {number: seen.requests for number, seen in self._up.items()}
         if self._autoscaler.settings.target_tokens is not None:
-            ongoing = {number: self._replicas[number].tokens_left for number in self._up}
+            ongoing = {number: self._replicas[number].remaining_tokens for number in self._up}
         target = self._autoscaler.decide(now, ongoing)
         while (n := len(self._up) + len(self._starting)) != target:
             (self._start if n < target else self._stop)()
         if not self._loop.is_over:
             self._loop.at(self._loop.now + instant(CONTROL_INTERVAL_S), OBSERVE, self._decide)
 
-    def _note(self) -> None:
+    def _record_change(self) -> None:
         up = len(self._up)
         others = len(self._starting) + len(self._replicas) - up
         self.changes.append(Change(seconds(self._loop.now), up, others))

@@ -1,7 +1,7 @@
-"""Iterations that repeat: how many, and what they come to at once.
+"""Iterations that repeat: how many, and their effects applied at once.
 
-The scheduler plans and applies one iteration at a time. Between two at which something begins or
-ends the plans are equal, so a simulator may jump over them, to the same end.
+The scheduler plans and applies one iteration at a time. Until something begins or ends its plans
+are equal, so a simulator may jump over them, with the same result.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ BATCHES = (NoBatching, Static, Windowed, MultiBin)  # nothing joins a batch that
 
 
 def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
-    """Return how many iterations, this one and the next ones, compute the same rows, a token each,
-    if nothing leaves, arrives (unless arrivals `cannot_join`) or is late. 1: the next plan is not
-    known.
+    """Return how many iterations, from this one on, compute the same rows, a token each, as long as
+    nothing is cancelled, passes its deadline or arrives (unless it `cannot_join`). 1: the next plan
+    is not known.
     """
     if scheduler.order.by_service or not _plans_the_same(scheduler):
         return 1

@@ -51,7 +51,7 @@ class Event:
 class Loop:
     """Events by time; at one instant by kind, and then in the order in which they were added.
 
-    Of the trace only the next arrival is held; at one instant it goes before arrivals that were
+    Only the next arrival of the trace is stored; at one instant it goes before arrivals that were
     added.
     """
 

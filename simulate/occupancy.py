@@ -16,13 +16,13 @@ NARROWEST = PS // 10**6
 class Occupancy:
     """Sums of rows × time, in picoseconds, in bins that double their width as a run grows longer.
 
-    Whole numbers: a stretch of iterations adds what they add one by one.
+    Whole numbers: iterations add the same together as one by one.
     """
 
     def __init__(self) -> None:
         self._width = NARROWEST
         self._bins: dict[str, list[int]] = {kind: [] for kind in ROW_KINDS}
-        self.busy = self.occupied = 0  # iterations' time, and the same times live rows
+        self.busy = self.occupied = 0  # time of iterations, and of their live rows
 
     def add(self, stretch: Stretch, record: IterationRecord) -> None:
         rows = record.rows
@@ -38,7 +38,7 @@ class Occupancy:
         self.occupied += done * rows["live"]
 
     def over_time(self) -> dict[str, Any]:
-        """Return what `stats.occupancy_over_time` does."""
+        """Return means of each bin, in the format of `stats.occupancy_over_time`."""
         means = {kind: [round(n / self._width, 4) for n in b] for kind, b in self._bins.items()}
         return {"started_at": 0.0, "bin_s": self._width / PS if self.busy else 0.0} | means
 

@@ -1,5 +1,5 @@
-"""Capacity planning by simulation: the fewest replicas that meet latency limits, with what chance
-does to the answer. A number suffices if its requests meet the limits and its queue does not grow.
+"""Capacity planning by simulation: the fewest replicas that meet latency limits, and how sure that
+is. A number suffices if its requests meet the limits and its queue does not grow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simulate.trial import Trial, TrialResult
 MOST = 1024  # replicas that are tried
 SURE = 0.95  # the probability with which the fewest must suffice
 ATTAINMENT = 0.99  # unless it is given
-SEEDS = 40  # the least and the most of so many hold 95% of others (`predicted`)
+SEEDS = 40  # the least and the most of so many values enclose 95% of others (`predicted`)
 FEW = 3  # seeds of the search, before all of them judge a number and its neighbours
 LONG_S = 60.0  # of arrivals, unless --numsamples gives a number of requests
 FEWEST, MOST_REQUESTS = 1_000, 20_000  # more where the growth of a queue needs them
@@ -55,7 +55,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer for one variant."""
+    """Answer for one variant, and the numbers behind it."""
 
     name: str
     fewest: int | None  # None: no number suffices
@@ -137,20 +137,20 @@ class Planner:
         return self._judged[replicas]
 
     def _prepare(self) -> str:
-        """Settle how many requests a trace has. Return why no number can suffice, if none can.
+        """Determine how many requests a trace has. Return why no number can suffice, if none can.
 
-        One replica serves some of the requests one at a time, which shows whether any number can
-        meet the limits; and as many at once as fill it, which shows how long a queue needs to show
-        its growth.
+        One replica serves a sample of the requests one at a time, which shows whether any number
+        can meet the limits; and as many at once as fill it, which shows how long a queue needs to
+        show its growth.
         """
         question, traffic = self._trial.question, self._trial.traffic
         n = question.requests
         if n is None and question.rate:
             n = requests_for(question.rate)
         trace = traffic.requests(n, question.seeds[0])
-        some = trace[:: max(1, len(trace) // FEWEST)]
-        alone = self._by_one(some, users=1)
-        full = self._by_one(some[: burst_size(self._trial.config)], users=None)
+        sample = trace[:: max(1, len(trace) // FEWEST)]
+        alone = self._by_one(sample, users=1)
+        full = self._by_one(sample[: burst_size(self._trial.config)], users=None)
         self._spent = alone.requests + full.requests
         fills_s = full.slowest_row_s + float(np.nansum(trace.think_s)) / len(trace.firsts)
         if rule := self._rule:  # until it follows the load
@@ -175,9 +175,11 @@ class Planner:
         """Serve requests by one replica, `users` at a time, or all at once. A later turn of a
         conversation comes as if it were alone, which is faster.
         """
-        come: dict[str, Any] = {"at": 0.0, "users": users, "after": None, "think_s": None}
+        fields: dict[str, Any] = {"at": 0.0, "users": users, "after": None, "think_s": None}
         trial = self._trial._replace(layout=replace(self._layout(1), autoscaling=None))
-        return trial.result([request.model_copy(update=come) for request in requests], trial.costs)
+        return trial.result(
+            [request.model_copy(update=fields) for request in requests], trial.costs
+        )
 
     def _answer(self, fewest: int | None, why_not: str = "") -> Answer:
         by_number = {n: [*by_seed.values()] for n, by_seed in sorted(self._results.items())}
@@ -196,7 +198,7 @@ class Planner:
         )
 
     def _too_few(self, replicas: int) -> str:
-        """Return why neither so many suffice nor more would."""
+        """Return why so many do not suffice, nor would more."""
         results = [*self._results[replicas].values()]
         met, growing = self._count(results)
         share = statistics.mean(result.attainment for result in results)
@@ -242,7 +244,7 @@ class Planner:
         return [results[seed] for seed in seeds]
 
     def _layout(self, replicas: int) -> Layout:
-        """So many replicas; with autoscaling at most, and at first those that it begins with."""
+        """Return the layout of so many replicas; with autoscaling, of so many at most."""
         own = self._trial.layout
         slow = {k: times for k, times in own.slow.items() if k < replicas}
         if (rule := self._rule) is None:
@@ -263,9 +265,8 @@ def wilson(met: int, n: int) -> tuple[float, float]:
 
 
 def predicted(values: Sequence[float]) -> tuple[float, float]:
-    """Return the range of one more value that comes about as these did: between the least and the
-    most of them, with probability `coverage(n)` or more, whatever their distribution (order
-    statistics; Wilks, 1941), as far as the costs are right.
+    """Return the range in which one more value lies with probability `coverage(n)` or more: from
+    the least to the most of n values, whatever their distribution (order statistics; Wilks, 1941).
     """
     return min(values), max(values)
 

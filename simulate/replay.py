@@ -1,5 +1,5 @@
 """Replay of a server's recording: its calls are made once more, at the recorded times, on a
-scheduler of the same settings, and the same must come of each (`observers.recording`).
+scheduler of the same settings, and must have the same results (`observers.recording`).
 
 A file may hold several recordings, each of a server that was started with it.
 """
@@ -179,7 +179,7 @@ class _Server:
         self._iteration, self._begun = Iteration([], 0, 0, 0), 0.0
 
     def difference(self, entry: Entry) -> str | None:
-        """Make a recorded call; return in what its result differs from the recorded one."""
+        """Make a recorded call; return how its result differs from the recorded one."""
         self._written.clear()
         try:
             for inference in self._call(entry):
@@ -195,7 +195,7 @@ class _Server:
         if not self._written:
             return "it changed something in the recording, and changes nothing in the replay"
         written = json.loads(line_of(self._written[0]))
-        if "keys" in entry:  # they were taken from the recording, so that none are new
+        if "keys" in entry:  # they came from the recording, and the replay computes none
             written["keys"] = entry["keys"]
         return _difference(entry, written)
 
@@ -246,7 +246,7 @@ class _Server:
 
 
 def _group(entries: Iterable[Entry]) -> list[Inference]:
-    """Return a request as it came, with prompts of the same lengths."""
+    """Return a recorded request, with prompts of the same lengths."""
     group: list[Inference] = []
     for entry in entries:
         leader = group[entry["leader"]] if "leader" in entry else None
@@ -266,13 +266,13 @@ def _group(entries: Iterable[Entry]) -> list[Inference]:
 
 
 def _difference(recorded: Entry, replayed: Entry) -> str | None:
-    """Return in what two entries differ: in rows, if in those at all."""
+    """Return the first difference of two entries, in rows before all else."""
     rows = zip_longest(recorded.get("rows", []), replayed.get("rows", []))
     for i, (then, now) in enumerate(rows):
         if then is None or now is None:
             n, m = (len(entry.get("rows", [])) for entry in (recorded, replayed))
             return f"rows: {n} in the recording, {m} in the replay"
-        for name, before, after in zip(ROW, _whole(then), _whole(now)):
+        for name, before, after in zip(ROW, _padded(then), _padded(now)):
             if before != after:
                 return f"row {i} of request {then[0]}: {name} {_differ(before, after)}"
     for name in {**recorded, **replayed}:
@@ -281,7 +281,7 @@ def _difference(recorded: Entry, replayed: Entry) -> str | None:
     return None
 
 
-def _whole(row: list[Any]) -> list[Any]:
+def _padded(row: list[Any]) -> list[Any]:
     return [*row, *list(ROW.values())[len(row) :]]
 
 

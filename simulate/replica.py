@@ -84,7 +84,7 @@ class Stretch(NamedTuple):
 
 
 def any_ids(iteration: Iteration) -> Iterable[int]:
-    """Return ids for all rows that sample, of a text that is never read."""
+    """Return ids for all rows that sample, of a text that nothing reads."""
     return repeat(0)
 
 
@@ -97,8 +97,8 @@ class SimulatedReplica:
     `batching` does.
 
     generate: returns the ids of an iteration. planned, ended: see `drive`. computed: called with
-    each stretch. jump: compute iterations between which nothing changes as one stretch, with the
-    same result as one by one; `generate` is then called once for all of them.
+    each stretch. jump: compute iterations as one stretch while nothing changes, with the same
+    result as one by one; `generate` is then called once for all of them.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SimulatedReplica:
         self._stretch: Stretch | None = None
         self._next: Event | None = None  # the end of the stretch, or a plan
         self._planned_at: int | None = None
-        self._free_at = 0  # before which no plan is made
+        self._free_at = 0  # time before which no plan is made
         self._arriving: deque[tuple[Event, Group]] = deque()  # groups whose threads wait for a turn
         self._turns_end_at = 0
         self._tokens = 0  # of all requests, without those that will never be computed
@@ -160,7 +160,7 @@ class SimulatedReplica:
                 self._cut(not_before(deadline))
 
     def cancel(self, group: Group) -> None:
-        """End those of a group that have not ended, queued or not."""
+        """End the inferences of a group that have not ended, queued or not."""
         self._settle()
         error = Cancelled("The request was cancelled.")
         self._end_arriving([group], error)
@@ -179,7 +179,7 @@ class SimulatedReplica:
         self._end(ended)
 
     def _end_arriving(self, groups: list[Group], error: ServingError) -> None:
-        """End those of the groups that are not queued yet."""
+        """End the groups that are not queued yet."""
         ending = [arrival for arrival in self._arriving if arrival[1] in groups]
         self._arriving = deque(arrival for arrival in self._arriving if arrival[1] not in groups)
         for event, group in ending:
@@ -214,7 +214,7 @@ class SimulatedReplica:
         return self.scheduler.has_work or bool(self._arriving)
 
     @property
-    def tokens_left(self) -> int:
+    def remaining_tokens(self) -> int:
         """Tokens that are not computed yet, of all requests."""
         done = self.scheduler.processed
         if self._stretch is not None and self._stretch.n > 1:

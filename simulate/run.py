@@ -37,11 +37,11 @@ from tokenizer import load_tokenizer
 
 
 class SimulatedServer:
-    """Servers of ours by their Config and the costs of their engine, behind a router if they are
-    several: `Measurable`.
+    """A server of ours, by its Config and the costs of its engine, or several behind a router;
+    `Measurable`.
 
-    stream: requests ask for streams. jump: compute iterations between which nothing changes at
-    once, with the same result. observe: makes an observer of each scheduler.
+    stream: requests ask for streams. jump: compute iterations at once while nothing changes, with
+    the same result. observe: makes an observer of each scheduler.
     """
 
     ours = has_report = True
@@ -108,7 +108,7 @@ class _InFlight(NamedTuple):
     number: int
     request: Request
     sent_at: float
-    token: int  # which its completion repeats
+    token: int  # id that its completion repeats
 
 
 class _Run:
@@ -150,7 +150,7 @@ class _Run:
         self._loop.serve(self._firsts(), self)
 
     def replicas(self) -> dict[str, Any]:
-        """Return what became of the replicas, once all is served."""
+        """Return facts of the replicas, once all is served."""
         end_s = float(self.outcomes.ended["ended_at"].max(initial=0.0))
         return {
             "requests": self._fleet.sent,
@@ -162,7 +162,7 @@ class _Run:
     # ---- requests
 
     def _firsts(self) -> Iterator[Arrival]:
-        """Send those that wait for no answer; in a closed loop, one of each user."""
+        """Send the requests that wait for no answer; in a closed loop, one of each user."""
         for i in itertools.islice(self._unsent, self._trace.users):
             yield self._send_first(i, 0.0 if self._trace.users else self._trace[i].at)
 
@@ -183,7 +183,7 @@ class _Run:
         config = self._config
         arrives = at + self._request_s
         timeout_s = config.request_timeout_s
-        seed = i if request.seed is None else request.seed  # as a server counts on
+        seed = i if request.seed is None else request.seed  # a server numbers them, too
         sampling = Sampling(request.temperature, request.top_k, request.top_p, seed)
         inference = Inference(
             ids,
@@ -201,7 +201,7 @@ class _Run:
         return arrives, [inference]
 
     def _send_turn(self, i: int, before: Outcome, inference: Inference) -> Iterator[Arrival]:
-        """Send the conversation so far and what is said next, once its user has thought."""
+        """Send the conversation so far and its next message, once its user has thought."""
         request = self._trace[i]
         due = before.ended_at + (request.think_s or 0.0)
         error = before.error and UNSENT
@@ -253,7 +253,7 @@ class _Run:
         return str(self._first_turn[sent.number])
 
     def _generate(self, iteration: Iteration) -> list[int]:
-        """Return ids of its own for each completion: those are not what prompts share."""
+        """Return ids that differ by completion, so that prompts share none by chance."""
         ended = (0,)
         return [
             int(self._in_flight.get(row.inference, ended)[-1])
@@ -294,7 +294,7 @@ class _Run:
         self._watch.ended(outcome)
 
     def _tick(self, first: float, rng: random.Random) -> None:
-        """Observe as the client of a real server does: once in each TICK_S, anywhere in it."""
+        """Observe as the client of a real server does: once in each TICK_S, at a random time."""
         if not self._unended or self._loop.is_over:
             return
         self._watch.tick()

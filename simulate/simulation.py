@@ -62,8 +62,8 @@ class Simulation(Options):
     recording: str | None = None  # of --replay
 
     def config(self, name: str) -> Config:
-        """Return all settings of a variant; those of the engine are the ones that its costs were
-        measured with. Raises ConfigError.
+        """Return all settings of a variant; the engine's are those that its costs were measured
+        with. Raises ConfigError.
         """
         flags, costs = self.settings(name), self.costs
         measured: Mapping[str, Any] = costs.source.get("config", FAKE_ENGINE)
@@ -73,13 +73,13 @@ class Simulation(Options):
             if setting in WITHOUT_EFFECT:
                 raise ConfigError(f"{flag(setting)} has no effect in virtual time; leave it out")
             if setting in engine and str(flags[setting]) != str(measured.get(setting)):
-                theirs = (
+                known = (
                     f"are of {flag(setting)} {measured[setting]}"
                     if setting in measured
                     else f"know no {flag(setting)}"
                 )
                 raise ConfigError(
-                    f"{flag(setting)} {flags[setting]}: the costs {costs.name} {theirs}; leave it "
+                    f"{flag(setting)} {flags[setting]}: the costs {costs.name} {known}; leave it "
                     f"out, or name other --costs"
                 )
 
@@ -223,8 +223,9 @@ def _question(known: argparse.Namespace, costs: Costs, layout: Layout, repeats: 
 
 
 def _rate(known: argparse.Namespace) -> float | None:
-    """Return the requests a second, which determine their number; None where users or a trace have
-    a number of their own. Raises ConfigError, and WorkloadError for an unknown arrival.
+    """Return the requests a second, which determine the length of a trace; None where users or a
+    trace file have a length of their own. Raises ConfigError, and WorkloadError for an unknown
+    arrival.
     """
     if known.users:
         users = Users(known.users)

@@ -1,4 +1,4 @@
-"""A trial of a plan: one trace, served by so many replicas in virtual time."""
+"""A trial of a plan: one trace, served by a number of replicas in virtual time."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Question:
 class Traffic(NamedTuple):
     """Requests that are drawn from a seed, or those of a trace file.
 
-    data: of Workload. arrival: "" where users or a file determine it; of a file's requests new
-    times are drawn by another one.
+    data: fields of Workload. arrival: "" where users or a file determine it; otherwise it replaces
+    a file's times, too.
     """
 
     data: Mapping[str, Any]
@@ -71,7 +71,7 @@ def _loaded(path: Path, scale: int | None) -> Trace:
 
 
 class Trial(NamedTuple):
-    """A trace that so many replicas serve; picklable, since several processes serve them."""
+    """A trace and the servers that serve it; picklable, since processes share the trials."""
 
     name: str
     config: Config
@@ -83,7 +83,7 @@ class Trial(NamedTuple):
     seed: int
 
     def serve(self) -> TrialResult:
-        """Serve the trace of the seed, with which the uncertainty of the costs is drawn."""
+        """Serve the trace of the seed, at costs that are drawn with it within their uncertainty."""
         rng = np.random.default_rng([self.seed, 11])
         factor = math.exp(self.question.uncertainty * rng.standard_normal())
         requests = self.traffic.requests(self.question.requests, self.seed)

@@ -61,7 +61,7 @@ def parser_of(studies: Iterable[Study]) -> argparse.ArgumentParser:
 
 
 def chosen(cases: Sequence[Mapping[str, Any]], conditions: Sequence[str]) -> list[Any]:
-    """Return the cases of which each key that is named has one of its values."""
+    """Return the cases that have, for each key in the conditions, one of its values."""
     wanted: dict[str, list[str]] = {}
     for condition in conditions:
         key, _, value = condition.partition("=")
@@ -82,7 +82,7 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
     if not cases:
         sys.exit("error: --only leaves no case")
     path = options.out / f"{study.name}.runs.jsonl"
-    kept_runs = runner.Kept(path, runner.code(study))
+    kept_runs = runner.FinishedRuns(path, runner.code(study))
     cases = runner.measured(
         study, cases, options.requests, options.seeds, kept_runs, options.processes, options.minutes
     )
@@ -94,7 +94,7 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    named = [name for name in NAMES if name in sys.argv[1:2]]  # others may need what is not here
+    named = [name for name in NAMES if name in sys.argv[1:2]]  # others may need missing packages
     options = parser_of(map(load, named or NAMES)).parse_args()
     try:
         runner.write(options.study, options.out, result_of(options))

@@ -1,5 +1,5 @@
-"""Batches of alike lengths beside the closed forms: `static`, sorted and in bins, and `dynamic`, on
-a queue that is never empty.
+"""Batches of similar lengths beside closed forms: `static`, sorted and in bins, and `dynamic`, on a
+queue that is never empty.
 
 Lengths are uniform. A batch of B rows then uses mean(g) / E[max of B draws of g] of them; k bins of
 equal mass complete (B/(B+1)) / ((k−1)/2k + B/(k(B+1))) times as much (Guldogan et al., 2024).
@@ -18,7 +18,7 @@ from studies.virtual import VIRTUAL, Settings
 
 LENGTHS = "uniform:1:200"
 ROWS, BINS = (8, 32), (2, 4, 8)
-PATIENCE_MS = 10_000.0  # of a bin that does not fill, which would otherwise starve
+PATIENCE_MS = 10_000.0  # delay of a bin that does not fill, which would otherwise starve
 NOISY = {"bins": BINS[-1], "length_predictor": "noisy:0.7"}
 VARIANTS: dict[str, tuple[str, Settings]] = {
     "static": ("static", {}),
@@ -34,14 +34,14 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 
 def gain(rows: int, bins: float) -> float:
-    """Throughput of so many bins over that of one, in batches of so many rows."""
+    """Return the throughput of so many bins ÷ that of one, in batches of so many rows."""
     of_one = rows / (rows + 1)
     return of_one / ((bins - 1) / (2 * bins) + of_one / bins)
 
 
 def closed_form(variant: str, rows: int, n: int) -> float | None:
-    """Useful rows in %, of n requests; None where there is no closed form. A burst that is sorted
-    as a whole has as many bins as batches.
+    """Return useful rows in %, of n requests; None where there is no closed form. A burst that is
+    sorted as a whole has as many bins as batches.
     """
     mode, settings = VARIANTS[variant]
     if mode == "dynamic":
@@ -53,9 +53,7 @@ def closed_form(variant: str, rows: int, n: int) -> float | None:
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
-    """All requests come at once. Measured while every row is taken, as it would be for ever if
-    they kept coming.
-    """
+    """Serve a burst; measure while every row is taken, as if requests kept coming."""
     mode, settings = VARIANTS[case["variant"]]
     settings = {"max_batch_size": case["rows"], "token_budget": 10**5, **settings}
     if mode == "multibin":

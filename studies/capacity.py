@@ -1,7 +1,7 @@
-"""How far a sweep's capacity is from the truth: sweeps in virtual time, against an endless queue.
+"""Error of a sweep's capacity: whole sweeps in virtual time, beside a queue that is never empty.
 
-A sweep's own traces, search, verdict and estimate, on the real scheduler and policies; an iteration
-takes what the fake engine's does, and nothing else takes time.
+Traces, search, verdict and estimate are a sweep's own, scheduler and policies are real; iterations
+take as long as the fake engine's, and nothing else takes time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def served(mode: str, requests: Sequence[Request]) -> list[Inference]:
 
 
 def true_capacity(mode: str, n: int) -> float:
-    """Requests completed a second until the last of n, which all came at once, is admitted."""
+    """Return the requests completed a second until the last one of a burst of n is admitted."""
     requests = Workload(LENGTHS, seed=CAPACITY_SEED).requests(n, "burst", scaled=True)
     times = [times_of(inference) for inference in served(mode, requests)]
     end = max(t.admitted_at for t in times)
@@ -45,13 +45,13 @@ def true_capacity(mode: str, n: int) -> float:
 
 
 def measure(mode: str, requests: Sequence[Request]) -> dict[str, Any]:
-    """Measures of a trace, as a client without any delay sees it."""
+    """Return the measures of a trace, as a client without any delay sees it."""
     outcomes = list(map(outcome, requests, served(mode, requests)))
     return judged(requests, outcomes, LIMITS)
 
 
 def outcome(request: Request, inference: Inference) -> Outcome:
-    """An answer to a client without any delay."""
+    """Return the outcome for a client without any delay."""
     times, sent = times_of(inference), (request.at, request.at)
     stamps = times.first_token_at, times.last_token_at, times.answered_at
     tokens = len(inference.prompt_ids), times.completion_tokens
@@ -60,7 +60,7 @@ def outcome(request: Request, inference: Inference) -> Outcome:
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
-    """The outcome of one seed's sweep, and the seconds that it would take."""
+    """Return the outcome of one seed's sweep, and the seconds that it would take."""
     mode = case["mode"]
     points: list[sweep.Point] = []
     seconds = 0.0

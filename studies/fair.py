@@ -37,12 +37,12 @@ def capacity() -> Capacity:
 
 
 def service_rate() -> float:
-    """Weighted tokens a second that are served while requests always wait."""
+    """Return the weighted tokens a second that are served while requests always wait."""
     return W_PROMPT * capacity().prompt_tokens + W_COMPLETION * capacity().tokens
 
 
 def settings_of(variant: str) -> Settings:
-    """A limit is a user's equal share of a minute's capacity."""
+    """Return a variant's settings; a limit is a user's equal share of a minute's capacity."""
     share = MINUTE_S * capacity().requests / len(USERS)
     tokens = (capacity().prompt_tokens + capacity().tokens) / capacity().requests
     settings: dict[str, Settings] = {
@@ -55,12 +55,14 @@ def settings_of(variant: str) -> Settings:
 
 
 def bound(longest_prompt: int) -> int:
-    """Of the difference of service among users that always wait (VTC, theorem 4.4)."""
+    """Return the bound of the difference of service between users that always wait (VTC, theorem
+    4.4).
+    """
     return 2 * max(W_PROMPT * longest_prompt, W_COMPLETION * 16 * BLOCKS)
 
 
 def trace(name: str, seconds: float, seed: int) -> list[tuple[Request, Inference]]:
-    """Requests of both users in so many seconds, by time, with their inferences."""
+    """Return the requests of both users in so many seconds, by time, with their inferences."""
     sent: list[tuple[Request, Inference]] = []
     for k, (user, (stretches, load)) in enumerate(TRACES[name].items()):
         rate = load * capacity().requests
@@ -93,7 +95,9 @@ class Service:
             self.of[user].append(self.of[user][-1] + n)
 
     def largest_difference(self, inferences: Sequence[Inference]) -> float:
-        """Of the service of both between any two moments between which both always waited."""
+        """Return the largest difference of both users' service in any stretch in which both always
+        waited.
+        """
         answered = [i for i in inferences if i.state is State.FINISHED]
         stretches = [waits(i for i in answered if i.user == user) for user in USERS]
         more = np.subtract(self.of["greedy"], self.of["other"])
@@ -106,7 +110,7 @@ class Service:
 
 
 def waits(inferences: Iterable[Inference]) -> list[tuple[float, float]]:
-    """Stretches in which any of them waited, by time."""
+    """Return the stretches in which any of them waited, by time."""
     stretches: list[tuple[float, float]] = []
     for i in inferences:  # by arrival
         admitted = i.admitted_at or i.arrived_at
@@ -122,7 +126,7 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
-    """Measures of the time that n requests take."""
+    """Return measures of the time that n requests take."""
     seconds = n / capacity().requests
     requests, inferences = map(list, zip(*trace(case["trace"], seconds, seed)))
     settings = {"max_batch_size": ROWS} | virtual.pool(BLOCKS) | settings_of(case["variant"])

@@ -1,8 +1,8 @@
-"""The simulator held against real servers, on traces that its costs were not fitted to.
+"""The simulator beside real servers, on traces that its costs were not fitted to.
 
 Each trace is served by two fresh servers, an hour or so apart, and by a simulated one at the costs
-of `python -m benchmarks.costs` on the same machine. A burst shows a case's capacity, of which loads
-are parts. Finished runs stay valid when the simulator or the costs change.
+of `python -m benchmarks.costs` on the same machine. A burst shows the capacity of a case; loads are
+shares of it. Finished runs stay valid when the simulator or the costs change.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from config import Config
 from simulate.costs import Costs, load
 from simulate.run import SimulatedServer
 from studies import virtual
-from studies.runner import Kept
+from studies.runner import FinishedRuns
 from studies.study import Case, Cases, Panel, Study, Table, mean, only
 
 BURST = "burst"
-LOADS = (0.5, 0.7, 0.85, 0.95, 1.2)  # parts of the capacity, as a burst on a real server shows it
-JUDGED = 0.85  # of the capacity; beyond it errors are reported
+LOADS = (0.5, 0.7, 0.85, 0.95, 1.2)  # shares of the capacity that a burst on a real server shows
+JUDGED = 0.85  # highest load whose errors have a target; beyond it they are reported
 FIRST_SEED = 1000  # calibration draws from smaller ones
 ONE_BY_ONE = 30  # requests of a trace for nobatch
-EVERY, LONG = 3, (200, 700)  # of long prompts: each third one, and their tokens
+EVERY, LONG = 3, (200, 700)  # every third prompt is long, of so many tokens
 TIMEOUT_S = 600.0  # of a request
 MET, BY_SPREAD, MISSED, REPORTED = "met", "met by spread", "**missed**", "reported"
 TARGETS = {"capacity": 3.0, "p50": 5.0, "p99": 10.0}  # of the relative error, %
-LEAST = {"p99": 2000}  # real requests of all runs, of which it is judged
+LEAST = {"p99": 2000}  # real requests in all runs, with fewer of which it is not judged
 CACHING = "dynamic, prefix caching"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nobatch": ("nobatch", {}),
@@ -112,7 +112,7 @@ PARTS = {
 
 
 def cases(n: int, repeats: int, costs: str) -> list[dict[str, Any]]:
-    """All cases take turns, so that a machine that is slow for a while is so for all."""
+    """Return the cases, which take turns: a machine that is slow for a while is so for all."""
     return [
         {"part": part, "variant": variant, "kind": kind, "repeat": repeat}
         for repeat, part in itertools.product(range(repeats), PARTS)
@@ -121,7 +121,7 @@ def cases(n: int, repeats: int, costs: str) -> list[dict[str, Any]]:
 
 
 def trace(kind: str, seed: int, n: int, rate: float | None) -> Sequence[Request]:
-    """Requests at so many a second; None: all at once."""
+    """Return requests at so many a second; None: all at once."""
     fields, arrival = KINDS[kind]
     data = Workload(seed=FIRST_SEED + seed, **fields)
     requests = data.requests(n, arrival.format(rate) if rate else BURST, scaled=True)
@@ -132,8 +132,8 @@ def trace(kind: str, seed: int, n: int, rate: float | None) -> Sequence[Request]
     return [r if r.id % EVERY else r.model_copy(update={"prompt_ids": own[r.id]}) for r in requests]
 
 
-def run(case: Case, n: int, seed: int, kept: Kept) -> dict[str, Row]:
-    """Rows of a fresh server's burst and of its loads."""
+def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
+    """Return the rows of a fresh server's burst and of its loads."""
     kind, (mode, flags) = case["kind"], VARIANTS[case["variant"]]
     n_requests = ONE_BY_ONE if mode == "nobatch" else n
     first: tuple[Case, int, int] = ({**case, "repeat": 0}, n, 0)
@@ -155,13 +155,13 @@ def run(case: Case, n: int, seed: int, kept: Kept) -> dict[str, Row]:
 
 
 def simulated(case: Case, seed: int, row: Row, costs: Costs) -> Row:
-    """The row of a simulated server, with the settings and the blocks of the real one."""
+    """Return the row of a simulated server, with the settings and the blocks of the real one."""
     target = SimulatedServer(case["variant"], Config(**row["config"]), costs)
     return measured(target, trace(case["kind"], seed, len(row["e2e_s"]), row["rate"]))
 
 
 def measured(target: Measurable, requests: Sequence[Request]) -> Row:
-    """The row of a trace."""
+    """Return the row of a trace."""
     result, outcomes = measure(target, requests, {}, TIMEOUT_S, Watch())
     if result["partial"]:
         raise KeyboardInterrupt
@@ -180,7 +180,7 @@ def measured(target: Measurable, requests: Sequence[Request]) -> Row:
 
 
 def quantile(name: str, p: float) -> Callable[[Sequence[Row]], float]:
-    """Of all requests of several runs together, in ms."""
+    """Return a function that computes a percentile of all requests of several runs, in ms."""
     return lambda rows: 1e3 * float(np.percentile(np.concatenate([r[name] for r in rows]), p))
 
 
@@ -195,8 +195,8 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
 
 
 def compared(real: Sequence[Row], simulated_row: Row) -> dict[str, Any]:
-    """One seed's measures: each by the repeats of a real server, with the error of the simulated
-    one and the spread of the repeats.
+    """Return one seed's measures on real servers, each with the error of the simulated server and
+    the spread of the repeats.
     """
     measures: dict[str, Any] = {"requests": sum(len(row["e2e_s"]) for row in real)}
     measures["failed"] = sum(row["failed"] for row in (*real, simulated_row))
@@ -212,7 +212,7 @@ def compared(real: Sequence[Row], simulated_row: Row) -> dict[str, Any]:
 
 
 def summarized(cases: Cases, repeats: int, costs: str) -> list[dict[str, Any]]:
-    """A case for each load: how the simulated server does beside the real ones."""
+    """Return a case for each load, with the simulated server beside the real ones."""
     used = {part: load(costs or PARTS[part].costs) for part in PARTS}
     runs = []
     for case in only(cases, {"repeat": 0}):
@@ -234,7 +234,7 @@ def summarized(cases: Cases, repeats: int, costs: str) -> list[dict[str, Any]]:
 
 
 def verdict(case: Case, name: str) -> str:
-    """Whether an error is below its target, or within what the real server differs from itself."""
+    """Return whether an error is below its target, or else below the spread of real servers."""
     is_burst = case["load"] == BURST
     requests = sum(seed["requests"] for seed in case["seeds"])
     if is_burst != (name == "capacity") or requests < LEAST.get(name, 0):

@@ -20,7 +20,7 @@ COLUMNS = 3
 
 
 class Point(NamedTuple):
-    """What is drawn of a case. expected: by theory, where that is known."""
+    """A point of a line, or a bar. expected: by theory, where that is known."""
 
     x: Any
     y: Estimate

@@ -1,7 +1,7 @@
-"""What reserving KV blocks costs, and what taking them on demand does.
+"""Costs of KV blocks that are reserved, and of KV blocks on demand.
 
-A pool is as large as so many requests of mean length at their whole lives; a load is a share of
-what `whole` can complete on that pool.
+A pool has the KV blocks of so many requests of mean length; a load is a share of what `whole` can
+complete on that pool.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from studies import virtual
 from studies.study import Against, Case, Panel, Study, Table
 from studies.virtual import CAPACITY_SEED, VIRTUAL, Settings
 
-LENGTHS = "exponential:100:800"  # long tails: nobody knows what a request will need
+LENGTHS = "exponential:100:800"  # a long tail, so that most reserved blocks stay empty
 ROWS = 64  # more than a pool holds, so that memory is what binds
 POOLS, LOADS = (8, 16, 32), (0.5, 0.8, 1.0, 1.2)
 VARIANTS: dict[str, Settings] = {
@@ -41,7 +41,7 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 @functools.cache
 def capacity(kv_blocks: int, n: int) -> float:
-    """Requests a second that `whole` completes when all come at once."""
+    """Return the requests a second that `whole` completes when all come at once."""
     burst = Workload(LENGTHS, seed=CAPACITY_SEED).requests(n, "burst", scaled=True)
     mean = statistics.mean(request.num_tokens for request in burst)
     return measures("whole", kv_blocks, burst)["throughput"] / mean
@@ -53,7 +53,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
 
 
 def measures(variant: str, kv_blocks: int, requests: Sequence[Request]) -> dict[str, float]:
-    """Measures of a trace that is served with so many KV blocks."""
+    """Return the measures of a trace that is served with so many KV blocks."""
     inferences = [Inference(r.ids, r.num_tokens) for r in requests]
     running_s = busy_s = 0.0
     computed = 0

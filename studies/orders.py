@@ -1,5 +1,5 @@
-"""Where an order by length helps, where it cannot, and which requests pay: every order of `dynamic`
-over row limits, loads and errors of the predicted lengths.
+"""Every order of `dynamic` over row limits, loads and errors of the predicted lengths: where an
+order by length helps, where it cannot, and which requests pay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from studies.virtual import VIRTUAL, Settings
 LENGTHS = "lognormal:40:1.2:900"  # a long tail: the longest tenth has 45% of the tokens
 BLOCKS = 20_000  # more than all requests need, since paused ones keep theirs
 ROWS, LOADS, SIGMAS = (4, 8, 32), (0.5, 0.9, 1.2), (0.7, 1.5)
-BINDING = {"rows": 8, "load": 1.2}  # where rows bind: what noise costs is drawn, and who pays
+BINDING = {"rows": 8, "load": 1.2}  # where rows bind: of panels on noise and on who pays
 MORE_ROWS = (8, 12, 16, 24, 32)  # that serve the same arrivals
 EXACT = ("fcfs", "hrrn", "mlfq", "sjf", "srpt")
 VARIANTS: dict[str, Settings] = {
@@ -32,7 +32,7 @@ VARIANTS: dict[str, Settings] = {
 
 
 def cases(n: int) -> list[dict[str, Any]]:
-    """`of`: the row limit of whose capacity the load is a share."""
+    """Return the cases. `of`: the row limit of whose capacity the load is a share."""
     grid = [
         {"table": "grid", "rows": rows, "of": rows, "load": load, "variant": variant}
         for rows, load, variant in itertools.product(ROWS, LOADS, VARIANTS)

@@ -1,8 +1,8 @@
-"""What prefix caching saves, on what, and what a small pool leaves of it.
+"""Savings of prefix caching by trace, and what a small pool leaves of them.
 
 A load is a share of what `dynamic` without caching completes; where orders are compared, of what
-`fcfs` with caching does on the same pool. A later turn of a conversation holds the answers before
-it, as the fake engine gives them.
+`fcfs` with caching does on the same pool. The prompt of a later turn of a conversation has the fake
+engine's answers of earlier turns in it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ POOLS = (1, 2, 4, 8, 16)  # of the KV blocks that are in use without caching
 
 
 def cases(n: int) -> list[dict[str, Any]]:
-    """kv_blocks None: the server's default, more than 32 rows can use. pool: times those in use."""
+    """Return the cases. kv_blocks None: the server's default, more than 32 rows can use. pool: the
+    size as a multiple of the blocks in use.
+    """
     cases: list[dict[str, Any]] = []
     case: dict[str, Any]
     for trace, load, variant in itertools.product(CACHED_TRACES, (*LOADS, "burst"), MODES):
@@ -80,7 +82,7 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 @functools.cache
 def rate_of(trace: str, variant: str, kv_blocks: int | None, n: int) -> float:
-    """Conversations a second that are completed where there are any, else requests."""
+    """Return the requests completed a second, or the conversations where there are any."""
     burst = data_of(trace, CAPACITY_SEED).requests(4 * n, scaled=True)
     turns = int(TRACES[trace].get("sessions", "1").split(":")[0])
     tokens = turns * data_of(trace, 0).mean_num_tokens
@@ -89,7 +91,7 @@ def rate_of(trace: str, variant: str, kv_blocks: int | None, n: int) -> float:
 
 @functools.cache
 def blocks_in_use(trace: str, n: int) -> float:
-    """KV blocks that are in use on average without caching, at 0.8 of what that completes."""
+    """Return the mean KV blocks in use without caching, at a load of 0.8."""
     rate = 0.8 * rate_of(trace, "dynamic", None, n)
     requests = data_of(trace, CAPACITY_SEED).requests(n, f"poisson:{rate:g}", scaled=True)
     return served("dynamic", None, requests)["blocks"]
@@ -97,7 +99,7 @@ def blocks_in_use(trace: str, n: int) -> float:
 
 @functools.cache
 def small_pool(trace: str) -> int:
-    """KV blocks of eight mean requests and a third of the prefixes."""
+    """Return the KV blocks of eight mean requests and a third of the prefixes."""
     return virtual.pool_of(8, data_of(trace, CAPACITY_SEED), 64 * PREFIX / BLOCK / 3)
 
 
@@ -113,8 +115,8 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
 
 
 def served(variant: str, kv_blocks: int | None, requests: Sequence[Request]) -> dict[str, float]:
-    """Measures of a trace. A turn that has outgrown the context is not sent, nor are those after
-    it.
+    """Return the measures of a trace. A turn that has outgrown the context is not sent, nor are
+    those after it.
     """
     mode, settings = VARIANTS[variant]
     config = build(mode, virtual.SETTINGS | virtual.pool(kv_blocks) | settings, {})
@@ -176,13 +178,13 @@ def measures(inferences: Sequence[Inference], prefilled: float, hits: int) -> di
 
 
 def oracle(inferences: Sequence[Inference]) -> int:
-    """Prompt tokens that an unlimited pool would hold: the full blocks of a prompt, less that of
-    its last token, that occurred at the beginning of any earlier request.
+    """Return the prompt tokens that an unlimited pool would have cached: of full blocks, without
+    that of a prompt's last token, that occurred at the beginning of any earlier request.
     """
     known: set[bytes] = set()
     tokens = 0
     for i in sorted(inferences, key=lambda i: (i.arrived_at, i.id)):
-        keys = (i.keys or [])[1:]  # its completion's, too
+        keys = (i.keys or [])[1:]  # with those of the completion
         most = (len(i.prompt_ids) - 1) // BLOCK
         tokens += BLOCK * sum(1 for _ in itertools.takewhile(known.__contains__, keys[:most]))
         known.update(keys)

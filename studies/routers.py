@@ -1,7 +1,7 @@
-"""What a router is worth: p99 of latency against replicas, for even, bursty and shared-prefix
-traces, in virtual time.
+"""Routers compared: p99 of latency against replicas, for even, bursty and shared-prefix traces, in
+virtual time.
 
-The load of each replica stays the same: with twice the replicas twice as much comes.
+The load of each replica stays the same: with twice the replicas twice as many requests come.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ STALE_S = 1.0  # age of what a router knows
 ROWS, BLOCKS = 16, 1000  # of a replica; its cache holds few of the prefixes
 
 
-class Trace(NamedTuple):
-    """A kind of trace, and how many requests a second of it a replica gets."""
+class TraceKind(NamedTuple):
+    """A kind of trace. rate: requests a second that a replica gets."""
 
     words: str
     rate: float
@@ -45,9 +45,9 @@ STALE = ("least_requests", "power_of_two")  # shown with old knowledge, too
 LONG_TAIL = {"lengths": "lognormal:60:1:600"}
 SHARED = {"lengths": "uniform:5:40", "prefixes": "64:512:0.8"}
 TRACES = {
-    "even": Trace("Poisson arrivals", 62, "poisson:{}", LONG_TAIL, PLAIN),
-    "bursty": Trace("gamma arrivals, cv 3", 50, "gamma:{}:3", LONG_TAIL, PLAIN),
-    "prefixes": Trace("64 shared prefixes of 512 tokens", 90, "poisson:{}", SHARED, BY_PREFIX),
+    "even": TraceKind("Poisson arrivals", 62, "poisson:{}", LONG_TAIL, PLAIN),
+    "bursty": TraceKind("gamma arrivals, cv 3", 50, "gamma:{}:3", LONG_TAIL, PLAIN),
+    "prefixes": TraceKind("64 shared prefixes of 512 tokens", 90, "poisson:{}", SHARED, BY_PREFIX),
 }
 
 
@@ -58,20 +58,15 @@ def cases(n: int, costs: str) -> list[dict[str, Any]]:
         for name, trace in TRACES.items()
         for replicas, router in itertools.product(REPLICAS, trace.routers)
     ]
+    stale = {"trace": "even", "stale_s": STALE_S, "costs": costs}
     return fresh + [
-        {
-            "trace": "even",
-            "replicas": replicas,
-            "router": router,
-            "stale_s": STALE_S,
-            "costs": costs,
-        }
+        stale | {"replicas": replicas, "router": router}
         for replicas, router in itertools.product(REPLICAS, STALE)
     ]
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
-    """n: requests a replica; of few replicas more."""
+    """Return the measures of n requests a replica, and of more if the replicas are few."""
     replicas, trace = case["replicas"], TRACES[case["trace"]]
     n = max(LEAST, n * replicas)
     settings = {"max_batch_size": ROWS, "prefix_caching": "prefixes" in trace.data}

@@ -27,8 +27,8 @@ SUFFIXES = (".py", ".cpp", ".h")
 Run = tuple[Case, int, int]  # a case, requests of its trace, and the trace's seed
 
 
-class Kept:
-    """Finished runs, a line each in a file, so that a stopped study goes on."""
+class FinishedRuns:
+    """Results of finished runs, a line each in a file, so that a stopped study goes on."""
 
     def __init__(self, path: Path, code: str):
         self._path, self._code = path, code
@@ -57,7 +57,7 @@ def _key(run: Sequence[Any]) -> str:
 
 
 def code(study: Study) -> str:
-    """Return a digest of what the study's numbers depend on."""
+    """Return a digest of the code that the study's numbers depend on."""
     digest = hashlib.sha256()
     module = f"studies/{study.name}"
     for name in (*(study.code or CODE), module if (ROOT / module).is_dir() else f"{module}.py"):
@@ -73,13 +73,14 @@ def measured(
     cases: Cases,
     n: int,
     seeds: int,
-    kept: Kept,
+    kept: FinishedRuns,
     processes: int = 1,
     minutes: float = float("inf"),
 ) -> list[dict[str, Any]]:
-    """Run what is not kept yet, and return the cases with the measures of each finished seed.
+    """Make the runs that are missing, and return the cases with the measures of each finished seed.
 
-    All cases of a seed are run before the next seed, so that a stopped study has as much of each.
+    All cases of a seed are run before the next seed, so that a stopped study has equally many seeds
+    of each case.
     """
     runs = [(case, n, seed) for seed in range(seeds) for case in cases]
     missing = [run for run in runs if run not in kept]
@@ -96,7 +97,7 @@ def measured(
 
 
 def _results(
-    study: Study, runs: Sequence[Run], kept: Kept, processes: int, end: float
+    study: Study, runs: Sequence[Run], kept: FinishedRuns, processes: int, end: float
 ) -> Iterator[tuple[Run, dict[str, Any]]]:
     """Yield each run with its result, until the time is over."""
     with contextlib.ExitStack() as stack:

@@ -21,12 +21,12 @@ Key = str | Callable[[Case], Any]  # a case's key, or what is computed from the 
 
 @dataclass(frozen=True)
 class Against:
-    """Paired comparison of each case with its base: the case with other values of these keys."""
+    """Paired comparison of each case with its base: the case with these values, else the same."""
 
     base: Keys | Callable[[Case], Keys]
     gaps: Sequence[str] = ()  # measures whose difference is shown
     ratios: Sequence[str] = ()  # measures whose ratio is shown
-    words: str = ""  # for the base, in headings; none: its first value
+    words: str = ""  # for the base, in headings; needed if it is a function
 
     @property
     def name(self) -> str:
@@ -90,8 +90,7 @@ class Study:
     looks: Mapping[str, Look] = field(default_factory=dict)  # of lines and bars
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with the numbers
     summarized: Callable[..., list[dict[str, Any]]] | None = None  # makes the cases from all runs
-    # real servers: runs are made one at a time, and are given the finished ones (`runner.Kept`)
-    servers: bool = False
+    servers: bool = False  # real ones: runs are made one at a time, given the `FinishedRuns`
     code: Sequence[str] = ()  # folders and files whose change makes kept runs void; none: all
 
 

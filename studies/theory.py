@@ -1,4 +1,4 @@
-"""Where theory knows the answer, the server gives it: queueing, idle rows, Little's law.
+"""Laws of queueing theory beside real servers: queue time, idle rows, Little's law.
 
 Real servers with the fake engine. `nobatch` under Poisson arrivals is an M/G/1 queue, whose mean
 queue time Pollaczek and Khinchine give; a saturated `static` server uses
@@ -52,7 +52,7 @@ def run(case: Case, n: int, seed: int, kept: Any = ()) -> dict[str, Any]:
 
 
 def queueing(target: Target, load: float, n: int, seed: int) -> tuple[float, float]:
-    """`nobatch`'s mean queue time, and what is expected of its service times."""
+    """Return `nobatch`'s mean queue time, measured and expected from its service times."""
     _, outcomes = measure(target, Workload(LENGTHS).requests(50, "closed:1"), {}, 60, Watch())
     rate = load / float(np.mean(services(outcomes)))
     trace = Workload(LENGTHS, seed=seed).requests(n, f"poisson:{rate}")
@@ -66,12 +66,14 @@ def timings_of(outcomes: Sequence[Outcome]) -> list[Mapping[str, Any]]:
 
 
 def services(outcomes: Sequence[Outcome]) -> list[float]:
-    """Seconds from admission to answer."""
+    """Return the seconds from admission to answer of each request."""
     return [timings["e2e_s"] - timings["queue_s"] for timings in timings_of(outcomes)]
 
 
 def useful_rows(target: Target, rows: int, seed: int) -> tuple[float, float]:
-    """Useful rows of a static server that always has a batch waiting, in %."""
+    """Return useful rows, in %, of a static server that always has a batch waiting, measured and
+    expected.
+    """
     burst = Workload(seed=seed).requests(30 * rows, "burst")
     result, _ = measure(target, burst, {}, 600, Watch())
     expected = expected_useful_fraction([request.num_tokens for request in burst], [rows])

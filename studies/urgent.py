@@ -1,5 +1,5 @@
-"""Urgent requests among others: what a priority is worth, with KV blocks reserved or on demand, and
-what a queue policy does to the requests that wait.
+"""Urgent requests among others: latencies by order, with KV blocks reserved or on demand, and with
+queue policies for the requests that wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from studies.virtual import VIRTUAL, Settings
 
 LENGTHS = "exponential:100:800"
 ROWS = 64  # more than the pool holds, so that memory is what binds
-POOL = 8  # requests of mean length, at their whole lives
+POOL = 8  # requests of mean length that a pool has KV blocks for
 URGENT = 0.1  # of the requests
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
 TIMEOUT_MS = 500

@@ -50,8 +50,8 @@ def serve(
     inferences: Sequence[Inference],
     observer: Observer | None = None,
 ) -> float:
-    """Serve a trace to the end, and return when that is. Inferences have their stamps and tokens
-    then; the observer gets each iteration.
+    """Serve a trace; return when its last request has ended. The inferences have their stamps and
+    tokens then; the observer gets each iteration.
     """
 
     def planned(now: float, iteration: Iteration) -> None:
@@ -99,8 +99,8 @@ def capacity(rows: int, lengths: str, kv_blocks: int | None = None) -> Capacity:
 
 
 def pool_of(requests: float, data: Workload, more: float = 0.0) -> int:
-    """Return the KV blocks of so many requests of mean length at their whole lives, and more; at
-    least those of the longest.
+    """Return the KV blocks for all tokens of so many requests of mean length, and `more` blocks; at
+    least those of the longest request.
     """
     drawn = data.requests(2000, "burst")
     tokens = statistics.mean(len(r.ids) + r.num_tokens for r in drawn)

@@ -1,8 +1,8 @@
 """vLLM's scheduler and ours over the same traces, iteration by iteration: virtual time, seeded.
 
-Both have equal limits, compute nothing, and take as long for an iteration as its tokens say: equal
-schedules keep equal clocks. Once two differ they are in different states: of each trace the
-iterations before that count as equal, and the first difference is named. Needs
+Both have equal limits and compute nothing, and the time of an iteration follows from its tokens:
+equal schedules keep equal clocks. After a first difference the schedulers are in different states,
+so the iterations before it count as equal, and it is named. Needs
 benchmarks/requirements-vllm.txt, in an environment of its own.
 """
 
@@ -32,17 +32,17 @@ from studies.study import Cases, Study, values
 Rows = dict[int, tuple[int, int]]  # of each request the first token computed, and how many
 LONGEST, BLOCK = 256, 16
 MISSING = "vLLM is missing: install benchmarks/requirements-vllm.txt in an environment of its own"
-RULES = ("prefill", "all")  # what our budget bounds: --budget-counts
+RULES = ("prefill", "all")  # values of --budget-counts: tokens that our budget bounds
 BUDGET = "decoded tokens beside the budget"
 WATERMARK = "watermark of the null block"
 SAME = "found in the same iteration"
 EVICTED = "evicted before it was looked for"
-KINDS = ("preempted", "admitted", "cached", "chunks", "at")  # without a name of their own
+KINDS = ("preempted", "admitted", "cached", "chunks", "at")  # other differences, by field of Step
 COUNTS = ("iterations", "admitted", "later chunks", "preempted", "cached tokens")
 
 
 @dataclass(frozen=True)
-class Limits:
+class SharedLimits:
     """Limits of both schedulers."""
 
     name: str
@@ -54,24 +54,24 @@ class Limits:
 
 
 LIMITS = [
-    Limits("ample", 32, 256, 512),
-    Limits("chunks", 16, 40, 512),
-    Limits("few rows", 4, 128, 512),
-    Limits("few blocks", 32, 256, 40),
-    Limits("few blocks, chunks", 16, 24, 40),
-    Limits("fewest blocks", 8, 64, 18),
-    Limits("watermark", 32, 128, 60, watermark=0.1),
-    Limits("caching, ample", 32, 256, 2048, caching=True),
-    Limits("caching, chunks", 16, 40, 512, caching=True),
-    Limits("caching, few blocks, chunks", 16, 24, 40, caching=True),
-    Limits("caching, few blocks", 32, 256, 60, caching=True),
-    Limits("caching, fewest blocks", 8, 64, 18, caching=True),
-    Limits("watermark, null block", 32, 128, 59, watermark=0.1),
+    SharedLimits("ample", 32, 256, 512),
+    SharedLimits("chunks", 16, 40, 512),
+    SharedLimits("few rows", 4, 128, 512),
+    SharedLimits("few blocks", 32, 256, 40),
+    SharedLimits("few blocks, chunks", 16, 24, 40),
+    SharedLimits("fewest blocks", 8, 64, 18),
+    SharedLimits("watermark", 32, 128, 60, watermark=0.1),
+    SharedLimits("caching, ample", 32, 256, 2048, caching=True),
+    SharedLimits("caching, chunks", 16, 40, 512, caching=True),
+    SharedLimits("caching, few blocks, chunks", 16, 24, 40, caching=True),
+    SharedLimits("caching, few blocks", 32, 256, 60, caching=True),
+    SharedLimits("caching, fewest blocks", 8, 64, 18, caching=True),
+    SharedLimits("watermark, null block", 32, 128, 59, watermark=0.1),
 ]
 
 
 class Drawn(NamedTuple):
-    """A request, and the ids that it gets."""
+    """A request, and the ids of its answer."""
 
     at: float
     prompt: list[int]
@@ -79,7 +79,7 @@ class Drawn(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An iteration: when it began, its rows, and which requests joined or were preempted before."""
+    """An iteration: its beginning, its rows, and the requests that joined or were preempted."""
 
     at: float
     rows: Rows
@@ -102,9 +102,9 @@ class Step(NamedTuple):
 
 
 class Steps(list[Step]):
-    """A schedule; it knows the requests that ran in the iteration before."""
+    """A schedule."""
 
-    running: frozenset[int] = frozenset()
+    running: frozenset[int] = frozenset()  # requests after the last iteration
 
     def add(self, at: float, rows: Rows, running: Iterable[int], waiting: Iterable[int]) -> None:
         before, self.running = self.running, frozenset(running)
@@ -112,7 +112,9 @@ class Steps(list[Step]):
 
 
 def draw(seed: int, requests: int) -> list[Drawn]:
-    """A trace: prompts with common beginnings, which come in bursts, at one of three rates."""
+    """Return a trace of prompts with common beginnings, which come in bursts, at one of three
+    rates.
+    """
     chance = random.Random(seed)
     beginnings = [chance.choices(range(50_000), k=n) for n in (0, 24, 48, 96)]
     gap_s = (0.05, 0.15, 0.5)[seed % 3]
@@ -126,11 +128,12 @@ def draw(seed: int, requests: int) -> list[Drawn]:
 
 
 def cost_s(tokens: int) -> float:
-    """Of an iteration."""
+    """Return the time of an iteration."""
     return 0.01 + 0.0005 * tokens
 
 
-def ours(limits: Limits, trace: Sequence[Drawn], counts: str) -> Steps:
+def our_schedule(limits: SharedLimits, trace: Sequence[Drawn], counts: str) -> Steps:
+    """Return the schedule of our scheduler. counts: value of --budget-counts."""
     settings: dict[str, Any] = {
         **{"model": "fake", "max_batch_size": limits.rows, "token_budget": limits.token_budget},
         **{"block_size": BLOCK, "kv_cache": f"{limits.kv_blocks}blocks", "max_model_len": LONGEST},
@@ -157,8 +160,10 @@ def ours(limits: Limits, trace: Sequence[Drawn], counts: str) -> Steps:
     return steps
 
 
-def vllm_scheduler(limits: Limits) -> Any:
-    """vLLM's own, for a model that is not computed; it keeps a null block, so it gets one more."""
+def vllm_scheduler(limits: SharedLimits) -> Any:
+    """Return vLLM's scheduler, for a model that is not computed, with one block more: its null
+    block.
+    """
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -191,7 +196,8 @@ def vllm_scheduler(limits: Limits) -> Any:
     )
 
 
-def theirs(limits: Limits, trace: Sequence[Drawn]) -> Steps:
+def schedule_of_vllm(limits: SharedLimits, trace: Sequence[Drawn]) -> Steps:
+    """Return the schedule of vLLM's scheduler."""
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -213,7 +219,7 @@ def theirs(limits: Limits, trace: Sequence[Drawn]) -> Steps:
             now = coming[-1][1].at
             continue
         rows, ids = Rows(), list[list[int]]()
-        for i, n in tokens.items():  # which its count of computed ones has in it already
+        for i, n in tokens.items():  # vLLM counts these n as computed already
             request, answer = built.requests[i], trace[int(i)].completion
             rows[int(i)] = (request.num_computed_tokens - n, n)
             whole = request.num_computed_tokens == request.num_tokens
@@ -239,17 +245,20 @@ def shares_within(step: Step, trace: Sequence[Drawn]) -> bool:
 
 
 def compare(
-    our_steps: Sequence[Step], their_steps: Sequence[Step], limits: Limits, trace: Sequence[Drawn]
+    our_steps: Sequence[Step],
+    vllm_steps: Sequence[Step],
+    limits: SharedLimits,
+    trace: Sequence[Drawn],
 ) -> tuple[int, str | None]:
     """Return how many iterations are equal before the first difference, and its kind.
 
-    BUDGET: ours computes more tokens than that, since it does not count decoded ones. SAME: vLLM
-    gives a block its hash before it is computed, ours once it is. EVICTED: a joining request finds
-    more with ours, where running rows take blocks after that, and not before. WATERMARK: others
-    join, and the null block makes vLLM's watermark a block larger. Else the first of KINDS, and
-    "end" if one goes on where the other is done.
+    BUDGET: ours computes more tokens than the budget, since it does not count decoded ones. SAME:
+    vLLM makes a block findable before it is computed, ours afterwards. EVICTED: a joining request
+    finds more cached blocks in ours, where running rows take blocks after it, in vLLM before it.
+    WATERMARK: other requests join, since the null block makes vLLM's watermark a block larger. Else
+    the first of KINDS that differs; "end" if one schedule is longer.
     """
-    for i, (first, second) in enumerate(zip(our_steps, their_steps)):
+    for i, (first, second) in enumerate(zip(our_steps, vllm_steps)):
         if first == second:
             continue
         if sum(first.chunks.values()) > limits.token_budget:
@@ -261,33 +270,33 @@ def compare(
         kind = next(kind for kind in KINDS if getattr(first, kind) != getattr(second, kind))
         blocks = [int(limits.watermark * n) for n in (limits.kv_blocks, limits.kv_blocks + 1)]
         return i, WATERMARK if kind == "admitted" and blocks[0] < blocks[1] else kind
-    lengths = len(our_steps), len(their_steps)
+    lengths = len(our_steps), len(vllm_steps)
     return min(lengths), None if lengths[0] == lengths[1] else "end"
 
 
 def run(case: Mapping[str, Any], n: int, seed: int) -> dict[str, Any]:
-    """Counts of vLLM's schedule, and how far ours is equal by each rule of the budget."""
+    """Return counts of vLLM's schedule, and how far ours equals it by each rule of the budget."""
     if importlib.util.find_spec("vllm") is None:
         raise ServerError(MISSING)
     os.environ["HF_HUB_OFFLINE"] = "1"
     logging.disable(logging.WARNING)
-    limits, trace = Limits(**case), draw(seed, n)
-    steps = theirs(limits, trace)
+    limits, trace = SharedLimits(**case), draw(seed, n)
+    steps = schedule_of_vllm(limits, trace)
     counts: dict[str, Any] = dict(zip(COUNTS, map(sum, zip(*map(counted, steps)))))
     for rule in RULES:
-        equal, kind = compare(ours(limits, trace, rule), steps, limits, trace)
+        equal, kind = compare(our_schedule(limits, trace, rule), steps, limits, trace)
         counts |= {f"equal, {rule}": equal, f"kinds, {rule}": {kind: 1} if kind else {}}
     return counts
 
 
 def counted(step: Step) -> tuple[int, ...]:
-    """COUNTS of an iteration."""
+    """Return the COUNTS of an iteration."""
     cached = sum(step.cached.values())
     return 1, len(step.admitted), len(step.later), len(step.preempted), cached
 
 
 def table(cases: Cases) -> str:
-    """Sums over traces."""
+    """Return the table of sums over traces."""
     limits = ("rows", "token_budget", "kv_blocks", "watermark")
     ends = [(f"--budget-counts {rule}: equal", "first difference in traces") for rule in RULES]
     rows = [["case", *limits, *COUNTS, *sum(ends, ())]]

@@ -71,8 +71,9 @@ Choice = TypeVar("Choice", Policy, Order)
 
 
 def chosen(table: dict[str, type[Choice]], name: str, settings: Any) -> Choice:
-    """A table's row, with the settings that are its fields. `settings` has them as attributes; a
-    Config does.
+    """Return the table's policy or order of this name, with the settings that are its fields.
+
+    settings: has them as attributes, as a Config does.
     """
     kind = table[name]
-    return kind(**{each.name: getattr(settings, each.name) for each in fields(kind)})
+    return kind(**{field.name: getattr(settings, field.name) for field in fields(kind)})

@@ -70,8 +70,8 @@ class View(NamedTuple):
     rows: Collection[Inference] = ()  # running ones that are not paused
     paused: Collection[Inference] = ()  # running ones that are, in the order
     processed: int = 0  # prompt and completion tokens since the start
-    ledger: Ledger | None = None  # service of each user, for an order that goes by it
-    find: Find = _find_nothing  # KV blocks that hold what an inference would compute next
+    ledger: Ledger | None = None  # service of each user, for orders by user
+    find: Find = _find_nothing  # cached KV blocks of what an inference would compute next
 
     @property
     def waiting(self) -> Waiting:
@@ -88,16 +88,15 @@ class View(NamedTuple):
         return self.pool.account(self.find)
 
     def cached_tokens(self, inference: Inference) -> int:
-        """Return how many tokens an inference need not compute, since they are found."""
+        """Return how many tokens an inference need not compute, since they are cached."""
         return len(self.find(inference)) * self.limits.block_size
 
 
 @dataclass(slots=True)
 class Plan:
-    """What to do next, in this order; and when to plan again."""
+    """Preemptions, admissions and rows, carried out in this order; and when to plan again."""
 
-    # these wait again, and their KV is computed again
-    preempt: list[Inference] = field(default_factory=list)
+    preempt: list[Inference] = field(default_factory=list)  # wait again, to be recomputed
     # (inference, tokens to reserve KV blocks for)
     admit: list[tuple[Inference, int]] = field(default_factory=list)
     # (inference, tokens to compute); a row with too few KV blocks for them gets more
@@ -113,14 +112,13 @@ def setting(
     needs: tuple[str, Any] | None = None,
     **limits: Any,
 ) -> Any:
-    """Return a field of a policy, which is a setting of the server: its default, its meaning, and
-    pydantic's limits of it.
+    """Return a field of a policy that is a setting of the server.
 
-    shown: the default in words. needs: another setting, and its value without which this one has no
-    meaning.
+    shown: the default in words. needs: another setting and the value of it without which this one
+    has no meaning. limits: pydantic's.
     """
-    about = {"meaning": meaning, "shown": shown or str(default), "needs": needs, "limits": limits}
-    return field(default=default, metadata=about)
+    metadata = {"meaning": meaning, "shown": shown or str(default), "needs": needs}
+    return field(default=default, metadata=metadata | {"limits": limits})
 
 
 @dataclass(frozen=True)
@@ -133,15 +131,15 @@ class Policy:
     """
 
     request_level: ClassVar[bool] = False
-    in_order: ClassVar[bool] = True  # admits none before one that goes before in the order
+    in_order: ClassVar[bool] = True  # no request overtakes an earlier one in the order
 
     @property
     def n_bins(self) -> int:
-        """Queues into which waiting requests are put, by their predicted length."""
+        """Number of queues, into which requests are put by their predicted length."""
         return 1
 
     def max_rows(self, max_batch_size: int) -> int:
-        """Return the rows of a batch at most."""
+        """Return the most rows that a batch can have."""
         return max_batch_size
 
     def warnings(self, max_batch_size: int) -> list[str]:
@@ -150,7 +148,7 @@ class Policy:
 
     @property
     def counts_decoded(self) -> bool:
-        """Decoded tokens count against `token_budget`, too."""
+        """True if decoded tokens count against `token_budget`, too."""
         return False
 
     def plan(self, view: View) -> Plan:
@@ -158,13 +156,13 @@ class Policy:
 
 
 def prefills(inference: Inference) -> bool:
-    """Return whether it computes a prompt, or what preemption took; else a token at a time."""
+    """Return whether it computes a prompt, or recomputes after a preemption; else it decodes."""
     return not (inference.decodes or inference.is_over)
 
 
 def tokens_to_compute(inference: Inference, view: View, budget: int) -> int:
-    """Return how much is uncomputed and not found, as far as the budget goes; 0 while it waits for
-    the first completion of its prompt.
+    """Return how many tokens to compute, cached ones aside, as far as the budget goes; 0 while it
+    waits for the first completion of its prompt.
     """
     if inference.awaits_leader(view.limits.block_size):
         return 0

@@ -1,4 +1,4 @@
-"""KV blocks on demand: rows get them as they fill them, and when none is left a row gives way
+"""KV blocks on demand: a row gets blocks as it fills them, and when none is free a row is preempted
 (vLLM; Kwon et al., SOSP 2023, section 4.5: preemption by recomputation).
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 from scheduling.inference import Inference
 from scheduling.policies.planner import Planner, Victim
 
-# of rows in order, the one that gives way; of equals the newest
+# of rows in order, the one that is preempted; of equals the newest
 VICTIMS: dict[Victim, Callable[[Sequence[Inference]], Inference]] = {
     "newest": lambda rows: rows[-1],
     "least_computed": lambda rows: min(reversed(rows), key=lambda row: row.computed),
@@ -19,20 +19,21 @@ VICTIMS: dict[Victim, Callable[[Sequence[Inference]], Inference]] = {
 
 
 class PlannerOnDemand(Planner):
-    """A row that finds no block takes those of a victim, which may be itself. The first row in the
-    order is never one, so that something always progresses.
+    """Planner of rows that get blocks as they fill them. A row for which none is free takes those
+    of a victim, which may be the row itself; the first row in the order is never a victim, so that
+    something always progresses.
 
-    None joins in an iteration in which a row gave way. Joining leaves `spare` blocks free while
-    anything runs.
+    No request joins in an iteration in which a row is preempted. Joining leaves `spare` blocks free
+    while anything runs.
     """
 
     def compute_rows(self) -> None:
-        self._gone: set[int] = set()  # ids of preempted ones
+        self._preempted_ids: set[int] = set()
         self.rows = sorted(self.view.running, key=self._rank_and_turn)
         size, free = self.view.limits.block_size, not self._counts_decoded
         for inference in self.rows:
             has_block = inference.computed < len(inference.blocks) * size
-            if free and has_block and inference.decodes and not self._gone:
+            if free and has_block and inference.decodes and not self._preempted_ids:
                 self.run[inference.id] = inference, 1  # most rows
             else:
                 self.compute(inference)
@@ -40,7 +41,7 @@ class PlannerOnDemand(Planner):
     def compute(self, inference: Inference) -> None:
         """Compute a running inference, as far as budget and blocks go."""
         account, size = self.account, self.view.limits.block_size
-        while inference.id not in self._gone:
+        while inference.id not in self._preempted_ids:
             n = self.tokens(inference)
             if not n:
                 return
@@ -50,11 +51,11 @@ class PlannerOnDemand(Planner):
             if account.free >= 0:
                 self.spend(inference, n)
                 return
-            loser = self.victim_of_row()
+            victim = self.victim_of_row()
             account.undo(inference, tokens)
-            if loser is None:
+            if victim is None:
                 return
-            self.preempt(loser)
+            self.preempt(victim)
 
     def join(self, inference: Inference) -> bool:
         return bool(self.budget) and super().join(inference)
@@ -64,7 +65,7 @@ class PlannerOnDemand(Planner):
 
     @property
     def least(self) -> int:
-        """Blocks that stay free when one joins."""
+        """Blocks that stay free when a request joins."""
         return self._spare if self.view.running or self.admit else 0
 
     def reserve(self, inference: Inference, n: int) -> int:
@@ -75,30 +76,30 @@ class PlannerOnDemand(Planner):
         self.account.take(inference, tokens)
         return tokens
 
-    def preempt(self, loser: Inference) -> None:
+    def preempt(self, victim: Inference) -> None:
         """Take the blocks of a row, which may have been planned already."""
-        if loser.id in self.run:
-            _, n = self.run.pop(loser.id)
-            self.account.undo(loser, self._reserved(loser, n))
-            self.budget += self.charge(loser, n)
-        self.account.release(loser)
-        self._gone.add(loser.id)
-        self.preempted.append(loser)
+        if victim.id in self.run:
+            _, n = self.run.pop(victim.id)
+            self.account.undo(victim, self._reserved(victim, n))
+            self.budget += self.charge(victim, n)
+        self.account.release(victim)
+        self._preempted_ids.add(victim.id)
+        self.preempted.append(victim)
 
     def victim_of_row(self) -> Inference | None:
-        """Return the row to preempt for one that finds no block: of the last rank in the order."""
+        """Return the row to preempt for one without a block: of the last rank in the order."""
         assert self._victim is not None
-        rows = [row for row in self.rows[1:] if row.id not in self._gone]
+        rows = [row for row in self.rows[1:] if row.id not in self._preempted_ids]
         last, *_ = self._rank_and_turn(rows[-1])
         return VICTIMS[self._victim]([row for row in rows if self._rank_and_turn(row)[0] == last])
 
     def _reserved(self, inference: Inference, n: int) -> int:
         """Return how many tokens it has KV blocks for once n more are computed."""
-        found = 0 if inference.decodes else self.view.cached_tokens(inference)
-        return inference.computed + n + found
+        cached = 0 if inference.decodes else self.view.cached_tokens(inference)
+        return inference.computed + n + cached
 
     def _rank_and_turn(self, inference: Inference) -> tuple[Any, ...]:
-        """Return the place of a row in the order, its rank first. Overdue ones have the first rank,
+        """Return the place of a row in the order, its rank first. Overdue rows have the first rank,
         so that no later arrival takes their blocks.
         """
         if self.view.order.is_overdue(inference, self.view.now):

@@ -21,7 +21,7 @@ PROMPT, COMPLETION = 1, 2  # charge of a token
 
 def read_user_weights(text: str) -> dict[str, float]:
     """Read `NAME=WEIGHT,…`, or none. Raises ValueError with a sentence."""
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for pair in filter(None, text.split(",") if text != "none" else ()):
         name, _, value = pair.rpartition("=")
         try:
@@ -33,14 +33,14 @@ def read_user_weights(text: str) -> dict[str, float]:
                 f"{pair!r} is no weight; write NAME=WEIGHT with a weight from 0.000001 to 1000000, "
                 "such as alice=2,bob=1"
             )
-        if name in found:
+        if name in weights:
             raise ValueError(f"{name} has two weights; give it one")
-        found[name] = weight
-    return found
+        weights[name] = weight
+    return weights
 
 
 def prompt_charge(group: Sequence[Inference]) -> int:
-    """Return what admission costs: completions of one prompt pay for it once, and only once."""
+    """Return the charge of an admission: a prompt counts once, whatever its completions."""
     paying = (m for m in group if m.leader is None and m.admitted_at is None)
     return PROMPT * sum(len(member.prompt_ids) for member in paying)
 
@@ -53,7 +53,7 @@ class Fair(Order):
     A counter grows by PROMPT for each prompt token when a request is first admitted, cached ones
     included, and by COMPLETION for each completion token; recomputed ones are free. While two users
     wait, their service differs by 2 · max(w_p · longest prompt, w_q · tokens in the pool) at most,
-    if whole lives are reserved and no blocks are shared. Else by 2 · (w_p · longest prompt + w_q ·
+    if KV blocks are reserved whole and none are shared. Else by 2 · (w_p · longest prompt + w_q ·
     rows · longest completion): a user's counter is the least when one of its requests is admitted,
     and its rows add no more until the next is. With weights, divided by the smaller one.
     """
@@ -71,23 +71,24 @@ class Fair(Order):
         """Return inferences in the order; each request moves its user's counter by its prompt."""
         ledger = view.ledger
         assert ledger is not None
-        coming = (entry for entry in ledger.by_counter() if entry[2] in queue.by_user)
-        following = next(coming, None)
-        turns: list[tuple[float, int, Iterator[Inference], Inference]] = []  # a heap of users
-        while turns or following is not None:
-            if following is not None and (not turns or following[:2] < turns[0][:2]):
-                counter, number, user = following
-                following = next(coming, None)
-                mine = iter(queue.by_user[user].values())
-                head = next(mine)
+        users = (entry for entry in ledger.by_counter() if entry[2] in queue.by_user)
+        next_user = next(users, None)
+        # users that have had a turn: counter, number, their requests, the first of those
+        turns: list[tuple[float, int, Iterator[Inference], Inference]] = []
+        while turns or next_user is not None:
+            if next_user is not None and (not turns or next_user[:2] < turns[0][:2]):
+                counter, number, user = next_user
+                next_user = next(users, None)
+                requests = iter(queue.by_user[user].values())
+                head = next(requests)
             else:
-                counter, number, mine, head = heappop(turns)
+                counter, number, requests, head = heappop(turns)
             group = [head]
-            after = next(mine, None)
+            after = next(requests, None)
             while after is not None and after.group == head.group:
                 group.append(after)
-                after = next(mine, None)
+                after = next(requests, None)
             yield from group
             if after is not None:
                 counter += ledger.charged(head.user, prompt_charge(group))
-                heappush(turns, (counter, number, mine, after))
+                heappush(turns, (counter, number, requests, after))

@@ -1,4 +1,4 @@
-"""Predicted lengths of answers, for orders and bins that go by length; they never see the true one.
+"""Predicted lengths of answers, for orders and bins by length, which never see the true one.
 
 exact         its stated limit, `num_tokens`
 noisy:SIGMA   the same times a log-normal error, drawn from its seed
@@ -18,8 +18,8 @@ from statistics import NormalDist
 from scheduling.inference import Inference
 
 LONGEST = 1024  # GPT-2's context: the constant that no answer exceeds
-MOST_SIGMA = 10.0  # of a log-normal error; beyond any use, and what is drawn is still a number
-REMEMBERED = 1024  # predictions that the edges of bins go by
+MOST_SIGMA = 10.0  # of a log-normal error: beyond any use, and without overflow
+REMEMBERED = 1024  # latest predictions, from which the edges of bins follow
 
 
 class Predictor:

@@ -35,11 +35,11 @@ class MultiBin(Delayed):
         if not heads:
             return Plan()
         full = [(head, bin_) for head, bin_ in heads if len(bin_) >= self._target(view)]
-        oldest, its = min(heads, key=lambda each: each[0][0].id)
+        oldest, oldest_bin = min(heads, key=lambda entry: entry[0][0].id)
         overdue = view.order.is_overdue(oldest[0], view.now)
         if full and not overdue:
-            _, bin_ = min(full, key=lambda each: each[0][0].id)
+            _, bin_ = min(full, key=lambda entry: entry[0][0].id)
             return self._begin(bin_, view, "target")
         if full or view.now >= (due := self._due(oldest[0])):
-            return self._begin(its, view, "delay", first=oldest)
+            return self._begin(oldest_bin, view, "delay", first=oldest)
         return Plan(wake_at=due)

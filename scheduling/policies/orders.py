@@ -23,9 +23,10 @@ class Order:
     """Waiting requests go by `turn`, smallest first, which does not change while they wait, unless
     `ordered` says otherwise. Fields are settings.
 
-    `in_order`: none is admitted before an earlier one. `preemptive`: rows go by their turn too, and
-    those beyond max_batch_size are paused. `by_user`: it goes by the view's ledger. `by_length`: by
-    predicted lengths. `by_service`: by what was computed since, so that each iteration counts.
+    `in_order`: no request is admitted before an earlier one. `preemptive`: rows go by their turn,
+    too, and those beyond max_batch_size are paused. `by_user`: it goes by the view's ledger.
+    `by_length`: by predicted lengths. `by_service`: by what the server has computed, so that each
+    iteration may change it.
     """
 
     in_order: ClassVar[bool] = True
@@ -53,8 +54,8 @@ class Order:
         """Raise InvalidRequest for a request that the order cannot place."""
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
-        """Set what the order remembers of an arriving request. processed: tokens of the server's
-        so far.
+        """Record what the order needs of an arriving request. processed: tokens that the server has
+        computed so far.
         """
 
     def turn(self, inference: Inference) -> tuple[Any, ...]:
@@ -64,7 +65,7 @@ class Order:
         return self.rank(inference), self.key(inference), inference.id
 
     def rank(self, inference: Inference) -> Any:
-        """Return what counts before the key; where blocks run out, the last rank gives way."""
+        """Return what counts before the key; where blocks run out, the last rank is preempted."""
         return 0
 
     def key(self, inference: Inference) -> Any:
@@ -83,7 +84,7 @@ class Order:
         """Put an inference behind all others of its level."""
 
     def promote(self, inference: Inference, now: float) -> None:
-        """Give another turn to one that was not computed for `promote_after_s`."""
+        """Give another turn to an inference that was not computed for `promote_after_s`."""
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         """Return the inferences of a queue, in the order."""

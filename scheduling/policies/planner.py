@@ -12,11 +12,11 @@ Victim = Literal["newest", "least_computed", "most_computed"]
 
 
 class Planner:
-    """A plan while it is made.
+    """A plan in the making.
 
-    needed: tokens for which a request must find KV blocks before it joins: all that it may come to
-    (Orca), or those known so far (vLLM). counts_decoded: decoded tokens use the budget, too. Rows
-    that give way, and `spare` blocks, are for `PlannerOnDemand` and `PlannerByTurns`.
+    needed: returns for how many tokens KV blocks must be free before a request joins: all that it
+    may come to (Orca), or those known so far (vLLM). counts_decoded: decoded tokens use the budget,
+    too. `victim` and `spare`: of `PlannerOnDemand` and `PlannerByTurns`.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Planner:
         return True
 
     def make_room(self) -> bool:
-        """Return whether the blocks of one that joins are free."""
+        """Return whether the blocks of a joining request are free."""
         return self.account.free >= 0
 
     def reserve(self, inference: Inference, n: int) -> int:
-        """Return for how many tokens one that joins gets blocks, when it computes n at first."""
+        """Return for how many tokens a joining request gets blocks, when it computes n at first."""
         return self._needed(inference)
 
     def tokens(self, inference: Inference) -> int:

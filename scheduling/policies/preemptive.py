@@ -1,4 +1,4 @@
-"""Orders that pause rows: every iteration those are computed whose turn it is, and the others keep
+"""Orders that pause rows: an iteration computes the rows whose turn it is, and the others keep
 their KV blocks.
 """
 
@@ -30,8 +30,8 @@ class Srpt(ByWork):
     def key(self, inference: Inference) -> float:
         if inference.admitted_at is None:
             return self.work(inference)
-        left = max(1, inference.standing.predicted_tokens - len(inference.tokens))
-        return left + (0 if inference.decodes else self.prefill_weight * inference.uncomputed)
+        remaining = max(1, inference.standing.predicted_tokens - len(inference.tokens))
+        return remaining + (0 if inference.decodes else self.prefill_weight * inference.uncomputed)
 
 
 @dataclass(slots=True)
@@ -94,43 +94,46 @@ class Mlfq(Bounded):
 
 
 class PlannerByTurns(PlannerOnDemand):
-    """Computes the max_batch_size inferences that are first in the order, of those that run and of
-    those that wait; the other running ones are paused.
+    """Planner of the max_batch_size inferences that are first in the order, running or waiting; the
+    other running ones are paused.
 
-    A waiting one joins when its turn comes and its KV blocks are free; none overtakes one that does
-    not fit, or gave way. On demand, a row that needs blocks takes those of a victim whose turn is
-    later; if there are not enough it is paused.
+    A waiting request joins when its turn comes and its KV blocks are free; none overtakes one that
+    does not fit, or was preempted. On demand, a row that needs blocks takes those of a victim whose
+    turn is later; if there are not enough it is paused.
     """
 
     def plan(self) -> Plan:
         view, turn = self.view, self.view.order.turn
-        self._gone, self._passed = set(), set[int]()  # passed: running ones whose turn has come
+        self._preempted_ids, self._passed = (
+            set(),
+            set[int](),
+        )  # passed: running ones whose turn has come
         running = heapq.merge(sorted(view.rows, key=turn), view.paused, key=turn)
         waiting = iter(view.waiting)
-        runs, waits = next(running, None), next(waiting, None)
+        row, request = next(running, None), next(waiting, None)
         while len(self.run) < view.limits.max_batch_size:
-            if waits is not None and (runs is None or turn(waits) < turn(runs)):
-                waits = next(waiting, None) if self.join(waits) else None
-            elif runs is not None:
-                self._passed.add(runs.id)
-                self.compute(runs)
-                runs = next(running, None)
+            if request is not None and (row is None or turn(request) < turn(row)):
+                request = next(waiting, None) if self.join(request) else None
+            elif row is not None:
+                self._passed.add(row.id)
+                self.compute(row)
+                row = next(running, None)
             else:
                 break
         return self.result()
 
     def join(self, inference: Inference) -> bool:
         turn = self.view.order.turn
-        if any(turn(loser) < turn(inference) for loser in self.preempted):
+        if any(turn(victim) < turn(inference) for victim in self.preempted):
             return False
         return super().join(inference)
 
     def make_room(self) -> bool:
         while not super().make_room():
-            loser = self._later_victim(self.least)
-            if loser is None:
+            victim = self._later_victim(self.least)
+            if victim is None:
                 return False
-            self.preempt(loser)
+            self.preempt(victim)
         return True
 
     def victim_of_row(self) -> Inference | None:
@@ -140,7 +143,7 @@ class PlannerByTurns(PlannerOnDemand):
         """Return a later row to preempt, if the blocks of all later ones suffice."""
         if self._victim is None:
             return None
-        aside = self._passed | self._gone
+        aside = self._passed | self._preempted_ids
         later = [row for row in self.view.running if row.id not in aside]
         trial = self.account.copy()  # shared blocks are not free before all have given them up
         for row in later:

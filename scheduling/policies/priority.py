@@ -42,18 +42,18 @@ def read_queue_policies(text: str, levels: int = 0) -> dict[int, QueuePolicy]:
     """Read `LEVEL:name=value,…;…`, or none. Where LEVEL is `default`, the policy is that of each of
     the levels 1 … `levels` that has none of its own. Raises ValueError with a sentence.
     """
-    found: dict[Any, QueuePolicy] = {}
+    policies: dict[Any, QueuePolicy] = {}
     for part in filter(None, text.split(";") if text != "none" else ()):
         name, colon, settings = part.partition(":")
         name = name.strip()
         if not colon or not (name == DEFAULT or name.isdecimal()):
             raise ValueError(f"{part!r} names no level; write it as {EXAMPLE!r}")
         level = name if name == DEFAULT else int(name)
-        if level in found:
+        if level in policies:
             raise ValueError(f"level {level} has two policies; give it one")
-        found[level] = _queue_policy(part, settings)
-    default = found.pop(DEFAULT, None)
-    return found if default is None else dict.fromkeys(range(1, levels + 1), default) | found
+        policies[level] = _queue_policy(part, settings)
+    default = policies.pop(DEFAULT, None)
+    return policies if default is None else dict.fromkeys(range(1, levels + 1), default) | policies
 
 
 def _queue_policy(part: str, settings: str) -> QueuePolicy:

@@ -1,4 +1,4 @@
-"""Run to completion: when idle take what waits; nobody joins; all are answered with the longest."""
+"""Run to completion: an idle engine takes what waits, nothing joins, all are answered together."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 class Static(Policy):
     """The batch is what waits when the engine is idle.
 
-    Rows that are done keep being computed (as *idle rows*) until the batch ends, as
-    deployed static batching does; with `compact_batches` they are dropped, as
-    FasterTransformer does. Either way nobody joins.
+    Rows that are done keep being computed (as *idle rows*) until the batch ends, as deployed static
+    batching does; with `compact_batches` they are dropped, as FasterTransformer does.
     """
 
     request_level: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Static batches that wait for company ("dynamic batching" in Triton and Wallaroo)."""
+"""Static batches that wait for more requests ("dynamic batching" in Triton and Wallaroo)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from live import page, timeline
 from live.history import KEPT, Cell, History
-from live.observer import BACKLOG, LEASE_S, Kept, Live
+from live.observer import BACKLOG, LEASE_S, Live, RunObserver
 from live.reading import iterations
 from live.snapshot import QueueSnapshot, snapshot_of
 from scheduling.errors import Cancelled
@@ -33,13 +33,13 @@ def kind_of(row: Row) -> str:
 class Watched(NamedTuple):
     """What was kept of a scheduler that was driven, and what each iteration was."""
 
-    kept: Kept
+    kept: RunObserver
     iterations: list[Iteration]
 
 
 def served(policy: Any, trace: list[tuple[float, list[Inference]]], **limits: Any) -> Watched:
     scheduler = make_scheduler(policy, **limits)
-    kept = Kept(scheduler, ABOUT, zero=0.0)
+    kept = RunObserver(scheduler, ABOUT, zero=0.0)
     watched = Watched(kept, [])
     last: list[tuple[float, Iteration]] = []
 

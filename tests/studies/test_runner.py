@@ -145,12 +145,12 @@ def test_runs_are_the_same_side_by_side_and_of_servers_are_given_what_is_kept(
     tmp_path: Path,
 ) -> None:
     def measured(study: Study, name: str, processes: int = 1) -> Any:
-        kept = runner.Kept(tmp_path / name, "")
+        kept = runner.FinishedRuns(tmp_path / name, "")
         return runner.measured(study, cases(7), 7, 2, kept, processes)
 
     assert measured(STUDY, "alone") == measured(STUDY, "pool", processes=2)
 
-    def after(case: Case, n: int, seed: int, kept: runner.Kept) -> dict[str, Any]:
+    def after(case: Case, n: int, seed: int, kept: runner.FinishedRuns) -> dict[str, Any]:
         return {"first": (cases(7)[0], n, 0) in kept}
 
     runs = measured(replace(STUDY, run=after, servers=True), "servers")

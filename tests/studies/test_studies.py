@@ -24,7 +24,7 @@ from studies import (
     virtual,
 )
 from studies.__main__ import NAMES, load
-from studies.runner import Kept, measured, write
+from studies.runner import FinishedRuns, measured, write
 from studies.study import only
 from tests.programs import ran
 
@@ -212,7 +212,7 @@ def test_real_servers_are_held_against_simulated_ones(
     few = {"kv_reservation": "demand", "kv_cache": "64blocks"}
     monkeypatch.setattr(fidelity, "VARIANTS", {"demand": ("dynamic", few)})
     monkeypatch.setattr(fidelity, "PARTS", {"fake": fidelity.Part("fake", (0.9,), (), {})})
-    kept = Kept(tmp_path / "fidelity.runs.jsonl", "")
+    kept = FinishedRuns(tmp_path / "fidelity.runs.jsonl", "")
     cases = measured(fidelity.STUDY, fidelity.cases(40, 2, ""), 40, 1, kept)
     burst, loaded = cases[0]["seeds"][0].values()
     rate = 0.9 * burst["capacity"] / Workload().mean_num_tokens

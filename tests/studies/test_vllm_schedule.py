@@ -16,23 +16,23 @@ from studies.vllm_schedule import (
     SAME,
     WATERMARK,
     Drawn,
-    Limits,
+    SharedLimits,
     Step,
     Steps,
     compare,
     draw,
-    ours,
+    our_schedule,
 )
 from tests.programs import ran
 
-FEW = Limits("few blocks, chunks", rows=8, token_budget=24, kv_blocks=24)
+FEW = SharedLimits("few blocks, chunks", rows=8, token_budget=24, kv_blocks=24)
 
 
 def test_a_schedule_has_joining_and_preempted_requests_and_computed_tokens() -> None:
     trace = draw(0, 30)
     assert trace == draw(0, 30) != draw(1, 30)
     assert all(len(d.prompt) + len(d.completion) <= vllm_schedule.LONGEST for d in trace)
-    steps = ours(FEW, trace, "all")
+    steps = our_schedule(FEW, trace, "all")
     joined = [request for step in steps for request in step.admitted]
     preempted = [request for step in steps for request in step.preempted]
     assert {*joined} == {*range(30)} and len(joined) == 30 + len(preempted) > 30
@@ -44,7 +44,7 @@ def test_a_schedule_has_joining_and_preempted_requests_and_computed_tokens() -> 
         computed |= {request: start + n for request, (start, n) in step.rows.items()}
     lengths = [len(drawn.prompt) + len(drawn.completion) for drawn in trace]
     assert [computed[i] for i in range(30)] == [length - 1 for length in lengths]
-    cached = ours(replace(FEW, caching=True), trace, "all")
+    cached = our_schedule(replace(FEW, caching=True), trace, "all")
     assert sum(sum(step.cached.values()) for step in cached) > 200
 
 
@@ -62,7 +62,7 @@ def test_a_schedule_has_joining_and_preempted_requests_and_computed_tokens() -> 
 )  # fmt: skip
 def test_a_planted_difference_is_named_and_placed(plant: Callable[[Step], Step], kind: str) -> None:
     trace = draw(0, 30)
-    steps = ours(FEW, trace, "all")
+    steps = our_schedule(FEW, trace, "all")
     place = next(i for i, step in enumerate(steps) if step.admitted and i > 20)
     other = [*steps[:place], plant(steps[place]), *steps[place + 1 :]]
     assert compare(steps, steps, FEW, trace) == (len(steps), None)
@@ -72,11 +72,13 @@ def test_a_planted_difference_is_named_and_placed(plant: Callable[[Step], Step],
 
 def test_the_rules_that_are_known_to_differ_have_names() -> None:
     trace = draw(0, 120)
-    equal, kind = compare(ours(FEW, trace, "prefill"), ours(FEW, trace, "all"), FEW, trace)
+    equal, kind = compare(
+        our_schedule(FEW, trace, "prefill"), our_schedule(FEW, trace, "all"), FEW, trace
+    )
     assert kind == BUDGET and 0 < equal < 30
-    limits = Limits("watermark", rows=32, token_budget=128, kv_blocks=59, watermark=0.1)
-    larger = ours(replace(limits, watermark=6 / 59), trace, "all")
-    assert compare(ours(limits, trace, "all"), larger, limits, trace)[1] == WATERMARK
+    limits = SharedLimits("watermark", rows=32, token_budget=128, kv_blocks=59, watermark=0.1)
+    larger = our_schedule(replace(limits, watermark=6 / 59), trace, "all")
+    assert compare(our_schedule(limits, trace, "all"), larger, limits, trace)[1] == WATERMARK
 
 
 def test_blocks_of_the_same_iteration_and_evicted_ones_have_names() -> None:
@@ -94,10 +96,10 @@ def test_blocks_of_the_same_iteration_and_evicted_ones_have_names() -> None:
 
 
 def test_the_table_has_sums_over_traces_and_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(limits: Limits, trace: Any) -> Steps:
-        return ours(limits, trace, "all")
+    def other(limits: SharedLimits, trace: Any) -> Steps:
+        return our_schedule(limits, trace, "all")
 
-    monkeypatch.setattr(vllm_schedule, "theirs", other)
+    monkeypatch.setattr(vllm_schedule, "schedule_of_vllm", other)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     case = asdict(FEW)
     seeds = [vllm_schedule.run(case, 40, seed) for seed in range(2)]
