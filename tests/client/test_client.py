@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scipy.special import gammainc
 
+from client import client
 from client.calls import ServerError, get
 from client.draws import WorkloadError, arrivals, at_rate, count
 from client.load import replay
@@ -54,20 +55,6 @@ def test_lengths_follow_their_distributions() -> None:
         share = (lognormal <= 50 * np.exp(1.2 * z)).mean()
         assert share == pytest.approx(mass, abs=0.03)
     assert lognormal.min() >= 1 and lognormal.max() == 900
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "", "normal:1", "choice:", "choice:0", "uniform:5", "uniform:9:1", "fixed:-1", "fixed:x",
-        "zipf", "exponential:0:9", "exponential:5", "exponential:5:1.5", "lognormal:50:1",
-        "lognormal:50:-1:9", "lognormal:nan:1:9",
-    ],
-)  # fmt: skip
-def test_unknown_lengths_are_refused_with_the_valid_ones(spec: str) -> None:
-    valid = r"valid ones are normal, choice.*lognormal:MEDIAN:SIGMA:CAP"
-    with pytest.raises(WorkloadError, match=valid):
-        Workload(spec)
 
 
 def gaps(arrival: str, n: int = 5001) -> np.ndarray:
@@ -110,18 +97,23 @@ def test_the_same_pattern_arrives_at_another_rate() -> None:
     assert at_rate("burst", 3) == at_rate("auto", 3) == "poisson:3"
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "auto", "poisson", "poisson:0", "poisson:-1", "poisson:nan", "poisson:inf", "wait:x",
-        "wait:-1", "wait:inf", "burst:3", "gamma:5", "gamma:5:0", "constant:0", "closed:0",
-        "closed:1.5", "closed",
-    ],
-)  # fmt: skip
-def test_unknown_arrivals_are_refused_with_the_valid_ones(spec: str) -> None:
-    valid = r"valid ones are wait:SECONDS, poisson:RATE.*closed:USERS"
-    with pytest.raises(WorkloadError, match=valid):
-        arrivals(spec, 3, seed=0)
+UNKNOWN_LENGTHS = (
+    "normal:1 choice: choice:0 uniform:5 uniform:9:1 fixed:-1 fixed:x zipf exponential:0:9 "
+    "exponential:5 exponential:5:1.5 lognormal:50:1 lognormal:50:-1:9 lognormal:nan:1:9"
+)
+UNKNOWN_ARRIVALS = (
+    "auto poisson poisson:0 poisson:-1 poisson:nan poisson:inf wait:x wait:-1 wait:inf burst:3 "
+    "gamma:5 gamma:5:0 constant:0 closed:0 closed:1.5 closed"
+)
+
+
+def test_unknown_lengths_and_arrivals_are_refused_with_the_valid_ones() -> None:
+    for spec in ("", *split(UNKNOWN_LENGTHS)):
+        with pytest.raises(WorkloadError, match=r"are normal, choice.*lognormal:MEDIAN:SIGMA:CAP"):
+            Workload(spec)
+    for spec in split(UNKNOWN_ARRIVALS):
+        with pytest.raises(WorkloadError, match=r"are wait:SECONDS, poisson:RATE.*closed:USERS"):
+            arrivals(spec, 3, seed=0)
 
 
 def test_a_workload_says_what_was_realised() -> None:
@@ -158,21 +150,13 @@ def test_a_workload_is_the_same_for_the_same_seed_and_longest_first_when_asked()
         Workload(selection="ascend")
 
 
-def test_a_trace_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
-    requests = Workload(seed=1).requests(20, "poisson:3")
-    save_trace(tmp_path / "trace.jsonl", requests)
-    assert load_trace(tmp_path / "trace.jsonl") == requests
-    realised = describe(requests)
-    assert realised["requests"] == 20 and realised["requested_rate"] == pytest.approx(
-        19 / requests[-1].at
-    )
+def test_a_closed_loop_is_saved_and_can_be_sent_at_other_instants(tmp_path: Path) -> None:
     closed = Workload(seed=1).requests(20, "closed:3")
     save_trace(tmp_path / "closed.jsonl", closed)
     assert load_trace(tmp_path / "closed.jsonl") == closed and closed[0].users == 3
     opened = Trace.of(closed).sent_as("poisson:3", seed=1)
-    assert opened == requests and "users" not in opened[0].body(), (
-        "only when they are sent is another"
-    )
+    assert opened == Workload(seed=1).requests(20, "poisson:3"), "only the instants are others"
+    assert "users" not in opened[0].body()
 
 
 def test_the_server_comes_from_the_flag_the_environment_or_dotenv(
@@ -180,19 +164,24 @@ def test_the_server_comes_from_the_flag_the_environment_or_dotenv(
 ) -> None:
     monkeypatch.setattr(addresses, "ROOT", tmp_path)
     monkeypatch.delenv("IP", raising=False)
-    assert addresses.server_url(None) == "http://127.0.0.1:8500"
-    (tmp_path / ".env").write_text("IP=10.0.0.1\n")
-    assert addresses.server_url(None) == "http://10.0.0.1:8500"
     (tmp_path / "client").mkdir()
-    (tmp_path / "client" / ".env").write_text("IP=10.0.0.2:9000\n")
-    assert addresses.server_url(None) == "http://10.0.0.2:9000"
+    assert addresses.server_url(None) == "http://127.0.0.1:8500"
+    for file, ip, url in (
+        (".env", "10.0.0.1", "http://10.0.0.1:8500"),
+        ("client/.env", "10.0.0.2:9000", "http://10.0.0.2:9000"),
+    ):
+        (tmp_path / file).write_text(f"IP={ip}\n")
+        assert addresses.server_url(None) == url
     monkeypatch.setenv("IP", "host.example")
-    assert addresses.server_url(None) == "http://host.example:8500"
-    assert addresses.server_url("http://localhost:1234/") == "http://localhost:1234"
-    assert addresses.server_url("10.0.0.3") == "http://10.0.0.3:8500"
-    assert addresses.server_url("https://host/v1") == "https://host"
-    assert addresses.server_url("http://h:80/v1/") == "http://h:80"
-    assert addresses.server_url("http://host/llm") == "http://host/llm"
+    for given, url in (
+        (None, "http://host.example:8500"),
+        ("http://localhost:1234/", "http://localhost:1234"),
+        ("10.0.0.3", "http://10.0.0.3:8500"),
+        ("https://host/v1", "https://host"),
+        ("http://h:80/v1/", "http://h:80"),
+        ("http://host/llm", "http://host/llm"),
+    ):
+        assert addresses.server_url(given) == url
 
 
 def test_no_server_is_a_sentence_that_names_the_fix() -> None:
@@ -296,24 +285,29 @@ def test_a_conversation_that_outgrows_the_context_says_what_helps(tmp_path: Path
     [
         ("", "give --prompt TEXT, --numsamples N or --trace FILE"),
         ("--numsamples 0", "must be at least 1"),
-        ("--numsamples 3 --arrival auto", "valid ones are wait"),
         ("--numsamples 3 --selection ascend", "invalid choice"),
         ("--numsamples 3 --wait 1 --arrival burst", "contradict each other"),
-        ("--numsamples 3 --sessions 3", "give TURNS:THINK_S"),
         ("--numsamples 3 --scale 4", "add --trace FILE"),
         ("--users a,2,normal b,2,normal", "give --prompt TEXT, --numsamples N or"),
         ("--users a,2,normal b,2,normal,0-3 --wait 1", "leave out --wait"),
         ("--users a,2,normal b,2,normal,0-3 --prompt hi", "contradict each other"),
-        ("--users a,2,normal b", "unknown user 'b'; give NAME,RATE,LENGTHS"),
-        ("--numsamples 3 --priorities 0.5:1", "sum to 0.5; make it 1"),
         ("--trace t.jsonl --prefixes 4:64:1", "leave out --prefixes"),
         ("--url a --url b --prompt hi", "--prompt asks one server; give --url"),
         ("--url a --url a --numsamples 3", "--url names one server twice"),
     ],
 )
-def test_a_bad_command_line_exits_with_2(arguments: str, sentence: str) -> None:
-    ended = ran("client.client", *split(arguments))
-    assert ended.returncode == 2 and sentence in ended.stderr and "Traceback" not in ended.stderr
+def test_a_bad_command_line_exits_with_2(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        client.parse(split(arguments))
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_unknown_workload_exits_with_2() -> None:
+    ended = ran("client.client", *split("--numsamples 3 --arrival auto"))
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("error: unknown arrival 'auto'; valid ones are wait")
 
 
 def test_a_reader_of_the_text_that_has_enough_ends_the_client_quietly(shared_server: Serve) -> None:

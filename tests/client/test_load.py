@@ -104,26 +104,6 @@ def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
 
 
 @alone
-def test_what_is_in_flight_is_counted_at_random_instants_also_when_nothing_happens() -> None:
-    class Counting(Watch):
-        now, counts = 0, list[int]()
-
-        def sent(self) -> None:
-            self.now += 1
-
-        def ended(self, outcome: Outcome) -> None:
-            self.now -= 1
-
-        def tick(self) -> None:
-            self.counts.append(self.now)
-
-    with stub(first_s=1.0) as server:
-        replay(server.url, at(0.0, 0.5), STUB, watch=(watch := Counting()))
-    assert len(watch.counts) == pytest.approx(30, abs=6), "twenty times a second, for 1.5 s"
-    assert np.mean(watch.counts) == pytest.approx(2 * 1.0 / 1.5, abs=0.25)  # L = λ · W
-
-
-@alone
 def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> None:
     """Twenty requests a second and twenty counts a second: at equal intervals each count fell on
     the same instant of a gap.

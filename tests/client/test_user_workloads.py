@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from shlex import split
 
 import numpy as np
@@ -12,17 +10,14 @@ import pytest
 from rich.console import Console
 
 from client.draws import WorkloadError
-from client.load import replay
 from client.progress import Progress
-from client.traces import Request, load_trace, save_trace
+from client.traces import Request
 from client.wire import wire
 from client.workloads import Workload
 from compare.comparison import Comparison
 from compare.groups import describe, described
 from compare.options import parse
 from config import ConfigError
-from tests.servers import assert_all_answered
-from tests.stub import stub
 
 GREEDY, MODEST = "greedy,20,uniform:50:200", "modest,2,choice:1,25,100,10-40"
 LEVELS = ["0.1:1", "0.9:2"]
@@ -123,14 +118,6 @@ def test_a_user_who_would_send_nothing_is_found_before_any_server_starts() -> No
         Comparison(options, Progress(Console()))
 
 
-def test_a_trace_keeps_users_and_priorities(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    requests = Workload(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
-    save_trace(path, requests)
-    assert load_trace(path) == requests
-    assert {"user", "priority"} <= json.loads(path.read_text().splitlines()[0]).keys()
-
-
 @pytest.mark.parametrize("api", ["inference", "openai"])
 def test_a_server_is_told_user_and_priority_where_there_are_any(api: str) -> None:
     ask = Request(id=0, at=0, prompt="hi", num_tokens=3, user="ann", priority=1)
@@ -138,16 +125,3 @@ def test_a_server_is_told_user_and_priority_where_there_are_any(api: str) -> Non
     assert (body["user"], body["priority"]) == ("ann", 1)
     without = wire(api, "m").body(Request(id=0, at=0, prompt="hi", num_tokens=3))
     assert not {"user", "priority"} & without.keys(), "which some servers refuse"
-
-
-def test_what_is_sent_is_what_the_trace_says() -> None:
-    requests = Workload(
-        users=["a,200,fixed:2", "b,100,fixed:4"], priorities=["0.5:1", "0.5:0"]
-    ).requests(20)
-    with stub() as server:
-        assert_all_answered(replay(server.url, requests, wire("openai", "stub")))
-    sent = {body["seed"]: body for body in server.bodies}
-    for request in requests:
-        body = sent[request.seed]
-        assert (body["user"], body.get("priority")) == (request.user, request.priority)
-        assert body["max_tokens"] == {"a": 2, "b": 4}[body["user"]]

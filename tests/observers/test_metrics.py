@@ -104,18 +104,12 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
     assert stats["padding_rows"] > 0 and stats["kv_blocks"] == 32 * 64
     for kind in ("live", "idle", "padding"):
         assert delta[f"batching_computed_rows_total/{kind}"] == stats[f"{kind}_rows"]
-    flushes = {
-        name.split("/")[1]: n
-        for name, n in delta.items()
-        if name.startswith("batching_flush_total/")
-    }
-    assert {reason: n for reason, n in flushes.items() if n} == stats["batches_formed"]
+    for reason, n in stats["batches_formed"].items():
+        assert delta[f"batching_flush_total/{reason}"] == n
     for measure in IN_RESULTS:
         if measure.metric:
             expected = stats[f"mean_{measure.name}_ms"]
             assert mean_ms(measure.metric) == pytest.approx(expected, abs=0.002)
-    clients = 1e3 * sum(a.timings["e2e_s"] for a in done if a.timings) / 60
-    assert mean_ms("vllm:e2e_request_latency_seconds") == pytest.approx(clients, abs=0.002)
     assert [after[name] for name in KINDS["gauge"].split()[:3]] == [0, 0, 0]
 
 

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import select
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,21 +70,15 @@ def test_a_reader_that_stands_still_loses_lines_and_never_halves(
     pipe: Path, reader: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = RequestLog(str(pipe), "dynamic", 0.0, backlog=3)
-    start = time.monotonic()
     for n in range(30):
         log.answered(ended(n))
-    assert time.monotonic() - start < PATIENCE_S / 2, "nobody waits for it"
     found = read_until(lambda found: found.count(b"\n") >= 3, reader)
     log.answered(ended(99))
     found = read_until(lambda found: b'"id": 99,' in found and found.endswith(b"\n"), reader, found)
     log.close()
     ids = whole(found)
-    assert (
-        ids == sorted(ids)
-        and ids[:3] == [0, 1, 2]
-        and 4 <= len(ids) < 30
-        and "lines were lost" in caplog.text
-    )
+    assert ids == sorted(ids) and ids[:3] == [0, 1, 2] and 4 <= len(ids) < 30
+    assert "lines were lost" in caplog.text
 
 
 def test_the_next_reader_gets_the_rest_of_a_line_that_the_last_one_left(pipe: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ import pytest
 
 import launch
 from config import ConfigError, build
-from observers.line_writer import LineWriter
-from observers.recording import END, Entry, gap, line_of, record
+from observers.recording import END, Entry, line_of, record
 from scheduling.policies import Dynamic, Plan, View
 from scheduling.scheduler import Scheduler
 from serving import Server
 from simulate import drive
 from simulate.replay import ReplayError, replay, replay_file
-from tests.servers import PATIENCE_S, ROOT
+from tests.servers import ROOT
 from tests.virtual import Ask
 
 SETTINGS = {
@@ -186,41 +184,39 @@ def test_a_file_may_hold_several_recordings(lines: list[str]) -> None:
     assert replay(several).equal > result.equal - alone.iterations, "the others are compared"
 
 
-BROKEN = {
-    "a gap": (5, '{"gap":"the disk is too slow"}', "line 6: calls are missing .* disk is too slow"),
-    "half a line": (5, '{"n":5,"call":"sch', "line 6: this is no line of a recording"),
-    "no call": (5, '{"n":5,"call":"sing"}', "line 6: .* no call is named sing"),
-    "no object": (5, "[]", "line 6: this is no line of a recording"),
-    "another version": (
-        0, '{"recording":2,"settings":{}}', "line 1: .* of version 2, .* version 1",
-    ),
-    "no settings": (
-        0, '{"recording":1,"settings":{"mode":"dynamic"}}', "line 1: .* want of kv_reservation",
-    ),
-    "an unknown mode": (
-        0, '{"recording":1,"settings":{"mode":"best"}}', "line 1: .*for want of .best",
-    ),
-    "no beginning": (
-        0, '{"id":7,"state":"finished"}', "line 1: a recording begins with its settings",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_cannot_be_replayed_says_why(name: str, lines: list[str], tmp_path: Path) -> None:
-    i, line, said = BROKEN[name]
+@pytest.mark.parametrize(
+    ("i", "line", "sentence"),
+    [
+        (5, '{"gap":"the disk is too slow"}', "line 6: calls are missing .* disk is too slow"),
+        (5, '{"n":5,"call":"sch', "line 6: this is no line of a recording"),
+        (5, '{"n":5,"call":"sing"}', "line 6: .* no call is named sing"),
+        (5, "[]", "line 6: this is no line of a recording"),
+        (0, '{"recording":2,"settings":{}}', "line 1: .* of version 2, .* version 1"),
+        (0, '{"recording":1,"settings":{"mode":"dynamic"}}', "line 1: .* want of kv_reservation"),
+        (0, '{"recording":1,"settings":{"mode":"best"}}', "line 1: .*for want of .best"),
+        (0, '{"id":7,"state":"finished"}', "line 1: a recording begins with its settings"),
+    ],
+)
+def test_what_cannot_be_replayed_says_why(
+    i: int, line: str, sentence: str, lines: list[str], tmp_path: Path
+) -> None:
     path = tmp_path / "recording.jsonl"
     path.write_text("\n".join([*lines[:i], line, *lines[i + 1 :]]))
-    with pytest.raises(ReplayError, match=f"{path}, {said}"):
+    with pytest.raises(ReplayError, match=f"{path}, {sentence}"):
         replay_file(str(path))
 
 
-def test_neither_can_what_is_no_recording(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for path, said in (("empty", "no recording"), ("binary", "not text"), ("none", "No such file")):
-        with pytest.raises(ReplayError, match=said):
-            replay_file(str(tmp_path / path))
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(b"", "no recording"), (b"\xff\xfe\x00", "not text"), (None, "No such file")],
+)
+def test_a_file_that_is_no_recording_is_refused(
+    content: bytes | None, sentence: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ReplayError, match=sentence):
+        replay_file(str(tmp_path / "file"))
 
 
 def test_no_token_is_in_a_recording_and_of_a_request_what_scheduling_goes_by(
@@ -230,58 +226,25 @@ def test_no_token_is_in_a_recording_and_of_a_request_what_scheduling_goes_by(
     for entry in map(json.loads, lines):
         of_calls.setdefault(entry.get("call", "others"), set()).update(entry)
     common = {"n", "call", "now"}
-    told = {"running", "waiting", "blocks_used", "reason", "preempted", "rows"}
+    reported = {"running", "waiting", "blocks_used", "reason", "preempted", "rows"}
     assert of_calls == {
         "others": {"recording", "settings", "end"},
         "enqueue": common | {"group", "ids", "error"},
-        "schedule": common | told,
+        "schedule": common | reported,
         "apply": common | {"keys", "answered"},
         "expire": common | {"answered"},
         "forget_prefixes": {"n", "call"},
     }
-    members = [
-        {*member} for line in lines if '"enqueue"' in line for member in json.loads(line)["group"]
-    ]
-    assert set().union(*members) == {
-        *("prompt_tokens", "num_tokens", "seed", "keys", "leader", "user", "streamed", "deadline")
-    }
-    for line in lines:
-        for keys in json.loads(line).get("keys", {}).values():
-            assert all(len(bytes.fromhex(key)) == 32 for key in keys)
-
-
-# ---- the file
+    enqueued = [json.loads(line) for line in lines if '"enqueue"' in line]
+    assert {name for entry in enqueued for member in entry["group"] for name in member} == {
+        "prompt_tokens", "num_tokens", "seed", "keys", "leader", "user", "streamed", "deadline"
+    }  # fmt: skip
 
 
 def test_a_server_that_is_not_recorded_has_a_plain_scheduler() -> None:
     server = Server(build("dynamic", SETTINGS, {}))
     assert type(server.scheduler) is Scheduler and server.recording is None
     server.close()
-
-
-def test_where_the_disk_is_too_slow_nothing_waits_and_the_recording_has_a_gap(
-    lines: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    path, works = tmp_path / "recording.jsonl", threading.Event()
-
-    def slowly(line: str) -> str:
-        assert works.wait(PATIENCE_S)
-        return line
-
-    writer = LineWriter(
-        str(path), "recording", slowly, backlog=10, gap=lambda why: line_of(gap(why))
-    )
-    for line in lines:
-        writer.put(line)
-    works.set()
-    writer.close()
-    assert path.read_text().endswith('{"gap":"the disk is too slow"}\n')
-    with pytest.raises(ReplayError, match="the disk is too slow"):
-        replay_file(str(path))
-    assert "recording: the disk is too slow; lines are lost from here on" in caplog.text
 
 
 @pytest.mark.parametrize("with_gap", [True, False])

@@ -57,8 +57,9 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
         assert ending == ("finished", "length", None)
         times = line["token_times"]
         assert line["arrived_at"] <= line["admitted_at"] <= times[0] <= line["answered_at"]
-        assert times == sorted(times)
-        assert len(times) == line["completion_tokens"] == line["num_tokens"]
+        assert (
+            times == sorted(times) and len(times) == line["completion_tokens"] == line["num_tokens"]
+        )
         assert abs(line["arrived_at"] - time.time()) < 600
     answered = [line["answered_at"] for line in found]
     assert answered == sorted(answered)
@@ -68,12 +69,10 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
     batches: dict[int, list[int]] = {}
     for line in found:
         batches.setdefault(line["batch_id"], []).append(line["position"])
-    longest = max(map(max, batches.values()))
     if mode in ("static", "windowed"):
         assert list(batches) == sorted(batches), "whole batches, one after another"
-        in_order = [list(range(len(positions))) for positions in batches.values()]
-        assert list(batches.values()) == in_order, "in the order of their rows"
-    assert longest == (0 if mode == "nobatch" else 7)
+        assert all(rows == sorted(rows) for rows in batches.values()), "in the order of their rows"
+    assert max(map(max, batches.values())) == (0 if mode == "nobatch" else 7)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
@@ -168,19 +167,6 @@ def test_what_ended_otherwise_is_a_line_too(
     assert expired | late == expired
     drained = {"state": "failed", "error": "draining", "batch_id": 0, "position": 0}
     assert stopped | drained == stopped
-
-
-def test_a_full_disk_loses_lines_and_disturbs_nobody() -> None:
-    port = free_port()
-    command = [*LAUNCH, "--port", str(port), "--request-log", "/dev/full"]
-    with launched(*command) as process:
-        wait_until_ready(process, f"http://127.0.0.1:{port}")
-        assert_all_answered(replay(f"http://127.0.0.1:{port}", asks(30, 3)))
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    assert "No space left on device; lines are lost" in output and "30 lines were lost" in output
-    assert "Traceback" not in output and output.count("No space left") == 1
 
 
 def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def record(started: float, live: int, idle: int, padding: int = 0) -> IterationR
 def test_the_original_four_numbers_are_computed_rightly() -> None:
     stats = ServerStats(max_batch_size=4)
     stats.iteration(record(0.0, 2, 0))
-    stats.iteration(record(1.0, 1, 1))
+    stats.iteration(record(1.0, 1, 1, padding=1))
     stats.answered(finished(0.0, 2, 2.0))
     stats.answered(finished(0.0, 4, 2.0))
     result = stats.run().report()
@@ -57,19 +57,11 @@ def test_the_original_four_numbers_are_computed_rightly() -> None:
         "latency-by-requested-tokens": {
             tokens: {"requests": 1, "mean_latency_s": 2.0} for tokens in ("2", "4")
         },
-        "useful_fraction": 3 / 4, "occupancy": (2 / 4 + 1 / 4) / 2, "largest_batch": 2,
-        "batches_formed": {"idle": 2},
+        "useful_fraction": 3 / 5, "padding_rows": 1, "occupancy": (2 / 4 + 1 / 4) / 2,
+        "largest_batch": 2, "batches_formed": {"idle": 2},
     }  # fmt: skip
     assert {key: result[key] for key in expected} == expected
-
-
-def test_padding_rows_are_computed_rows_that_serve_nobody() -> None:
-    stats = ServerStats(max_batch_size=4)
-    stats.iteration(record(0.0, 2, 1, padding=1))
-    result = stats.run().report()
-    rows = [result[f"{kind}_rows"] for kind in ("live", "idle", "padding", "recomputed")]
-    assert (rows, result["useful_fraction"], result["occupancy"]) == ([2, 1, 1, 0], 0.5, 0.5)
-    assert stats.iterations()["iterations"] == [(0.0, 1.0, 2, 1, 1, 0)]
+    assert stats.iterations()["iterations"] == [(0.0, 1.0, 2, 0, 0, 0), (1.0, 1.0, 1, 1, 1, 0)]
 
 
 def test_a_reset_leaves_out_what_arrived_before_it_and_reading_changes_nothing() -> None:
@@ -169,17 +161,17 @@ def test_the_client_reads_every_page(
     monkeypatch.setattr(server_stats, "PAGE", 7)
     client = client_of()
     client.post("/inference", json={"prompt": "hi", "num_tokens": 30})
-    asked = []
+    urls = []
 
     def get(url: str, *_: object, key: str | None = None) -> dict[str, object]:
-        asked.append(url)
+        urls.append(url)
         return dict(client.get(url.removeprefix("http://x") or "/").get_json())
 
     monkeypatch.setattr(measure, "get", get)
     target = measure.Target("dynamic", "http://x", wire("inference"))
     found = measure._engine(target, Trace.of(asks(1, 30)), Answers.of([]))
     over_time, server = found["occupancy_over_time"], found["server"]
-    assert len(asked) == 6 and server["iterations_lost"] == 0 and "next_iteration" not in server
+    assert len(urls) == 6 and server["iterations_lost"] == 0 and "next_iteration" not in server
     assert sum(over_time["live"]) * over_time["bin_s"] == pytest.approx(
         server["busy_s"], rel=0.05
     ), "all 30 rows are there"
