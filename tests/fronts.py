@@ -8,12 +8,13 @@ import contextlib
 import http.client
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 
 from client.calls import ServerError, get
+from compare.servers import ALONE
 from config import ConfigError
 from deploy import haproxy
 from tests.servers import PATIENCE_S, server
@@ -25,41 +26,33 @@ def skip_without(front: str) -> None:
     """Skip a test where the program of a front end is not installed."""
     if front == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
-        return
-    try:
-        haproxy.find()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    elif front == "proxy":
+        try:
+            haproxy.find()
+        except ConfigError as error:
+            pytest.skip(str(error))
 
 
-@contextlib.contextmanager
-def plain(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
-    """One server by itself."""
-    with server(mode, settings, key=key) as url:
-        yield url
+def front(name: str, start: Sequence[str]) -> Front:
+    """Start a server or several by these arguments of Python, and yield the URL."""
+
+    @contextlib.contextmanager
+    def url_of(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
+        skip_without(name)
+        with server(mode, settings, key=key, start=start) as url:
+            yield url
+
+    return url_of
 
 
-@contextlib.contextmanager
-def proxy(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
-    """Two servers behind HAProxy."""
-    skip_without("proxy")
-    with server(mode, settings, key=key, start=("-m", "deploy.proxy", "--replicas", "2")) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def ray(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
-    """Two replicas on Ray Serve."""
-    skip_without("ray")
-    with server(mode, settings, key=key, start=("-m", "deploy.serve", "--replicas", "2")) as url:
-        yield url
-
-
-FRONTS: dict[str, Front] = {"plain": plain, "proxy": proxy, "ray": ray}
+STARTS = {
+    "plain": ALONE,
+    "proxy": ("-m", "deploy.proxy", "--replicas", "2"),
+    "ray": ("-m", "deploy.serve", "--replicas", "2"),
+}
+FRONTS = {name: front(name, start) for name, start in STARTS.items()}
 EVERY_FRONT = [
-    "plain",
-    pytest.param("proxy", marks=pytest.mark.extra),
-    pytest.param("ray", marks=pytest.mark.extra),
+    pytest.param(name, marks=[] if name == "plain" else pytest.mark.extra) for name in FRONTS
 ]
 
 

@@ -268,17 +268,18 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
         known = [{} if text is None else {"text": text} for text in texts]
         return {"requests": [{"id": i} | text for i, text in enumerate(known)]}
 
+    def sentence(*outputs: dict[str, Any]) -> str | None:
+        common = {"variants": {"a": {}, "b": {}}, "also": {}, "config": {"dtype": "bfloat16"}}
+        seeds = [common | {"identical_outputs": each} for each in outputs]
+        return identity(Run(Path(), seeds, [], []))
+
     found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})
     assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}
-    summary = {"variants": {"a": {}, "b": {}}, "also": {}, "config": {"dtype": "bfloat16"}}
-    summary["identical_outputs"] = found
-    said = identity(Run(Path(), [summary], [], []))
-    assert said and said.startswith("1 of 2 requests (50%)") and "bfloat16" in said
-    assert "part after 30 to 30% of their length" in said
-    twice = identity(Run(Path(), [summary, summary], [], []))
-    assert twice and twice.startswith("2 of 4 requests (50%)"), "of all seeds"
-    nothing = identical_outputs({"a": result(None), "b": result("x")})
-    assert identity(Run(Path(), [summary | {"identical_outputs": nothing}], [], [])) is None
+    one, two = sentence(found), sentence(found, found)
+    assert one and one.startswith("1 of 2 requests (50%)") and "bfloat16" in one
+    assert "part after 30 to 30% of their length" in one
+    assert two and two.startswith("2 of 4 requests (50%)"), "of all seeds"
+    assert sentence(identical_outputs({"a": result(None), "b": result("x")})) is None
 
 
 def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:

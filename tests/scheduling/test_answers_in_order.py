@@ -126,10 +126,10 @@ def check_held(scheduler: Scheduler, _: Iteration) -> None:
 # ---- exits
 
 
-def three(policy: Policy, **more: Any) -> tuple[Scheduler, list[Inference]]:
+def three(**more: Any) -> tuple[Scheduler, list[Inference]]:
     """A runs for long; B and C are finished, and held."""
-    scheduler = make_scheduler(policy, max_batch_size=3, preserve_ordering=True, **more)
-    asked = [Inference([0], 20), Inference([0], 1), Inference([0], 1, deadline=6.0)]
+    scheduler = make_scheduler(Dynamic(), max_batch_size=3, preserve_ordering=True, **more)
+    asked = [Inference([0], n, deadline=at) for n, at in ((20, 9.0), (1, None), (1, 6.0))]
     for each in asked:
         scheduler.enqueue([each], 0.0)
     assert step(scheduler, 0.0)[1] == []
@@ -138,7 +138,7 @@ def three(policy: Policy, **more: Any) -> tuple[Scheduler, list[Inference]]:
 
 
 def test_held_ones_run_by_the_count_hold_nothing_and_are_in_flight() -> None:
-    scheduler, (long, *held) = three(Dynamic(), max_in_flight=3)
+    scheduler, (long, *held) = three(max_in_flight=3)
     seen = scheduler.snapshot()
     assert (seen.waiting, seen.running, seen.blocks_used) == (0, 3, len(long.blocks))
     assert scheduler.in_flight() == [long, *held] and list(scheduler.running) == [long.id]
@@ -152,18 +152,14 @@ def test_held_ones_run_by_the_count_hold_nothing_and_are_in_flight() -> None:
 
 @pytest.mark.parametrize("error", [Cancelled("gone"), GenerationFailed("broken")], ids=str)
 def test_one_that_fails_or_is_cancelled_releases_those_behind_it(error: ServingError) -> None:
-    scheduler, (long, *held) = three(Dynamic())
+    scheduler, (long, *held) = three()
     assert scheduler.fail([long], error, 3.0) == [long, *held]
     assert [i.answered_at for i in held] == [3.0, 3.0]
     assert [i.state for i in held] == 2 * [State.FINISHED] and not scheduler.has_work
 
 
 def test_one_that_expires_releases_those_behind_it_and_a_held_one_expires_at_its_own_time() -> None:
-    scheduler = make_scheduler(Dynamic(), max_batch_size=3, preserve_ordering=True)
-    asked = [Inference([0], 20, deadline=9.0), Inference([0], 1), Inference([0], 1, deadline=6.0)]
-    for each in asked:
-        scheduler.enqueue([each], 0.0)
-    step(scheduler, 0.0)
+    scheduler, asked = three()
     assert scheduler.next_deadline() == 6.0
     assert scheduler.expire(6.0) == [asked[2]] and asked[2].state is State.EXPIRED
     assert scheduler.expire(9.0) == asked[:2] and asked[1].state is State.FINISHED
