@@ -118,7 +118,6 @@ class Answers:
         return times_from(timings, self.reported("arrived_at"))
 
     ttft_s = property(lambda answers: answers.times.ttft_s)
-    tpot_s = property(lambda answers: answers.times.tpot_s)
     e2e_s = property(lambda answers: answers.times.e2e_s)
     lag_s = property(lambda answers: answers["sent_at"] - answers["scheduled_at"])
 

@@ -107,6 +107,15 @@ class RecordingScheduler(Scheduler):
         finally:
             self._write(entry)
 
+    def _ending(
+        self, make: Callable[[], list[Inference]], call: str, **inputs: Any
+    ) -> list[Inference]:
+        """Make a call, and record it with the inferences that it ended."""
+        with self._called(call, **inputs) as entry:
+            answered = make()
+            entry["answered"] = _ids(answered)
+        return answered
+
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
         with self._called("enqueue", now=now, group=_members(inferences)) as entry:
             super().enqueue(inferences, now)
@@ -148,27 +157,18 @@ class RecordingScheduler(Scheduler):
     ) -> list[Inference]:
         inferences = list(inferences)
         unfinished = _ids(each for each in inferences if each.answered_at is None)
+        fail = partial(super().fail, inferences, error, now)
         if not unfinished:
-            return super().fail(inferences, error, now)
-        with self._called("fail", now=now, ids=unfinished, why=error.code) as entry:
-            answered = super().fail(inferences, error, now)
-            entry["answered"] = _ids(answered)
-        return answered
+            return fail()
+        return self._ending(fail, "fail", now=now, ids=unfinished, why=error.code)
 
     def expire(self, now: float) -> list[Inference]:
-        due = self.next_deadline()
-        if due is None or due > now:
-            return super().expire(now)
-        with self._called("expire", now=now) as entry:
-            answered = super().expire(now)
-            entry["answered"] = _ids(answered)
-        return answered
+        due, expire = self.next_deadline(), partial(super().expire, now)
+        return expire() if due is None or due > now else self._ending(expire, "expire", now=now)
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
-        with self._called("limit_blocks", now=now, n_blocks=n_blocks) as entry:
-            answered = super().limit_blocks(n_blocks, now)
-            entry["answered"] = _ids(answered)
-        return answered
+        limit_blocks = partial(super().limit_blocks, n_blocks, now)
+        return self._ending(limit_blocks, "limit_blocks", now=now, n_blocks=n_blocks)
 
     def forget_prefixes(self) -> None:
         with self._called("forget_prefixes"):
