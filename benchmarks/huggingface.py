@@ -1,10 +1,10 @@
 """Hugging Face's generate() on benchmarks.burst's requests and weights: a user's first program.
 
-    python -m benchmarks.huggingface --model gpt2-medium --weights random [--n 64] [--batch 64]
-        [any server setting]
+    python -m benchmarks.huggingface --model gpt2-medium --weights random [--n 64]
+        [any setting of the engine]
 
-Prompts are padded on the left, and a batch runs until its longest completion is done; of each only
-the requested tokens count. Needs transformers (requirements-dev.txt).
+One static batch: prompts are padded on the left, and it runs until the longest completion is done;
+of each only the requested tokens count. Needs transformers (requirements-dev.txt).
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ SETTINGS = {"model", "weights", "weights_seed", "dtype", "device", "threads"}  #
 BENCHMARK = Benchmark(
     "huggingface",
     "generate() on the burst.",
-    {
-        "--n": (LARGEST, f"requests, at most {LARGEST}"),
-        "--batch": (LARGEST, "requests in a static batch"),
-    },
+    {"--n": (LARGEST, f"requests, at most {LARGEST}")},
     {*Config.model_fields} - SETTINGS,
 )
 
@@ -45,14 +42,9 @@ def load(config: Config) -> Any:
         ) from None
     shape, dtype = config.shape, getattr(torch, config.dtype)
     ours = load_model(shape, locate(config), config.weights_seed, dtype, config.device)
-    sizes: dict[str, Any] = {
-        "n_layer": shape.n_layer,
-        "n_head": shape.n_head,
-        "n_embd": shape.n_embd,
-        "n_positions": shape.n_ctx,
-        "vocab_size": shape.vocab_size,
-        "layer_norm_epsilon": shape.layer_norm_epsilon,
-    }
+    names = ("n_layer", "n_head", "n_embd", "vocab_size")
+    sizes: dict[str, Any] = {name: getattr(shape, name) for name in names}
+    sizes |= {"n_positions": shape.n_ctx, "layer_norm_epsilon": shape.layer_norm_epsilon}
     model: Any = GPT2LMHeadModel(GPT2Config(**sizes))
     model = model.to(config.device, dtype).eval()
     model.transformer.load_state_dict(ours.state_dict())  # attention's scale is in our weights
@@ -60,7 +52,7 @@ def load(config: Config) -> Any:
 
 
 def generate(model: Any, device: str, requests: Sequence[Prompted]) -> None:
-    """One static batch."""
+    """Serve requests as one static batch."""
     width = max(len(prompt) for prompt, _ in requests)
     padding = [width - len(prompt) for prompt, _ in requests]
     ids = [[0] * n + prompt for n, (prompt, _) in zip(padding, requests)]
@@ -73,39 +65,32 @@ def generate(model: Any, device: str, requests: Sequence[Prompted]) -> None:
         pad_token_id=0,
         eos_token_id=None,
     )
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
-def measure(config: Config, requests: Sequence[Prompted], batch: int) -> float:
-    """Seconds that all requests take, in static batches."""
+def measure(config: Config, requests: Sequence[Prompted]) -> float:
+    """Seconds that all requests take."""
     torch.set_num_threads(config.threads)
     model = load(config)
     with torch.inference_mode():
-        generate(model, config.device, [(prompt, 2) for prompt, _ in requests[:batch]])
+        generate(model, config.device, [(prompt, 2) for prompt, _ in requests])
         start = time.perf_counter()
-        for i in range(0, len(requests), batch):
-            generate(model, config.device, requests[i : i + batch])
-        if config.device == "cuda":
-            torch.cuda.synchronize()
+        generate(model, config.device, requests)
     return time.perf_counter() - start
 
 
 def main() -> None:
     options, [config] = BENCHMARK.engine_configs()
     requests = burst(options.n)
-    if options.batch < 1:
-        raise ConfigError("--batch must be at least 1")
     refuse_few_ids(config)
-    seconds = measure(config, requests, options.batch)
+    seconds = measure(config, requests)
     tokens = sum(tokens for _, tokens in requests)
     print(
         f"generate(): {options.n} requests, {tokens:,} tokens in {seconds:.1f} s, "
         f"{tokens / seconds:.1f} tok/s"
     )
-    result = {
-        "output_throughput": tokens / seconds,
-        "wall_clock_s": seconds,
-        "batch": options.batch,
-    }
+    result = {"output_throughput": tokens / seconds, "wall_clock_s": seconds}
     print(json.dumps(result | BENCHMARK.record([config])))
 
 
