@@ -93,7 +93,7 @@ def changed(served: Served, short: bool) -> Iterator[Finding]:
         # no replica answers while one is silent
         replaced = until(lambda: bool(now := answering(served)) and not now & {*before}, REPLACED_S)
     yield summary(outcomes), all_answered(outcomes)
-    yield f"replicas are new {after(replaced)}", replaced is not None
+    yield f"new replicas {after(replaced)}", replaced is not None
 
 
 FAULTS = [
