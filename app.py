@@ -30,8 +30,7 @@ log = logging.getLogger("effective_batching")
 
 
 def create_app(config: Config, server: Server | None = None) -> Flask:
-    """Return the app of a server; without one it starts its own. `app.extensions["server"]` holds
-    it.
+    """Return the app of a server, by default a new one; it is `app.extensions["server"]`.
 
     Raises what Server does.
     """
@@ -55,7 +54,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
 
     @app.before_request
     def check() -> Response | None:
-        """Set g.request_id, which the answer has in a header, and g.user, the user of its key."""
+        """Check a request; set g.request_id, for its answer, and g.user, which its key names."""
         g.request_id = request_id(request.headers.get(REQUEST_ID, ""))
         g.user = guard.user_of(request.method, request.endpoint, request.headers)
         if guard.shows_page(request.endpoint, request.headers):
@@ -71,7 +70,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     def serving_error(error: ServingError) -> Response:
         if isinstance(error, InvalidRequest):
             server.stats.invalid()
-        # its frames hold the group, which holds the error: a cycle that all of a request is in
+        # its frames refer to the group, and that to the error: a cycle that nothing would free soon
         error.__traceback__ = None
         return respond(failure(error))
 
@@ -98,7 +97,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
 
 
 def _view(handler: Callable[[Call], Answer | Response], route: Route) -> Callable[..., Response]:
-    """Flask's view function of a handler; query and body are read where the route takes them."""
+    """Return Flask's view function of a handler; it reads what the route takes: query, body."""
 
     def view(name: str = "") -> Response:
         query = request.args if route.parameters else {}
@@ -111,16 +110,16 @@ def _view(handler: Callable[[Call], Answer | Response], route: Route) -> Callabl
 
 
 def serve(load: Load = load_generator) -> Flask:
-    """gunicorn's entry point, in the worker: the app of the Config that the launcher handed on,
-    with the engine of `load`.
+    """Return the app of the Config that the launcher handed on, with the engine of `load`. This is
+    gunicorn's entry point, in the worker.
     """
     config = Config.model_validate_json(os.environ[HANDOFF])
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
     )
-    # A thread that runs Python makes the engine's wait for the GIL this long: 5 ms, the default, is
-    # longer than a whole iteration. With 0.1 ms the threads that wait wake each other up: many
-    # streams then cost 1.7 times the CPU.
+    # The engine's thread waits this long for another thread to release the GIL: the default, 5 ms,
+    # is longer than a whole iteration. With 0.1 ms waiting threads wake each other up, and many
+    # streams cost 1.7 times the CPU.
     sys.setswitchinterval(1e-3)
     server = Server(config, load)
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from batching import BatchingManager
+from batching import LONGEST_WAIT_S, BatchingManager
 from config import Config
 from generate import load_generator
 from observers.line_writer import LineWriter
@@ -36,17 +36,15 @@ from wire.logprobs import Logprobs
 from wire.replies import REPLIES
 from wire.request import Request
 
-Load = Callable[
-    [Config, Path | None, int], Generator
-]  # of a Config, its checkpoint, and how many ids can be decoded
+# makes an engine, from a Config, its checkpoint and the size of the vocabulary
+Load = Callable[[Config, Path | None, int], Generator]
 BACKLOG = 10_000  # entries of a recording that wait to be written: seconds of a fast engine
 
 
 def member_seed(seed: int, i: int) -> int:
-    """The seed of a group's i-th member: the group's own for the first, and a mix of both for the
-    others.
+    """Return the seed of a group's i-th member: the group's own for the first, else a hash of both.
 
-    A mix, since with seed + i the second of one group would draw like the first of the next.
+    With seed + i the second member of one group would draw like the first of the next.
     """
     digest = hashlib.sha256(f"{seed} {i}".encode()).digest()
     return seed if i == 0 else int.from_bytes(digest[:8], "big") >> 1
@@ -55,7 +53,7 @@ def member_seed(seed: int, i: int) -> int:
 class Server:
     """Tokenizer, weights, engine, scheduler, handler thread and observers of a Config.
 
-    The engine loads in the handler thread, by `load`. replica: its name among others.
+    The engine loads in the handler thread, by `load`. replica: its name among several servers.
     Raises TokenizerUnavailable, WeightsUnavailable, and OSError if the request log or the recording
     cannot be opened.
     """
@@ -87,12 +85,12 @@ class Server:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End everything in flight, and write what is left to write."""
+        """End all requests in flight, and close the files."""
         self.manager.close()
         self.close_files()
 
     def close_files(self) -> None:
-        """Write what the request log and the recording still hold."""
+        """Write the rest of the request log and the recording, and close both."""
         if self.request_log is not None:
             self.request_log.close()
         if self.recording is not None:
@@ -100,8 +98,8 @@ class Server:
             self.recording.close()
 
     def _seeds(self, given: int | None, n: int) -> list[int]:
-        """The seeds of a group of n: they follow from its own. The first request that brings
-        none has 0, the next one 1, …
+        """Return the seeds of a group of n, which follow from the given one. Without one, members
+        of all such requests are numbered: 0, 1, …
         """
         if given is not None:
             return [member_seed(given, i) for i in range(n)]
@@ -110,10 +108,10 @@ class Server:
         return [(first + i) % 2**63 for i in range(n)]
 
     def group(self, request: Request, rule: StopRule | None = None) -> list[Inference]:
-        """n inferences a prompt, each with a seed of its own, to be waited for or streamed.
+        """Return the inferences of a request: n for each prompt, each with a seed of its own.
 
-        rule: what ends each. Raises InvalidRequest if they are more than the server holds. Requests
-        with another cache_salt share no KV blocks, so that their speed reveals nothing of others.
+        rule: may end each early. Raises InvalidRequest if they are more than the server takes.
+        Requests with another cache_salt share no KV blocks: their speed reveals nothing of others.
         """
         config, n = self.config, request.n
         if len(request.prompts) * n > config.max_in_flight:
@@ -125,13 +123,13 @@ class Server:
         deadline = None if timeout_s is None else self.manager.clock() + timeout_s
         group: list[Inference] = []
         top, echo = request.logprobs, request.echo
-        shares = not (echo and top is not None)  # who scores its prompt computes all of it
+        shares = not (echo and top is not None)  # a prompt that is scored is computed whole
         for ids in request.prompts:
             keys = None
             if shares and config.prefix_caching:
                 keys = block_keys(ids, config.block_size, request.cache_salt)
             elif shares and n > 1:
-                # they share their prompt's blocks all the same, and no others find them
+                # its completions share the prompt's blocks, and no other request does
                 keys = block_keys(ids, config.block_size, secrets.token_hex())
             leader = None
             for _ in range(n):
@@ -154,8 +152,8 @@ class Server:
         return group
 
     def report(self, since: int | None = None) -> dict[str, Any]:
-        """The current run's measures; with each iteration from number `since` on, if that is
-        given.
+        """Return the current run's measures, and if `since` is given each iteration from that
+        number on.
         """
         config = self.config
         blocks = self.manager.snapshot().n_blocks
@@ -163,14 +161,20 @@ class Server:
         report |= self.stats.run().report()
         return report if since is None else report | self.stats.iterations(since)
 
+    def seconds_until(self, deadline: float | None) -> float | None:
+        """Return a timeout for waiting until a deadline on the manager's clock, if there is one."""
+        if deadline is None:
+            return None
+        return min(max(0.01, deadline - self.manager.clock()), LONGEST_WAIT_S)
+
     def refused(self, group: Sequence[Inference]) -> None:
-        """Count a request that was turned away: by a full queue, by its user's limit."""
+        """Count a rejected request: the queue is full, or its user has reached a limit."""
         self.stats.refused(group[0])
         self.metrics.refused(group[0])
 
 
 class Exchange:
-    """A request and its answer. `group`: the inferences to queue. Raises what Server.group does."""
+    """A request and its answer. group: the inferences to queue. Raises what Server.group does."""
 
     def __init__(self, server: Server, request: Request):
         self.request, self._tokenizer = request, server.tokenizer
@@ -187,7 +191,7 @@ class Exchange:
         )
 
     def whole(self) -> dict[str, Any]:
-        """The plain answer, once all of the group have theirs."""
+        """Return the plain answer, once the whole group is answered."""
         texts = []
         for member in self.group:
             detokenizer = Detokenizer(self._tokenizer, self._rule)
@@ -197,7 +201,7 @@ class Exchange:
         return self._reply.whole(texts)
 
     def events(self) -> Events:
-        """The streamed answer, from its beginning."""
+        """Return the streamed answer, from its beginning."""
         parts = {
             id(member): Part(
                 i,

@@ -1,7 +1,7 @@
-"""How old the reports were by which a router chose replicas: noted in the process of the ingress.
+"""Ages of the reports by which a router chose replicas, kept in the process of the ingress.
 
-A module of its own: Ray copies a router's class with the module's other names, and not what that
-imports.
+In a module of its own: Ray copies a router's class together with the globals of its module, but not
+the modules that it imports.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ _seconds: deque[float] = deque(maxlen=10_000)
 
 
 def note(seconds: float) -> None:
+    """Keep an age."""
     _seconds.append(seconds)
 
 
 def noted() -> Sequence[float]:
-    """The last ones."""
+    """Return the last 10,000 ages."""
     return list(_seconds)

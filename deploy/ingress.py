@@ -1,5 +1,5 @@
-"""The front end of several replicas: reads and tokenizes each request once, hands it to a replica,
-and merges the reports of all. Knows HTTP, and of the replicas what `Replicas` says.
+"""The front end of several replicas: reads and tokenizes each request once, sends it to a replica,
+and merges the reports of all. Knows HTTP, and the replicas by `Replicas` alone.
 """
 
 from __future__ import annotations
@@ -37,44 +37,44 @@ from wire.own import Call
 from wire.request import Request, RequestReader
 from wire.routes import OF_PAGE, ROUTES, offered, route_of
 
-# routes that answer of the replica that a path names
+# routes about one server: about a replica, if the path names one
 OF_ONE = ("GET /", "GET /stats", "GET /metrics", *OF_PAGE)
 PREFIX = re.compile("/replicas/([^/]+)(/.*)")
 
 
 class Replicas(Protocol):
-    """The replicas behind an ingress. to: the name of the one that is meant."""
+    """The replicas behind an ingress. to: the name of a replica; None: any."""
 
     async def answer(self, request: Request, to: str | None) -> Answer: ...
 
     def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]: ...
 
     async def own(self, route: str, call: Call, to: str) -> Answer:
-        """The answer of a route about that one."""
+        """Return the answer of a route about that replica."""
         ...
 
     async def all(self, method: str) -> Sequence[Any]:
-        """The results of a method of `replica.Replica`, of each that is up."""
+        """Call a method of `replica.Replica` on each that is up, and return the results."""
         ...
 
     async def wanted(self) -> int:
-        """How many there should be."""
+        """Return how many replicas there should be."""
         ...
 
     def report_ages(self) -> Sequence[float]:
-        """Seconds, of the reports by which replicas were chosen last; empty if by none."""
+        """Return the ages, in s, of the reports used lately to choose replicas, if any."""
         ...
 
 
 class Ingress:
     """Handlers of the routes of several replicas.
 
-    pids: of processes beside its own, by which a client that started them recognises them.
+    pids: other processes of the deployment, by which the program that started it knows it.
     """
 
     def __init__(self, config: Config, replicas: Replicas, pids: Sequence[int]):
         self._config, self._replicas, self._pids = config, replicas, [*pids, os.getpid()]
-        self.counted = Run()  # of requests that the ingress refused itself
+        self.counted = Run()  # requests that the ingress itself refused
         reader = RequestReader(config, load_tokenizer(config.tokenizer))
         self._readers, self._shared = reader.readers(), own.handlers(config, reader)
         self._merged: dict[str, Callable[[Call], Awaitable[Answer]]] = {
@@ -150,7 +150,7 @@ class Ingress:
 
 
 def create_app(config: Config, replicas: Replicas, pids: Sequence[int] = ()) -> FastAPI:
-    """The app; a path under /replicas/NAME/ is of that replica alone. pids: as Ingress takes."""
+    """Return the app; paths under /replicas/NAME/ reach one replica. pids: as for Ingress."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     has_page = config.live == "on"
     ingress = Ingress(config, replicas, pids)
@@ -183,8 +183,8 @@ def create_app(config: Config, replicas: Replicas, pids: Sequence[int] = ()) -> 
 
 
 class Guarded:
-    """ASGI middleware: the guard's checks before any route, and which replica is meant. The answer
-    has the request's id in a header.
+    """ASGI middleware: applies the guard's checks before any route, finds the replica that a path
+    names, and puts the request's id into the answer's headers.
     """
 
     def __init__(self, app: Any, guard: refusals.Guard):
@@ -195,16 +195,16 @@ class Guarded:
             await self._app(scope, receive, send)
             return
         prefix, headers = "", Headers(scope=scope)
-        if scope["method"] == "HEAD":  # of which the HTTP server leaves the body out
+        if scope["method"] == "HEAD":  # the HTTP server leaves the body out
             scope = {**scope, "method": "GET"}
-        if found := PREFIX.fullmatch(scope["path"]):
-            prefix = f"/replicas/{found[1]}"
-            scope = {**scope, "path": found[2], "replica": found[1]}
+        if match := PREFIX.fullmatch(scope["path"]):
+            prefix = f"/replicas/{match[1]}"
+            scope = {**scope, "path": match[2], "replica": match[1]}
         given = headers.get(REQUEST_ID, "")
         id_ = request_id(given)
 
         async def named(message: Any) -> None:
-            # Ray's proxy, which makes an id where there is none, echoes the one that was given
+            # Ray's proxy adds an id that the request had, or its own, but not ours
             if message["type"] == "http.response.start" and id_ != given:
                 MutableHeaders(scope=message)[REQUEST_ID] = id_
             await send(message)
@@ -227,8 +227,8 @@ def respond(answer: Answer) -> Response:
 
 
 async def body_of(http: Http) -> bytes:
-    """The whole body. Raises Refused as soon as it is too large, and InvalidRequest if it ends
-    early.
+    """Return the whole body. Raises Refused as soon as it is too large, and InvalidRequest if it
+    ends early.
     """
     raw = bytearray()
     try:

@@ -1,4 +1,4 @@
-"""Front ends of several servers, in a table: what starts one, and what it tells. Imports none."""
+"""Table of front ends for several servers: how each is started, and what it reports."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """module: which `python -m` runs. routers: what chooses a server for a request; the first does
-    unless another one is named, which the module takes as --router where it knows several.
-    """
+    """A front end. routers: policies that choose a server for a request, the default one first."""
 
-    module: str
+    module: str  # started by `python -m`; takes --router if there are several
     in_words: str
     routers: tuple[str, ...]
     merges: bool  # GET /stats is of all servers together, and names them; else they are 1 … N
-    package: str | None = None  # of Python, without which it does not start
-    install: str | None = None  # what installs that one
+    package: str | None = None  # the Python package that it needs
+    install: str | None = None  # the command that installs the package
 
 
 KINDS = {

@@ -18,10 +18,10 @@ from observers.run import Run, added
 def stats(
     config: Config, replicas: Sequence[Report], own: Run, report_ages_s: Sequence[float]
 ) -> dict[str, Any]:
-    """GET /stats: of all replicas together, and of each.
+    """Return the answer of GET /stats: of all replicas together, and of each.
 
-    own: what the ingress counted itself. report_ages_s: of the reports by which replicas were
-    chosen last; empty if by none.
+    own: counts of the ingress itself. report_ages_s: ages of the reports by which a router chose
+    replicas lately; empty if it uses none.
     """
     head = {"mode": config.mode, "model": config.model}
     run = added([own, *(each.run for each in replicas)])
@@ -38,7 +38,7 @@ def stats(
 
 
 def not_ready_because(replicas: Sequence[Report], wanted: int) -> str | None:
-    """The reason why not all replicas, of which `wanted` should be up, can take requests."""
+    """Return why not all of the `wanted` replicas can take requests; None if all can."""
     for each in replicas:
         if each.not_ready is not None:
             return f"replica {each.name}: {each.not_ready}"
@@ -48,7 +48,7 @@ def not_ready_because(replicas: Sequence[Report], wanted: int) -> str | None:
 
 
 class Families(Collector):
-    """Prometheus' texts of several servers as one, each of which has a label of its own."""
+    """Collector that joins texts for Prometheus of several servers, which differ in a label."""
 
     def __init__(self, texts: Iterable[bytes]):
         self._families: dict[str, Metric] = {}
@@ -63,7 +63,7 @@ class Families(Collector):
 
 
 def metrics(texts: Iterable[bytes]) -> bytes:
-    """GET /metrics."""
+    """Merge several answers of GET /metrics."""
     registry = CollectorRegistry()
     registry.register(Families(texts))
     return generate_latest(registry)

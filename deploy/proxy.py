@@ -5,8 +5,8 @@
 Requests do not come through here: HAProxy passes them on by deploy/haproxy.cfg. It and the servers
 have sessions of their own, so that Ctrl-C in a terminal reaches this process alone:
 
-    SIGTERM   no new connections; what is in flight is finished, then all end
-    SIGINT    what is in flight gets an error, and all end (Ctrl-C)
+    SIGTERM   no new connections; requests in flight are finished, then all processes end
+    SIGINT    requests in flight get an error, and all processes end (Ctrl-C)
     SIGHUP    servers are replaced one after another, each when nothing is in flight there
 """
 
@@ -32,20 +32,20 @@ from deploy import haproxy
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.1
-END_S = 10.0  # for what Ctrl-C ends; then it is killed
+END_S = 10.0  # for processes to end after Ctrl-C, before they are killed
 APPENDED = ("request_log", "record")  # files, of which each server has its own
 
 
 class Ended(Exception):
-    """Something ended that should go on; the message is one sentence."""
+    """HAProxy or a server ended unexpectedly; the message is one sentence."""
 
 
 class Stopped(Exception):
-    """SIGTERM or SIGINT came, whose number is the argument."""
+    """SIGTERM or SIGINT was received; the argument is its number."""
 
 
-class Server:
-    """One of several, started."""
+class ServerProcess:
+    """The process of one of the servers."""
 
     def __init__(
         self, number: int, port: int, command: Sequence[str], environment: Mapping[str, str]
@@ -61,7 +61,7 @@ class Server:
         )
 
     def is_ready(self) -> bool:
-        """Ask for /ready. Raises Ended if it will never be."""
+        """Return whether GET /ready is answered by 200. Raises Ended if the process has ended."""
         if (code := self.process.poll()) is not None:
             raise Ended(
                 f"server {self.number} ended with exit code {code} before it was ready; above it "
@@ -78,7 +78,7 @@ class Server:
             connection.close()
 
     def end(self) -> None:
-        """End at once. Before it is ready, Ctrl-C would print where its Python imports."""
+        """End at once. Before it is ready, SIGINT would print a traceback of Python's imports."""
         self.process.send_signal(signal.SIGINT if self.was_ready else signal.SIGTERM)
 
 
@@ -91,7 +91,7 @@ class Proxy:
         self.config = config
         self.listen = haproxy.address(config)
         self.settings, self.ports = settings, free_ports(replicas)
-        self.servers: list[Server] = []
+        self.servers: list[ServerProcess] = []
         self._signals: SimpleQueue[int] = SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: self._signals.put(number))
@@ -107,7 +107,7 @@ class Proxy:
         self._gone: set[int] = set()  # servers whose end was reported
 
     def run(self) -> int:
-        """All of its life: the exit code."""
+        """Run until a signal or a failure; return the exit code."""
         try:
             self._start()
             self._watch()
@@ -124,9 +124,9 @@ class Proxy:
 
     def _start(self) -> None:
         self._wait(self._listens)
-        environment = shared_out(self.config, len(self.ports), os.environ)
+        environment = with_shared_cores(self.config, len(self.ports), os.environ)
         self.servers = [
-            Server(k, port, command(self.config, self.settings, k, port), environment)
+            ServerProcess(k, port, command(self.config, self.settings, k, port), environment)
             for k, port in enumerate(self.ports, 1)
         ]
         self._wait(lambda: not [each for each in self.servers if not each.is_ready()])
@@ -184,7 +184,7 @@ class Proxy:
             raise Stopped(number)
 
     def _wait(self, until: Callable[[], bool], patience_s: float = inf) -> None:
-        """Wait until something is true. Raises Stopped."""
+        """Wait until a condition is true. Raises Stopped."""
         deadline = time.monotonic() + patience_s
         while not until() and time.monotonic() < deadline:
             self._take_signal()
@@ -193,16 +193,16 @@ class Proxy:
 
     def _replace_all(self) -> None:
         try:
-            # first those that ended, so that others take over while one drains
+            # first those that ended, which then can take over while another drains
             for server in sorted(self.servers, key=lambda each: each.process.poll() is None):
                 self._replace(server)
                 print(f"server {server.number} is replaced", file=sys.stderr)
         except Ended as ended:
             print(f"error: {ended}; the others are left as they are", file=sys.stderr)
 
-    def _replace(self, server: Server) -> None:
+    def _replace(self, server: ServerProcess) -> None:
         """Replace a server. Raises Ended if the new one does not come up."""
-        # also to one that ended: its successor listens before it can answer
+        # also if it has ended: its successor listens before it can answer
         self._admin.drain(server.number)
         if server.process.poll() is None:
             self._wait(
@@ -219,7 +219,7 @@ class Proxy:
     # ---- ending
 
     def _drain(self) -> None:
-        """Finish what is in flight, within the servers' --drain-timeout-s. Raises Stopped on
+        """Finish requests in flight, within the servers' --drain-timeout-s. Raises Stopped on
         Ctrl-C.
         """
         self._draining = True
@@ -230,7 +230,7 @@ class Proxy:
         self._wait(self._all_ended)
 
     def _end(self) -> None:
-        """End all that runs: the servers first, so that HAProxy can pass on their last answers."""
+        """End all processes: servers first, so that HAProxy can pass on their last answers."""
         for server in self.servers:
             server.end()
         deadline = time.monotonic() + END_S
@@ -250,15 +250,15 @@ class Proxy:
 
 def free_ports(n: int) -> list[int]:
     """Return n different free ports of this machine."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(n)]
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(n)]
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [probe.getsockname()[1] for probe in probes]
 
 
 def command(config: Config, settings: Sequence[str], number: int, port: int) -> list[str]:
-    """The command that starts a server: the user's settings, and then each server's own."""
+    """Return the command that starts a server: the user's settings, then the server's own."""
     own = ["--host", "127.0.0.1", "--port", str(port)]
     for name in APPENDED:
         if file := getattr(config, name):
@@ -267,15 +267,17 @@ def command(config: Config, settings: Sequence[str], number: int, port: int) -> 
     return [sys.executable, str(ROOT / "launch.py"), *settings, *own]
 
 
-def shared_out(config: Config, replicas: int, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment of the servers, which share the cores unless the user set --threads."""
+def with_shared_cores(
+    config: Config, replicas: int, environ: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the environment of servers, which share the cores unless the user set --threads."""
     if "threads" in from_environment(environ):
         return environ
     return {**environ, "EB_THREADS": str(max(1, config.threads // replicas))}
 
 
 def read(argv: Sequence[str]) -> tuple[int, list[str]]:
-    """How many servers, and their settings. Raises ConfigError; exits 0 after --help."""
+    """Return the number of servers and their settings. Raises ConfigError; exits 0 after --help."""
     parser = Parser(
         prog="deploy/proxy.sh",
         usage="%(prog)s MODE [--replicas N] [settings]",

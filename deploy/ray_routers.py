@@ -1,5 +1,5 @@
-"""How Ray Serve chooses a replica for a request: by its own power of two, or by our routers, the
-same code that the simulator runs (deploy/ray_routers.py).
+"""Routers for Ray Serve, which choose a replica for a request: its own power of two, and those of
+deploy/routers.py, which the simulator runs too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Ranks = list[list[RunningReplica]]  # the replicas that are preferred first
 
 
 def meant(replicas: list[RunningReplica], pending: PendingRequest | None) -> Ranks:
-    """The replica that a request names, if it does and that one is up. Any may take one whose
-    replica is not: it answers that there is none.
+    """Return the replica that a request names, if it is up. If it is not, any replica may take the
+    request: it answers that there is none of this name.
     """
     to = pending.kwargs.get("to") if pending else None
     named = [replica for replica in replicas if replica.replica_id.unique_id == to]
@@ -36,7 +36,7 @@ def meant(replicas: list[RunningReplica], pending: PendingRequest | None) -> Ran
 
 
 def offered(replicas: list[RunningReplica], pending: PendingRequest) -> Ranks:
-    """The replicas that the request was not offered to yet, and then those that it was."""
+    """Return replicas that the request was not offered to yet, then those that had no room."""
     tried = pending.kwargs.get("tried", ())
     was = [each for each in replicas if each.replica_id.unique_id in tried]
     return [rank for rank in ([each for each in replicas if each not in was], was) if rank]
@@ -45,7 +45,7 @@ def offered(replicas: list[RunningReplica], pending: PendingRequest) -> Ranks:
 class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
     """Ray Serve's default, for requests that name no replica."""
 
-    # Ray's gives a replica that was found for one request to the one that has waited longest
+    # Ray's gives a replica chosen for one request to the request that has waited longest
     _fulfill_next_pending_request = RequestRouter._fulfill_next_pending_request
 
     async def choose_replicas(
@@ -55,19 +55,19 @@ class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
     ) -> Ranks:
         if named := meant(candidate_replicas, pending_request):
             return named
-        if pending_request and pending_request.kwargs.get("tried"):  # of which Ray's knows nothing
+        if pending_request and pending_request.kwargs.get("tried"):  # which Ray's ignores
             pending_request.routing_context.should_backoff = True
             first, *rest = offered(candidate_replicas, pending_request)
             return [random.sample(first, min(2, len(first))), *rest]
         return await super().choose_replicas(candidate_replicas, pending_request)
 
 
-class Ours(RequestRouter):
-    """One of deploy.routers.
+class OurRouter(RequestRouter):
+    """A router of deploy.routers, behind Ray's interface.
 
-    Of requests it knows what passed this handle: those sent and not answered. Of tokens it knows
-    what each replica said last (`Replica.record_routing_stats`, which Ray fetches and hands on from
-    time to time) and what was sent there since it said so, by the clocks of both machines.
+    A replica's requests are those that this handle sent and that are not answered. Its tokens are
+    those of its last report (`Replica.record_routing_stats`, which Ray fetches from time to time)
+    and those sent there since the report was made, by the clocks of both machines.
     """
 
     def initialize_state(self, name: str, block_size: int) -> None:
@@ -86,7 +86,7 @@ class Ours(RequestRouter):
                 self._load(each.replica_id).report(report["at"], 0, report["tokens"])
         if pending_request is None or (named := meant(candidate_replicas, pending_request)):
             return named if pending_request else [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # else a full fleet is asked at once
+        pending_request.routing_context.should_backoff = True  # else Ray tries without a pause
         untried, *tried = offered(candidate_replicas, pending_request)
         known = {number(each.replica_id): each for each in untried}
         chosen = self._router.choose(
@@ -135,17 +135,17 @@ class Ours(RequestRouter):
 
 
 def number(id_: ReplicaID) -> int:
-    """A number of a replica, the same in each process."""
+    """Return a number for a replica, the same in each process."""
     return int.from_bytes(id_.unique_id.encode())
 
 
 def request_of(pending: PendingRequest) -> Request | None:
-    """The request that waits, if it is a completion."""
+    """Return the request of a pending call, if it is a completion."""
     first = pending.args[0] if pending.args else None
     return first if isinstance(first, Request) else None
 
 
 def tokens_of(request: Request) -> int:
-    """Prompt tokens, and completion tokens at most."""
+    """Return prompt tokens plus the most completion tokens."""
     prompt = sum(map(len, request.prompts))
     return prompt + len(request.prompts) * request.n * request.num_tokens

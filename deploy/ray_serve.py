@@ -26,7 +26,7 @@ from config import END_S, Config
 from deploy import ages, replica
 from deploy.autoscaling import Autoscaling
 from deploy.ingress import Replicas, create_app
-from deploy.ray_routers import Ours, PowerOfTwo
+from deploy.ray_routers import OurRouter, PowerOfTwo
 from deploy.replica import Full, needs
 from scheduling.errors import EngineFailed
 from wire.events import DONE, event
@@ -35,9 +35,9 @@ from wire.own import Call
 from wire.request import Request
 
 APP = "effective-batching"
-REPORT_S = 0.1  # between what a replica says of itself to routers; Ray looks no more often
+REPORT_S = 0.1  # between reports of a replica to routers; Ray fetches them no more often
 GONE = (ActorDiedError, ActorUnavailableError)
-SILENT_S = 5  # that each of them may take to tell of itself
+SILENT_S = 5  # that a replica may take to report
 TOKENS = "tokens_left"
 HANGS_S = 10  # a replica that does not answer for so long, three times, is replaced
 TRIES = 3  # replicas, at most, that a request is offered to before it is refused
@@ -45,6 +45,8 @@ SPARE = 64  # requests for /stats and the page, beside completions
 
 
 class Silent(EngineFailed):
+    """A replica has not answered in time."""
+
     code = "replica_silent"
 
 
@@ -64,11 +66,11 @@ class Replica(replica.Replica):
             raise RuntimeError(reason)
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """For `deploy.ray_routers.Ours`."""
+        """Return a report for `deploy.ray_routers.OurRouter`."""
         return {"at": time.time(), "tokens": self.manager.remaining_tokens()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For `by_tokens`."""
+        """Return a report for `ByTokens`."""
         return {TOKENS: float(self.manager.remaining_tokens())}
 
     def __del__(self) -> None:
@@ -76,8 +78,8 @@ class Replica(replica.Replica):
 
 
 class ByTokens:
-    """A policy of Ray's: as many replicas as there are tokens to compute for, `target` each. Ray
-    averages what replicas say, applies delays, factors and bounds, and asks once each 0.1 s.
+    """Autoscaling policy for Ray: a replica for every `target` tokens that are not computed yet.
+    Ray averages the replicas' reports, and applies delays, factors and bounds to the result.
     """
 
     def __init__(self, target: float):
@@ -89,7 +91,7 @@ class ByTokens:
 
 
 def autoscaling(rule: Autoscaling, replicas: int) -> AutoscalingConfig:
-    """Ray's, which begins with so many replicas."""
+    """Return Ray's form of the rule, which begins with so many replicas."""
     shared = asdict(rule)
     if shared.pop("target_tokens") is not None:
         shared["policy"] = AutoscalingPolicy(
@@ -100,10 +102,8 @@ def autoscaling(rule: Autoscaling, replicas: int) -> AutoscalingConfig:
 
 
 class Handles(Replicas):
-    """The replicas, by Ray's handle. wanted: how many there should be, most: how many there may be.
-
-    The one that a router has chosen may be full by the time that a request comes there; it is then
-    offered to another one.
+    """The replicas, behind Ray's handle. wanted: how many there should be. most: how many there may
+    be. A chosen replica may be full when a request arrives, which is then offered to another.
     """
 
     def __init__(self, handle: DeploymentHandle, wanted: int, most: int):
@@ -144,7 +144,7 @@ class Handles(Replicas):
                 events.cancel()  # does nothing unless the reader has gone before the end
 
     async def all(self, method: str) -> list[Any]:
-        """The results of all replicas but those that are gone. Raises Silent if one has none."""
+        """Call a method of all replicas but those that are gone. Raises Silent."""
         try:
             results = await self._handle.broadcast(method).results_async(
                 timeout_s=SILENT_S, return_exceptions=True
@@ -173,8 +173,8 @@ class Handles(Replicas):
 
 
 def gone() -> EngineFailed:
-    """A replica went with the requests that it had. They are not sent to another one by
-    themselves: what killed this one may have been one of them.
+    """Return the error for requests of a replica that died. They are not sent to another one
+    automatically: one of them may have killed it.
     """
     return EngineFailed("The replica that had this request is gone; send it once more.")
 
@@ -182,12 +182,11 @@ def gone() -> EngineFailed:
 def application(
     config: Config, replicas: int, router: str, rule: Autoscaling | None, launcher: int
 ) -> serve.Application:
-    """The application that `serve.run` takes. launcher: the id of the process that starts it."""
+    """Return the application for `serve.run`. launcher: the id of the process that starts it."""
     most_replicas = rule.max_replicas if rule else replicas
-    # keys are asked for by the ingress alone
+    # the ingress alone checks keys
     text = config.model_copy(update={"api_key": None, "api_keys": None}).handoff()
-    # Ray's own is 5. The server decides, which counts completions and not requests, and refuses
-    # with a sentence.
+    # Ray's default is 5. The server's own limit decides, which counts completions, not requests.
     most = config.max_in_flight + SPARE
     ours = {"name": router, "block_size": config.block_size}
     one = (
@@ -202,7 +201,7 @@ def application(
             health_check_period_s=2,
             health_check_timeout_s=HANGS_S,
             request_router_config=RequestRouterConfig(
-                request_router_class=PowerOfTwo if router == "power_of_two" else Ours,
+                request_router_class=PowerOfTwo if router == "power_of_two" else OurRouter,
                 request_router_kwargs={} if router == "power_of_two" else ours,
                 request_routing_stats_period_s=REPORT_S,
             ),

@@ -1,4 +1,4 @@
-"""One of several servers, called in an event loop. Knows neither HTTP nor Ray."""
+"""A server among several, called in an event loop. Knows neither HTTP nor Ray."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
-from batching import LONGEST_WAIT_S
 from config import Config
 from observers.run import Run
 from routes.server import handlers
@@ -22,30 +21,30 @@ from wire.request import Request
 
 
 class Report(NamedTuple):
-    """Measures and state of a replica, to be merged with others'."""
+    """Measures and state of a replica, to be merged with those of others."""
 
     name: str
-    not_ready: str | None  # why
+    not_ready: str | None  # the reason; None: ready
     kv_blocks: int
     run: Run  # its times are seconds since the epoch
 
 
 def needs(config: Config) -> dict[str, float]:
-    """Resources of one replica: the CPUs that its engine computes with, or a GPU."""
+    """Return the resources of one replica: the CPUs that its engine computes with, or a GPU."""
     on_cpu = config.device == "cpu" and config.model != "fake"
     return {"CPU": float(config.threads if on_cpu else 0), "GPU": float(config.device != "cpu")}
 
 
 class Full(NamedTuple):
-    """In place of an answer: this replica has no room, nothing was begun or counted, and another
-    one may be asked.
+    """Result in place of an answer: this replica has no room. Nothing was begun or counted, and the
+    request may be offered to another replica.
     """
 
     name: str
 
 
-class Post:
-    """Calls from any thread in an event loop, which is woken once for all that piled up."""
+class LoopCalls:
+    """Calls that any thread hands to an event loop, which is woken once for all that piled up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
@@ -59,16 +58,16 @@ class Post:
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._woken = False  # first: what is put from now on wakes it again
+        self._woken = False  # first, so that a call put from now on wakes the loop again
         while self._calls:
             self._calls.popleft()()
 
 
 class Answered:
-    """An observer that sets events: those of inferences that have their answer or their error."""
+    """An observer that sets the event of an inference once it is answered or has failed."""
 
-    def __init__(self, post: Post):
-        self._post = post
+    def __init__(self, calls: LoopCalls):
+        self._calls = calls
         self._ends: dict[int, asyncio.Event] = {}  # by id()
 
     def expect(self, inference: Inference) -> asyncio.Event:
@@ -85,30 +84,30 @@ class Answered:
 
     def answered(self, inference: Inference) -> None:
         if (end := self._ends.pop(id(inference), None)) is not None:
-            self._post.put(end.set)
+            self._calls.put(end.set)
 
 
 class Replica:
-    """Takes requests that were read, and answers as a plain server does.
+    """A server that takes requests which the ingress has read, and answers as a plain one does.
 
-    A call may name the replica that it is meant for, and is refused by another one. Else it may be
-    offered to several: to `tries` of them, of which `tried` have handed it back. To be made in the
-    event loop in which it is called. Raises what Server does.
+    to: the replica that a call names; any other one refuses it. tries: replicas that a call may be
+    offered to, if it names none. tried: those of them that had no room. A Replica is created in the
+    event loop that calls it. Raises what Server does.
     """
 
     def __init__(self, config: Config, name: str):
         self.name = name
         self.server = Server(config, replica=name)
         self.manager = self.server.manager
-        self._post = Post(asyncio.get_running_loop())
-        self._answered = Answered(self._post)
+        self._calls = LoopCalls(asyncio.get_running_loop())
+        self._answered = Answered(self._calls)
         self.manager.observe(self._answered)
         self._handlers = handlers(self.server, [os.getpid()])
 
     async def answer(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
     ) -> Answer | Full:
-        """The whole answer. Cancelling this call cancels the request."""
+        """Return the whole answer. Cancelling this call cancels the request."""
         group: Sequence[Inference] = ()
         queued: Sequence[Inference] = ()
         try:
@@ -128,23 +127,23 @@ class Replica:
             return self._failed(error)
         finally:
             self._answered.forget(group)
-            self.manager.cancel(queued)  # of those that are over nothing is left to cancel
+            self.manager.cancel(queued)  # without effect on answered ones
 
     async def stream(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
     ) -> AsyncIterator[Answer | Full | bytes]:
-        """Server-sent events as tokens are computed, those that pile up as one; or the answer of an
-        error that comes before the first.
+        """Yield server-sent events as tokens are computed, those that pile up as one; or the answer
+        to an error that comes before the first.
         """
         updates: dict[int, TokenEvent] = {}
         turn = asyncio.Event()
 
-        def hear(update: TokenEvent) -> None:
-            def note() -> None:
+        def receive(update: TokenEvent) -> None:
+            def keep() -> None:
                 updates[id(update.inference)] = update
                 turn.set()
 
-            self._post.put(note)
+            self._calls.put(keep)
 
         queued: Sequence[Inference] = ()
         try:
@@ -152,7 +151,7 @@ class Replica:
             exchange = Exchange(self.server, request)
             group, events = exchange.group, exchange.events()
             for member in group:
-                member.listener, member.streamed = hear, True
+                member.listener, member.streamed = receive, True
             if not self._enqueue(group, to, tried, tries):
                 yield Full(self.name)
                 return
@@ -166,10 +165,10 @@ class Replica:
         except ServingError as error:
             yield self._failed(error)
         finally:
-            self.manager.cancel(queued)  # does nothing unless the reader has gone before the end
+            self.manager.cancel(queued)  # without effect unless the reader left before the end
 
     async def own(self, route: str, call: Call, to: str | None = None) -> Answer:
-        """The answer of a route about one server, by its name in ROUTES."""
+        """Return the answer of a route about one server, by its name in ROUTES."""
         try:
             self._check(to)
             return self._handlers[route](call)
@@ -210,29 +209,26 @@ class Replica:
     def _enqueue(
         self, group: Sequence[Inference], to: str | None, tried: Sequence[str], tries: int
     ) -> bool:
-        """False where there is no room and another replica may have some. A user's limits are kept
-        here: it has them at each.
+        """Queue a group; return False if there is no room and another replica may be tried. A
+        user's limits are each replica's own: beyond them no other one is tried.
         """
-        may_go_on = to is None and self.name not in tried and len(tried) + 1 < tries
+        may_try_another = to is None and self.name not in tried and len(tried) + 1 < tries
         try:
             self.manager.enqueue(group)
         except Overloaded as error:
-            if may_go_on and not isinstance(error, RateLimited):
+            if may_try_another and not isinstance(error, RateLimited):
                 return False
             self.server.refused(group)
             raise
         return True
 
     async def _until(self, event: asyncio.Event, deadline: float | None) -> None:
-        """Wait; when the deadline passes see to it that the manager knows, whose own thread may be
-        in a long iteration.
+        """Wait for an event; past the deadline expire requests from here, since the manager's own
+        thread may be in a long iteration.
         """
         while not event.is_set():
-            remaining = None
-            if deadline is not None:
-                remaining = min(max(0.01, deadline - self.manager.clock()), LONGEST_WAIT_S)
             try:
-                async with asyncio.timeout(remaining):
+                async with asyncio.timeout(self.server.seconds_until(deadline)):
                     await event.wait()
             except TimeoutError:
                 self.manager.expire()

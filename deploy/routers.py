@@ -1,7 +1,7 @@
-"""Routers, which choose a replica for a request. Pure, but that each remembers its own choices.
+"""Routers, which choose a replica for a request. Pure, except that each remembers its own choices.
 
-A router knows the `ReplicaLoad` of each replica that is up, and no time. Same seed and same calls,
-same choices. Of equals none is preferred: they take turns, or are drawn.
+A router knows the `ReplicaLoad` of each replica that is up, and no clock. The same seed and calls
+give the same choices. Equal replicas take turns, or one is drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ReplicaLoad:
     """
 
     id: int
-    requests: int = 0  # sent there and not answered: those that wait and those that run
+    requests: int = 0  # sent there and not answered, waiting or running
     tokens: int = 0  # of those, prompt tokens not computed and completion tokens not generated
 
 
@@ -32,13 +32,13 @@ class RoutedRequest:
     """A request, as a router may know it."""
 
     prompt_tokens: int
-    num_tokens: int  # that it asks for, which may be more than it gets
+    num_tokens: int  # completion tokens requested, which may be more than it gets
     keys: Sequence[bytes] = ()  # `blocks.block_keys` of its prompt, the key of no block included
     session: str | None = None  # a user, or a conversation, whose requests share something
 
 
 class Router:
-    """One way to choose."""
+    """A policy of choosing."""
 
     uses_keys: ClassVar[bool] = False  # whether `RoutedRequest.keys` make a difference
     uses_tokens: ClassVar[bool] = False  # whether `ReplicaLoad.tokens` do
@@ -48,14 +48,14 @@ class Router:
         self._last: int | None = None
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
-        """The id of one of the replicas, of which there must be one at least."""
+        """Return the id of one of the replicas, of which there must be one at least."""
         raise NotImplementedError
 
     def forget(self, id: int) -> None:
-        """A replica is gone."""
+        """Forget a replica that is gone."""
 
     def in_turn(self, equals: Iterable[ReplicaLoad]) -> int:
-        """The one whose id follows the id returned last, the first by chance."""
+        """Return the id that follows the one returned last; at first, a random one."""
         ids = [replica.id for replica in equals]
         if self._last is None:
             self._last = self.rng.choice(ids)
@@ -64,34 +64,34 @@ class Router:
         return self._last
 
     def least(self, load: Callable[[ReplicaLoad], int], replicas: Sequence[ReplicaLoad]) -> int:
-        """One of those with the least load."""
+        """Return the id of one of the replicas with the least load."""
         lowest = min(map(load, replicas))
         return self.in_turn(replica for replica in replicas if load(replica) == lowest)
 
 
 class Random(Router):
-    """Any, each as likely as the others."""
+    """A random replica, each as likely as the others."""
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
         return self.rng.choice(replicas).id
 
 
 class RoundRobin(Router):
-    """Each in its turn, by id."""
+    """All replicas in turn, by id."""
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
         return self.in_turn(replicas)
 
 
 class LeastRequests(Router):
-    """The one with the fewest requests (join the shortest queue; nginx's least_conn)."""
+    """The replica with the fewest requests (join the shortest queue; nginx's least_conn)."""
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
         return self.least(_requests, replicas)
 
 
 class LeastTokens(Router):
-    """The one with the fewest tokens left to compute."""
+    """The replica with the fewest tokens left to compute."""
 
     uses_tokens = True
 
@@ -100,9 +100,9 @@ class LeastTokens(Router):
 
 
 class PowerOfTwo(Router):
-    """The one with fewer requests of two drawn at random (Mitzenmacher, IEEE TPDS 2001; Ray Serve's
-    default). The longest queue is far shorter than with one drawn, and the two are not always the
-    same ones, so that many routers with old knowledge do not all go to one replica.
+    """Of two replicas drawn at random the one with fewer requests (Mitzenmacher, IEEE TPDS 2001;
+    Ray Serve's default). The longest queue is far shorter than with one drawn; and since pairs
+    differ, many routers with old knowledge do not all choose the same replica.
     """
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
@@ -111,15 +111,16 @@ class PowerOfTwo(Router):
 
 
 class PrefixAffinity(Router):
-    """Among replicas that have at most `margin` requests more than the least loaded one, that
-    which was sent the longest part of this prompt, in full KV blocks, and the less loaded of
-    several; the least loaded of all if that is less than `least_match` of the prompt's full blocks.
+    """The replica that was sent the longest part of this prompt, in full KV blocks.
 
-    So do SGLang's cache-aware router (cache_threshold, balance_abs_threshold) and Ray Serve's
-    PrefixCacheAffinityRouter (match_rate_threshold, imbalanced_threshold) on trees of characters,
-    but that they give affinity up as a whole while the longest and the shortest queue are too far
-    apart. Block keys agree with what a server's prefix cache can find. What was sent to a replica
-    is remembered up to `remembered` blocks, the latest, until it is to be forgotten.
+    Replicas with over `margin` requests more than the least loaded one are left out; equal matches
+    go to the less loaded replica. If the longest match is less than `least_match` of the prompt's
+    full blocks, the least loaded replica is chosen. The latest `remembered` blocks that were sent
+    to each replica are remembered; their keys agree with what its prefix cache can find.
+
+    SGLang's cache-aware router (cache_threshold, balance_abs_threshold) and Ray Serve's
+    PrefixCacheAffinityRouter (match_rate_threshold, imbalanced_threshold) do the same on trees of
+    characters, but ignore all prefixes while the longest and shortest queue are too far apart.
     """
 
     uses_keys = True
@@ -143,7 +144,7 @@ class PrefixAffinity(Router):
         self._sent.pop(id, None)
 
     def matched(self, id: int, keys: Sequence[bytes]) -> int:
-        """How many of the first blocks were sent to a replica, as far as is remembered."""
+        """Return how many of the first blocks were sent to a replica, as far as remembered."""
         sent = self._sent.get(id, ())
         return bisect_left(keys, True, key=lambda key: key not in sent)  # from one on, all are
 
@@ -157,8 +158,8 @@ class PrefixAffinity(Router):
         return self.least(_requests, near)
 
     def _remember(self, id: int, keys: Sequence[bytes]) -> None:
-        """The last block as the oldest, so that a prompt's end is forgotten before its beginning
-        and what is remembered is the beginning of each.
+        """Remember a prompt's blocks, its last block as the oldest: a prompt's end is forgotten
+        before its beginning.
         """
         sent = self._sent[id]
         for key in reversed(keys):
@@ -169,12 +170,12 @@ class PrefixAffinity(Router):
 
 
 class SessionAffinity(Router):
-    """The same replica for all requests of a session as long as it is up, whatever its load;
-    without one, that with the fewest requests.
+    """The same replica for all requests of a session as long as it is up, whatever its load; for a
+    request without a session, the replica with the fewest requests.
 
     By rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998): the replica of the largest
-    hash of both names. If one of n goes, its own sessions move; if one comes, 1/n of all to it.
-    Nothing is remembered, and all routers agree.
+    hash of both names. If a replica goes, its own sessions move; if it is added as one of n, 1/n of
+    all sessions move to it. Nothing is remembered, and all routers agree.
     """
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
@@ -204,17 +205,17 @@ ROUTERS: dict[str, type[Router]] = {
 
 
 def router(name: str, seed: int = 0) -> Router:
-    """A router by its name. Raises ValueError for one that is none."""
+    """Return a router by its name. Raises ValueError for an unknown name."""
     if name not in ROUTERS:
         raise ValueError(f"unknown router {name!r}; valid ones are {', '.join(ROUTERS)}")
     return ROUTERS[name](seed)
 
 
 class ReportedLoad:
-    """A replica's load by its last report, and what was sent there since that was made.
+    """A replica's load by its last report, plus the requests sent there since that was made.
 
-    A report takes time to arrive: what was sent meanwhile is not in it, and is added to it. Times
-    are in any unit, of one clock, or of clocks that agree.
+    A report takes time to arrive, and lacks the requests sent meanwhile. Times are in any unit, of
+    one clock or of clocks that agree.
     """
 
     def __init__(self, id: int):
@@ -223,13 +224,13 @@ class ReportedLoad:
         self._since: deque[tuple[float, int]] = deque()  # when a request was sent, and its tokens
 
     def sent(self, at: float, tokens: int) -> None:
-        """A request."""
+        """Add a request that was sent."""
         self._since.append((at, tokens))
         self.known.requests += 1
         self.known.tokens += tokens
 
     def report(self, made_at: float, requests: int, tokens: int) -> None:
-        """A report; one that is not newer than the last one is known, or outdated."""
+        """Replace the last report; one that is not newer is ignored."""
         if self._made_at is not None and made_at <= self._made_at:
             return
         self._made_at = made_at
@@ -240,17 +241,16 @@ class ReportedLoad:
 
 
 class Gateway:
-    """A router with the knowledge that it has in practice.
+    """A router with knowledge as old as in practice.
 
-    `max_age` 0: it sees what is, as a gateway does that all requests and answers pass (SGLang's
-    router, a single handle of Ray Serve). Else it asks the replicas, all at once, when a request
-    comes and their last report is that old or older, in the unit of `now`; in between a load is
-    what is `ReportedLoad`, with `counts_own` by this gateway, too. That is vLLM's rule for
-    data parallelism, which learns of answers with the next report too (a report each 100 ms).
-    Without `counts_own` all requests between two reports go where the last one was least (the
-    bulletin board of Mitzenmacher, "How useful is old information?", IEEE TPDS 2000), as those of
-    many gateways do which do not know of each other. Who is up is known at once; one that was not
-    at the last report is taken for idle.
+    With `max_age` 0 it knows current loads, as a gateway does through which all requests and
+    answers pass (SGLang's router, a single handle of Ray Serve). Else all replicas report when a
+    request comes and the last reports are that old or older, in the unit of `now`; until then loads
+    are those of the reports. With `counts_own`, requests that this gateway has sent since are added
+    (`ReportedLoad`): vLLM's rule for data parallelism, with a report each 100 ms. Without it, all
+    requests between two reports go where the load was least, as those of many gateways do which do
+    not know of each other (the bulletin board of Mitzenmacher, "How useful is old information?",
+    IEEE TPDS 2000). Which replicas are up is always known; one without a report counts as idle.
     """
 
     def __init__(self, router: Router, max_age: float = 0, counts_own: bool = True):
@@ -259,12 +259,12 @@ class Gateway:
         self._reported: dict[int, ReportedLoad] = {}
 
     def looks(self, now: float) -> bool:
-        """Return whether it goes by current loads, and not by an earlier report."""
+        """Return whether a choice at `now` is by current loads, and not by earlier reports."""
         return self._reported_at is None or now - self._reported_at >= self.max_age
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], now: float) -> int:
-        """The id of the replica that gets the request. `replicas`: those that are up, with what is
-        true of them now.
+        """Return the id of the replica that gets the request. replicas: those that are up, with
+        their current loads.
         """
         if not self.max_age:
             return self.router.choose(request, replicas)

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Fleet(NamedTuple):
-    """Replicas to start, and the rule by which there are more or fewer."""
+    """Replicas to start, and the rule of autoscaling, if any."""
 
     config: Config
     replicas: int
@@ -47,7 +47,7 @@ class Fleet(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The most replicas."""
+        """Replicas at most."""
         return self.rule.max_replicas if self.rule else self.replicas
 
 
@@ -95,13 +95,15 @@ def read(argv: Sequence[str]) -> Fleet:
 
 
 def settings_given(argv: Sequence[str]) -> set[str]:
-    """Names of the settings in a command line."""
+    """Return the names of the settings in a command line."""
     return {each.partition("=")[0].strip("-").replace("-", "_") for each in argv}
 
 
 def serve(argv: Sequence[str]) -> None:
-    """Start, follow signals, end: SIGTERM and Ctrl-C finish what is in flight and end; SIGHUP reads
-    the settings again and replaces one replica after another. Raises ConfigError.
+    """Run a fleet until a signal ends it. Raises ConfigError.
+
+    SIGTERM and Ctrl-C finish the requests in flight, and end; SIGHUP reads the settings again and
+    replaces one replica after another.
     """
     try:
         import ray
@@ -114,7 +116,7 @@ def serve(argv: Sequence[str]) -> None:
 
     fleet = read(argv)
     config = fleet.config
-    # one that hangs finishes nothing, however long it is waited for; Ray's controller inherits it
+    # a replica that hangs finishes nothing, however long Ray waits; its controller inherits this
     os.environ["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"
     ray.init(
         address=os.environ.get("RAY_ADDRESS", "local"),
@@ -125,7 +127,7 @@ def serve(argv: Sequence[str]) -> None:
         runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "RAY_SERVE_LOG_TO_STDERR": "0"}},
     )
     signals: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # now: ray.init has set its own
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # ray.init has set its own
         signal.signal(number, lambda number, frame: signals.put(number))
 
     def run(fleet: Fleet) -> None:
@@ -151,19 +153,19 @@ def serve(argv: Sequence[str]) -> None:
                 run(read(argv))
             except FAULTS as error:
                 print(f"error: {error}; nothing was changed", file=sys.stderr)
-        ray_serve.delete(APP)  # replicas finish what they have, while the proxy still stands
+        ray_serve.delete(APP)  # replicas finish their requests while the proxy still runs
     finally:
         ray_serve.shutdown()
         ray.shutdown()
 
 
 def check_resources(fleet: Fleet) -> None:
-    """Raises ConfigError if the cluster has too few CPUs or GPUs."""
+    """Raise ConfigError if the cluster has too few CPUs or GPUs."""
     import ray
 
-    there = ray.cluster_resources()
+    available = ray.cluster_resources()
     for what, each in needs(fleet.config).items():
-        needed, known = fleet.most * each, there.get(what, 0)
+        needed, known = fleet.most * each, available.get(what, 0)
         if needed > known:
             lower = "--replicas or --threads" if what == "CPU" else "--replicas"
             raise ConfigError(

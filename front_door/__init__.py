@@ -1,1 +1,1 @@
-"""gunicorn's worker: connections and whole requests, before anything of ours sees them."""
+"""A gunicorn worker that reads whole requests before a thread handles them."""

@@ -1,4 +1,4 @@
-"""A whole request's answer, written in a thread by the WSGI app."""
+"""Answers of the WSGI app to whole requests, written in a thread."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("gunicorn.error")
 
 
 def answer(app: Any, settings: Any, connection: Connection, request: Request, last: bool) -> bool:
-    """Answer a request; return whether its connection can be used again, which it cannot if this
-    request is its `last`.
+    """Answer a request; return whether its connection can be used again.
 
-    Raises OSError if the client is gone, BlockingIOError if it stood still.
+    last: the connection closes after this request. Raises OSError if the client is gone, and
+    BlockingIOError if it has stopped reading.
     """
     try:
         response, environ = wsgi.create(

@@ -1,4 +1,4 @@
-"""The worker's connections: what each waits for, until when, and which give way to new ones."""
+"""Connections of the worker: what each waits for, until when, and which closes for another."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Any
 
 from front_door.http_reader import Reader
 
-AT_ONCE = 40  # connections accepted, read or given up before the others' turn
+AT_ONCE = 40  # connections accepted, read or closed in one turn of the loop
 
 
 class Wait(enum.Enum):
-    """Reasons to wait: a value of `Reader.awaits`, or the client's end. In the order in which
-    connections give way to new ones.
+    """Things that a connection waits for: a value of `Reader.awaits`, or the client's close.
+
+    In the order in which connections are closed for new ones.
     """
 
     LINGERING = "end"
@@ -29,8 +30,8 @@ class Wait(enum.Enum):
 
 
 class Connection:
-    """One client's. The socket blocks, for the threads that write to it; the loop asks it not to,
-    call by call.
+    """A client's connection. Its socket blocks, for the threads that write to it; each call of the
+    loop passes MSG_DONTWAIT.
     """
 
     def __init__(self, number: int, sock: socket.socket, client: Any, server: Any, reader: Reader):
@@ -45,25 +46,25 @@ class Connection:
 
     @property
     def can_give_way(self) -> bool:
-        """False if something has come that the loop has not read yet: on a busy machine that may be
-        a whole request.
+        """True if it may be closed for a new one. Unread bytes prevent it: on a busy machine they
+        may be a whole request.
         """
         if self.waits is Wait.LINGERING:
             return True
         try:
             return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError:  # nothing has come, or it is gone
+        except OSError:  # nothing to read, or the client is gone
             return True
 
     def send(self, raw: bytes) -> None:
-        """Send what the socket takes at once; reading will tell if the client is gone."""
+        """Send what the socket takes at once; a client that is gone is noticed by reading."""
         with suppress(OSError):
             self.sock.send(raw, socket.MSG_DONTWAIT)
 
 
 def in_turn(ready: list[Connection]) -> list[Connection]:
-    """The connections to read now: of many some of the newest and some of the oldest, so that none
-    waits for a thousand others.
+    """Connections to read in this turn: of many, the newest and the oldest, so that none waits for
+    a thousand others.
     """
     if len(ready) <= AT_ONCE:
         return ready
@@ -72,10 +73,10 @@ def in_turn(ready: list[Connection]) -> list[Connection]:
 
 
 class Connections:
-    """All open connections. The loop's alone.
+    """All open connections, used by the loop alone.
 
-    limits: seconds that a connection may wait, by what for. most: connections that may be open;
-    most_unreleased: closed ones whose file the system still holds.
+    limits: seconds that a connection may wait for each thing. most: open connections at most.
+    most_unreleased: closed ones at most whose file descriptors are not released yet.
     """
 
     def __init__(
@@ -98,18 +99,18 @@ class Connections:
 
     @property
     def has_room(self) -> bool:
-        """True if one more may come, if need be in place of another."""
+        """True if a new connection can be accepted, if need be in place of another."""
         return self.open < self._most or self._least() is not None
 
     def add(self, connection: Connection) -> None:
-        """Add a new one; beyond the most it takes the place of another."""
+        """Add a new connection; where too many are open, close another."""
         self.open += 1
         if self.open > self._most:
             self.make_room()
         self.wait(connection, Wait.HEAD)
 
     def make_room(self) -> bool:
-        """Close the one that matters least; return False if none can give way."""
+        """Close the connection that matters least; return False if none can give way."""
         least = self._least()
         if least is not None:
             self.close(least)
@@ -123,7 +124,7 @@ class Connections:
         return None
 
     def wait(self, connection: Connection, wait: Wait) -> None:
-        """Have a connection wait, from now on."""
+        """Begin to wait for something on a connection."""
         if connection.waits is None:
             self._poller.register(connection.sock, selectors.EVENT_READ, connection)
         else:
@@ -132,7 +133,7 @@ class Connections:
         self._waiting[wait][connection] = time.monotonic() + self.limits[wait]
 
     def take(self, connection: Connection) -> None:
-        """Take a connection out of those that wait."""
+        """Stop waiting on a connection."""
         if connection.waits is not None:
             self._poller.unregister(connection.sock)
             del self._waiting[connection.waits][connection]
@@ -141,12 +142,12 @@ class Connections:
         connection.held_bytes = 0
 
     def count_bytes(self, connection: Connection) -> None:
-        """Count what a connection has sent of a body."""
+        """Update the count of bytes that are kept for a connection."""
         self.held_bytes += connection.reader.held_bytes - connection.held_bytes
         connection.held_bytes = connection.reader.held_bytes
 
     def drop(self, n: int) -> None:
-        """Count n bytes less: the body in a thread is parsed."""
+        """Subtract n bytes from that count: a body in a thread is parsed."""
         self.held_bytes -= n
 
     def close(self, connection: Connection) -> None:
@@ -156,16 +157,16 @@ class Connections:
         self.release(len(self._unreleased) - self._most_unreleased)
 
     def release(self, n: int) -> None:
-        """Give the files of n closed connections back to the system."""
+        """Release the file descriptors of n closed connections."""
         for _ in range(min(n, len(self._unreleased))):
             self._unreleased.popleft().close()
 
     def oldest(self, wait: Wait) -> Connection | None:
-        """The one that has waited longest for this."""
+        """The connection that has waited longest for this."""
         return next(iter(self._waiting[wait]), None)
 
     def overdue(self) -> Iterator[tuple[Connection, Wait]]:
-        """Connections whose time is over, AT_ONCE of each kind at most."""
+        """Connections past their deadline, AT_ONCE of each kind at most."""
         now = time.monotonic()
         for wait, connections in self._waiting.items():
             for connection, deadline in list(islice(connections.items(), AT_ONCE)):
@@ -174,7 +175,7 @@ class Connections:
                 yield connection, wait
 
     def shorten(self, limit_s: float) -> None:
-        """Let none wait longer than this from now on."""
+        """Limit every wait, from now on, to this."""
         latest = time.monotonic() + limit_s
         for wait, connections in self._waiting.items():
             self.limits[wait] = min(self.limits[wait], limit_s)
@@ -182,7 +183,7 @@ class Connections:
                 connections[connection] = min(deadline, latest)
 
     def next_at(self) -> float:
-        """The time when there is something to do although nothing comes."""
+        """Time of the next deadline; 0 while closed connections are to be released."""
         if self._unreleased:
             return 0.0
         firsts = [next(iter(each.values())) for each in self._waiting.values() if each]

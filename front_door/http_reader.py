@@ -1,7 +1,7 @@
 """Bytes in, whole HTTP/1.1 requests out: knows no socket, no thread and no clock.
 
-gunicorn's parser reads the head, the one judge of how long a body is; the body is collected here. A
-byte is looked at a bounded number of times, however small the pieces are in which it comes.
+gunicorn's parser reads the head, and alone decides how long the body is; the body is collected
+here. Each byte is read a bounded number of times, however small the pieces in which bytes arrive.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from wire.refusals import Refused, too_large
 MAX_HEAD_BYTES = 32_768  # of a request line and its headers
 MAX_LINE_BYTES = 1_024  # of a chunk's size and extensions; of all trailers
 CHUNKS_AT_ONCE = 32  # parsed before the other connections have their turn
-FREE_CHUNKS = 1_000  # of any size in a body; with more, they hold MEAN_CHUNK bytes on average
+FREE_CHUNKS = 1_000  # may be small; a body with more must have MEAN_CHUNK bytes in each on average
 MEAN_CHUNK = 16
 
-# the end of a head, or a line that ends with LF alone, after which no end may come and which the
-# parser refuses
+# the end of a head, or of a line that ends with LF alone, which the parser then refuses
 HEAD_ENDS = re.compile(rb"\r\n\r\n|(?<!\r)\n")
 VERSION = re.compile(rb" HTTP/[0-9]\.[0-9]$")
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(?:;[^\r\n]*)?")
@@ -51,7 +50,7 @@ STATUS: dict[type[Exception], int] = {
 
 
 def rendered(error: ServingError) -> bytes:
-    """All of an HTTP answer that refuses a request and ends its connection."""
+    """Return an error as a complete HTTP answer, which closes the connection."""
     answer = failure(error)
     headers = {
         "Content-Type": answer.content_type,
@@ -65,17 +64,17 @@ def rendered(error: ServingError) -> bytes:
 
 
 def invalid(message: str, status: int = 400) -> Refused:
-    """The error of what is no request of HTTP/1.1."""
+    """Return the error for bytes that are no HTTP/1.1 request."""
     return Refused(status, "invalid_http", message)
 
 
 def no_request(error: Exception, status: int = 400) -> Refused:
-    """The same, of what gunicorn's parser found."""
+    """Return the error for a request that gunicorn's parser refuses."""
     return invalid(f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}", status)
 
 
 class Body(io.BytesIO):
-    """A whole body. `dropped` is called when it is closed, since its bytes are needed no more."""
+    """A whole body. `dropped` is called when it is closed and its bytes are free."""
 
     dropped: Callable[[], None] | None = None
 
@@ -86,10 +85,10 @@ class Body(io.BytesIO):
 
 
 class Reader:
-    """The requests of one connection, one after another.
+    """Reader of the requests of one connection, one after another.
 
-    settings: gunicorn's. client: its address. max_body_bytes: of a body's chunks together.
-    admit: raises ServingError for a head whose body is not to be read.
+    settings: gunicorn's. client: the client's address. max_body_bytes: limit of a whole body.
+    admit: raises ServingError for a head whose body must not be read.
     """
 
     def __init__(
@@ -103,28 +102,28 @@ class Reader:
         self._settings = settings
         self._client = client
         self._max_body_bytes = max_body_bytes
-        self._buffer = bytearray()  # not looked at yet, or too little to be read
+        self._buffer = bytearray()  # bytes that are not parsed yet
         self._searched = 0  # bytes of the buffer that hold no end of a head
-        self._request: Request | None = None  # its head is there, and its body is not
+        self._request: Request | None = None  # its head is complete, its body is not
         self._body = bytearray()
         self._missing = 0  # bytes of the body, or of its chunk, that are still to come
         self._chunked = False
         self._chunks = 0  # of the body, so far
-        self._separator = b""  # ends the chunk before
+        self._separator = b""  # ends the previous chunk
         self._in_trailers = False
         self.has_more = False  # `next_request` left chunks for another turn
 
     @property
     def awaits(self) -> Literal["nothing", "head", "body"]:
-        """The part of a request that is not complete: nothing between two requests."""
+        """Incomplete part of the current request; "nothing" between two requests."""
         if self._request is not None:
             return "body"
         return "head" if self._buffer else "nothing"
 
     @property
     def held_bytes(self) -> int:
-        """At most MAX_HEAD_BYTES + max_body_bytes + what the last `feed` brought, unless requests
-        are pipelined.
+        """Bytes that are kept: at most MAX_HEAD_BYTES + max_body_bytes + those of the last `feed`,
+        unless requests are pipelined.
         """
         return len(self._buffer) + len(self._body)
 
@@ -132,11 +131,11 @@ class Reader:
         self._buffer += data
 
     def forget(self) -> None:
-        """Give the memory back: what has come is not wanted."""
+        """Discard all bytes received, to free their memory."""
         self._buffer, self._body, self.has_more = bytearray(), bytearray(), False
 
     def next_request(self) -> Request | None:
-        """The next request, its whole body in `body`, or None while a part of it is missing.
+        """Return the next request with its whole body, or None while a part of it is missing.
 
         Raises ServingError.
         """
@@ -152,7 +151,7 @@ class Reader:
         return request
 
     def wants_continue(self) -> bool:
-        """Return whether the client awaits "100 Continue" before a body; True once a request."""
+        """Return whether the client awaits "100 Continue"; True at most once for a request."""
         if self._request is None or not self._request._expected_100_continue:
             return False
         self._request._expected_100_continue = False  # else gunicorn would say it again
@@ -215,7 +214,7 @@ class Reader:
         self._missing = n
 
     def _take_body(self) -> bool:
-        """Take what is there of the body; return whether it is complete."""
+        """Read the received part of the body; return whether it is complete."""
         for _ in range(CHUNKS_AT_ONCE):
             self._body += self._buffer[: self._missing]
             taken = min(self._missing, len(self._buffer))
@@ -233,7 +232,7 @@ class Reader:
         return False
 
     def _take_size(self) -> bool:
-        """Read the next chunk's size; return False while its line is not there."""
+        """Read the next chunk's size; return False while its line is incomplete."""
         end = self._line_end(b"\r\n", len(self._separator))
         if end is None:
             return False
@@ -254,7 +253,7 @@ class Reader:
         return True
 
     def _skip_trailers(self) -> bool:
-        """Drop the trailers, which nothing here reads; return False until they are there."""
+        """Skip the trailers, which nothing here uses; return False until they are complete."""
         if self._buffer.startswith(b"\r\n"):
             del self._buffer[:2]
             return True

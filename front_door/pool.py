@@ -1,4 +1,4 @@
-"""Threads for requests: as few as there were at once, and of those that are idle the last used."""
+"""A pool of threads for requests, which reuses the thread that became idle last."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger("effective_batching")
 class Pool:
     """Up to `most` threads. A call goes to the thread that became idle last, or to a new one.
 
-    concurrent.futures wakes idle threads in turn, so that each in time touches as much of its
-    stack and of the allocator's memory as the largest request needs: a server that had one peak
-    grew for half an hour. Here the threads of a peak stay as they are until the next.
+    concurrent.futures wakes idle threads in turn, so that in time the stack and allocator memory of
+    each grow to what the largest request needs: after one peak a server grew for half an hour.
+    Here most threads of a peak stay idle, and small, until the next.
     """
 
     def __init__(self, most: int):
@@ -27,7 +27,7 @@ class Pool:
         self._n = 0
 
     def submit(self, call: Call) -> None:
-        """Have it called, now or once a thread is free."""
+        """Run a call in a thread, now or once one is free."""
         with self._lock:
             if self._idle:
                 self._idle.pop().wake(call)
@@ -36,7 +36,7 @@ class Pool:
                 self._waiting.append(call)
                 return
             self._n += 1
-        new = _Idle()  # not with the call, which a thread keeps among its arguments for life
+        new = _Idle()  # without the call: a thread keeps its arguments for life
         new.wake(call)
         try:
             threading.Thread(target=self._run, args=[new], name="http", daemon=True).start()

@@ -1,21 +1,21 @@
 """gunicorn's worker: one loop reads every connection, and a thread gets a request once it is whole.
 
 gunicorn's own threaded worker gives a thread to a connection, however slow its client, and closes
-connections on its only loop, waiting up to 2 s for each (27.0.1). Here a client makes neither the
-loop nor a thread wait, but for a reader that stands still, for STILL_S.
+connections on its only loop, waiting up to 2 s for each (27.0.1). Here no client makes the loop
+wait, and none makes a thread wait but one that stops reading its answer, for at most STILL_S.
 
-A connection waits in one of four ways, each for a limited time in all, and then is in a thread
-until it is answered:
+A connection waits for one of four things, each with a time limit; a whole request is then handled
+in a thread until it is answered:
 
     HEAD       for the first byte, or the rest, of line and headers: header_timeout_s, then 408
     BODY       for the rest of a body: body_timeout_s, then 408
     IDLE       for another request: KEEPALIVE_S
     LINGERING  answered and closed by us, for the client to read that and close too: LINGER_S
 
-At most `worker_connections` are open. A further one takes the place of the one that has waited
-longest in the first of LINGERING, HEAD, IDLE and BODY that has any; one that is being answered, or
-has sent something that was not read yet, is never closed for another. Bodies that are not whole
-take at most MAX_UNFINISHED_BYTES in all; beyond it the one that has waited longest is refused.
+At most `worker_connections` are open. One more closes another: of those in LINGERING the one that
+has waited longest, if there is none of those in HEAD, then IDLE, then BODY. A connection that is
+being answered, or has unread bytes, is never closed for another. Incomplete bodies take at most
+MAX_UNFINISHED_BYTES together; beyond that, the one that has waited longest is refused.
 
 SIGTERM: no new connections; requests in flight are finished, new ones on connections that are still
 open get 503. After drain_timeout_s those still in flight get an error. A second SIGTERM changes
@@ -57,21 +57,21 @@ from wire.routes import OPEN
 
 KEEPALIVE_S = 75.0  # longer than clients keep their pools, which else would be reset under load
 LINGER_S = 2.0
-STILL_S = 30  # how long a client may take nothing of its answer
+STILL_S = 30  # seconds that a client may read nothing of its answer
 # how long a connection may wait for anything once SIGTERM came: its request may be on the way
 DRAINING_S = 2.0
 ENDING_S = 0.5  # the same after Ctrl-C
 READ_BYTES = 65_536
 MAX_UNFINISHED_BYTES = 256_000_000
 TOO_MANY_BODIES = "The server holds too many unfinished bodies; send the request again."
-PARSED_AT_ONCE = 8  # connections of which more has come than one turn parses
+PARSED_AT_ONCE = 8  # connections with more bytes than one turn parses, continued in a turn
 RELEASED_AT_ONCE = 25  # closed connections; it takes longer than accepting one
 PAUSE_S = 0.1  # before accepting is tried again, when the system had no file left
 NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Worker(base.Worker):
-    """`_serve` runs in a thread; all else, but the signals' handlers, is the loop's."""
+    """gunicorn's worker. `_serve` runs in a thread; all else, but signal handlers, in the loop."""
 
     def init_process(self) -> None:
         self.config = Config.model_validate_json(os.environ[HANDOFF])
@@ -79,7 +79,7 @@ class Worker(base.Worker):
         self._pool = Pool(self.cfg.threads)
         self._poller = selectors.DefaultSelector()
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the loop, from others
-        self._unparsed: deque[Connection] = deque()  # of which more has come than one turn parses
+        self._unparsed: deque[Connection] = deque()  # with more bytes than one turn parses
         self._numbers = count(1)  # of connections, by age
         self._accepting = False
         self._accept_from = 0.0
@@ -110,11 +110,11 @@ class Worker(base.Worker):
             super().handle_quit(signum, frame)
 
     def end(self) -> None:
-        """Give those in flight an error and end. From any thread."""
+        """End, with an error for requests in flight. May be called from any thread."""
         self._call(self._end)
 
     def _call(self, callback: Callable[[], None]) -> None:
-        """Have the loop call it. From any thread, and from a signal's handler."""
+        """Run a callback in the loop. May be called from any thread and signal handler."""
         self._calls.put(callback)
         with suppress(BlockingIOError):  # the pipe is full, so the loop will look
             os.write(self.PIPE[1], b"\0")
@@ -147,7 +147,7 @@ class Worker(base.Worker):
         leave.start()
 
     def _leave(self) -> None:
-        """End although connections are open: their clients take nothing."""
+        """End although connections are open, whose clients read nothing."""
         self.cfg.worker_exit(None, self)
         os._exit(0)
 
@@ -164,7 +164,7 @@ class Worker(base.Worker):
                 # while no connection can give way, new ones wait in the system's backlog
                 has_room = self._connections.has_room
                 self._accept_while(has_room and time.monotonic() >= self._accept_from)
-            ready = [key.data for key, _ in self._poller.select(self._patience())]
+            ready = [key.data for key, _ in self._poller.select(self._select_timeout_s())]
             for callback in ready:
                 if not isinstance(callback, Connection):
                     callback()
@@ -174,7 +174,7 @@ class Worker(base.Worker):
                 connection = self._unparsed.popleft()
                 if connection.waits is Wait.BODY:  # it was not closed meanwhile
                     self._advance(connection)
-            self._give_up()
+            self._end_overdue()
             self._connections.release(RELEASED_AT_ONCE)
             if self.ppid != os.getppid():  # gunicorn's master has died
                 self._drain()
@@ -186,16 +186,16 @@ class Worker(base.Worker):
         for _ in range(self._calls.qsize()):  # for those that come later there is another byte
             self._calls.get_nowait()()
 
-    def _patience(self) -> float:
-        """Seconds until there is something to do beside reading; one at most."""
+    def _select_timeout_s(self) -> float:
+        """Seconds to wait for bytes: until the next deadline, at most 1."""
         now = time.monotonic()
         times = [self._connections.next_at(), *([now] if self._unparsed else [])]
         if self._accept_from > now:
             times.append(self._accept_from)
         return min(1.0, max(0.0, min(times) - now))
 
-    def _give_up(self) -> None:
-        """Close, or refuse, those whose time is over."""
+    def _end_overdue(self) -> None:
+        """Close or refuse connections past their deadline."""
         for connection, wait in self._connections.overdue():
             if wait not in (Wait.HEAD, Wait.BODY) or connection.reader.awaits == "nothing":
                 self._connections.close(connection)
@@ -255,7 +255,7 @@ class Worker(base.Worker):
             raise
 
     def _read(self, connection: Connection) -> None:
-        # it was closed for another whose turn came in the same round, or has enough for its own
+        # closed for another in this turn, or not parsed as far as it was read
         if connection.waits is None or connection.reader.has_more:
             return
         try:
@@ -306,7 +306,7 @@ class Worker(base.Worker):
             self._refuse(oldest, Refused(503, "overloaded", TOO_MANY_BODIES))
 
     def _submit(self, connection: Connection, request: Request) -> None:
-        """Give a whole request to a thread; its body counts until it is parsed."""
+        """Hand a whole request to a thread; its body's bytes count until it is parsed."""
         self._connections.take(connection)
         n = len(request.body.getbuffer())
         if self._connections.held_bytes + n > MAX_UNFINISHED_BYTES:
@@ -321,8 +321,8 @@ class Worker(base.Worker):
         self._linger(connection)
 
     def _linger(self, connection: Connection) -> None:
-        """Close our direction, and wait for the other: else unread bytes would reset the connection
-        (RFC 9112, 9.6).
+        """Close the sending direction and wait for the client's close: else unread bytes would
+        reset the connection (RFC 9112, 9.6).
         """
         self._connections.take(connection)
         connection.reader.forget()

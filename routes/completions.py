@@ -13,7 +13,6 @@ from itertools import chain
 
 from flask import Response, g, request
 
-from batching import LONGEST_WAIT_S
 from routes.streams import Stream, Streamer
 from routes.watcher import Watcher
 from scheduling.errors import Overloaded
@@ -25,7 +24,7 @@ from wire.request import Request, RequestReader
 
 
 class Completions:
-    """The way from a request to a server and back."""
+    """Handlers of the completion routes."""
 
     def __init__(self, server: Server, reader: RequestReader):
         self.server, self._reader = server, reader
@@ -37,7 +36,7 @@ class Completions:
         return {name: partial(self._answer, read) for name, read in self._reader.readers().items()}
 
     def _answer(self, read: Callable[[bytes], Request], call: Call) -> Answer | Response:
-        """Raises a ServingError for a wrong request, and the first error of a member."""
+        """Answer a request. Raises ServingError: for an invalid one, or the group's first error."""
         exchange = Exchange(self.server, read(call.body).named(g.user, g.request_id))
         if exchange.request.stream:
             return self._stream(exchange)
@@ -67,23 +66,17 @@ class Completions:
             raise
 
     def _wait(self, event: threading.Event, deadline: float | None) -> None:
-        """Wait; when the deadline passes see to it that the manager knows.
-
-        The manager's own thread may be in a long iteration.
+        """Wait for an event; past the deadline expire requests from here, since the manager's own
+        thread may be in a long iteration.
         """
-        while not event.wait(
-            None
-            if deadline is None
-            else min(max(0.01, deadline - self.server.manager.clock()), LONGEST_WAIT_S)
-        ):
+        while not event.wait(self.server.seconds_until(deadline)):
             self.server.manager.expire()
 
     def _stream(self, exchange: Exchange) -> Response:
         """Queue the group, and answer with server-sent events as its tokens are computed.
 
-        Tokens that pile up while the reader is slow come as one. Waits for the first text, so that
-        what goes wrong before it is raised and has a status of its own; what goes wrong later is an
-        event.
+        Tokens that pile up while the reader is slow are sent as one event. Returns with the first
+        text, so that an error before it is raised and has its own status; a later one is an event.
         """
         group = exchange.group
         connection = request.environ.get("gunicorn.socket")
@@ -94,7 +87,7 @@ class Completions:
         stream = Stream(exchange.events(), connection if chunked else None)
         self._enqueue(group, stream)
         with ExitStack() as stack:
-            # does nothing unless the client goes before the end
+            # without effect unless the client disconnects before the end
             stack.callback(self.server.manager.cancel, group)
             stack.enter_context(self._watcher.watching(connection, group))
             pieces = stream.body(lambda turn: self._wait(turn, group[0].deadline))

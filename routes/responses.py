@@ -1,4 +1,4 @@
-"""From Flask's request to what `wire` reads, and from its answers to Flask's."""
+"""Conversions between Flask's requests and responses and those of `wire`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Handlers of the routes about one server: what it measured, how it is, and its page. Knows no HTTP
-server: `app` puts them behind Flask, `deploy.replica` behind an ingress.
+"""Handlers of the routes about one server: its measures, its state and its page. Knows no HTTP
+server: `app` registers them with Flask, and `deploy.replica` serves them behind an ingress.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wire.own import Call, Handler
 
 
 def handlers(server: Server, pids: Sequence[int]) -> dict[str, Handler]:
-    """Handlers by the names of ROUTES; all raise InvalidRequest for what cannot be asked.
+    """Return handlers by their names in ROUTES. Each raises InvalidRequest for a wrong call.
 
     pids: of the server's processes.
     """
@@ -31,8 +31,8 @@ def handlers(server: Server, pids: Sequence[int]) -> dict[str, Handler]:
         return answer({})
 
     def metrics(call: Call) -> Answer:
-        # whatever is accepted: in OpenMetrics the library may turn the colons of vLLM's names into
-        # underscores
+        # whatever the Accept header says: in OpenMetrics the library may turn the colons of vLLM's
+        # names into underscores
         return Answer(
             generate_latest(server.metrics.registry), content_type=CONTENT_TYPE_PLAIN_0_0_4
         )

@@ -21,7 +21,7 @@ from wire.events import Events
 
 
 class Streamer:
-    """The thread that writes, started with the first stream."""
+    """A thread that writes events of all streams, started with the first."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Stream, TokenEvent]] = SimpleQueue()
@@ -29,10 +29,7 @@ class Streamer:
         self._thread: threading.Thread | None = None
 
     def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
-        """Have `stream` advance with `group`, which is not queued yet.
-
-        Raises Overloaded.
-        """
+        """Write `stream` as `group`, which is not queued yet, advances. Raises Overloaded."""
         with self._lock:
             self._thread = self._thread or started("streamer", self._run)
         for member in group:
@@ -52,10 +49,10 @@ class Streamer:
 
 
 class Stream:
-    """One answer that is streamed: `body` is what WSGI iterates over.
+    """A streamed answer. WSGI iterates over `body`.
 
-    `connection`: where the Streamer may write, in HTTP/1.1's chunks, between two pieces of the
-    body; without one every piece is the body's.
+    connection: the socket to which the Streamer may write, in HTTP/1.1's chunks, between two pieces
+    of the body; without one the body has all pieces.
     """
 
     def __init__(self, events: Events, connection: socket.socket | None):
@@ -63,13 +60,13 @@ class Stream:
         self._connection = connection
         self._lock = threading.Lock()  # of all that follows
         self._updates: dict[int, TokenEvent] = {}
-        self._direct = False  # whose turn it is: the Streamer's, or the HTTP thread's
+        self._direct = False  # the Streamer writes, and not the HTTP thread
         self._unsent = b""  # the rest of a chunk of which the socket took a part
         self._failed: Exception | None = None
         self._turn = threading.Event()  # the HTTP thread has something to do
 
     def advance(self, updates: dict[int, TokenEvent]) -> None:
-        """For the Streamer: take updates, and write if it is its turn and this is not the end."""
+        """Take updates; in the Streamer's turn write them, unless they end the answer."""
         with self._lock:
             self._updates |= updates
             over = {key for key, update in self._updates.items() if update.is_over}
@@ -100,9 +97,9 @@ class Stream:
             pass  # the reader is slow
 
     def body(self, wait: Callable[[threading.Event], None]) -> Iterator[bytes]:
-        """The HTTP thread's pieces; it waits for its turns by `wait`.
+        """Yield the pieces that the HTTP thread writes; it waits for its turns by `wait`.
 
-        Raises the first piece's ServingError, if it is one, and OSError if the client is gone.
+        Raises a ServingError that comes before the first piece, and OSError if the client is gone.
         """
         while not self._events.over:
             wait(self._turn)
@@ -122,6 +119,6 @@ class Stream:
                 )
 
     def _render(self) -> bytes:
-        """The events for all updates."""
+        """Return the events for all updates."""
         updates, self._updates = self._updates, {}
         return self._events.render(updates)

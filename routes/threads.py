@@ -9,7 +9,7 @@ from scheduling.errors import Overloaded
 
 
 def started(name: str, run: Callable[[], None]) -> threading.Thread:
-    """A daemon thread that runs. Raises Overloaded where the system starts no more threads."""
+    """Start a daemon thread. Raises Overloaded where the system starts no more threads."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()

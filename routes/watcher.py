@@ -1,8 +1,8 @@
-"""Cancels requests whose client goes while they wait, run or are streamed.
+"""Cancellation of requests whose client disconnects while they wait, run or are streamed.
 
-The kernel reports a connection that the other side has closed to a poll, also behind bytes that
-were not read yet. Writing would not show it: the first write after a close succeeds. A client that
-closes its own direction alone counts as gone.
+A poll of the kernel shows that a client has closed its connection, also where bytes are unread.
+Writing would not show it: the first write after a close succeeds. A client that closes only its
+sending direction counts as gone.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from batching import BatchingManager
 from routes.threads import started
 from scheduling.inference import Inference
 
-# POLLRDHUP is Linux's; elsewhere POLLHUP comes to those who ask for POLLIN
+# POLLRDHUP is Linux's; elsewhere a poll for POLLIN reports POLLHUP
 CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 
 
 class Watcher:
-    """One thread for all connections, started with the first; looks every `interval_s` seconds."""
+    """One thread for all connections, started with the first; polls every `interval_s` seconds."""
 
     def __init__(self, manager: BatchingManager, interval_s: float = 0.25):
         self._manager = manager
@@ -57,7 +57,7 @@ class Watcher:
         while True:
             time.sleep(self._interval_s)
             poll = select.poll()
-            with self._lock:  # under it no connection is closed, and its number given to another
+            with self._lock:  # so that no connection is closed, and its number reused, meanwhile
                 for number in self._watched:
                     poll.register(number, CLOSED | select.POLLIN)
                 gone = [self._watched[number] for number, events in poll.poll(0) if events & CLOSED]

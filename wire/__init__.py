@@ -1,3 +1,3 @@
-"""The language of every front end: requests read from bodies, answers, events and errors, as plain
-functions. Knows no HTTP server: `routes` puts it behind Flask, `deploy` behind Ray Serve.
+"""Requests, answers, events and errors of the HTTP interface, as plain data and functions. Knows no
+HTTP server: `routes` serves it with Flask, and `deploy` with FastAPI on Ray Serve.
 """

@@ -1,5 +1,5 @@
-"""Answers of the routes, as /openapi.json describes them. Routes write plain dictionaries; tests
-hold answers against these.
+"""Models of the routes' answers, for /openapi.json. Routes write plain dictionaries; tests validate
+answers by these models.
 """
 
 from __future__ import annotations

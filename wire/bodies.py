@@ -1,8 +1,8 @@
 """Bodies of requests, as the routes validate and /openapi.json describes them.
 
 Types are strict: no "10", no true, no NaN. On OpenAI's routes a field that is null means its
-default, and unknown fields are ignored, as clients send many; one whose value would change the
-answer in a way not offered is refused by name.
+default, and unknown fields are ignored, as clients send many; a field that would change the answer
+in a way that is not offered is refused by name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Integers = Annotated[list[int], Field(fail_fast=True)]
 Lists = Annotated[list[Integers], Field(fail_fast=True)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or as ids
-# a level, 1 first; 0: the default one. Which levels there are the scheduler knows, and judges
+# a level: 1 is the highest, 0 the default. The scheduler refuses levels that it does not have
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -57,7 +57,7 @@ Range = Annotated[
 
 
 def _either(*names: str) -> dict[str, Any]:
-    """In a schema: exactly one of two fields is there."""
+    """Return a part of a JSON schema: exactly one of two fields is given."""
     return {
         "oneOf": [
             {
@@ -116,7 +116,7 @@ class InferenceRequest(BaseModel):
 
 
 class _Only:
-    """A field that may be given, but only as what it is anyway."""
+    """Annotation of a field that may only have the values offered, which change nothing."""
 
     def __init__(self, *offered: Any):
         self._offered = offered
@@ -164,7 +164,7 @@ Stop = Annotated[
 
 
 class _Lenient(BaseModel):
-    """Strict in types; a field that is null is left out."""
+    """A body with strict types, in which null stands for a field's default."""
 
     model_config = ConfigDict(strict=True)
 
@@ -246,7 +246,7 @@ class _OpenAIRequest(_Lenient):
     regex: Annotated[Any, _Only(None)] = None
     grammar: Annotated[Any, _Only(None)] = None
     ebnf: Annotated[Any, _Only(None)] = None
-    # what is asked
+    # the prompt
     truncate_prompt_tokens: Annotated[Any, _Only(None)] = None
     prompt_embeds: Annotated[Any, _Only(None)] = None
 
@@ -339,7 +339,7 @@ class ChatRequest(_OpenAIRequest):
 
 
 def _prompt_of(messages: list[_Message]) -> str:
-    """GPT-2 has no chat format: a line a message, and the beginning of the answer's."""
+    """Return a chat as a prompt, for which GPT-2 has no format: a line for each message."""
     return "".join(f"{message.role}: {message.text}\n" for message in messages) + "assistant:"
 
 

@@ -14,14 +14,14 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(data: Any) -> bytes:
-    """One server-sent event."""
+    """Return data as one server-sent event."""
     return f"data: {to_json(data)}\n\n".encode()
 
 
 class Part:
-    """One inference of a stream: how much of it was read, and how much of that was shown.
+    """Progress of one inference in a stream: tokens that were read, and tokens that were shown.
 
-    prompt_ids: those that are echoed. most: completion tokens that are shown.
+    prompt_ids: tokens of the prompt to echo. most: completion tokens to show at most.
     """
 
     def __init__(self, index: int, detokenizer: Detokenizer, prompt_ids: Sequence[int], most: int):
@@ -31,7 +31,7 @@ class Part:
         self._read = self._shown = 0
 
     def read(self, update: TokenEvent) -> tuple[str, int]:
-        """The new text and the number of its tokens; none of either while the text is kept back."""
+        """Return new text and its number of tokens; nothing of both while text is withheld."""
         n = min(update.n_tokens, self._most)
         tokens = update.inference.tokens[self._read : n]
         self._text += self._detokenizer.completion(tokens, update.is_over)
@@ -44,7 +44,7 @@ class Part:
 
 
 class Events:
-    """parts: by the id() of each inference that is not over."""
+    """Events of a group. parts: by the id() of each inference that is not over."""
 
     def __init__(self, parts: dict[int, Part], reply: Reply):
         self._parts, self._reply = parts, reply
@@ -52,23 +52,23 @@ class Events:
 
     @property
     def over(self) -> bool:
-        """True once all was rendered."""
+        """True once all is rendered."""
         return not self._parts
 
     def ends(self, over: Collection[int]) -> bool:
-        """True if all are over once those inferences are."""
+        """Return whether the stream ends with these inferences."""
         return not self._parts.keys() - over
 
     def render(self, updates: Mapping[int, TokenEvent]) -> bytes:
-        """The events for updates, by the id() of each inference; after the last of all [DONE].
-        Tokens that piled up come as one.
+        """Return events for the updates, given by the id() of each inference; [DONE] ends the last.
+        Tokens that piled up are one event.
 
-        Raises a ServingError that comes before any text; later it is an event, and the last.
+        Raises a ServingError that comes before any text; a later one becomes the last event.
         """
         out: list[Any] = []
         failure = None
         for key, update in updates.items():
-            if (part := self._parts.get(key)) is None:  # it was over before
+            if (part := self._parts.get(key)) is None:  # already over
                 continue
             text, n = part.read(update)
             if update.is_over:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class Logprobs:
-    """Log-probabilities of one inference, a piece at a time: of its next n completion tokens, and
-    before the first of them, with echo, of its prompt. hidden: ids that its text does not show.
+    """Log-probabilities of one inference, given for its next n completion tokens at a time; with
+    echo the prompt's come before the first. hidden: ids that the text does not show.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Logprobs:
         }
 
     def _take(self, n: int) -> Iterator[tuple[int, Score | None, bool]]:
-        """Each token's id, its score, if it has one, and whether the text shows it."""
+        """Yield each token's id, its score, if any, and whether the text shows it."""
         inference, scores = self._inference, self._inference.scores
         assert scores is not None
         n_prompt = len(inference.prompt_ids)
@@ -71,7 +71,7 @@ class Logprobs:
         return self._tokenizer.decode_single_token_bytes(id_)
 
     def _name(self, id_: int) -> str:
-        """A token's text; of one that is no whole characters its bytes, as OpenAI writes them."""
+        """Return a token's text, or if it is no whole characters its bytes in OpenAI's form."""
         try:
             return self._bytes(id_).decode()
         except UnicodeDecodeError:

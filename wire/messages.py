@@ -1,4 +1,4 @@
-"""An answer, whatever HTTP server sends it."""
+"""Answers, independent of the HTTP server that sends them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from scheduling.errors import GenerationFailed, ServingError
 
 JSON = "application/json"
 STREAM = "text/event-stream"
-# of a stream; for proxies: pass it on at once
+# of a stream: proxies must not buffer it
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
-# of a request, by which its answer and the request log name it
+# header of a request's id, in its answer too; the request log has the id as request_id
 REQUEST_ID = "X-Request-Id"
 
 # ASCII alone: some clients take U+2028 or U+0085 in a stream for the end of a line
@@ -30,19 +30,19 @@ class Answer(NamedTuple):
 
 
 def request_id(given: str) -> str:
-    """The client's id of its request, or a new one where that is missing, too long or not fit for a
-    header.
+    """Return the id that a client gave its request, or a new one where that is missing, too long or
+    not fit for a header.
     """
     return given if re.fullmatch("[!-~]{1,128}", given) else secrets.token_hex(16)
 
 
 def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """JSON, in the order in which it was written."""
+    """Return an answer in JSON, its keys in the order of `data`."""
     return Answer(f"{to_json(data)}\n".encode(), status, headers or {})
 
 
 def failure(error: Exception) -> Answer:
-    """The answer of an error; of one that is not expected no more than its name."""
+    """Return the answer to an error; an unexpected one shows no more than its class."""
     if not isinstance(error, ServingError):
         error = GenerationFailed(f"Unexpected error: {type(error).__name__}")
     return answer(error.body(), error.status, error.headers)

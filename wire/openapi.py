@@ -31,7 +31,7 @@ HEADERS = {401: "WWW-Authenticate", 429: "Retry-After"}
 
 @functools.cache
 def document(has_key: bool, live: bool) -> dict[str, Any]:
-    """The OpenAPI document of a server, with or without an API key."""
+    """Return the OpenAPI document of a server, with or without an API key and the page."""
     models: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}  # in order, each once
     routes = offered(live)
     for route in routes.values():
@@ -87,7 +87,7 @@ def _operation(name: str, route: Route, has_key: bool) -> dict[str, Any]:
 
 
 def _event(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
-    """One server-sent event: the next of `models`, an error, or the end."""
+    """Return the schema of a server-sent event: one of `models`, an error, or the end."""
     schemas = [_ref(model) for model in models] + [_ref(answers.Error)]
     data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": schemas}}
     return {

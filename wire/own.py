@@ -1,4 +1,4 @@
-"""Handlers of routes that every front end answers by itself, and descriptions of a server."""
+"""Handlers of the routes that need no engine, and answers that describe a server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Handler = Callable[[Call], Answer]
 
 
 def handlers(config: Config, reader: RequestReader) -> dict[str, Handler]:
-    """Handlers by the names of ROUTES; all raise a ServingError for what cannot be served."""
+    """Return handlers by their names in ROUTES. Each raises ServingError for a wrong call."""
     model = {
         "id": config.model_name,
         "object": "model",
@@ -62,13 +62,13 @@ def handlers(config: Config, reader: RequestReader) -> dict[str, Handler]:
 
 
 def to_page(prefix: str = "") -> Answer:
-    """The answer to GET / of a browser: where the page is. prefix: of its path, as a replica's."""
+    """Redirect a browser from GET / to the page. prefix: before its path, as a replica has."""
     headers = {"Location": f"{prefix}/live", "Vary": "Accept"}
     return Answer(b"", 302, headers, f"{HTML}; charset=utf-8")
 
 
 def description(config: Config, pids: Sequence[int]) -> Answer:
-    """GET /. pids: of the server's processes, by which a client that started it recognises it."""
+    """Answer GET /. pids: the server's processes, by which the program that started it knows it."""
     result = {
         "name": "effective-batching",
         "mode": config.mode,
@@ -82,14 +82,14 @@ def description(config: Config, pids: Sequence[int]) -> Answer:
 
 
 def readiness(reason: str | None) -> Answer:
-    """GET /ready. reason: why requests should not be sent here now."""
+    """Answer GET /ready. reason: why requests should not be sent here now, if any."""
     if reason is None:
         return answer({"status": "ready"})
     return answer({"status": "not ready", "reason": reason}, 503)
 
 
 def iterations_since(query: Query) -> int | None:
-    """The first iteration that GET /stats is asked for, if any. Raises InvalidRequest."""
+    """Return the first iteration to report in GET /stats, if any. Raises InvalidRequest."""
     iterations, since = query.get("iterations"), query.get("since")
     if iterations not in (None, "1"):
         raise InvalidRequest("iterations: only 1 is offered; leave it out", param="iterations")
@@ -101,7 +101,7 @@ def iterations_since(query: Query) -> int | None:
 
 
 def cursor(query: Query) -> int | None:
-    """The cursor that GET /live/events goes on from, if any. Raises InvalidRequest."""
+    """Return the cursor at which GET /live/events begins, if any. Raises InvalidRequest."""
     since = query.get("since")
     if since is not None and not NUMBER.fullmatch(since):
         raise InvalidRequest("since: give the cursor of an earlier answer", param="since")
@@ -109,7 +109,7 @@ def cursor(query: Query) -> int | None:
 
 
 def last(query: Query) -> int:
-    """The number of iterations that GET /timeline is asked for. Raises InvalidRequest."""
+    """Return the number of iterations to show in GET /timeline. Raises InvalidRequest."""
     last = query.get("last", "500")
     if not (NUMBER.fullmatch(last) and int(last)):
         raise InvalidRequest("last: give a number of iterations, from 1 on", param="last")

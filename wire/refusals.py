@@ -1,8 +1,8 @@
-"""Checks of an HTTP request before its route is called: the key that it must bring, which may name
-its user, its type and its Host; and the errors of HTTP itself.
+"""Checks of an HTTP request before its route is called: its API key, which may name its user, its
+Content-Type and its Host; and the errors of HTTP itself.
 
 A page of any site may make a browser POST text or a form to a server on localhost, but not JSON:
-for that the browser first asks this server whether it may, and no answer here says so (there are no
+for that the browser sends a CORS preflight first, which this server never allows (no answer has
 Access-Control headers).
 """
 
@@ -32,7 +32,7 @@ class Headers(Protocol):
 @dataclass(frozen=True, slots=True)
 class Guard:
     """The checks of a server: its keys (`Config.users_of_keys`), the names that a Host may have
-    (`Config.hosts`), and whether a browser is shown the page.
+    (`Config.hosts`), and whether the page is offered.
     """
 
     keys: Mapping[str, str | None]
@@ -40,7 +40,7 @@ class Guard:
     has_page: bool
 
     def user_of(self, method: str, route: str | None, headers: Headers) -> str | None:
-        """The user that a request's key names, if any. Raises Unauthorized and Refused.
+        """Check a request; return the user that its key names, if any. Raises ServingError.
 
         route: its name in ROUTES; None if there is none.
         """
@@ -54,15 +54,13 @@ class Guard:
         return user
 
     def shows_page(self, route: str | None, headers: Headers) -> bool:
-        """Return whether this is GET / of a browser, which is led to the page."""
+        """Return whether this is GET / of a browser, which is redirected to the page."""
         accept = headers.get("Accept", "")
         return self.has_page and route == "GET /" and "text/html" in accept and JSON not in accept
 
 
 class Refused(ServingError):
-    """A request that is refused by HTTP's own rules. The message is one sentence that names the
-    fix.
-    """
+    """A refusal by HTTP's own rules. The message is one sentence that names the fix."""
 
     def __init__(self, status: int, code: str, message: str, **headers: str):
         super().__init__(message)
@@ -89,10 +87,10 @@ def too_large(most: int = MAX_BODY_BYTES) -> Refused:
 
 
 def check_host(host: str, names: Collection[str]) -> None:
-    """Raise Refused for a Host that is no address and no known name.
+    """Raise Refused for a Host that is neither an address nor a known name.
 
-    A site can have its own name lead a browser to this machine (DNS rebinding), which then takes
-    this server for that site's. host: "" if the request has none, as no browser's.
+    A site can make its own name resolve to this machine (DNS rebinding), so that a browser takes
+    this server for the site's. host: "" if the request has none, which a browser always sends.
     """
     name = re.sub(r":\d*$", "", host).strip("[]").lower()
     with suppress(ValueError):
@@ -130,9 +128,9 @@ def user_of(keys: Mapping[str, str | None], authorization: str) -> str | None:
             "This server has an API key; send Authorization: Bearer KEY (client.py: --api-key or "
             "EB_API_KEY)."
         )
-    brought = digest(given.strip())
-    # compared with all of them, so that the time it takes reveals nothing of any
-    users = [user for key, user in keys.items() if hmac.compare_digest(key, brought)]
+    given_key = digest(given.strip())
+    # compared with all keys, so that the time it takes reveals nothing of any
+    users = [user for key, user in keys.items() if hmac.compare_digest(key, given_key)]
     if not users:
         raise Unauthorized("The API key is wrong; send the one that the server was started with.")
     return users[0]

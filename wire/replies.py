@@ -16,7 +16,7 @@ from wire.request import Request
 def usage_of(group: Sequence[Inference], most: int) -> dict[str, Any]:
     """The tokens of an answered group; a prompt counts once, however many completions it has.
 
-    most: completion tokens that each was asked for.
+    most: completion tokens that were requested of each.
     """
     leaders = [member for member in group if member.leader is None]
     prompt = sum(len(member.prompt_ids) for member in leaders)
@@ -30,8 +30,8 @@ def usage_of(group: Sequence[Inference], most: int) -> dict[str, Any]:
 
 
 class Reply:
-    """The answer to one request. model: its name. epoch_offset: from the manager's clock to seconds
-    since the epoch. logprobs: of each inference, if they are wanted.
+    """The answer to one request. model: the model's name. epoch_offset: from the manager's clock to
+    seconds since the epoch. logprobs: of each inference, if they were requested.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class Reply:
         return usage_of(self.group, self.request.num_tokens)
 
     def whole(self, texts: Sequence[str]) -> dict[str, Any]:
-        """A plain answer, once the group has its own."""
+        """Return the plain answer, once the whole group is answered."""
         raise NotImplementedError
 
     def piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
-        """The event for the next n tokens of the group's i-th inference."""
+        """Return the event for the next n tokens of the group's i-th inference."""
         raise NotImplementedError
 
     def end(self) -> dict[str, Any] | None:
-        """The event after all of them, if there is one."""
+        """Return the closing event, if there is one."""
         raise NotImplementedError
 
 
@@ -92,8 +92,8 @@ class CompletionReply(Reply):
     prefix, answer, chunk = "cmpl", "text_completion", "text_completion"
     form_logprobs = staticmethod(Logprobs.completion)
 
-    def __init__(self, *given: Any):
-        super().__init__(*given)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
         self._created = int(time.time())
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"  # of this answer alone, on any server
         self._begun: set[int] = set()

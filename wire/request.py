@@ -51,13 +51,13 @@ class Request:
     id: str = ""  # messages.request_id's
 
     def named(self, user: str | None, id: str) -> Request:
-        """The same request with its id, and with the user that its key names, if any, whatever its
-        body has.
+        """Return the request with this id, and with this user, which its key names, if any, instead
+        of the body's.
         """
         return replace(self, user=user or self.user, id=id)
 
     def rule(self, tokenizer: Encoding) -> StopRule | None:
-        """The rule that ends an answer before its last token, if it has one."""
+        """Return the rule that can end an answer early, if it has one."""
         if self.stop is None:
             return None
         how = self.sampling
@@ -65,12 +65,12 @@ class Request:
 
 
 def is_alone(prompt: Prompt) -> bool:
-    """One prompt, and not a group of them (which a list of one is too)."""
+    """Return whether this is one prompt, and not a group (as a list of one prompt is)."""
     return isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
 
 
 def parse(kind: type[Body], raw: bytes) -> Body:
-    """A body, validated.
+    """Validate a body.
 
     Raises Refused if it is too large, and InvalidRequest, naming the first field that is wrong.
     """
@@ -86,13 +86,13 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 
 
 class RequestReader:
-    """Reads bodies for a server of this Config; raises InvalidRequest or Refused."""
+    """Reader of bodies for a server of this Config. Raises ServingError for invalid ones."""
 
     def __init__(self, config: Config, tokenizer: Encoding):
         self.config, self.tokenizer = config, tokenizer
 
     def readers(self) -> dict[str, Callable[[bytes], Request]]:
-        """Readers of the completion routes' bodies, by the names of ROUTES."""
+        """Return the readers of the completion routes' bodies, by their names in ROUTES."""
         return {
             "POST /inference": self.inference,
             "POST /v1/completions": self.completion,
@@ -139,16 +139,16 @@ class RequestReader:
         return self._openai("chat", body, prompts, most, top)
 
     def tokenize(self, raw: bytes) -> dict[str, Any]:
-        """The answer of POST /tokenize."""
+        """Return the answer of POST /tokenize."""
         body = parse(TokenizeRequest, raw)
         self.check_model(body.model)
         field, most = "prompt" if body.messages is None else "messages", self.config.max_model_len
-        # also of what is beyond the context: by how much is what its client wants to know
+        # also of a text beyond the context: its client wants to know by how much
         ids = self._ids(body.text, field, max(LONGEST_TOKEN.values()))
         return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": None}
 
     def check_model(self, name: str | None) -> None:
-        """Raises ModelNotFound."""
+        """Raise ModelNotFound for a model that is not served here."""
         served = self.config.model_name
         if name not in (None, served):
             raise ModelNotFound(
@@ -203,8 +203,8 @@ class RequestReader:
     def _encode(
         self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str
     ) -> list[list[int]]:
-        """The ids of every prompt, each checked to leave room for `num_tokens`. `field`,
-        `length_field`: what the route calls the two.
+        """Return the ids of every prompt, each checked to leave room for `num_tokens`. `field`,
+        `length_field`: the route's names of the two.
         """
         config, alone = self.config, is_alone(prompt)
         num_tokens = max(num_tokens, 1)  # one is computed in any case
@@ -232,8 +232,8 @@ class RequestReader:
         return prompts
 
     def _ids(self, text: str, field: str, longest: int) -> list[int]:
-        """Refuses, before tokenizing it, a text that no tokens of so many bytes bring into the
-        context.
+        """Tokenize a text, unless it is too long for the context even if each of its tokens has as
+        many bytes as the longest.
         """
         if len(text.encode()) > self.config.max_model_len * longest:
             raise ContextTooLong(
@@ -254,5 +254,5 @@ SHARED = ("timeout_s", "queue_timeout_s", "user", "priority", "n", "cache_salt",
 
 
 def _shared(body: BaseModel) -> dict[str, Any]:
-    """The fields that all routes take under one name."""
+    """Return the fields that all routes have under one name."""
     return {name: getattr(body, name) for name in SHARED}

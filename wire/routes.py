@@ -1,7 +1,5 @@
-"""Routes of a server in one table: what each takes and what it answers, errors too. Every front end
-registers its handlers by this table, and /openapi.json describes it (wire/openapi.py).
-
-Bodies are the models that are validated with (wire/bodies.py), answers those of wire/answers.py.
+"""Table of a server's routes: body, answer and errors of each. Every front end registers its
+handlers by this table, and /openapi.json describes it (wire/openapi.py).
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ HTML = "text/html"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """answer: a model, or the media type of a text. events: of its stream. problems: error statuses
-    beside 401.
+    """One route. answer: a model, or the media type of a text. events: models of its stream.
+    problems: error statuses beside 401.
     """
 
     summary: str

@@ -27,7 +27,7 @@ from client.calls import ServerError, get
 from compare.servers import wait_until_ready
 from config import build
 from deploy.haproxy import find
-from deploy.proxy import shared_out
+from deploy.proxy import with_shared_cores
 from tests.fronts import Said, asked, connected, send, skip_without
 from tests.programs import ran
 from tests.servers import PATIENCE_S, ROOT, free_port, wait_until
@@ -171,9 +171,9 @@ def test_an_haproxy_on_the_path_is_taken_first(
 
 def test_servers_share_the_cores_unless_somebody_says_how_many_threads_each_has() -> None:
     config = build("dynamic", {"model": "fake", "threads": "8"}, {})
-    assert shared_out(config, 3, {"A": "b"}) == {"A": "b", "EB_THREADS": "2"}
-    assert shared_out(config, 16, {})["EB_THREADS"] == "1"
-    assert shared_out(config, 3, {"EB_THREADS": "8"}) == {"EB_THREADS": "8"}
+    assert with_shared_cores(config, 3, {"A": "b"}) == {"A": "b", "EB_THREADS": "2"}
+    assert with_shared_cores(config, 16, {})["EB_THREADS"] == "1"
+    assert with_shared_cores(config, 3, {"EB_THREADS": "8"}) == {"EB_THREADS": "8"}
 
 
 # ---- what it answers itself

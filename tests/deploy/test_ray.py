@@ -197,12 +197,12 @@ class Fleet:
 
     def __init__(self, name: str, *names: str):
         with warnings.catch_warnings(action="ignore"):  # Ray's own
-            from deploy.ray_routers import Ours, PowerOfTwo
+            from deploy.ray_routers import OurRouter, PowerOfTwo
         self.router: Any
         if name == "power_of_two":
             self.router = PowerOfTwo.__new__(PowerOfTwo)
         else:
-            self.router = Ours.__new__(Ours)
+            self.router = OurRouter.__new__(OurRouter)
             self.router.initialize_state(name, 16)
         self.replicas = [SimpleNamespace(replica_id=Id(each), routing_stats={}) for each in names]
         self._n = 0
