@@ -1,4 +1,4 @@
-"""The servers that client.py measures: their addresses, the key to them, and what they serve."""
+"""Servers that client.py measures: their addresses, their API key, and their mode or model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from config import MODES, ConfigError, read_key
 
 
 def server_url(given: str | None) -> str:
-    """--url, else IP from the environment, client/.env or .env, else this machine; on port 8500
-    unless one is named.
+    """Return --url, else IP from the environment, client/.env or .env, else this machine; on port
+    8500 unless one is named.
     """
     address = base_url(given or _setting("IP") or "127.0.0.1")
     if "//" not in address:
@@ -41,7 +41,7 @@ def _setting(name: str) -> str | None:
 
 
 def api_key(given: str | None) -> str | None:
-    """--api-key, else EB_API_KEY from the environment, client/.env or .env. Raises ConfigError."""
+    """Return --api-key, else EB_API_KEY as for `server_url`. Raises ConfigError."""
     try:
         return read_key((_setting("EB_API_KEY") or "none") if given is None else given)
     except ValueError as error:
@@ -49,8 +49,8 @@ def api_key(given: str | None) -> str | None:
 
 
 def target_of(urls: Sequence[str], arguments: argparse.Namespace) -> Target:
-    """The servers to measure. Raises ServerError, also for several of different modes or models,
-    and ConfigError for an invalid key.
+    """Return the servers to measure, as one target. Raises ServerError, also for servers of
+    different modes or models, and ConfigError for an invalid key.
     """
     first, *others = [_server(url, arguments) for url in urls]
     for other in others:

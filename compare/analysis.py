@@ -18,18 +18,16 @@ from stats import ROW_KINDS, Answer
 
 CONFIDENCE = 0.95
 BLOCKS = 10
-GROWTH = (
-    0.05  # beyond it a queue only grows: each second of sending adds so many seconds of waiting
-)
+GROWTH = 0.05  # beyond it a queue only grows: seconds of waiting that a second of sending adds
 TOGETHER_S = 1e-4  # requests admitted within so little are admitted together
 ATTAINMENT = 0.9  # of a rate's requests must meet the limits, as in DistServe (OSDI 2024)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds and half the width of its 95% t interval, and a lattice's step besides.
+    """A mean over seeds, and half the width of its 95% t interval, widened by a lattice's step.
 
-    There is no interval from one value.
+    half: None for a single value, which has no interval.
     """
 
     mean: float
@@ -44,8 +42,8 @@ class Estimate:
 def estimate(values: Sequence[float], step: float = 0.0) -> Estimate:
     """Student's interval of the mean of independent values, one a seed.
 
-    step: of the lattice on which values lie, by which part each may be too low; equal values claim
-    no more than it.
+    step: of the lattice on which values lie: the part by which each may be too low. The interval
+    of equal values is no narrower.
     """
     return _interval(values, step * float(np.mean(values)))
 
@@ -53,7 +51,7 @@ def estimate(values: Sequence[float], step: float = 0.0) -> Estimate:
 def difference(first: Sequence[float], second: Sequence[float], step: float = 0.0) -> Estimate:
     """second - first, paired: both ran each seed's trace, so what a trace does to both cancels.
 
-    step: as of `estimate`.
+    step: as in `estimate`.
     """
     pairs = list(zip(first, second, strict=True))
     return _interval([b - a for a, b in pairs], step * float(np.max(np.mean(pairs, axis=0))))
@@ -94,8 +92,8 @@ def growth_in_flight(
     its error, over the rate of sending.
 
     It tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended:
-    instants of every request, in seconds. fill_s: so long from the first send on a server that
-    began empty fills, which is no growth; half of the sending at most.
+    instants of every request, in seconds. fill_s: the first seconds of sending, in which an empty
+    server fills; that is no growth. At most half of the sending is left out as such.
     """
     sends, ends = np.sort(sent), np.sort(ended)
     if len(sends) < 2 or sends[-1] == sends[0]:
@@ -192,7 +190,7 @@ def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: floa
 
 
 def slowest_row_s(answers: Answers | Iterable[Answer]) -> float:
-    """The longest time from admission to answer: in it a server that begins empty has filled."""
+    """Return the longest time from admission to answer, in which an empty server fills."""
     answers = Answers.of(answers)
     queue_s = answers.reported("queue_s")
     served_s = answers.e2e_s - np.where(np.isnan(queue_s), answers.ttft_s, queue_s)
@@ -256,15 +254,15 @@ def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
         return None
     # of all answers: its other latencies are of the last ones
     lengths = server["latency-by-requested-tokens"].values()
-    total_s = sum(mine["requests"] * mine["mean_latency_s"] for mine in lengths)
+    total_s = sum(length["requests"] * length["mean_latency_s"] for length in lengths)
     rate_x_latency = result["request_throughput"] * total_s / server["completed"]
     return {"in_flight": result["mean_in_flight"], "rate_x_latency": rate_x_latency}
 
 
 def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Requests that all variants answered, those of them with one text, and where others part.
+    """Return how many requests all variants answered, and how many of them with the same text.
 
-    `parted_after`: per request whose texts differ, the fraction of the longest that all share.
+    `parted_after`: for each other request, the share of the longest text on which all agree.
     """
     texts = [
         {r["id"]: r["text"] for r in result["requests"] if "text" in r}

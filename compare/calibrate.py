@@ -37,12 +37,12 @@ KEPT = (
 
 
 def key() -> str:
-    """Facts that the limit depends on, as far as they are known before a run."""
+    """Return the facts on which the limit depends, as far as they are known before a run."""
     return f"{platform.node()} {cpu()} {platform.python_version()}"
 
 
 def known() -> dict[str, Any] | None:
-    """An earlier measurement on this machine, if there is one."""
+    """Return an earlier measurement on this machine, if there is one."""
     try:
         saved = json.loads((cache() / FILE).read_text())
     except (OSError, ValueError):
@@ -61,7 +61,7 @@ def calibrate(progress: Progress) -> dict[str, Any]:
         warm_up(target)
         for rate in RATES:
             points.append(point := measure(target, rate, progress))
-            if not in_time(point):  # twice more: the machine may have stood still just then
+            if not in_time(point):  # twice more: the machine may have been busy for a moment
                 points.extend(again := [measure(target, rate, progress) for _ in range(2)])
                 if not all(map(in_time, again)):
                     break
@@ -98,7 +98,7 @@ def in_time(point: dict[str, float]) -> bool:
 
 
 def sentence(result: dict[str, Any] | None) -> str:
-    """The client's own limit, for a report."""
+    """Return the client's own limit as a sentence of a report."""
     if result is None:
         return (
             "How fast this client can send was not measured on this machine; `python -m "

@@ -57,7 +57,7 @@ class Comparison:
         self.arrival = options.arrival
         arrival = None if self.arrival == "auto" else self.arrival
         self.trace: Sequence[Request] | None = None
-        # a workload that cannot be drawn, of any seed, is found before any server starts
+        # an invalid workload, of any seed, is an error before any server starts
         if options.trace:
             self.trace, self.workload = replayed(
                 options.trace, options.scale, arrival, options.seed
@@ -74,7 +74,7 @@ class Comparison:
         self.machine = runs.facts()
 
     def facts(self) -> dict[str, Any]:
-        """Facts that every seed's summary has alike."""
+        """Return the facts that are the same in every seed's summary."""
         options = self.options
         return self.machine | {
             "goodput": options.goodput,
@@ -99,8 +99,8 @@ class Comparison:
 
     @property
     def alike(self) -> int:
-        """Servers of which `alone` starts one. Real ones share a machine, so that two need not do
-        twice what one does: it starts all of them.
+        """Replicas for each one that `alone` starts: here it starts all of them, since they share
+        a machine, on which two need not do twice what one does.
         """
         return 1
 
@@ -181,7 +181,7 @@ class Comparison:
         points: dict[str, list[sweep.Point]] = {}
         swept: list[str] = []
         names = self.options.names
-        # there and back, so that a machine that slows down is not held against the last
+        # forwards and backwards in turn, so that a machine that slows down favours no server
         for name in names[::-1] if (seed - self.options.seed) % 2 else names:
             try:
                 with self.target(name) as target:
@@ -262,7 +262,7 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
         f"{options.out}"
     )
     try:
-        for url in options.also.values():  # a missing server is found now, not after the others
+        for url in options.also.values():  # a missing server is an error now, not after the others
             openai_model(url)
         if options.calibration and not comparison.machine["calibration"]:
             comparison.calibrate()

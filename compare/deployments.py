@@ -1,5 +1,6 @@
-"""Several servers of ours behind one front end: their flags, and how they are measured and
-reported together. All run on this machine, so that their clocks are one.
+"""Several of our servers behind one front end: their flags, their start, and their joint report.
+
+All run on this machine, so that they share one clock.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ OF_EACH = {  # of each replica: heading in a report, form, and what it is multip
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A front end of KINDS, and what is behind it."""
+    """A front end of KINDS, with a number of servers behind it."""
 
     name: str
     replicas: int
@@ -57,16 +58,16 @@ class Deployment:
 
     @property
     def start(self) -> list[str]:
-        """Python's arguments to start it, before the mode and its settings."""
+        """Python's arguments that start it, before the mode and its settings."""
         words = ["-m", self.kind.module, "--replicas", str(self.replicas)]
         return words + (["--router", self.router] if len(self.kind.routers) > 1 else [])
 
     def as_json(self) -> dict[str, Any]:
-        """The deployment as a summary has it."""
+        """Return the deployment as it stands in a summary."""
         return {"front": self.name, "replicas": self.replicas, "router": self.router}
 
     def names(self, url: str, key: str | None = None) -> list[str]:
-        """Names of the servers, each of which is at /replicas/NAME. Raises ServerError."""
+        """Return the servers' names, each of which is at /replicas/NAME. Raises ServerError."""
         if self.kind.merges:
             return sorted(get(f"{url}/stats", key=key)["replicas"])
         return [str(k + 1) for k in range(self.replicas)]
@@ -84,7 +85,7 @@ def add_deployment(parser: argparse.ArgumentParser) -> None:
 
 
 def deployment_of(known: argparse.Namespace) -> Deployment | None:
-    """The deployment that the flags name. Raises ConfigError."""
+    """Return the deployment that the flags name, if any. Raises ConfigError."""
     if known.deploy is None:
         for name in ("replicas", "router"):
             if getattr(known, name) is not None:
@@ -108,8 +109,8 @@ def deployment_of(known: argparse.Namespace) -> Deployment | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed(Target):
-    """Servers behind a front end, to measure: requests go to the front end, and each server reports
-    what it did.
+    """Servers behind a front end, to be measured: requests go to the front end, and reports come
+    from each server.
     """
 
     deployment: Deployment
@@ -128,8 +129,8 @@ class Deployed(Target):
         return True
 
     def report(self) -> Report:
-        """The report of all: counts are sums, and an occupancy is of the rows of replicas that
-        compute. Raises ServerError, also if a replica was replaced: its counts are lost.
+        """Return the report of all: counts are sums, and the occupancy is that of replicas while
+        they compute. Raises ServerError, also if a replica was replaced: its counts are lost.
         """
         if self.deployment.names(self.url, self.key) != [*self.replicas]:
             raise ServerError("a replica was replaced, and what it had counted went with it")
@@ -162,8 +163,8 @@ def deployed(
 
 
 def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What reports of single servers say of all: what adds up, the largest batch of any, and means
-    by what they are means of. Percentiles and rates are left out: they do not add up.
+    """Merge the /stats of servers that know their own alone: sums, the largest batch, and weighted
+    means. Percentiles and rates are left out, since they cannot be merged without their values.
     """
     total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in SUMS}
     rows = sum(total[f"{kind}_rows"] for kind in ROW_KINDS)
@@ -173,9 +174,9 @@ def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     formed: Counter[str] = Counter()
     for report in reports:
         formed.update(report["batches_formed"])
-        for tokens, mine in report["latency-by-requested-tokens"].items():
-            counts[tokens] += mine["requests"]
-            seconds[tokens] += mine["requests"] * mine["mean_latency_s"]
+        for tokens, length in report["latency-by-requested-tokens"].items():
+            counts[tokens] += length["requests"]
+            seconds[tokens] += length["requests"] * length["mean_latency_s"]
     return total | {
         "mode": reports[0]["mode"],
         "model": reports[0]["model"],
@@ -192,7 +193,7 @@ def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def added_over_time(iterations: Iterable[Sequence[Sequence[float]]]) -> dict[str, Any]:
-    """Rows over time of all servers, from the iterations of each."""
+    """Return the rows over time of all servers, from the iterations of each."""
     busy = [rows for rows in iterations if rows]
     if not busy:
         return occupancy_over_time([])

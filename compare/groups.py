@@ -1,7 +1,7 @@
-"""Traces described, and their requests in groups: by length, by user and by priority.
+"""Descriptions of traces, and groups of their requests: by length, by user and by priority.
 
-The group of a request follows from the trace alone, so a group is the same in every variant. Its
-numbers are keyed by its name: a quartile, a user, a level.
+The group of a request follows from the trace alone, so it is the same in every variant. Groups are
+named by a quarter, a user or a level.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from client.traces import ANONYMOUS, Request, Trace
 from stats import MEASURES, distribution
 
 MOST_NAMED = 6  # users who are listed one by one
-Groups = dict[str, np.ndarray]  # of each group its requests, by their numbers in the trace
+Groups = dict[str, np.ndarray]  # {name of a group: numbers of its requests in the trace}
 
 
 def quartiles(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Of each length its quarter: 1 for the shortest, 4 for the longest.
+    """Return the quarter of each length: 1 for the shortest, 4 for the longest.
 
-    Equal lengths are in one quarter, that of their middle. Of no more than four lengths each is
-    one by itself: where half of a trace is of one length, chance would decide between two quarters.
+    Equal lengths are in one quarter, that of their middle. If there are at most four lengths, each
+    has its own: with half of a trace of one length, chance would decide between two quarters.
     """
     if len(values := np.unique(lengths)) <= 4:
         return np.searchsorted(values, lengths) + 1
@@ -34,21 +34,21 @@ def quartiles(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def by_length(trace: Trace) -> Groups:
-    """The quarters of the trace by completion tokens requested."""
+    """Return the quarters of the trace by completion tokens requested."""
     quarters = quartiles(trace.num_tokens)
     return {str(q): np.flatnonzero(quarters == q) for q in np.unique(quarters).tolist()}
 
 
 def by_user(trace: Trace) -> Groups:
-    """Each user's requests, by their first ones; empty where no request names a user."""
+    """Return each user's requests, in order of first requests; empty if none names a user."""
     if list(trace.names) == [ANONYMOUS]:
         return {}
     return {name: np.flatnonzero(trace.user == i) for i, name in enumerate(trace.names)}
 
 
 def by_priority(trace: Trace) -> Groups:
-    """Each level's requests, the highest level (1) first and the default one (0) last; empty where
-    no request names a level.
+    """Return each level's requests, the highest level (1) first and the default one (0) last;
+    empty if none names a level.
     """
     levels = sorted(np.unique(trace.priority).tolist(), key=lambda level: level or float("inf"))
     if levels == [0]:
@@ -57,7 +57,7 @@ def by_priority(trace: Trace) -> Groups:
 
 
 def describe(requests: Sequence[Request]) -> dict[str, Any]:
-    """The load of a trace, as realised.
+    """Return the load of a trace, as realised.
 
     In a closed loop the answers set the rate; in conversations they set that of later turns, and
     the rate is that at which conversations begin.
@@ -101,7 +101,7 @@ def _index_of_dispersion(at: np.ndarray) -> float | None:
 
 
 def described(load: Mapping[str, Any]) -> str:
-    """`describe` in words."""
+    """Return the result of `describe` in words."""
     talk = load.get("conversations")
     rate = talk["rate"] if talk else load["requested_rate"]
     if load["users"]:
@@ -136,7 +136,7 @@ def described(load: Mapping[str, Any]) -> str:
 def by_groups(
     trace: Trace, outcomes: Outcomes, wall_clock_s: float
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """{"by_length" | "by_user" | "by_priority": {group: its numbers}}, as DEFINITIONS says."""
+    """Return {"by_length" | "by_user" | "by_priority": {group: measures}}, as in DEFINITIONS."""
 
     def numbers(groups: Groups) -> dict[str, dict[str, Any]]:
         return {name: _numbers(outcomes, group, wall_clock_s) for name, group in groups.items()}

@@ -1,4 +1,4 @@
-"""The machine and the code that a run was made with, as every result records them."""
+"""Facts about the machine and the code of a run, for every result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def stamp() -> dict[str, Any]:
-    """Machine, code and date, for a saved result."""
+    """Return machine, commit and date, for a saved result."""
     return {
         "hardware": hardware(),
         "commit": commit(),
@@ -28,7 +28,7 @@ def stamp() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, its software, and how busy it is."""
+    """Return the machine, its software, and how busy it is."""
     return {
         "cpu": cpu(),
         "gpu": _first_line("nvidia-smi", "--query-gpu=name,memory.total,driver_version",
@@ -52,7 +52,7 @@ def cpu() -> str:
 
 
 def processor(hardware: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The GPU that computed, or the CPU and the number of its threads."""
+    """Return the GPU that computed, or the CPU and its number of threads."""
     if config.get("device") == "cuda" and hardware.get("gpu"):
         return str(hardware["gpu"]).split(",")[0]
     if "threads" not in config:
@@ -72,7 +72,7 @@ def commit() -> str:
 
 
 def command_line(program: str, arguments: Sequence[str]) -> str:
-    """A command line for results: without an API key."""
+    """Return a command line for results, without an API key."""
     words = [program, *arguments]
     for i, word in enumerate(words):
         if words[i - 1] == "--api-key" and i:
@@ -83,13 +83,13 @@ def command_line(program: str, arguments: Sequence[str]) -> str:
 
 
 def cache() -> Path:
-    """The user's folder for files made once a machine."""
+    """Return the user's folder for files that are made once on a machine."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "effective-batching"
 
 
 def save_json(path: Path, value: Any) -> None:
-    """JSON as results are saved: indented, and refusing NaN, which no other reader accepts."""
+    """Write JSON, indented. Raises ValueError for NaN, which other readers do not accept."""
     with path.open("w") as file:  # piece by piece: one string of it can be as large as a run
         file.writelines(json.JSONEncoder(indent=1, allow_nan=False).iterencode(value))
         file.write("\n")

@@ -1,5 +1,5 @@
-"""Measuring one server: warm it up, replay a trace, and combine the measures of its client with its
-own statistics.
+"""Measuring one server: warm it up, replay a trace, and join the client's measures with the
+server's statistics.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure: one of ours in a mode, or any other (`ours` false), of which only the
-    client's side is known, as where `others` share the load, each in its turn.
+    """A server to measure. ours: whether it is one of ours; of any other one, and where `others`
+    take requests in turn with it, only the client's measures are known.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Target:
 
     @property
     def servers(self) -> Sequence[str]:
-        """The URL of each."""
+        """URLs of all servers."""
         return (self.url, *self.others)
 
     def begin(self) -> None:
@@ -155,12 +155,12 @@ def measure(
     timeout_s: float,
     watch: Watch,
 ) -> tuple[dict[str, Any], list[Outcome]]:
-    """Replay a trace: NAME.json without its requests, and the outcomes. An interrupted one is
-    `partial`, and has what ended.
+    """Replay a trace; return NAME.json without its requests, and the outcomes. An interrupted
+    result is `partial`, and has the requests that ended.
 
-    A server of ours begins with nothing counted and an empty prefix cache, so that it finds what
-    this trace computed and not what an earlier one did. The reports of several servers are left
-    out: each has counted a part of the load, on a clock of its own.
+    A server of ours begins with all counts at zero and an empty prefix cache, so that no earlier
+    trace helps. Reports of several targets are left out: each is of a part of the load, by a clock
+    of its own.
     """
     if target.ours:
         target.begin()
@@ -239,7 +239,7 @@ def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[lis
 
 
 def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any]:
-    """The measures that a server of ours reports of the run. Raises ServerError."""
+    """Return the measures that a server of ours reports of the run. Raises ServerError."""
     engine, over_time, config = target.report()
     engine.pop("definitions")
     prompt_tokens = engine["total_input_tokens"]
@@ -260,13 +260,13 @@ def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any
 
 
 def with_requests(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """NAME.json: a measurement with every request."""
+    """Return NAME.json: a measurement with every request."""
     requests = [_record(outcome) for outcome in outcomes]
     return result | {"definitions": DEFINITIONS, "requests": requests}
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
-    """One request of NAME.json; the gaps between tokens stay out, they are summarised above."""
+    """Return one request of NAME.json, without the gaps between tokens."""
     record: dict[str, Any] = outcome.request.model_dump(
         include={"id", "num_tokens", "user", "priority"}, exclude_none=True
     )
@@ -281,8 +281,8 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 
 
 def burst_size(config: Config) -> int:
-    """Requests of the burst that measures capacity: three a row and a few at least, if the server
-    holds as many.
+    """Return the requests of a burst that measures capacity: three for each row and a few at least,
+    if the server takes as many.
     """
     rows = chosen(MODES, config.mode, config).max_rows(config.max_batch_size)
     return min(max(3 * rows, LEAST_BURST), config.max_in_flight)
@@ -291,9 +291,8 @@ def burst_size(config: Config) -> int:
 def measure_capacity(
     target: Measurable, burst: Sequence[Request], timeout_s: float, watch: Watch
 ) -> dict[str, Any]:
-    """Tokens per second of a server of ours while every row is busy; of several, while requests
-    wait at any of them, which share a burst about evenly. Raises ServerError, and
-    KeyboardInterrupt.
+    """Measure the tokens a second of a server of ours while every row is busy; of several, while
+    requests wait at any of them. Raises ServerError, and KeyboardInterrupt.
     """
     result, outcomes = measure(target, burst, {}, timeout_s, watch)
     if result["partial"]:

@@ -32,7 +32,7 @@ from stats import LIMITED
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
 REQUESTS = 300
-MOST = 12  # variants that are told apart in a figure
+MOST = 12  # variants that can be distinguished in a figure
 AS_GIVEN = (
     "lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities", "trace",
     "scale", "seed", "repeats", "sweep", "seconds", "stream",
@@ -41,6 +41,8 @@ AS_GIVEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
+    """The settings of a comparison."""
+
     variants: dict[str, Variant]
     baseline: str  # with which the others are compared
     numsamples: int | None  # None: as many as users send in their seconds
@@ -88,19 +90,19 @@ class Options:
         return self.baseline if self.baseline in self.variants else next(iter(self.variants))
 
     def settings(self, name: str) -> dict[str, Any]:
-        """The settings that a variant's server is started with: its own, and those of all that have
+        """Return the settings of a variant's server: its own, and those for all variants that have
         a meaning in its mode.
         """
         mode, own = self.variants[name].mode, self.variants[name].flags
         return {k: value for k, value in self.flags.items() if meaningful(k, mode)} | own
 
     def config(self, name: str) -> Config:
-        """All settings of a variant. Raises ConfigError."""
+        """Return all settings of a variant. Raises ConfigError."""
         return build(self.variants[name].mode, self.settings(name), from_environment(os.environ))
 
 
 def parser_of(program: str, description: str) -> Parser:
-    """A parser of the flags that compare.sh and simulate.sh share, but for server settings."""
+    """Return a parser of the flags that compare.sh and simulate.sh share, but for settings."""
     parser = Parser(
         prog=program,
         description=description,
@@ -218,7 +220,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def chosen(known: argparse.Namespace) -> dict[str, Any]:
-    """The fields of Options that `parser_of` knows. Raises ConfigError."""
+    """Return the fields of Options that `parser_of` knows. Raises ConfigError."""
     goodput = known.goodput if known.goodput is not None else SWEEP_GOODPUT if known.sweep else []
     flags = variants.settings(known)
     compared = (
@@ -274,7 +276,7 @@ def check(options: Options) -> None:
 
 
 def parse_goodput(texts: Sequence[str], name_of: str = "--goodput") -> dict[str, float]:
-    """{"ttft": 200.0} from ["ttft:200"]. Raises ConfigError."""
+    """Return {"ttft": 200.0} for ["ttft:200"]. Raises ConfigError."""
     limits = {}
     for text in texts:
         name, _, value = text.partition(":")

@@ -1,6 +1,6 @@
-"""Texts of servers, settings and command lines in our Markdown, of which none may become markup.
+"""Quoting of texts from servers, settings and command lines, so that reports hold no other markup.
 
-Names of servers need none of this: they have letters, digits and -_. alone (`named`).
+Names of servers need no quoting: they have letters, digits and -_. alone (`named`).
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from client.users import NAME
 
 
 def named(text: str) -> str:
-    """A name for a server, made from its own or its model's: also a file name, and a label in
-    figures.
+    """Return a name for a server, made from its own or its model's; it is also a file name, and a
+    label in figures.
     """
     name = "-".join(NAME.findall(text))
     return name if name not in ("", "summary") else f"{name}-model".lstrip("-")
 
 
 def escape(text: object) -> str:
-    """The text as one line, in which Markdown means nothing."""
+    """Return the text as one line without Markdown's meaning."""
     return re.sub(r"([\\`*<>\[\]|&~]|(?<!\w)_|_(?!\w))", r"\\\1", _line(text))
 
 
 def unescape(markdown: str) -> str:
-    """The same for a terminal, which shows backslashes."""
+    """Undo `escape`, for a terminal, which would show its backslashes."""
     return re.sub(r"\\([\\`*<>\[\]|&~_])", r"\1", markdown)
 
 
 def code(text: object) -> str:
-    """A code span of one line, whatever backticks are in it."""
+    """Return a code span of one line, whatever backticks it has."""
     line = _line(text)
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
     space = " " if line[:1] in ("", "`") or line[-1:] == "`" else ""
@@ -37,5 +37,5 @@ def code(text: object) -> str:
 
 
 def _line(text: object) -> str:
-    """One line without control characters, which a terminal would obey."""
+    """Return one line without control characters, which a terminal would obey."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())

@@ -1,6 +1,6 @@
-"""Numbers of a result, each declared once: where it is repeated, and how tables show it.
+"""Declarations of a result's numbers: where each is repeated, and how tables show it.
 
-NAME.json has more; a summary, and each rate of a sweep, repeat what is declared here.
+NAME.json has more; a summary, and each rate of a sweep, repeat the numbers declared here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Part = Literal["point", "summary", "sweep", "group"]
 class Key:
     """A number of a result.
 
-    part: its places: each rate of a sweep and the summary ("point"), the summary alone, or neither,
-    since the sweep itself finds it, or groups of requests alone have it ("group"). heading: in
-    report.md; empty: in no table. scale: factor there. short: heading in the terminal; empty: not
-    shown there. rare: shown only where a result has more than zero.
+    part: its places: each rate of a sweep and the summary ("point"), the "summary" alone, a rate or
+    a sweep as a whole ("sweep"), a "group" of requests alone. heading: in report.md; empty: in no
+    table. scale: factor there. short: heading in the terminal; empty: not shown there. rare: shown
+    only where a result has more than zero.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Key:
     rare: bool = False
 
     def of(self, result: Mapping[str, Any]) -> Any:
-        """The number in a result; None where it has none."""
+        """Return the number in a result; None where it has none."""
         return result.get(self.name)
 
 
@@ -43,7 +43,7 @@ UNITS = {"s": (1e-3, "{:.2f}"), "ms": (1, "{:.1f}")}  # scale and form of millis
 def _of(
     name: str, statistic: str, part: Part = "point", short: str = "", rare: bool = False
 ) -> Key:
-    """The mean or a percentile of a measure, in its own heading and unit."""
+    """Return the key of a mean or percentile, with the measure's heading and unit."""
     measure = MEASURES[name]
     heading = f"{measure.heading} {statistic}, {measure.unit}"
     return Key(f"{statistic}_{name}_ms", part, heading, *UNITS[measure.unit], short, rare)
@@ -101,15 +101,15 @@ OURS = (
 
 
 def keys(*names: str) -> list[Key]:
-    """The declared keys of these names. Raises KeyError for another name."""
+    """Return the declared keys of these names. Raises KeyError for another name."""
     return [KEYS[name] for name in names]
 
 
 def of_point(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of a measurement for a rate of a sweep. Raises KeyError for one not measured."""
+    """Return the numbers of a measurement that a rate of a sweep has. Raises KeyError."""
     return {name: result[name] for name, key in KEYS.items() if key.part == "point"}
 
 
 def of_summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of a measurement for a summary. Raises KeyError for one that was not measured."""
+    """Return the numbers of a measurement that a summary has. Raises KeyError."""
     return {name: result[name] for name, key in KEYS.items() if key.part in ("point", "summary")}

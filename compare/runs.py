@@ -24,7 +24,7 @@ from compare.sweep import outcome
 from config import has_effect
 from stats import DEFINITIONS
 
-FIGURES = {  # file name without its ending: what stands beside it
+FIGURES = {  # {file name without its ending: title}
     "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each variant",
     "who_waits": "Who waits: mean and p99 of latency by length, and by user and priority where a "
     "trace has them, of each variant",
@@ -36,7 +36,7 @@ FIGURES = {  # file name without its ending: what stands beside it
     "distributions": "Distributions of time to first token, time per output token and end-to-end "
     "latency",
 }
-# settings that differ between the servers of any comparison, or mean nothing
+# settings that always differ between servers, or have no effect on measures
 NOT_SHOWN = ("mode", "port", "host", "log_level")
 LIVE = "live.html"  # the page of its rows, which `python -m live` makes
 REPORT = ("report.md", "report.html", LIVE, *(f"{name}.png" for name in FIGURES))
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def missing_seeds(self) -> list[int]:
-        """Seeds that were asked for and are not here: interrupted before they were whole."""
+        """Seeds of the command line that are missing, since they were interrupted."""
         seeds = [summary["seed"] for summary in self.summaries]
         return [seed for seed in self.first["asked"]["seeds"] if seed not in seeds]
 
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def variants(self) -> dict[str, list[dict[str, Any]]]:
-        """Each server's headlines, one a seed."""
+        """Headlines of each server, one result for each seed."""
         return {
             name: [s["variants"][name] for s in self.summaries if name in s["variants"]]
             for name in self.names
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def points(self) -> dict[str, list[list[dict[str, Any]]]]:
-        """Each server's points of a sweep, a list a seed; empty without a sweep."""
+        """Points of each server's sweep, a list for each seed; empty without a sweep."""
         sweeps = [summary["sweep"] for summary in self.summaries if summary.get("sweep")]
         return {
             name: [s[name] for s in sweeps if name in s]
@@ -98,7 +98,7 @@ class Run:
         }
 
     def answered(self, name: str) -> list[dict[str, Any]]:
-        """The answered requests of a server, of all seeds."""
+        """Return the answered requests of a server, of all seeds."""
         results = [result[name] for result in self.results if name in result]
         return [r for result in results for r in result["requests"] if "text" in r]
 
@@ -106,8 +106,8 @@ class Run:
 def load(folder: Path, requests: bool = True) -> Run:
     """Read a run from its folder, or from the folders of its seeds. Raises RunError.
 
-    Of several seeds one that was interrupted is left out: its few requests would weigh as much as a
-    whole one's. requests: read each NAME.json, too.
+    An interrupted seed is left out if another one is complete: its few requests would weigh as much
+    as all of the other's. requests: read each NAME.json, too.
     """
     try:
         summaries = _summaries(folder)
@@ -135,7 +135,7 @@ def load(folder: Path, requests: bool = True) -> Run:
 
 
 def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Each seed's summary, by its folder and in the order of seeds."""
+    """Return each seed's summary by its folder, in the order of seeds."""
     summaries = {path.parent: _read_json(path) for path in folder.glob("seed-*/summary.json")}
     if (own := folder / "summary.json").exists() and "workload" in (summary := _read_json(own)):
         summaries = {folder: summary}  # a run of one seed, whatever lies beside it
@@ -147,7 +147,7 @@ def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A file, or if only that is there its compressed form, which ends in .gz."""
+    """Read a file, or if it is missing its compressed form, which ends in .gz."""
     if (packed := path.with_name(f"{path.name}.gz")).exists() and not path.exists():
         with gzip.open(packed, "rt", encoding="utf-8") as file:
             return dict(json.load(file))
@@ -155,7 +155,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """Facts of a run that are known before it: its machine and its code."""
+    """Return the facts of a run that are known before it: machine and code."""
     return {"hardware": hardware(), "calibration": calibrate.known(), "commit": commit()}
 
 
@@ -168,10 +168,10 @@ def save(
     points: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     swept: Sequence[str] = (),
 ) -> None:
-    """Write what one seed measured, summary.json and each NAME.json, beside its trace.
+    """Write the measurements of one seed, summary.json and each NAME.json, beside its trace.
 
-    facts: seed, asked, stopped, and whatever every seed's summary has alike. points: of a sweep,
-    by rate; swept: the servers whose sweep came to its end.
+    facts: seed, asked, stopped, and the facts that all seeds share. points: of each server's sweep,
+    by rate. swept: servers whose sweep is complete.
     """
     for name, result in results.items():
         save_json(folder / f"{name}.json", result)
@@ -196,9 +196,7 @@ def save(
 
 
 def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of the variants; of one that some of them alone use, or that differs, the value
-    of the first that uses it.
-    """
+    """Return the settings of the variants, each as the first variant that uses it has it."""
     configs = [result["config"] for result in results.values() if result.get("config")]
     config = {}
     for name in configs[0] if configs else ():
@@ -209,8 +207,8 @@ def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Mode of each variant, and the settings in which variants differ, as far as they have a
-    meaning in its mode.
+    """Return the mode of each variant, and those settings of it that have an effect and are not the
+    same in all.
     """
     configs = {name: result["config"] for name, result in results.items() if result.get("config")}
     keys = [
@@ -227,7 +225,7 @@ def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
 
 
 def clear(out: Path) -> None:
-    """Make the folder of a run, and delete what an earlier run left in it, and nothing else."""
+    """Make the folder of a run; delete files of an earlier run in it, and no others."""
     out.mkdir(parents=True, exist_ok=True)
     for folder in (*out.glob("seed-*"), out):
         names = []

@@ -1,6 +1,4 @@
-"""A server for as long as a comparison needs it: started on a free port, known to be ours, stopped
-whatever happens.
-"""
+"""A server process for the time of a comparison."""
 
 from __future__ import annotations
 
@@ -83,7 +81,7 @@ def server(
 
 
 def started(process: subprocess.Popen[Any], pid: int) -> bool:
-    """True of this process and its descendants."""
+    """Return whether an id is that of this process or a descendant."""
     with contextlib.suppress(psutil.NoSuchProcess):
         parents = psutil.Process(pid).parents()
         return process.pid in (pid, *(parent.pid for parent in parents))
@@ -91,7 +89,7 @@ def started(process: subprocess.Popen[Any], pid: int) -> bool:
 
 
 def as_flag(name: str, value: Any) -> list[str]:
-    """A setting as words of a command line."""
+    """Return a setting as words of a command line."""
     switch = flag(name) if value is not False else flag(name).replace("--", "--no-", 1)
     return [switch] if isinstance(value, bool) else [switch, str(value)]
 
@@ -114,7 +112,7 @@ def wait_until_ready(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End all in flight at once by a SIGINT, and kill what remains of the session after that."""
+    """Send SIGINT, which ends requests in flight; then kill the rest of the session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):

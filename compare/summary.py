@@ -1,4 +1,4 @@
-"""The metrics of one run from the client's side."""
+"""Measures of one run on the client's side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def summarise(
     goodput: Mapping[str, float],
     unsent: int = 0,
 ) -> dict[str, Any]:
-    """METRICS of one run from the client's side.
+    """Return the measures of one run on the client's side.
 
     sends: (scheduled, sent, ended) of every request that was sent, the failed ones too. goodput:
     limits in ms. unsent: requests that failed before they could be sent.
@@ -59,8 +59,8 @@ def summarise(
 
 
 def meet(answers: Answers, limits_ms: Mapping[str, float]) -> np.ndarray:
-    """Return which answers meet all limits, measured from the schedule: a late client must not make
-    a server look better.
+    """Return, for each answer, if it meets all limits, measured from the schedule: a late client
+    must not make a server look better.
     """
     good = np.ones(len(answers), bool)
     for name, limit in limits_ms.items():

@@ -33,12 +33,12 @@ Replay = Callable[[str, Sequence[Request]], Mapping[str, Any]]
 
 
 def requests_at(rate: float, seconds: float) -> int:
-    """Requests that are sent in `seconds`, but a few at least."""
+    """Return how many requests are sent in `seconds`, a few at least."""
     return max(FEWEST_REQUESTS, math.ceil(rate * seconds))
 
 
 def enough_requests(rate: float, slowest_row_s: float) -> int:
-    """Requests that show what a server does at a rate, if sending them does not take too long."""
+    """Return how many requests show a server at a rate, if sending them is not too long."""
     enough = max(LEAST_REQUESTS, requests_at(rate, max(LEAST_SECONDS, FILLS * slowest_row_s)))
     return min(enough, requests_at(rate, MOST_SECONDS))
 
@@ -75,10 +75,10 @@ def sweep(
 
 
 def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The verdict on a rate: beyond the server's capacity, beyond this client's, or neither.
+    """Return the verdict on a rate: beyond the server's capacity, beyond this client's, or neither.
 
-    Beyond the server's its queue only grew, or requests failed. A client that is behind at most
-    sends, and not at one in a hundred, says nothing of the server.
+    Beyond the server's, its queue only grew, or requests failed. If this client sent most requests
+    late, and not just one in a hundred, the growth says nothing about the server.
     """
     behind = (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
     failed = result["failed"] > LOST * (result["failed"] + result["completed"])
@@ -130,8 +130,8 @@ def sustained(point: Mapping[str, Any]) -> bool:
 
 
 def meets(point: Mapping[str, Any]) -> bool:
-    """True where nine in ten of a rate's requests meet the limits, and no queue grows, so that they
-    would go on to.
+    """Return whether nine in ten of a rate's requests meet the limits, and would go on to, since
+    no queue grows.
     """
     return not point["saturated"] and (point["attainment"] or 0.0) >= ATTAINMENT
 
@@ -141,8 +141,8 @@ def misses(point: Mapping[str, Any]) -> bool:
 
 
 def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
-    """Requests a second that a server completes while requests are always waiting, over all
-    stretches of these points.
+    """Return the requests a second that a server completes while requests are always waiting,
+    over all stretches of these points.
 
     A request counts by its tokens: as many as the distribution's mean request has. None where
     nothing waited.
@@ -153,9 +153,9 @@ def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of a sweep: the most that the server completes (`capacity`), the rates between
-    which its queue begins to grow (`sustained_rate`, with its point, and `saturated_rate`), and the
-    same of the limits (`goodput_rate`, `missed_rate`).
+    """Return the result of a sweep: the most that the server completes (`capacity`), the rates
+    between which its queue begins to grow (`sustained_rate`, with its point, and `saturated_rate`),
+    and the same of the limits (`goodput_rate`, `missed_rate`).
 
     `capacity` is None where no rate was beyond it: interrupted, or this client was the limit.
     """

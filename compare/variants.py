@@ -11,7 +11,7 @@ from typing import Any
 from client.users import NAME
 from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, refuse_unknown
 
-BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared if nothing else is said
+BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Variant:
 
 
 def settings(known: argparse.Namespace) -> dict[str, Any]:
-    """The server settings of a command line. Raises ConfigError."""
+    """Return the server settings of a command line. Raises ConfigError."""
     flags = {
         name: value
         for name, value in vars(known).items()
@@ -40,7 +40,7 @@ def settings(known: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_modes(text: str | None) -> dict[str, Variant]:
-    """{"static": …, "dynamic": …} from "static,dynamic". Raises ConfigError."""
+    """Return {"static": …, "dynamic": …} for "static,dynamic". Raises ConfigError."""
     modes = text.split(",") if text else list(BASIC)
     if len(set(modes)) < len(modes):
         raise ConfigError("--modes names a mode twice")
@@ -87,5 +87,5 @@ def parse_also(texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, s
 
 
 def base_url(url: str) -> str:
-    """The address before a server's routes: OpenAI's clients write /v1 after it."""
+    """Return the address before a server's routes; OpenAI's clients write /v1 after it."""
     return url.rstrip("/").removesuffix("/v1")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from config import MODES
 
-# told apart by eyes of every kind: after each colour comes its line style, so that twelve differ
+# colours that colour-blind readers can distinguish; with two line styles, twelve looks
 PALETTE = ("#7f7f7f", "#d95f02", "#7570b3", "#1b9e77", "#1f3a70", "#e7298a")
 LINES = (("-", "o"), ("--", "s"))  # and markers
 
@@ -85,7 +85,7 @@ def plain_log(axis: Any) -> None:
 
 
 def caption_of(figure: Figure, caption: str) -> None:
-    """Write above a figure what it is of."""
+    """Write a caption above a figure."""
     figure.suptitle(caption, fontsize=10.5, color="#555555", x=0.01, ha="left")
 
 

@@ -41,7 +41,7 @@ PAGE = """<!doctype html>
 
 
 def as_page(markdown: str, vectors: Mapping[str, bytes]) -> str:
-    """A report as one HTML file that needs no network: its Markdown, with figures as SVG inside."""
+    """Return a report as one HTML file that needs no network, with figures as SVG in it."""
     sources = {f"{name}.png" for name in vectors}
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     parser.validateLink = lambda url: url in {*sources, LIVE}  # type: ignore[method-assign]  # nothing else is looked at or linked
@@ -60,8 +60,8 @@ def as_page(markdown: str, vectors: Mapping[str, bytes]) -> str:
 
 
 def _shortened(vector: bytes) -> bytes:
-    """An SVG whose coordinates have two decimals, a hundredth of a point, instead of six: a third
-    of the page's size.
+    """Return an SVG with two decimals in coordinates, a hundredth of a point, instead of six: a
+    third of the page's size.
     """
     return re.sub(
         rb' (?:d|x|y)="[^"]*"',

@@ -36,7 +36,7 @@ PAGES = ("README.md", "results/README.md", "benchmarks/README.md", "docs/*.md")
 
 
 def headlines(run: Run, *names: str) -> str:
-    """The headline table, or its columns of these names."""
+    """Return the headline table, or its columns of these names."""
     if names:
         return tables.markdown(tables.rows_of(run.variants, keys(*names)))
     return tables.headlines(run.variants)
@@ -48,7 +48,7 @@ def capacity(run: Run) -> str:
 
 
 def made(run: Run) -> str:
-    """Machine, commit and date of a run."""
+    """Return the machine, commit and date of a run."""
     hardware, date = run.first["hardware"], run.first["date"][:10]
     machine = f"{hardware['cores']} cores of an {hardware['cpu']} ({hardware['memory_gb']:.0f} GB)"
     return f"{machine}, commit {run.first['commit']}, {date}"
@@ -64,7 +64,7 @@ PARTS: dict[str, Callable[..., str]] = {
 
 
 def quoted(source: str, part: str) -> str:
-    """The text of a part of a source. Raises an error where there is none."""
+    """Return the text of a part of a source. Raises an error where there is none."""
     path = ROOT / source
     if path.suffix == ".json":
         way, _, form = part.partition(":")
@@ -77,7 +77,7 @@ def quoted(source: str, part: str) -> str:
 
 
 def _at(value: Any, way: str) -> Any:
-    """The value at the end of a way through JSON."""
+    """Return the value at the end of a way through JSON."""
     step, _, rest = way.partition("/")
     name, _, wanted = step.partition("=")
     if not step:
@@ -98,7 +98,7 @@ def _formatted(value: Any, form: str) -> str:
 
 
 def renewed(text: str) -> tuple[str, list[str]]:
-    """A page with its quotes as their sources are now, and the names of those that differed."""
+    """Return a page with its quotes brought up to date, and the names of those that differed."""
     differing = []
 
     def renew(quote: re.Match[str]) -> str:

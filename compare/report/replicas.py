@@ -1,6 +1,4 @@
-"""Replicas of a run: of a simulated one how many there were when, and what each got; of real ones
-what each did.
-"""
+"""Replicas of a run: number and requests of simulated ones over time; measures of real ones."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ Changes = list[tuple[float, int, int]]  # seconds, replicas that take requests, 
 
 
 def simulated(run: Run) -> dict[str, Mapping[str, Any]]:
-    """Simulated replicas of each variant, in the first seed; without those of a variant that had a
+    """Return the simulated replicas of each variant in the first seed, but for variants with a
     single one all the time.
     """
     servers = {name: result.get("server", {}) for name, result in run.results[0].items()}
@@ -29,18 +27,18 @@ def simulated(run: Run) -> dict[str, Mapping[str, Any]]:
 
 
 def _changes(replicas: Mapping[str, Any]) -> Changes:
-    """The last of several changes at a time."""
+    """Return the changes of a variant, of several at one instant the last."""
     return list({change[0]: tuple(change) for change in replicas["changes"]}.values())
 
 
 def changes(run: Run) -> dict[str, Changes]:
-    """Replicas of each variant over time; empty where their number was always the same."""
+    """Return replicas of each variant over time; empty if no number ever changed."""
     by_variant = {name: _changes(replicas) for name, replicas in simulated(run).items()}
     return by_variant if any(len(replicas) > 1 for replicas in by_variant.values()) else {}
 
 
 def simulated_part(run: Run, figure: Sequence[str]) -> list[str]:
-    """The section on simulated replicas; nothing of a run that has one all the time."""
+    """Return the section on simulated replicas; empty for a run with one all the time."""
     rows = [["variant", "replicas", "paid for, replica-seconds", "requests of one, least to most"]]
     sentences = []
     for name, replicas in simulated(run).items():
@@ -63,8 +61,8 @@ def simulated_part(run: Run, figure: Sequence[str]) -> list[str]:
 
 
 def measured_part(run: Run) -> list[str]:
-    """The section on real replicas, and which numbers of all of them are what; nothing of a run
-    whose servers were alone.
+    """Return the section on real replicas, and how numbers of all are made from theirs; empty for a
+    run whose servers were alone.
     """
     rows = [["variant", "replica", *(heading for heading, _, _ in OF_EACH.values() if heading)]]
     for name, result in run.results[0].items():

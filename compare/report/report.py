@@ -1,5 +1,5 @@
-"""Reports of saved runs: report.md with figures as PNG, report.html in one file. All that they say
-is in the run's JSON.
+"""Reports of saved runs, made from their JSON alone: report.md with figures as PNG, and report.html
+in one file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHOWN = ("lengths", "prompts", "prefixes", "sessions", "priorities", "scale")
 
 
 def drawings(run: Run) -> dict[str, Drawing]:
-    """Figures that can be drawn of a run: each one's name, and a function that draws it."""
+    """Return the figures that a run has: a name, and a function that draws it."""
     load, limits = run.first["workload"], _limits(run)
     sent = [summary["workload"]["requests"] for summary in run.summaries]
     requests = f"{sent[0]:,} requests"
@@ -89,14 +89,14 @@ def drawings(run: Run) -> dict[str, Drawing]:
 
 
 def _replicas(result: Mapping[str, Any]) -> int:
-    """Replicas that served, at one time or another."""
+    """Return the number of replicas that served, at one time or another."""
     server = result["server"]
     simulated = server.get("replicas", {}).get("requests", {})
     return len(server.get("by_replica", {})) or len(simulated) or 1
 
 
 def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """TTFT, TPOT and end-to-end latency of answered requests, in seconds; NaN where undefined."""
+    """Return TTFT, TPOT and latency of answered requests, in seconds; NaN where undefined."""
     names = ("sent_at", "first_token_at", "last_token_at", "answered_at", "completion_tokens")
     start, first, last, end, tokens = (np.array([r[name] for r in answered]) for name in names)
     times = Times(start, np.nan, first, last, end, tokens)
@@ -119,7 +119,7 @@ def _limits(run: Run) -> str:
 
 
 def sweep_part(run: Run) -> list[str]:
-    """The section on rates: how capacities were found, and what they are."""
+    """Return the section on rates: capacities, and how they are determined."""
     outcomes = {}
     for name, seeds in run.points.items():
         finished = all(name in summary["swept"] for summary in run.summaries)
@@ -144,12 +144,12 @@ def sweep_part(run: Run) -> list[str]:
 
 
 def marked(run: Run) -> str:
-    """The remark beside the names of a run that was not measured."""
+    """Return a remark for beside the names of a run that was simulated."""
     return " (simulated)" if run.first.get("simulated") else ""
 
 
 def facts(run: Run) -> list[str]:
-    """Workload, settings, hardware, client, commit, date and command of a run."""
+    """Return workload, settings, hardware, client, commit, date and command of a run."""
     summary = run.first
     load, hardware, config = summary["workload"], summary["hardware"], summary["config"]
     given = [f"{name} {code(str(load[name]))}" for name in SHOWN if load.get(name)]
@@ -198,7 +198,7 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 
 def contents(run: Run) -> str:
-    """The text of report.md."""
+    """Return the text of report.md."""
     summary = run.first
     drawn = drawings(run)
 
@@ -230,7 +230,7 @@ def contents(run: Run) -> str:
 
 
 def document(parts: Iterable[str]) -> str:
-    """The text of a report: its parts, and what its numbers mean."""
+    """Return the text of a report: these parts, and definitions of its numbers."""
     definitions = "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())
     return "\n\n".join([*parts, "## Definitions", definitions]) + "\n"
 
@@ -245,8 +245,8 @@ def write(run: Run) -> None:
 
 
 def over_seeds(run: Run) -> dict[str, Any]:
-    """summary.json of several seeds: each headline's mean, half of its interval, and its values,
-    also of each group of requests; paired differences.
+    """Return summary.json of several seeds: mean, half of the interval and values of each headline,
+    also in each group of requests; and paired differences.
     """
     keys = dict.fromkeys([*tables.HEADLINES, *tables.COMPARED])
     variants = {
@@ -262,7 +262,7 @@ def over_seeds(run: Run) -> dict[str, Any]:
 
 
 def _estimates(keys: Iterable[Key], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean, half of its interval and values of each number that all seeds have."""
+    """Return mean, half of the interval and values of each number that all seeds have."""
     return {
         key.name: {**asdict(estimate(values, tables.STEPS.get(key.name, 0.0))), "values": values}
         for key in keys
@@ -282,7 +282,7 @@ def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> No
 
 
 def show(run: Run, console: Console) -> None:
-    """Print what a comparison says at its end."""
+    """Print the tables and sentences that end a comparison."""
 
     def say(text: str, wrap: bool = True) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=not wrap)

@@ -1,7 +1,6 @@
 """Section "Who waits": effect of each variant on short and long requests, users and priorities.
 
-Groups are those of compare.groups. Numbers of several seeds are means over seeds, as in every
-table.
+Groups are those of compare.groups.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ LONGEST = 24  # letters of a name above a panel
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests of one kind, and of each variant their numbers, a mapping a seed; an empty one of a
-    seed that has none of them. `size`: their tokens, or where these say nothing, their number.
+    """Requests of one kind. numbers: their measures in each variant, a mapping for each seed, empty
+    where a seed has none of them. size: their tokens, or the number of requests.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Group:
 
 
 def groups(results: Results, kind: str) -> list[Group]:
-    """The groups of a kind, in their own order; none where the trace has none."""
+    """Return the groups of a kind, in their own order; none where the trace has none."""
     by_seed = [result.get(kind) or {} for seeds in results.values() for result in seeds]
     names = sorted(dict.fromkeys(name for seed in by_seed for name in seed), key=_order(kind))
     # of few lengths, each is a group by itself
@@ -73,7 +72,7 @@ def groups(results: Results, kind: str) -> list[Group]:
 
 
 def _order(kind: str) -> Callable[[str], float]:
-    """Quartiles and levels by number, the default level last; users as they came."""
+    """Return a sort key: quarters and levels by number, the default level last; users unsorted."""
     return (lambda _: 0.0) if kind == "by_user" else lambda name: int(name) or float("inf")
 
 
@@ -86,7 +85,7 @@ def _name(kind: str, name: str) -> str:
 
 
 def _tokens(numbers: Sequence[Result]) -> str:
-    """The lengths of a quarter; of several seeds, whose traces differ a little, on average."""
+    """Return the lengths of a quarter, averaged over seeds, whose traces differ a little."""
     least, most = (round(mean(n[f"{end}_tokens"] for n in numbers)) for end in ("least", "most"))
     return f"{least}–{most} tokens" if least < most else f"{least} token{'s' * (least > 1)}"
 
@@ -96,7 +95,7 @@ def _sum(numbers: Iterable[Result], what: str) -> int:
 
 
 def busiest(results: Results, kind: str) -> tuple[list[Group], str]:
-    """The groups to show, and a remark where that is not all of them."""
+    """Return the groups to show, and a remark where that is not all of them."""
     all_groups = groups(results, kind)
     if len(all_groups) <= MOST:
         return all_groups, ""
@@ -130,7 +129,7 @@ def terminal_table(results: Results, kind: str) -> Table | None:
 def _cells(
     results: Results, shown: Sequence[Group], columns: Sequence[Key]
 ) -> Iterable[tuple[str, Group, list[str]]]:
-    """Answered requests and other numbers of each variant and group."""
+    """Yield a variant, a group, and cells: answered requests and other numbers."""
     for variant, seeds in results.items():
         for group in shown:
             numbers = group.numbers[variant]
@@ -139,7 +138,7 @@ def _cells(
 
 
 def _answered(numbers: Sequence[Result]) -> str:
-    """Over all seeds: "40", or "38, 2 failed (1 refused)"."""
+    """Return answered requests over all seeds: "40", or "38, 2 failed (1 refused)"."""
     answered, failed, refused = (_sum(numbers, n) for n in ("completed", "failed", "refused"))
     text = f"{answered}, {failed} failed" if failed else str(answered)
     return f"{text} ({refused} refused)" if refused else text
@@ -149,7 +148,7 @@ def of_groups(
     results: Sequence[Result],
     estimates: Callable[[Iterable[Key], Sequence[Result]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Estimates of each group of one variant, by kind and name; a result a seed."""
+    """Return estimates of each group of one variant, by kind and name. results: one a seed."""
     return {
         kind: {
             name: estimates(COLUMNS, [(r.get(kind) or {}).get(name, {}) for r in results])
@@ -160,7 +159,7 @@ def of_groups(
 
 
 def part(results: Results, figure: Sequence[str]) -> list[str]:
-    """The section of report.md; `figure` stands in it."""
+    """Return the section of report.md, with `figure` in it."""
     if not groups(results, "by_length"):
         return []
     text = (
@@ -174,7 +173,7 @@ def part(results: Results, figure: Sequence[str]) -> list[str]:
 
 
 def sections(results: Results) -> dict[str, list[Group]]:
-    """Groups to draw, by title: quarters always, users and levels where there are several."""
+    """Return groups to draw, by title: quarters always, users and levels if there are several."""
     drawn = {}
     for kind, title in HEAD.items():
         shown, remark = busiest(results, kind)
@@ -186,28 +185,28 @@ def sections(results: Results) -> dict[str, list[Group]]:
 
 @styled
 def figure(results: Results, caption: str) -> Figure:
-    """Mean and p99 of latency, a panel a group and a row a variant; all panels share one
-    logarithmic scale, so that what lies further right has waited longer, whichever panel it is in.
+    """Mean and p99 of latency, a panel for each group and a row for each variant. All panels share
+    one logarithmic scale: a mark further to the right is a longer wait in any of them.
     """
     drawn = [
-        (f"Who waits: latency by {title}" if not i else "", found[i : i + WIDTH])
-        for title, found in sections(results).items()
-        for i in range(0, len(found), WIDTH)
+        (f"Who waits: latency by {title}" if not i else "", section[i : i + WIDTH])
+        for title, section in sections(results).items()
+        for i in range(0, len(section), WIDTH)
     ]
-    shown = [group for _, found in drawn for group in found]
+    shown = [group for _, row in drawn for group in row]
     seconds = [s for group in shown for both in _seconds(group).values() for s in both if s > 0]
     height = (0.46 * len(results) + 1.35) * len(drawn) + 0.8
     whole = new_figure((13, height), caption)
     parts = whole.subfigures(len(drawn), 1, squeeze=False)[:, 0]
-    for part, (title, found) in zip(parts, drawn):
+    for part, (title, row) in zip(parts, drawn):
         part.suptitle(title, x=0.01, ha="left", fontweight="bold")
         axes = part.subplots(1, WIDTH, sharey=True)
-        for axis, group in zip(axes, found):
+        for axis, group in zip(axes, row):
             _panel(axis, group)
             if seconds:  # with room for the numbers beside the outermost
                 axis.set(xscale="log", xlim=(min(seconds) / 2, max(seconds) * 3))
                 plain_log(axis.xaxis)
-        for axis in axes[len(found) :]:
+        for axis in axes[len(row) :]:
             axis.set_visible(False)
         axes[0].set_xlabel("seconds (log scale)", loc="left")
     ink: dict[str, Any] = {"color": "#444444"}
@@ -221,7 +220,7 @@ def figure(results: Results, caption: str) -> Figure:
 
 
 def _seconds(group: Group) -> dict[str, list[float]]:
-    """Mean and p99 of latency of each variant; empty where it answered none of them."""
+    """Return mean and p99 of latency of each variant; empty where it answered no request."""
     return {
         variant: [
             mean(values) / 1e3
