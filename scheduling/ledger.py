@@ -29,7 +29,7 @@ class Ledger(Extension):
         self._weights = weights
         self._counters: dict[User, float] = {}
         self._waiting: Counter[User] = Counter()
-        self._numbers = itertools.count()  # order equal counters by who began to wait first
+        self._numbers = itertools.count()  # of equal counters, the user that began to wait first
         self._place: dict[User, tuple[float, int]] = {}  # of users that wait
         self._order: SortedDict[tuple[float, int], User] = SortedDict()
         self._moved: set[User] = set()  # counters that grew since they were put in order

@@ -103,12 +103,12 @@ class PrefixCache(BlockPool):
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """Return the blocks of these keys, up to the first key without a block."""
-        found = []
+        blocks = []
         for key in keys:
             if (block := self._blocks.get(key)) is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def forget_all(self) -> None:
         """Forget the keys of all blocks; those in use stay in use."""
@@ -123,14 +123,14 @@ class PrefixCache(BlockPool):
 
     def finder(self) -> Find:
         """Return a `found_for` that looks each inference up once, so that a plan is consistent."""
-        found: dict[int, Sequence[int]] = {}
+        found_by_id: dict[int, Sequence[int]] = {}
 
         def find(inference: Inference) -> Sequence[int]:
             if inference.keys is None:
                 return ()
-            if inference.id not in found:
-                found[inference.id] = self.found_for(inference)
-            return found[inference.id]
+            if inference.id not in found_by_id:
+                found_by_id[inference.id] = self.found_for(inference)
+            return found_by_id[inference.id]
 
         return find
 

@@ -29,7 +29,7 @@ EXITS: dict[type[ServingError], State] = {
 
 
 class Snapshot(NamedTuple):
-    """How full a scheduler is, and how many tokens it has seen computed since the start."""
+    """Requests and KV blocks of a scheduler now, and tokens since the start."""
 
     waiting: int
     running: int  # held ones too, but not those whose row is idle and which are answered

@@ -186,10 +186,7 @@ FAKE = Costs(
 )
 SECOND = Costs("second", Line(iteration=PS))  # an iteration a second, as in worked examples
 STATED = {costs.name: costs for costs in (FAKE, SECOND)}
-_TIMES = (
-    "gap", "gap_row", "gap_answer", "gap_answer_row", "gap_stream", "gap_stream_row", "request",
-    "answer", "request_turn", "answer_turn",
-)  # fmt: skip
+_TIMES = [term.name for term in fields(Costs) if term.type == "int"]
 
 
 def save(costs: Costs, path: Path) -> None:

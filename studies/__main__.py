@@ -23,9 +23,9 @@ from studies import runner
 from studies.study import Study
 
 NAMES = (
-    *("orders", "batches", "fair", "urgent", "memory", "prefixes", "routers"),
-    *("capacity", "theory", "fidelity", "vllm_schedule"),
-)
+    "orders", "batches", "fair", "urgent", "memory", "prefixes", "routers", "capacity", "theory",
+    "fidelity", "vllm_schedule",
+)  # fmt: skip
 
 
 def load(name: str) -> Study:

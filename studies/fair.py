@@ -133,13 +133,8 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     service = Service()
     virtual.serve("dynamic", settings, requests, inferences, service.observe)
     greedy, other = ([i for i in inferences if i.user == user] for user in USERS)
-    share = {
-        user: 100
-        * float(np.interp(seconds, service.at, service.of[user]))
-        / service_rate()
-        / seconds
-        for user in USERS
-    }
+    served = {user: float(np.interp(seconds, service.at, service.of[user])) for user in USERS}
+    share = {user: 100 * served[user] / service_rate() / seconds for user in USERS}
     return {
         **share,
         "both": sum(share.values()),

@@ -62,12 +62,12 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {  # of a trace: Workload's field
 Row = dict[str, Any]  # numbers of a trace on one side
 # code of a server and its client
 CODE = (
-    *("app.py", "batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire"),
-    *("config", "front_door", "generate", "kernels", "observers", "routes", "scheduling"),
-    *("client/calls.py", "client/draws.py", "client/load.py", "client/outcomes.py"),
-    *("client/traces.py", "client/wire.py", "client/workloads.py"),
-    *("compare/measure.py", "compare/servers.py"),
-)
+    "app.py", "batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire",
+    "config", "front_door", "generate", "kernels", "observers", "routes", "scheduling",
+    "client/calls.py", "client/draws.py", "client/load.py", "client/outcomes.py",
+    "client/traces.py", "client/wire.py", "client/workloads.py", "compare/measure.py",
+    "compare/servers.py",
+)  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -79,7 +79,7 @@ class Part(NamedTuple):
     others: Mapping[str, Sequence[str]]  # kind: variants
 
     def cases(self) -> dict[tuple[str, str], Sequence[float]]:
-        """(variant, kind): loads"""
+        """Return the loads by variant and kind of trace."""
         plain = {(variant, PLAIN): self.loads for variant in VARIANTS}
         others = [(v, kind) for kind, variants in self.others.items() for v in variants]
         return plain | dict.fromkeys(others, self.other_loads)

@@ -16,9 +16,9 @@ from studies.study import Against, Case, Panel, Study, Table
 from studies.virtual import VIRTUAL, Settings
 
 LENGTHS = "lognormal:40:1.2:900"  # a long tail: the longest tenth has 45% of the tokens
-BLOCKS = 20_000  # more than all requests need, since paused ones keep theirs
+BLOCKS = 20_000  # more than all requests need, since paused ones keep their blocks
 ROWS, LOADS, SIGMAS = (4, 8, 32), (0.5, 0.9, 1.2), (0.7, 1.5)
-BINDING = {"rows": 8, "load": 1.2}  # where rows bind: of panels on noise and on who pays
+BINDING = {"rows": 8, "load": 1.2}  # rows bind here: panels on wrong lengths and slow requests
 MORE_ROWS = (8, 12, 16, 24, 32)  # that serve the same arrivals
 EXACT = ("fcfs", "hrrn", "mlfq", "sjf", "srpt")
 VARIANTS: dict[str, Settings] = {

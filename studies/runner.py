@@ -19,10 +19,10 @@ from studies.figure import figure as draw
 from studies.study import Case, Cases, Study, tables
 
 CODE = (
-    *("batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire"),
-    *("client", "compare", "config", "deploy", "front_door", "generate", "kernels", "observers"),
-    *("routes", "scheduling", "simulate"),
-)
+    "batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire", "client",
+    "compare", "config", "deploy", "front_door", "generate", "kernels", "observers", "routes",
+    "scheduling", "simulate",
+)  # fmt: skip
 SUFFIXES = (".py", ".cpp", ".h")
 Run = tuple[Case, int, int]  # a case, requests of its trace, and the trace's seed
 

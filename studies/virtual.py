@@ -26,7 +26,6 @@ LONGEST = 1024  # tokens of a request
 CAPACITY_SEED = 2**31
 Settings = dict[str, Any]
 SETTINGS: Settings = {"model": "fake", "max_waiting": 10**6}
-Observer = Callable[[IterationRecord], None]
 
 
 def pool(kv_blocks: int | None) -> Settings:
@@ -48,16 +47,16 @@ def serve(
     settings: Settings,
     requests: Sequence[Request],
     inferences: Sequence[Inference],
-    observer: Observer | None = None,
+    observe: Callable[[IterationRecord], None] | None = None,
 ) -> float:
     """Serve a trace; return when its last request has ended. The inferences have their stamps and
-    tokens then; the observer gets each iteration.
+    tokens then. observe: called with each iteration.
     """
 
     def planned(now: float, iteration: Iteration) -> None:
-        if observer:
+        if observe is not None:
             seconds = cost_s(iteration) if iteration.rows else 0.0
-            observer(IterationRecord(now, seconds, iteration))
+            observe(IterationRecord(now, seconds, iteration))
 
     config = build(mode, SETTINGS | settings, {})
     arrivals = [(request.at, [inference]) for request, inference in zip(requests, inferences)]

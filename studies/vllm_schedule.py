@@ -135,11 +135,13 @@ def cost_s(tokens: int) -> float:
 def our_schedule(limits: SharedLimits, trace: Sequence[Drawn], counts: str) -> Steps:
     """Return the schedule of our scheduler. counts: value of --budget-counts."""
     settings: dict[str, Any] = {
-        **{"model": "fake", "max_batch_size": limits.rows, "token_budget": limits.token_budget},
-        **{"block_size": BLOCK, "kv_cache": f"{limits.kv_blocks}blocks", "max_model_len": LONGEST},
-        **{"max_waiting": len(trace), "kv_reservation": "demand", "watermark": limits.watermark},
-        **{"budget_counts": counts, **({"prefix_caching": True} if limits.caching else {})},
-    }
+        "model": "fake", "max_batch_size": limits.rows, "token_budget": limits.token_budget,
+        "block_size": BLOCK, "kv_cache": f"{limits.kv_blocks}blocks", "max_model_len": LONGEST,
+        "max_waiting": len(trace), "kv_reservation": "demand", "watermark": limits.watermark,
+        "budget_counts": counts,
+    }  # fmt: skip
+    if limits.caching:
+        settings["prefix_caching"] = True
     built, steps = scheduler.build(build("dynamic", settings, {})), Steps()
 
     def planned(now: float, iteration: Iteration) -> None:

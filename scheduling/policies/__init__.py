@@ -1,4 +1,4 @@
-"""Batching policies: which inferences run in the next iteration, and who may join.
+"""Batching policies: which inferences run in the next iteration, and which may join.
 
 A policy is one file here and one row of MODES; an order is one class and one row of ORDERS. Their
 fields are the server's settings: flags, --help, what is refused in which mode, the tables of the

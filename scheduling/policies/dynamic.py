@@ -28,7 +28,7 @@ class Dynamic(Policy):
         "fills them; when none is left a victim waits again and recomputes)",
     )
     victim: Victim = setting(
-        "newest", "who gives way: newest, least_computed or most_computed", needs=DEMAND
+        "newest", "row that gives way: newest, least_computed or most_computed", needs=DEMAND
     )
     watermark: float = setting(
         0.01, "share of the KV blocks that admission leaves free", needs=DEMAND, ge=0, lt=1

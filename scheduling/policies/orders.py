@@ -103,7 +103,7 @@ class Bounded(Order):
     in_order: ClassVar[bool] = False
     max_wait_s: float | None = setting(
         None,
-        "who has waited this long goes first (mlfq: returns to the first level)",
+        "a request that has waited this long goes first (mlfq: returns to the first level)",
         "none",
         gt=0,
         allow_inf_nan=False,
