@@ -54,7 +54,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlanAnswer:
     """Answer for one variant, and the numbers behind it."""
 
     name: str
@@ -85,7 +85,7 @@ class Planner:
         self._requests = trial.question.requests or 0
         self._growth_needs, self._arrivals_s, self._spent = 0, 0.0, 0
 
-    def answer(self) -> Answer:
+    def answer(self) -> PlanAnswer:
         """Search by a few seeds, then judge the number and its neighbours by all of them. Raises
         WorkloadError.
         """
@@ -181,9 +181,9 @@ class Planner:
             [request.model_copy(update=fields) for request in requests], trial.costs
         )
 
-    def _answer(self, fewest: int | None, why_not: str = "") -> Answer:
+    def _answer(self, fewest: int | None, why_not: str = "") -> PlanAnswer:
         by_number = {n: [*by_seed.values()] for n, by_seed in sorted(self._results.items())}
-        return Answer(
+        return PlanAnswer(
             self._trial.name,
             fewest,
             why_not,
@@ -278,7 +278,7 @@ def coverage(n: int) -> float:
 
 def plan(
     trials: Sequence[Trial], report: Callable[[str], None], processes: int | None = None
-) -> list[Answer]:
+) -> list[PlanAnswer]:
     """Return the answer of each variant. Raises PlanError if none has one."""
     with ProcessPoolExecutor(processes) as pool:
         answers = [Planner(trial, pool, report).answer() for trial in trials]

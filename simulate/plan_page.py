@@ -16,7 +16,7 @@ from compare.machine import save_json
 from compare.report import drawing
 from compare.report.drawing import STYLE, caption_of, looks
 from compare.report.tables import markdown
-from simulate.plan import SURE, Answer, coverage
+from simulate.plan import SURE, PlanAnswer, coverage
 from simulate.trial import Question
 
 SAME = (
@@ -25,13 +25,13 @@ SAME = (
 )
 
 
-def sentences(answers: Sequence[Answer], question: Question) -> list[str]:
+def sentences(answers: Sequence[PlanAnswer], question: Question) -> list[str]:
     """Return the answers in words, the fewest replicas first."""
     ordered = sorted(answers, key=lambda answer: answer.fewest or math.inf)
     return [_sentence(answer, question) for answer in ordered]
 
 
-def _sentence(answer: Answer, question: Question) -> str:
+def _sentence(answer: PlanAnswer, question: Question) -> str:
     if (n := answer.fewest) is None:
         return f"{answer.name}: {answer.why_not}."
     by_number = {judged.replicas: judged for judged in answer.judged}
@@ -58,7 +58,7 @@ def _share(value: float, between: tuple[float, float]) -> str:
     return f"{value:.2f} ({between[0]:.2f} to {between[1]:.2f})"
 
 
-def table(answers: Sequence[Answer], question: Question) -> list[list[str]]:
+def table(answers: Sequence[PlanAnswer], question: Question) -> list[list[str]]:
     another = f"of another trace, {coverage(len(question.seeds)):.0%}"
     rows = [
         ["variant", "replicas", "within the limits, %", another, "queue grows",
@@ -88,7 +88,7 @@ def table(answers: Sequence[Answer], question: Question) -> list[list[str]]:
     return rows
 
 
-def figure(answers: Sequence[Answer], question: Question, caption: str) -> Figure:
+def figure(answers: Sequence[PlanAnswer], question: Question, caption: str) -> Figure:
     """Draw the share within the limits against replicas, of every trace."""
     with matplotlib.rc_context(STYLE):
         fig = Figure(figsize=(9, 5.2), layout="constrained")
@@ -129,7 +129,11 @@ def figure(answers: Sequence[Answer], question: Question, caption: str) -> Figur
 
 
 def write(
-    out: Path, answers: Sequence[Answer], question: Question, facts: dict[str, Any], caption: str
+    out: Path,
+    answers: Sequence[PlanAnswer],
+    question: Question,
+    facts: dict[str, Any],
+    caption: str,
 ) -> None:
     """Write plan.json, plan.md and plan.png."""
     out.mkdir(parents=True, exist_ok=True)
