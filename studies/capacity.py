@@ -55,7 +55,8 @@ def outcome(request: Request, inference: Inference) -> Outcome:
     times, sent = times_of(inference), (request.at, request.at)
     stamps = times.first_token_at, times.last_token_at, times.answered_at
     tokens = len(inference.prompt_ids), times.completion_tokens
-    answer = Answer(request.id, *sent, *stamps, *tokens, times.itl_s, timings_of(inference))
+    timings = timings_of(inference) | {"itl_s": times.itl_s}
+    answer = Answer(request.id, *sent, *stamps, *tokens, times.itl_s, timings)
     return Outcome(request, *sent, times.answered_at, answer)
 
 
