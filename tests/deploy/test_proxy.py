@@ -33,13 +33,7 @@ from tests.programs import ran
 from tests.servers import PATIENCE_S, ROOT, free_port, wait_until
 from tests.sse import events
 
-
-@pytest.fixture(scope="module")
-def needs_haproxy() -> None:
-    skip_without("proxy")
-
-
-SLOW = ("--loop-interval-ms", "20")
+SLOW = "--loop-interval-ms 20"
 ASK = {"prompt": "hi", "num_tokens": 5, "seed": 1}
 LONG = ASK | {"num_tokens": 100}  # 2 s on a slow server
 
@@ -73,28 +67,25 @@ class Proxied:
         assert os.getpgid(worker) == master
         return int(master)
 
-    def wait(self) -> None:
-        wait_until_ready(self.process, self.url, PATIENCE_S)
-
 
 @contextmanager
 def started(
-    folder: Path, *flags: str, mode: str = "dynamic", port: int | None = None
+    folder: Path, flags: str = "", port: int | None = None, ready: bool = False
 ) -> Iterator[Proxied]:
+    """ready: wait until its servers are."""
+    skip_without("proxy")
     port, mark, output = port or free_port(), uuid4().hex, folder / f"output-{uuid4().hex}"
-    command = [sys.executable, "-m", "deploy.proxy", mode, "--model", "fake", "--port", str(port)]
-    with output.open("w") as said:
+    argv = f"-m deploy.proxy dynamic --model fake --port {port} {flags}".split()
+    url, environment = f"http://127.0.0.1:{port}", os.environ | {"PROXY_TEST": mark}
+    with output.open("w") as written:
         process = subprocess.Popen(
-            [*command, *flags],
-            cwd=ROOT,
-            stdout=said,
-            stderr=said,
-            text=True,
-            start_new_session=True,
-            env=os.environ | {"PROXY_TEST": mark},
-        )
+            [sys.executable, *argv], cwd=ROOT, env=environment, text=True,
+            stdout=written, stderr=written, start_new_session=True,
+        )  # fmt: skip
         try:
-            yield Proxied(process, f"http://127.0.0.1:{port}", output, mark)
+            if ready:
+                wait_until_ready(process, url, PATIENCE_S)
+            yield Proxied(process, url, output, mark)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(PATIENCE_S)
@@ -107,6 +98,34 @@ def in_flight(url: str, n: int, stream: bool) -> Iterator[list[Future[Said]]]:
         body = LONG | {"stream": stream}
         found = [pool.submit(asked, url, "POST", "/inference", body) for _ in range(n)]
         yield found
+
+
+@contextmanager
+def asking_on(url: str, n: int, kept: bool) -> Iterator[list[int]]:
+    """n clients that send one request after another while the block runs; their statuses, which
+    are there in the end. kept: on connections that they keep, as clients' pools do.
+    """
+    over, statuses = threading.Event(), list[int]()
+
+    def ask() -> None:
+        connection = connected(url)
+        while not over.is_set():
+            send(connection, "POST", "/inference", ASK)
+            response = connection.getresponse()
+            response.read()
+            statuses.append(response.status)
+            if not kept:
+                connection.close()
+        connection.close()
+
+    with ThreadPoolExecutor(n) as pool:
+        clients = [pool.submit(ask) for _ in range(n)]
+        try:
+            yield statuses
+        finally:
+            over.set()
+    for client in clients:
+        client.result()
 
 
 def running(url: str, replica: int) -> float:
@@ -180,12 +199,11 @@ def test_servers_share_the_cores_unless_somebody_says_how_many_threads_each_has(
 
 
 @pytest.mark.extra
-@pytest.mark.usefixtures("needs_haproxy")
 def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_by_any(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "requests.jsonl"
-    with started(tmp_path, "--header-timeout-s", "1", "--request-log", str(log)) as proxied:
+    with started(tmp_path, f"--header-timeout-s 1 --request-log {log}") as proxied:
         url = proxied.url
 
         def is_there() -> bool:
@@ -198,7 +216,7 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
         early = asked(url, "GET", "/health")
         assert early.status == 503 and error(early)["code"] == "no_server"
         assert early.headers["Retry-After"] == "1"
-        proxied.wait()
+        wait_until_ready(proxied.process, url, PATIENCE_S)
         assert "\nready: 2 servers in mode dynamic on " + url in proxied.said
 
         for _ in range(4):
@@ -246,10 +264,8 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
 
 
 @pytest.mark.extra
-@pytest.mark.usefixtures("needs_haproxy")
 def test_a_request_goes_to_the_server_with_the_fewest_in_flight(tmp_path: Path) -> None:
-    with started(tmp_path, *SLOW) as proxied:
-        proxied.wait()
+    with started(tmp_path, SLOW, ready=True) as proxied:
         url = proxied.url
         with in_flight(url, 1, stream=True):
             wait_until(lambda: running(url, 1) + running(url, 2) == 1)
@@ -264,10 +280,8 @@ def test_a_request_goes_to_the_server_with_the_fewest_in_flight(tmp_path: Path) 
 
 
 @pytest.mark.extra
-@pytest.mark.usefixtures("needs_haproxy")
 def test_sigterm_lets_what_is_in_flight_end_and_leaves_nothing_running(tmp_path: Path) -> None:
-    with started(tmp_path, *SLOW) as proxied:
-        proxied.wait()
+    with started(tmp_path, SLOW, ready=True) as proxied:
         with (
             in_flight(proxied.url, 4, stream=False) as plain,
             in_flight(proxied.url, 4, stream=True) as streams,
@@ -286,10 +300,8 @@ def test_sigterm_lets_what_is_in_flight_end_and_leaves_nothing_running(tmp_path:
 
 
 @pytest.mark.extra
-@pytest.mark.usefixtures("needs_haproxy")
 def test_ctrl_c_tells_those_in_flight_and_leaves_nothing_running(tmp_path: Path) -> None:
-    with started(tmp_path, "--loop-interval-ms", "200") as proxied:
-        proxied.wait()
+    with started(tmp_path, "--loop-interval-ms 200", ready=True) as proxied:
         with (
             in_flight(proxied.url, 2, stream=False) as plain,
             in_flight(proxied.url, 2, stream=True) as streams,
@@ -307,16 +319,14 @@ def test_ctrl_c_tells_those_in_flight_and_leaves_nothing_running(tmp_path: Path)
 
 
 @pytest.mark.extra
-@pytest.mark.usefixtures("needs_haproxy")
 def test_a_server_that_does_not_start_ends_all_with_a_sentence(tmp_path: Path) -> None:
-    with started(tmp_path, "--request-log", str(tmp_path / "none" / "log")) as proxied:
+    with started(tmp_path, f"--request-log {tmp_path}/none/log") as proxied:
         assert proxied.ends() == 1 and proxied.left() == []
         assert "ended with exit code 2 before it was ready" in proxied.said
         assert "cannot be written" in proxied.said and "Traceback" not in proxied.said
 
 
 @pytest.mark.extra
-@pytest.mark.usefixtures("needs_haproxy")
 def test_a_signal_while_servers_start_ends_them_too(tmp_path: Path) -> None:
     with started(tmp_path) as proxied:
         wait_until(lambda: any("gunicorn" in command for command in proxied.left()))
@@ -328,10 +338,8 @@ def test_a_signal_while_servers_start_ends_them_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.extra
-@pytest.mark.usefixtures("needs_haproxy")
 def test_who_is_at_a_killed_server_is_told_and_the_others_are_served(tmp_path: Path) -> None:
-    with started(tmp_path, *SLOW) as proxied:
-        proxied.wait()
+    with started(tmp_path, SLOW, ready=True) as proxied:
         url = proxied.url
         with in_flight(url, 4, stream=False) as plain:
             with closing(connected(url)) as connection:  # a stream at the one that will be killed
@@ -356,35 +364,22 @@ def test_who_is_at_a_killed_server_is_told_and_the_others_are_served(tmp_path: P
 
 
 @pytest.mark.extra
-@pytest.mark.usefixtures("needs_haproxy")
 @pytest.mark.nightly
 def test_servers_are_replaced_those_that_ended_first_and_nobody_is_refused(tmp_path: Path) -> None:
     """A killed server's worker is still dying when its master is gone, and its port takes
     connections for up to 20 ms more: a request in that time is one that the kill harms, with a 502.
     """
-    with started(tmp_path, *SLOW) as proxied:
-        proxied.wait()
-        url, over = proxied.url, threading.Event()
+    with started(tmp_path, SLOW, ready=True) as proxied:
+        url = proxied.url
         before = [proxied.pid(k) for k in (1, 2)]
         worker, _ = get(f"{url}/replicas/2/")["pids"]
         os.killpg(before[1], signal.SIGKILL)
         wait_until(lambda: "server 2 ended" in proxied.said and not psutil.pid_exists(worker))
 
-        def ask_on() -> list[int]:
-            statuses = []
-            while not over.is_set():
-                statuses.append(asked(url, "POST", "/inference", ASK).status)
-            return statuses
-
-        with ThreadPoolExecutor(8) as pool, in_flight(url, 4, stream=True) as streams:
-            asking = [pool.submit(ask_on) for _ in range(8)]
+        with in_flight(url, 4, stream=True) as streams, asking_on(url, 8, kept=False) as statuses:
             wait_until(lambda: running(url, 1) >= 4)
             proxied.process.send_signal(signal.SIGHUP)
-            try:
-                wait_until(lambda: "server 1 is replaced" in proxied.said)
-            finally:
-                over.set()
-        statuses = [status for each in asking for status in each.result()]
+            wait_until(lambda: "server 1 is replaced" in proxied.said)
         assert len(statuses) > 100 and set(statuses) == {200}
         for each in streams:
             assert events(each.result().body)[-1]["usage"]["completion_tokens"] == 100
@@ -393,32 +388,13 @@ def test_servers_are_replaced_those_that_ended_first_and_nobody_is_refused(tmp_p
 
 
 @pytest.mark.extra
-@pytest.mark.usefixtures("needs_haproxy")
 def test_a_server_that_is_ended_by_sigterm_refuses_nobody(tmp_path: Path) -> None:
-    with started(tmp_path, *SLOW) as proxied:
-        proxied.wait()
-        over = threading.Event()
-
-        def ask_on() -> list[int]:
-            statuses = []
-            with closing(connected(proxied.url)) as kept:  # as clients' pools keep theirs
-                while not over.is_set():
-                    send(kept, "POST", "/inference", ASK)
-                    response = kept.getresponse()
-                    response.read()
-                    statuses.append(response.status)
-            return statuses
-
-        with ThreadPoolExecutor(16) as pool:
-            asking = [pool.submit(ask_on) for _ in range(16)]
+    with started(tmp_path, SLOW, ready=True) as proxied:
+        with asking_on(proxied.url, 16, kept=True) as statuses:
             wait_until(lambda: running(proxied.url, 2) >= 4)
             os.kill(proxied.pid(2), signal.SIGTERM)
-            try:
-                wait_until(lambda: "server 2 ended with exit code 0" in proxied.said)
-            finally:
-                over.set()
-        statuses = [status for each in asking for status in each.result()]
-        told = [status for status in statuses if status != 200]
+            wait_until(lambda: "server 2 ended with exit code 0" in proxied.said)
+        refused = [status for status in statuses if status != 200]
         # what the system had let in and nobody had read yet gets a 503; the 8 connections that
         # were open to this server are not among that
-        assert len(statuses) > 30 and told in ([], [503], [503] * 2)
+        assert len(statuses) > 30 and refused in ([], [503], [503] * 2)
