@@ -20,7 +20,7 @@ HASTY = replace(SETTINGS, upscale_delay_s=0, downscale_delay_s=0)
 def decide(
     autoscaler: Autoscaler, end: float, load: Callable[[float], dict[int, int]], start: float = 0
 ) -> list[tuple[float, int]]:
-    """When the target changed before `end`, and to what. load: ongoing requests of those up."""
+    """Return when the target changed before `end`, and to what. load: requests of those up."""
     changes = []
     for tick in range(round(start / CONTROL_INTERVAL_S), round(end / CONTROL_INTERVAL_S)):
         now, before = tick * CONTROL_INTERVAL_S, autoscaler.target
@@ -50,8 +50,8 @@ def test_requests_are_averaged_over_what_was_reported_and_on_to_now() -> None:
         up = {0: 4 if now < 6 else 10 if now < 12 else 0}
         autoscaler.decide(now, up)
         means[now] = autoscaler.mean_ongoing(now, up)
-    told = {at: means[at] for at in (9.9, 10, 16, 20, 36, 40)}
-    assert told == pytest.approx({9.9: 4, 10: 6.4, 16: 7.75, 20: 4.2, 36: 2, 40: 0})
+    at_times = {at: means[at] for at in (9.9, 10, 16, 20, 36, 40)}
+    assert at_times == pytest.approx({9.9: 4, 10: 6.4, 16: 7.75, 20: 4.2, 36: 2, 40: 0})
 
 
 def test_those_that_are_up_are_summed_from_where_all_were_seen() -> None:
@@ -90,7 +90,7 @@ def test_a_delay_begins_again_when_something_else_is_wanted_in_between() -> None
         return {0: 8} if not 20 <= now < 23 else {0: 2}
 
     [(at, target)] = decide(Autoscaler(quick), 60, load)
-    assert target == 4 and 53 <= at <= 54, "30 s from 23 s on, which the next report tells"
+    assert target == 4 and 53 <= at <= 54, "30 s from 23 s on, which the next report shows"
 
 
 def test_each_step_waits_for_the_delay_again() -> None:
@@ -168,7 +168,7 @@ def test_a_constant_load_gets_the_replicas_that_it_needs_and_keeps_them(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "sentence"),
     [
         ({"min_replicas": 0}, r"min_replicas \(0\) must be at least 1"),
         ({"min_replicas": 5}, r"max_replicas \(1\) no less"),
@@ -178,8 +178,8 @@ def test_a_constant_load_gets_the_replicas_that_it_needs_and_keeps_them(
         ({"downscale_delay_s": math.nan}, "downscale_delay_s must be 0 or more"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
         Autoscaling(**wrong)
 
 

@@ -55,8 +55,8 @@ def image_environment(folder: Path) -> dict[str, str]:
 
 
 def goes_in(path: str) -> bool:
-    """Whether .dockerignore lets Docker see the path: the last line that matches it, or a folder
-    above it, counts.
+    """Return whether .dockerignore lets Docker see a path: the last line that matches it, or a
+    folder above it, counts.
     """
     places = [str(place) for place in (PurePosixPath(path), *PurePosixPath(path).parents)]
     inside = True
@@ -131,7 +131,7 @@ def test_pip_is_satisfied_with_what_is_there_before_the_code(tmp_path: Path) -> 
 
 
 def healthy(port: str) -> bool:
-    """What the image's health check says of the server at that port of this machine."""
+    """Return what the image's health check says of the server at that port of this machine."""
     program, *arguments = json.loads(only("HEALTHCHECK").split(" CMD ")[1])
     assert program == "python"
     environment = os.environ | {"EB_PORT": port, "HTTP_PROXY": "http://127.0.0.1:1"}
@@ -162,12 +162,12 @@ def test_the_image_serves_other_machines_and_ends_as_it_should(image: Path, tmp_
         assert post(f"{url}/inference", {"prompt": "If the file", "num_tokens": 5})["completion"]
         assert "<html" in get_text(f"{url}/live")
         process.terminate()
-        said, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == 0, said
-    assert f"dynamic mode on http://0.0.0.0:{port}" in said
+    assert process.returncode == 0, output
+    assert f"dynamic mode on http://0.0.0.0:{port}" in output
 
 
 def test_a_server_that_wants_no_requests_is_not_healthy(

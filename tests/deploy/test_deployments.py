@@ -32,7 +32,7 @@ from tests.servers import asks
     [pytest.param("ray", "least_tokens", marks=pytest.mark.extra), ("proxy", "leastconn")],
 )
 @pytest.mark.nightly
-def test_a_comparison_of_two_replicas_tells_what_both_did(
+def test_a_comparison_of_two_replicas_reports_what_both_did(
     front: str, router: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In `dynamic` each token is one live row, on whichever replica, as long as no prompt is cut.
@@ -49,12 +49,12 @@ def test_a_comparison_of_two_replicas_tells_what_both_did(
         "--out", str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    left = [
+    remaining = [
         process.info["cmdline"]
         for process in psutil.process_iter(["environ", "cmdline"])
         if (process.info["environ"] or {}).get("STARTED_BY") == str(tmp_path)
     ]
-    assert left == []
+    assert remaining == []
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["deployment"] == {"front": front, "replicas": 2, "router": router}
     result = json.loads((tmp_path / "dynamic.json").read_text())
@@ -62,21 +62,21 @@ def test_a_comparison_of_two_replicas_tells_what_both_did(
     assert result["completed"] == 20 and result["live_rows"] == tokens, result["server"]
     assert result["config"]["fake_slowdown"] == 3
     each = result["server"]["by_replica"].values()
-    assert len(each) == 2 and sum(mine["completed"] for mine in each) == 20
-    assert sum(mine["total_output_tokens"] for mine in each) == tokens
-    assert result["largest_batch"] == max(mine["largest_batch"] for mine in each)
-    assert min(mine["completed"] for mine in each) > 0, "both got some"
+    assert len(each) == 2 and sum(replica["completed"] for replica in each) == 20
+    assert sum(replica["total_output_tokens"] for replica in each) == tokens
+    assert result["largest_batch"] == max(replica["largest_batch"] for replica in each)
+    assert min(replica["completed"] for replica in each) > 0, "both got some"
     over_time = result["occupancy_over_time"]
-    busy_rows_s = sum(mine["occupancy"] * mine["busy_s"] * 32 for mine in each)
+    busy_rows_s = sum(replica["occupancy"] * replica["busy_s"] * 32 for replica in each)
     assert sum(over_time["live"]) * over_time["bin_s"] == pytest.approx(busy_rows_s, rel=0.01)
-    told = (tmp_path / "report.md").read_text()
-    assert "each on 2 replicas behind" in told and f"router {router}" in told
+    page = (tmp_path / "report.md").read_text()
+    assert "each on 2 replicas behind" in page and f"router {router}" in page
     for name in result["server"]["by_replica"]:
-        assert f"| dynamic | {name} |" in told
+        assert f"| dynamic | {name} |" in page
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "sentence"),
     [
         (["--replicas", "2"], "--replicas is of servers behind a front end; add --deploy ray"),
         (["--router", "prefix"], "--router is of servers behind a front end"),
@@ -87,11 +87,11 @@ def test_a_comparison_of_two_replicas_tells_what_both_did(
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_deployment_that_there_is_not_is_refused_before_any_server_starts(
-    argv: list[str], said: str
+    argv: list[str], sentence: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         options.parse(argv)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,14 +43,14 @@ class Proxied:
     """A proxy with its servers, on the fake model."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, output: Path, mark: str):
-        self.process, self.url, self._output, self._mark = process, url, output, mark
+        self.process, self.url, self._file, self._mark = process, url, output, mark
 
     @property
-    def said(self) -> str:
-        return self._output.read_text()
+    def output(self) -> str:
+        return self._file.read_text()
 
-    def left(self) -> list[list[str]]:
-        """The commands of all its processes that run."""
+    def remaining(self) -> list[list[str]]:
+        """Return the commands of all its processes that run."""
         found = []
         for process in psutil.process_iter(["environ", "cmdline", "status"]):
             has = (process.info["environ"] or {}).get("PROXY_TEST") == self._mark
@@ -58,11 +59,11 @@ class Proxied:
         return found
 
     def ends(self) -> int:
-        """Its exit code."""
+        """Return its exit code."""
         return self.process.wait(PATIENCE_S)
 
     def pid(self, replica: int) -> int:
-        """Of a server's master, whose session it is; its worker is the other."""
+        """Return the process of a server's master, whose session it is."""
         worker, master = get(f"{self.url}/replicas/{replica}/")["pids"]
         assert os.getpgid(worker) == master
         return int(master)
@@ -139,8 +140,8 @@ def running(url: str, replica: int) -> float:
     )
 
 
-def error(told: Said) -> Any:
-    return json.loads(told.body)["error"]
+def error(reply: Said) -> Any:
+    return json.loads(reply.body)["error"]
 
 
 # ---- what it is started with
@@ -188,7 +189,7 @@ def test_an_haproxy_on_the_path_is_taken_first(
     assert find() == str(own)
 
 
-def test_servers_share_the_cores_unless_somebody_says_how_many_threads_each_has() -> None:
+def test_servers_share_the_cores_unless_a_user_sets_the_threads_of_each() -> None:
     config = build("dynamic", {"model": "fake", "threads": "8"}, {})
     assert with_shared_cores(config, 3, {"A": "b"}) == {"A": "b", "EB_THREADS": "2"}
     assert with_shared_cores(config, 16, {})["EB_THREADS"] == "1"
@@ -217,7 +218,7 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
         assert early.status == 503 and error(early)["code"] == "no_server"
         assert early.headers["Retry-After"] == "1"
         wait_until_ready(proxied.process, url, PATIENCE_S)
-        assert "\nready: 2 servers in mode dynamic on " + url in proxied.said
+        assert "\nready: 2 servers in mode dynamic on " + url in proxied.output
 
         for _ in range(4):
             assert asked(url, "POST", "/inference", ASK).status == 200
@@ -228,8 +229,8 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
         asked(url, "POST", "/replicas/1/stats/reset")
         assert [get(f"{url}/replicas/{k}/stats")["completed"] for k in (1, 2)] == [0, 2]
         for path in ("/stats", "/metrics", "/stats/reset", "/live/events", "/timeline"):
-            told = asked(url, "GET", path)
-            assert told.status == 404 and f"/replicas/2{path}" in error(told)["message"]
+            reply = asked(url, "GET", path)
+            assert reply.status == 404 and f"/replicas/2{path}" in error(reply)["message"]
         for method, path, means in (
             ("GET", "//stats", "/stats"),
             ("GET", "/%73tats?iterations=1", "/stats"),
@@ -237,8 +238,8 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
             ("POST", "/stats%2f%2freset", "/stats/reset"),
             ("POST", "///%72eset_prefix_cache", "/reset_prefix_cache"),
         ):
-            told = asked(url, method, path, {} if method == "POST" else None)
-            assert told.status == 404 and f"/replicas/2{means} and" in error(told)["message"]
+            reply = asked(url, method, path, {} if method == "POST" else None)
+            assert reply.status == 404 and f"/replicas/2{means} and" in error(reply)["message"]
         assert get(f"{url}/replicas/2/stats")["completed"] == 2, "nobody was reset"
         assert asked(url, "GET", "/live").headers["Location"] == "/replicas/1/live"
         page = asked(url, "GET", "/replicas/2/", headers={"Accept": "text/html"})
@@ -258,8 +259,9 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
 
         with started(tmp_path, port=int(port)) as second:
             assert second.ends() == 1
-            assert f"does not listen on {host}:{port}" in second.said and "--port" in second.said
-            assert second.left() == []
+            assert f"does not listen on {host}:{port}" in second.output
+            assert "--port" in second.output
+            assert second.remaining() == []
         assert asked(url, "GET", "/ready").status == 200
 
 
@@ -295,12 +297,12 @@ def test_sigterm_lets_what_is_in_flight_end_and_leaves_nothing_running(tmp_path:
         assert [each.result().status for each in plain] == [200] * 4
         for each in streams:
             assert events(each.result().body)[-1]["usage"]["completion_tokens"] == 100
-        assert proxied.ends() == 0 and proxied.left() == []
-        assert "Traceback" not in proxied.said
+        assert proxied.ends() == 0 and proxied.remaining() == []
+        assert "Traceback" not in proxied.output
 
 
 @pytest.mark.extra
-def test_ctrl_c_tells_those_in_flight_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_ctrl_c_notifies_those_in_flight_and_leaves_nothing_running(tmp_path: Path) -> None:
     with started(tmp_path, "--loop-interval-ms 200", ready=True) as proxied:
         with (
             in_flight(proxied.url, 2, stream=False) as plain,
@@ -315,30 +317,30 @@ def test_ctrl_c_tells_those_in_flight_and_leaves_nothing_running(tmp_path: Path)
             assert each.result().status == 503 and error(each.result())["code"] == "draining"
         for each in streams:
             assert events(each.result().body)[-1]["error"]["code"] == "draining"
-        assert proxied.left() == [] and "Traceback" not in proxied.said
+        assert proxied.remaining() == [] and "Traceback" not in proxied.output
 
 
 @pytest.mark.extra
 def test_a_server_that_does_not_start_ends_all_with_a_sentence(tmp_path: Path) -> None:
     with started(tmp_path, f"--request-log {tmp_path}/none/log") as proxied:
-        assert proxied.ends() == 1 and proxied.left() == []
-        assert "ended with exit code 2 before it was ready" in proxied.said
-        assert "cannot be written" in proxied.said and "Traceback" not in proxied.said
+        assert proxied.ends() == 1 and proxied.remaining() == []
+        assert "ended with exit code 2 before it was ready" in proxied.output
+        assert "cannot be written" in proxied.output and "Traceback" not in proxied.output
 
 
 @pytest.mark.extra
 def test_a_signal_while_servers_start_ends_them_too(tmp_path: Path) -> None:
     with started(tmp_path) as proxied:
-        wait_until(lambda: any("gunicorn" in command for command in proxied.left()))
+        wait_until(lambda: any("gunicorn" in command for command in proxied.remaining()))
         proxied.process.send_signal(signal.SIGTERM)
-        assert proxied.ends() == 0 and proxied.left() == []
+        assert proxied.ends() == 0 and proxied.remaining() == []
 
 
 # ---- servers that end, and others in their place
 
 
 @pytest.mark.extra
-def test_who_is_at_a_killed_server_is_told_and_the_others_are_served(tmp_path: Path) -> None:
+def test_clients_of_a_killed_server_get_an_error_and_the_others_are_served(tmp_path: Path) -> None:
     with started(tmp_path, SLOW, ready=True) as proxied:
         url = proxied.url
         with in_flight(url, 4, stream=False) as plain:
@@ -350,22 +352,24 @@ def test_who_is_at_a_killed_server_is_told_and_the_others_are_served(tmp_path: P
                 os.killpg(proxied.pid(1), signal.SIGKILL)
                 with pytest.raises(http.client.IncompleteRead):
                     response.read()
-            wait_until(lambda: "server 1 ended with exit code -9" in proxied.said)
+            wait_until(lambda: "server 1 ended with exit code -9" in proxied.output)
             for _ in range(20):
                 assert asked(url, "POST", "/inference", ASK).status == 200
-        told = sorted((each.result() for each in plain), key=lambda each: each.status)
-        assert [each.status for each in told] == [200, 200, 502, 502]
-        assert error(told[2])["code"] == "server_ended"
+        replies = sorted((each.result() for each in plain), key=lambda each: each.status)
+        assert [each.status for each in replies] == [200, 200, 502, 502]
+        assert error(replies[2])["code"] == "server_ended"
         assert asked(url, "GET", "/replicas/1/stats").status == 503
 
         os.killpg(proxied.pid(2), signal.SIGKILL)
-        assert proxied.ends() == 1 and "no server is left" in proxied.said
-        assert proxied.left() == []
+        assert proxied.ends() == 1 and "no server is left" in proxied.output
+        assert proxied.remaining() == []
 
 
 @pytest.mark.extra
 @pytest.mark.nightly
-def test_servers_are_replaced_those_that_ended_first_and_nobody_is_refused(tmp_path: Path) -> None:
+def test_servers_are_replaced_those_that_ended_first_and_no_request_is_refused(
+    tmp_path: Path,
+) -> None:
     """A killed server's worker is still dying when its master is gone, and its port takes
     connections for up to 20 ms more: a request in that time is one that the kill harms, with a 502.
     """
@@ -374,26 +378,27 @@ def test_servers_are_replaced_those_that_ended_first_and_nobody_is_refused(tmp_p
         before = [proxied.pid(k) for k in (1, 2)]
         worker, _ = get(f"{url}/replicas/2/")["pids"]
         os.killpg(before[1], signal.SIGKILL)
-        wait_until(lambda: "server 2 ended" in proxied.said and not psutil.pid_exists(worker))
+        wait_until(lambda: "server 2 ended" in proxied.output and not psutil.pid_exists(worker))
 
         with in_flight(url, 4, stream=True) as streams, asking_on(url, 8, kept=False) as statuses:
             wait_until(lambda: running(url, 1) >= 4)
             proxied.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "server 1 is replaced" in proxied.said)
+            wait_until(lambda: "server 1 is replaced" in proxied.output)
         assert len(statuses) > 100 and set(statuses) == {200}
         for each in streams:
             assert events(each.result().body)[-1]["usage"]["completion_tokens"] == 100
-        assert proxied.said.index("server 2 is replaced") < proxied.said.index("server 1 is repl")
+        replaced = re.findall(r"server (\d) is replaced", proxied.output)
+        assert replaced == ["2", "1"]
         assert not set(before) & {proxied.pid(k) for k in (1, 2)}
 
 
 @pytest.mark.extra
-def test_a_server_that_is_ended_by_sigterm_refuses_nobody(tmp_path: Path) -> None:
+def test_a_server_that_is_ended_by_sigterm_refuses_no_request(tmp_path: Path) -> None:
     with started(tmp_path, SLOW, ready=True) as proxied:
         with asking_on(proxied.url, 16, kept=True) as statuses:
             wait_until(lambda: running(proxied.url, 2) >= 4)
             os.kill(proxied.pid(2), signal.SIGTERM)
-            wait_until(lambda: "server 2 ended with exit code 0" in proxied.said)
+            wait_until(lambda: "server 2 ended with exit code 0" in proxied.output)
         refused = [status for status in statuses if status != 200]
         # what the system had let in and nobody had read yet gets a 503; the 8 connections that
         # were open to this server are not among that

@@ -44,7 +44,7 @@ def started(*flags: str, environment: Mapping[str, str] | None = None) -> subpro
     )  # fmt: skip
 
 
-def left_of(session: int) -> list[str]:
+def remaining_of(session: int) -> list[str]:
     """Its processes that still run."""
     command = ["ps", "-o", "pid=,args=", "--sid", str(session)]
     found = subprocess.run(command, capture_output=True, text=True)
@@ -88,7 +88,7 @@ def test_as_many_in_flight_as_a_batch_has_rows_are_one_batch_on_each_replica(two
     assert stats["live_rows"] == sum(parts)
 
 
-def test_what_all_replicas_tell_is_told_together_and_of_each(two: str) -> None:
+def test_reports_of_replicas_are_merged_and_shown_for_each(two: str) -> None:
     post(f"{two}/stats/reset")
     burst(two, 40, 5)
     with pytest.raises(ServerError, match="num_tokens"):
@@ -118,15 +118,15 @@ def test_a_replica_that_is_killed_harms_those_alone_that_it_had(two: str) -> Non
     """They are told so, and another one comes in its place."""
     before = names(two)
     pids = {name: get(f"{two}/replicas/{name}/")["pids"] for name in before}
-    said: dict[str, list[str]] = {name: [] for name in before}
+    outputs: dict[str, list[str]] = {name: [] for name in before}
 
     def ask(name: str) -> None:
         try:
             body = {"prompt": "hi", "num_tokens": 100}
             answered = post(f"{two}/replicas/{name}/inference", body)
-            said[name].append(f"{len(answered['completion'])} letters")
+            outputs[name].append(f"{len(answered['completion'])} letters")
         except ServerError as error:
-            said[name].append(str(error))
+            outputs[name].append(str(error))
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in before * 5]
     for thread in threads:
@@ -139,14 +139,14 @@ def test_a_replica_that_is_killed_harms_those_alone_that_it_had(two: str) -> Non
     stream = connection.getresponse()
     assert stream.readline().startswith(b'data: {"index":0')
     os.kill(pids[before[0]][-1], signal.SIGKILL)
-    *_, told, done = stream.read().decode().split("\n\n")[:-1]
-    assert "is gone; send it once more" in told and done == "data: [DONE]"
+    *_, last, done = stream.read().decode().split("\n\n")[:-1]
+    assert "is gone; send it once more" in last and done == "data: [DONE]"
     connection.close()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert said[before[1]] == ["100 letters"] * 5
-    assert len(said[before[0]]) == 5
-    assert all("is gone; send it once more" in each for each in said[before[0]])
+    assert outputs[before[1]] == ["100 letters"] * 5
+    assert len(outputs[before[0]]) == 5
+    assert all("is gone; send it once more" in each for each in outputs[before[0]])
     wait_until(lambda: len(set(names(two)) - {before[0]}) == 2)
     assert post(f"{two}/inference", {"prompt": "hi", "num_tokens": 3})["completion"]
 
@@ -167,9 +167,10 @@ def test_what_cannot_be_started_is_said_and_leaves_nothing_running(tmp_path: Pat
             "file of one server": started("--model", "fake", "--record", str(tmp_path / "x")),
         }
         for sentence, process in wrong.items():
-            said, _ = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 2 and sentence in said and "Traceback" not in said, said
-            assert not left_of(process.pid)
+            output, _ = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 2 and sentence in output, output
+            assert "Traceback" not in output
+            assert not remaining_of(process.pid)
 
 
 # ---- routers, without a cluster
@@ -225,6 +226,9 @@ def test_prompts_that_begin_alike_go_where_their_blocks_are() -> None:
     for _ in range(3):
         again = [fleet.sent(Request([begin + [7] * 20], 8)) for begin in begins]
         assert again == first
+    # also after that replica was full for one of them
+    assert fleet.sent(Request([[7] * 64], 8), tried=[first[0]]) != first[0]
+    assert fleet.sent(Request([begins[0]], 8)) == first[0]
     salted = {fleet.sent(Request([begins[0]], 8, cache_salt=str(k))) for k in range(6)}
     assert len(salted) > 1, "another salt shares no blocks"
     assert isinstance(fleet.router._router, PrefixAffinity)
@@ -253,7 +257,7 @@ def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> No
     assert fleet.sent(Request([[1] * 10], 10)) == "b"
 
 
-def test_who_names_a_replica_gets_it() -> None:
+def test_a_request_that_names_a_replica_goes_there() -> None:
     fleet = Fleet("least_tokens", "a", "b")
     assert [fleet.sent(Request([[1]], 8), to) for to in "aaabbb"] == list("aaabbb")
 
@@ -265,14 +269,6 @@ def test_a_request_that_found_no_room_goes_to_another_while_there_is_one(name: s
     assert {fleet.sent(request, tried=["a", "b"]) for _ in range(20)} == {"c"}
     assert {fleet.sent(request, tried=["b"]) for _ in range(20)} <= {"a", "c"}
     assert fleet.sent(request, tried=["a", "b", "c"]) in "abc"
-
-
-def test_prompts_still_go_where_their_blocks_are_after_that_replica_was_full_for_one() -> None:
-    fleet = Fleet("prefix", "a", "b", "c")
-    begins = [list(range(k, k + 64)) for k in (0, 100, 200)]
-    first = [fleet.sent(Request([begin], 8)) for begin in begins]
-    assert fleet.sent(Request([[7] * 64], 8), tried=[first[0]]) != first[0]
-    assert fleet.sent(Request([begins[0]], 8)) == first[0]
 
 
 @pytest.mark.parametrize(
@@ -299,4 +295,4 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_running(fleet: Se
     assert response.read().endswith(b"data: [DONE]\n\n")
     connection.close()
     assert fleet.process.wait(PATIENCE_S) == 0
-    wait_until(lambda: not left_of(fleet.process.pid))
+    wait_until(lambda: not remaining_of(fleet.process.pid))

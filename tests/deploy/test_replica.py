@@ -1,4 +1,4 @@
-"""A replica asked in an event loop, as an ingress does: who is handed back and who is refused."""
+"""A replica in an event loop, as in an ingress: requests that it hands back or refuses."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ async def first_of(events: AsyncIterator[Any]) -> Any:
     return first
 
 
-def status(told: Any) -> int:
-    assert isinstance(told, Answer)
-    return told.status
+def status(result: Any) -> int:
+    assert isinstance(result, Answer)
+    return result.status
 
 
 def counts(replica: Replica) -> list[int]:
@@ -56,11 +56,11 @@ def counts(replica: Replica) -> list[int]:
         ({"tries": 3, "tried": ["b"]}, False),
         ({"tries": 2, "tried": ["b"]}, True),  # the last one
         ({"tries": 3, "tried": ["a"]}, True),  # it had it already
-        ({"tries": 3, "to": "a"}, True),  # nobody else is meant
+        ({"tries": 3, "to": "a"}, True),  # no other is meant
         ({}, True),
     ],
 )
-def test_without_room_it_hands_a_request_back_until_nobody_is_left(
+def test_without_room_it_hands_a_request_back_until_none_is_left(
     offer: dict[str, Any], is_refused: bool, stream: bool
 ) -> None:
     async def fill(replica: Replica) -> None:
@@ -68,20 +68,20 @@ def test_without_room_it_hands_a_request_back_until_nobody_is_left(
         while replica.manager.snapshot().running < 2:
             await asyncio.sleep(0.01)
         if stream:
-            found = await first_of(replica.stream(SHORT, **offer))
+            result = await first_of(replica.stream(SHORT, **offer))
         else:
-            found = await replica.answer(SHORT, **offer)
+            result = await replica.answer(SHORT, **offer)
         assert [*map(status, await asyncio.gather(*held))] == [200, 200]
         if is_refused:
-            assert status(found) == 429
+            assert status(result) == 429
         else:
-            assert found == Full("a")
+            assert result == Full("a")
         assert counts(replica) == [2, int(is_refused), 0]
 
     run(fill)
 
 
-def test_with_room_it_answers_whoever_had_none() -> None:
+def test_with_room_it_answers_a_request_for_which_another_had_none() -> None:
     assert status(run(lambda replica: replica.answer(SHORT, tried=["b"], tries=3))) == 200
 
 
@@ -94,7 +94,7 @@ def test_a_users_limit_is_not_asked_of_another_replica() -> None:
     run(twice, user_requests_per_minute=1)
 
 
-def test_who_comes_while_it_drains_is_told_so() -> None:
+def test_requests_while_it_drains_are_refused() -> None:
     async def drained(replica: Replica) -> None:
         replica.manager.drain()
         assert status(await replica.answer(SHORT, tries=3)) == 503

@@ -89,8 +89,8 @@ def longest_health_s(url: str, seconds: float = 1.0) -> float:
 
 
 @contextlib.contextmanager
-def many(url: str, n: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
-    """`n` connections opened at once, or as many as this process may; each says so much and no
+def many(url: str, n: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
+    """`n` connections opened at once, or as many as this process may; each sends so much and no
     more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -101,9 +101,9 @@ def many(url: str, n: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
     try:
         for _ in range(n):
             connections.append(connection := socket.socket())
-            if said:
+            if sent:
                 connection.connect((host, int(port)))
-                connection.sendall(said)
+                connection.sendall(sent)
             else:
                 connection.setblocking(False)
                 connection.connect_ex((host, int(port)))
@@ -117,7 +117,7 @@ def many(url: str, n: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
 # ---- clients that delay nobody
 
 
-def test_clients_that_do_not_close_delay_nobody(url: str) -> None:
+def test_clients_that_do_not_close_delay_no_other(url: str) -> None:
     with many(url, 5, b"GET /health HTTP/1.0\r\n\r\n") as open_ones:
         assert longest_health_s(url) < SOON_S, "each took 2 s"
         for connection in open_ones:
@@ -131,7 +131,7 @@ def test_1100_half_sent_requests_hold_no_thread(url: str) -> None:
         assert post(f"{url}/inference", json.loads(BODY))["usage"]["completion_tokens"] == 3
 
 
-def test_5000_silent_connections_at_once_harm_nobody_in_flight_and_the_process_lives(
+def test_5000_silent_connections_at_once_harm_no_request_in_flight_and_the_process_lives(
     url: str,
 ) -> None:
     pids = get(url)["pids"]
@@ -179,7 +179,7 @@ def test_a_request_may_come_in_single_bytes_or_in_chunks_and_be_old(url: str) ->
     assert old[1]["connection"] == "close" and old[2]["completion"] == whole
 
 
-def test_a_client_that_expects_continue_is_told_once_and_one_whose_body_is_too_large_is_not(
+def test_a_client_that_expects_continue_gets_it_once_and_one_whose_body_is_too_large_is_not(
     url: str,
 ) -> None:
     head = HEAD + b"Expect: 100-continue\r\nContent-Length: "
@@ -195,7 +195,7 @@ def test_a_client_that_expects_continue_is_told_once_and_one_whose_body_is_too_l
 def test_what_no_thread_needs_to_see_is_refused_in_our_form(url: str) -> None:
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     million = b"%X\r\n" % 999_999 + b" " * 999_999 + b"\r\n"
-    for pieces, status, said in (
+    for pieces, status, sentence in (
         ([HEAD + b"Content-Length: 1000001\r\n\r\n"], 413, "1,000,000 bytes"),
         ([chunked, million, b"2\r\n"], 413, "1,000,000 bytes"),
         ([chunked + b"ZZ\r\n"], 400, "Content-Length"),
@@ -204,7 +204,8 @@ def test_what_no_thread_needs_to_see_is_refused_in_our_form(url: str) -> None:
     ):
         found, headers, body = answer(url, *pieces)
         assert (found, headers["connection"]) == (status, "close")
-        assert said in body["error"]["message"] and body["error"]["type"] == "invalid_request_error"
+        assert sentence in body["error"]["message"]
+        assert body["error"]["type"] == "invalid_request_error"
     with connect(url) as cut:
         cut.sendall(POST[:-1])
         cut.shutdown(socket.SHUT_WR)
@@ -251,7 +252,7 @@ def test_senders_that_trickle_are_dropped_after_a_total_time_and_hold_nothing_me
 # ---- what the system allows
 
 
-def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_locked_out() -> None:
+def test_with_few_files_connections_are_bounded_with_a_warning_and_all_are_served() -> None:
     url, limit = f"http://127.0.0.1:{(port := free_port())}", SPARE_FILES + 32
     argv = f"launch.py dynamic --model fake --max-waiting 0 --port {port}"
     command = (sys.executable, *argv.split())
@@ -262,7 +263,7 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_nobody_is_loc
             assert longest_health_s(url) < SOON_S
         # more came, with whole requests, while it had no processor
         os.kill(pids[0], signal.SIGSTOP)
-        with many(url, 100, said=GET) as connections:
+        with many(url, 100, sent=GET) as connections:
             os.kill(pids[0], signal.SIGCONT)
             assert [answers(each)[0][0] for each in connections] == [200] * 100
         # files that others took: even then it only closes connections that wait
@@ -405,7 +406,7 @@ def test_a_second_sigterm_changes_nothing_and_ctrl_c_ends_a_drain_at_once() -> N
 
 
 def test_of_a_thousand_that_can_be_read_the_newest_and_the_oldest_have_their_turn() -> None:
-    """A neighbour that came behind 1,100 clients was read behind them all, 120 ms late."""
+    """A client that came behind 1,100 clients was read behind them all, 120 ms late."""
     connections = [Connection(number, *[None] * 4) for number in range(1000)]  # type: ignore[arg-type]
     random.Random(0).shuffle(connections)
     found = [connection.number for connection in in_turn(connections)]
