@@ -285,8 +285,11 @@ def test_gunicorns_own_variables_are_cleared_with_a_warning(
 
 
 def test_what_cannot_be_served_ends_the_launcher_with_2_and_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it is served"))
+    monkeypatch.setattr(os, "chdir", lambda _: None)
+    monkeypatch.setenv(HANDOFF, "")
     shape = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)

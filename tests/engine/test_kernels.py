@@ -145,8 +145,8 @@ def test_an_openmp_is_found_in_a_folder_with_a_space(program: str, tmp_path: Pat
     shutil.copy(runtime, copy)
     copy.parents[1].joinpath("__init__.py").write_text("raise AssertionError('imports torch')")
     program = program.format(str(copy.parents[2]), str(copy))
-    printed = run(f"{program}; print(kernels.why_unavailable(), *mapped())")
-    assert printed == f"None {copy}"
+    printed = run(f"{program}; print(kernels._openmp(), kernels.why_unavailable(), *mapped())")
+    assert printed == f"{[str(copy)]} None {copy}"
 
 
 def test_the_launcher_imports_no_torch_and_the_kernels_share_its_openmp() -> None:

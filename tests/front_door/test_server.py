@@ -20,7 +20,6 @@ import pytest
 from client.calls import get, post
 from client.load import replay
 from client.outcomes import Outcome
-from client.traces import Request
 from config import MODES
 from tests.counts import nightly_but
 from tests.front_door.sockets import HEAD, connect, ended, send
@@ -58,27 +57,17 @@ def test_256_rows_are_filled_and_1200_requests_at_once_are_all_answered() -> Non
         assert get(f"{url}/stats")["refused"] == 0
 
 
-def in_background(url: str, requests: list[Request]) -> tuple[threading.Thread, list[Outcome]]:
-    outcomes: list[Outcome] = []
-    thread = threading.Thread(target=lambda: outcomes.extend(replay(url, requests)))
-    thread.start()
-    return thread, outcomes
-
-
 def wait_until_running(url: str, n: int) -> None:
     wait_until(lambda: get(f"{url}/stats")["largest_batch"] >= n, every_s=0.05)
-
-
-def wait_until_in_flight(url: str, n: int) -> None:
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    wait_until(lambda: sum(metric(url, name) for name in names) == n)
 
 
 def test_ctrl_c_ends_at_once_and_notifies_those_in_flight() -> None:
     """It waited for an hour for the rest of half a request."""
     with started() as (url, process), connect(url) as half:
         half.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
-        thread, outcomes = in_background(url, asks(3, 1000))
+        outcomes: list[Outcome] = []
+        thread = threading.Thread(target=lambda: outcomes.extend(replay(url, asks(3, 1000))))
+        thread.start()
         stream = send(url, {"prompt": "hi", "num_tokens": 1000, "stream": True})
         wait_until_running(url, 4)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
@@ -106,7 +95,8 @@ def test_clients_that_go_away_waiting_plain_or_streaming_are_noticed_and_their_r
             send(url, native | {"stream": True}),
             send(url, openai, "/v1/completions"),
         ]
-        wait_until_in_flight(url, 4)
+        in_flight = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        wait_until(lambda: sum(metric(url, name) for name in in_flight) == 4)
         going[0].sendall(b"GET /stats")  # bytes that nobody reads must not hide the end behind them
         # the last by RST instead of FIN, as of a client that is killed
         going[3].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
