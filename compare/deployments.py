@@ -18,7 +18,7 @@ import numpy as np
 from client.calls import ServerError, get
 from client.wire import Wire
 from compare.analysis import occupancy_over_time
-from compare.measure import BINS, Report, Target, stats_of
+from compare.measure import BINS, ServerReport, Target, stats_of
 from compare.servers import server
 from config import ConfigError
 from deploy.kinds import KINDS, Kind
@@ -128,7 +128,7 @@ class Deployed(Target):
     def has_report(self) -> bool:
         return True
 
-    def report(self) -> Report:
+    def report(self) -> ServerReport:
         """Return the report of all: counts are sums, and the occupancy is that of replicas while
         they compute. Raises ServerError, also if a replica was replaced: its counts are lost.
         """

@@ -30,7 +30,8 @@ ENGINE = (
     "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
     "cached_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),
 )  # fmt: skip
-Report = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+# /stats, rows over time, and config
+ServerReport = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 class Measurable(Protocol):
@@ -58,7 +59,7 @@ class Measurable(Protocol):
     ) -> Outcomes | list[Outcome]:
         """Serve a trace. Raises Interrupted on Ctrl-C."""
 
-    def report(self) -> Report:
+    def report(self) -> ServerReport:
         """/stats since it began, the rows over time, and the config. Raises ServerError."""
 
 
@@ -96,7 +97,7 @@ class Target:
     def replay(self, requests: Sequence[Request], timeout_s: float, watch: Watch) -> list[Outcome]:
         return replay(self.url, requests, self.wire, timeout_s, watch, self.key, others=self.others)
 
-    def report(self) -> Report:
+    def report(self) -> ServerReport:
         engine, iterations = stats_of(self.url, self.key)
         config = get(self.url, key=self.key)["config"]
         return engine, analysis.occupancy_over_time(iterations, BINS), config
