@@ -154,6 +154,17 @@ def test_malformed_json_is_a_400(client: FlaskClient, raw: bytes) -> None:
     assert client.post("/inference", json=RIGHT[INFERENCE]).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "length"), [(INFERENCE, "num_tokens"), (COMPLETIONS, "max_tokens")]
+)
+def test_a_prompt_and_its_tokens_may_fill_the_context(
+    client: FlaskClient, path: str, length: str
+) -> None:
+    full = {"prompt": "x" * 1023, length: 1}
+    assert client.post(path, json=full).status_code == 200
+    assert client.post(path, json=full | {length: 2}).status_code == 400
+
+
 # ---- what is taken although it is not offered: values that change nothing, and those that would
 
 Values = dict[str, tuple[list[Any], list[Any]]]
