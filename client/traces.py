@@ -236,7 +236,7 @@ def _wrong(request: Request, before: dict[int, Request], followed: set[int | Non
     if request.after in followed:
         return f"after: another request follows {request.after} already; a conversation is a chain"
     if request.users:
-        return "users: the requests of a closed loop follow nobody; leave out after or users"
+        return "users: requests of a closed loop cannot follow others; leave out after or users"
     if request.prompt is None or before[request.after].prompt is None:
         return "the turns of a conversation are text, as answers are; give prompt, not prompt_ids"
     return None

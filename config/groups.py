@@ -37,7 +37,7 @@ GROUPS = {
     ),
 }  # fmt: skip
 _GROUPED = {name for names in GROUPS.values() for name in names}
-# of policies and orders that somebody added
+# of policies and orders that a user added
 GROUPS["How batches form"] += tuple(
     dict.fromkeys(each.name for kind in KINDS for each in fields(kind) if each.name not in _GROUPED)
 )
