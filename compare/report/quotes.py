@@ -10,14 +10,16 @@ A quote stands between two comments, of which the first names a file or a run's 
 
 Parts of a run are `headlines` (the numbers named, else all), `capacity`, `identity` and `made`. A
 part of a JSON file is the way to a number and its format: keys, indices, KEY=VALUE of the items of
-a list, and * for each of them, one a seed, of which a mean and its interval are shown. A part of a
-page is `table N`.
+a list, and * for each of them, one a seed, of which a mean and its interval are shown. Two such
+ways with ÷ or − between them are compared seed by seed. A part of a page is `table N`, of which
+`columns model;rows` shows those columns and `rows TEXT` the rows that hold this text.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -32,7 +34,7 @@ from compare.runs import Run, RunError, load
 from compare.servers import ROOT
 
 QUOTE = re.compile(r"<!-- (results/\S+?)#(.+?) -->(.*?)<!-- end -->", re.DOTALL)
-PAGES = ("README.md", "results/README.md", "benchmarks/README.md", "docs/*.md")
+PAGES = ("README.md", "*/README.md", "docs/*.md")
 
 
 def headlines(run: Run, *names: str) -> str:
@@ -68,12 +70,37 @@ def quoted(source: str, part: str) -> str:
     path = ROOT / source
     if path.suffix == ".json":
         way, _, form = part.partition(":")
-        return _formatted(_at(json.loads(path.read_text()), way), form)
+        return _formatted(_number(json.loads(path.read_text()), way), form)
     word, *arguments = part.split()
     if path.suffix == ".md":
-        blocks = [block for block in path.read_text().split("\n\n") if block.startswith("|")]
-        return blocks[int(arguments[0]) - 1].strip()
+        return _table(path.read_text(), part)
     return PARTS[word](load(path, requests=False), *arguments)
+
+
+def _table(page: str, part: str) -> str:
+    """Return a page's N-th table, or some of its columns and rows."""
+    wanted = re.fullmatch(r"table (\d+)(?: columns (.+?))?(?: rows (.+))?", part)
+    if not wanted:
+        raise ValueError("a part of a page is table N [columns A;B] [rows TEXT]")
+    number, columns, text = wanted.groups()
+    blocks = [block for block in page.split("\n\n") if block.startswith("|")]
+    head, line, *rows = blocks[int(number) - 1].strip().splitlines()
+    lines = [head, line, *(row for row in rows if text is None or text in row)]
+    if columns is None:
+        return "\n".join(lines)
+    names = [cell.strip() for cell in head.strip("|").split("|")]
+    places = [names.index(name) for name in columns.split(";")]
+    cells = [row.strip("|").split("|") for row in lines]
+    return "\n".join(f"|{'|'.join(row[place] for place in places)}|" for row in cells)
+
+
+def _number(result: Any, way: str) -> Any:
+    """Return the value at the end of a way, or how two differ, seed by seed."""
+    for sign, of in (("÷", operator.truediv), ("−", operator.sub)):
+        first, found, second = way.partition(f" {sign} ")
+        if found:
+            return [of(*both) for both in zip(_at(result, first), _at(result, second), strict=True)]
+    return _at(result, way)
 
 
 def _at(value: Any, way: str) -> Any:

@@ -10,10 +10,13 @@ import pytest
 from compare.report import quotes
 
 
-@pytest.mark.parametrize("page", quotes.pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", quotes.pages(), ids=lambda page: str(page.relative_to(quotes.ROOT))
+)
 def test_a_page_says_what_its_files_do(page: Path) -> None:
-    _, differing = quotes.renewed(page.read_text())
+    text, differing = quotes.renewed(page.read_text())
     assert differing == [], "python -m compare.report.quotes --write"
+    assert " ± " not in quotes.QUOTE.sub("", text), "an interval without the file it comes from"
 
 
 PAGE = """\
@@ -40,6 +43,16 @@ def test_a_number_that_its_file_does_not_have_is_named_and_renewed(
     assert new == PAGE.format(ms="2.0 ± 12.7", table="\n| y |\n| --- |\n| 1 |\n\n")
     assert quotes.renewed(new) == (new, [])
     assert quotes.quoted("results/a.json", "n:.2f") == "−0.50"
+    two = "fronts/name=ray/seeds/*/ms {} fronts/name=ray/seeds/*/ms:.1f"
+    assert [quotes.quoted("results/a.json", two.format(sign)) for sign in "÷−"] == [
+        "1.0 ± 0.0",
+        "0.0 ± 0.0",
+    ]
+    (tmp_path / "results" / "b.md").write_text(
+        "| a | b | c |\n| --- | --- | --- |\n| 1 | 2 | 3 |\n| 4 | 5 | 6 |\n"
+    )
+    some = quotes.quoted("results/b.md", "table 1 columns c;a rows 5")
+    assert some == "| c | a |\n| --- | --- |\n| 6 | 4 |"
     gone = new.replace("ms:.1f", "s:.1f")
     text, [sentence] = quotes.renewed(gone)
     assert text == gone and "KeyError" in sentence
