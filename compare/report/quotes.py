@@ -120,7 +120,8 @@ def _at(value: Any, way: str) -> Any:
 
 def _formatted(value: Any, form: str) -> str:
     if isinstance(value, list):
-        return tables.formatted(estimate(value), f"{{:{form}}}")
+        both = estimate(value)
+        return f"{both.mean:{form}} ± {both.half:{form.lstrip('+')}}".replace("-", "−")
     return format(value, form).replace("-", "−") if form else str(value)
 
 
