@@ -1,5 +1,5 @@
 """The front end of several replicas: reads and tokenizes each request once, sends it to a replica,
-and merges the reports of all. Knows HTTP, and the replicas by `Replicas` alone.
+and merges the reports of all. Knows HTTP, and the replicas by `Handles` alone.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as Http
@@ -19,7 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from config import MAX_BODY_BYTES, Config
-from deploy import merging
+from deploy import merging, routers
+from deploy.handles import Handles
 from observers.run import Run
 from scheduling.errors import InvalidRequest, ServingError
 from tokenizer import load_tokenizer
@@ -42,37 +43,13 @@ OF_ONE = ("GET /", "GET /stats", "GET /metrics", *OF_PAGE)
 PREFIX = re.compile("/replicas/([^/]+)(/.*)")
 
 
-class Replicas(Protocol):
-    """The replicas behind an ingress. to: the name of a replica; None: any."""
-
-    async def answer(self, request: Request, to: str | None) -> Answer: ...
-
-    def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]: ...
-
-    async def own(self, route: str, call: Call, to: str) -> Answer:
-        """Return the answer of a route about that replica."""
-        ...
-
-    async def all(self, method: str) -> Sequence[Any]:
-        """Call a method of `replica.Replica` on each that is up, and return the results."""
-        ...
-
-    async def wanted(self) -> int:
-        """Return how many replicas there should be."""
-        ...
-
-    def report_ages(self) -> Sequence[float]:
-        """Return the ages, in s, of the reports used lately to choose replicas, if any."""
-        ...
-
-
 class Ingress:
     """Handlers of the routes of several replicas.
 
     pids: other processes of the deployment, by which the program that started it knows it.
     """
 
-    def __init__(self, config: Config, replicas: Replicas, pids: Sequence[int]):
+    def __init__(self, config: Config, replicas: Handles, pids: Sequence[int]):
         self._config, self._replicas, self._pids = config, replicas, [*pids, os.getpid()]
         self.counted = Run()  # requests that the ingress itself refused
         reader = RequestReader(config, load_tokenizer(config.tokenizer))
@@ -123,8 +100,8 @@ class Ingress:
         return own.to_page(f"/replicas/{names[0]}") if names else await self._ready(call)
 
     async def _ready(self, call: Call) -> Answer:
-        reports, wanted = await self._replicas.all("report"), await self._replicas.wanted()
-        return own.readiness(merging.not_ready_because(reports, wanted))
+        reports = await self._replicas.all("report")
+        return own.readiness(merging.not_ready_because(reports, self._replicas.wanted))
 
     async def _stats(self, call: Call) -> Answer:
         if call.query:
@@ -132,7 +109,7 @@ class Ingress:
                 "iterations are a replica's: ask GET /replicas/NAME/stats; GET /stats names all",
                 param="iterations",
             )
-        reports, ages = await self._replicas.all("report"), self._replicas.report_ages()
+        reports, ages = await self._replicas.all("report"), routers.report_ages_s
         return answer(merging.stats(self._config, reports, self.counted, ages))
 
     async def _metrics(self, call: Call) -> Answer:
@@ -149,7 +126,7 @@ class Ingress:
         return answer({})
 
 
-def create_app(config: Config, replicas: Replicas, pids: Sequence[int] = ()) -> FastAPI:
+def create_app(config: Config, replicas: Handles, pids: Sequence[int] = ()) -> FastAPI:
     """Return the app; paths under /replicas/NAME/ reach one replica. pids: as for Ingress."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     has_page = config.live == "on"

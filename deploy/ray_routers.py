@@ -1,15 +1,11 @@
-"""Routers for Ray Serve, which choose a replica for a request: its own power of two, and those of
-deploy/routers.py, which the simulator runs too.
-"""
+"""Routers of deploy/routers.py, which the simulator runs too, for Ray Serve."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import (
     PendingRequest,
     ReplicaID,
@@ -18,8 +14,8 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from deploy import ages
-from deploy.routers import ReplicaLoad, ReportedLoad, RoutedRequest, router
+from deploy import routers
+from deploy.routers import ReplicaLoad, ReportedLoad, RoutedRequest
 from scheduling.prefix_cache import block_keys
 from wire.request import Request
 
@@ -42,26 +38,6 @@ def offered(replicas: list[RunningReplica], pending: PendingRequest) -> Ranks:
     return [rank for rank in ([each for each in replicas if each not in was], was) if rank]
 
 
-class PowerOfTwo(PowerOfTwoChoicesRequestRouter):
-    """Ray Serve's default, for requests that name no replica."""
-
-    # Ray's gives a replica chosen for one request to the request that has waited longest
-    _fulfill_next_pending_request = RequestRouter._fulfill_next_pending_request
-
-    async def choose_replicas(
-        self,
-        candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,
-    ) -> Ranks:
-        if named := meant(candidate_replicas, pending_request):
-            return named
-        if pending_request and pending_request.kwargs.get("tried"):  # which Ray's ignores
-            pending_request.routing_context.should_backoff = True
-            first, *rest = offered(candidate_replicas, pending_request)
-            return [random.sample(first, min(2, len(first))), *rest]
-        return await super().choose_replicas(candidate_replicas, pending_request)
-
-
 class OurRouter(RequestRouter):
     """A router of deploy.routers, behind Ray's interface.
 
@@ -71,7 +47,7 @@ class OurRouter(RequestRouter):
     """
 
     def initialize_state(self, name: str, block_size: int) -> None:
-        self._router = router(name)
+        self._router = routers.router(name)
         self._block_size = block_size
         self._sent: defaultdict[ReplicaID, set[str]] = defaultdict(set)  # ids of requests
         self._reported: dict[ReplicaID, ReportedLoad] = {}
@@ -126,8 +102,8 @@ class OurRouter(RequestRouter):
 
     def _known(self, number: int, replica: RunningReplica) -> ReplicaLoad:
         id_ = replica.replica_id
-        if report := replica.routing_stats:
-            ages.note(time.time() - report["at"])
+        if self._router.uses_tokens and (report := replica.routing_stats):
+            routers.report_ages_s.append(time.time() - report["at"])
         return ReplicaLoad(number, len(self._sent[id_]), self._load(id_).known.tokens)
 
     def _load(self, id_: ReplicaID) -> ReportedLoad:

@@ -5,49 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from math import ceil
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.config import (
     AutoscalingConfig,
     AutoscalingContext,
     AutoscalingPolicy,
     RequestRouterConfig,
 )
-from ray.serve.exceptions import DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
 
 from config import END_S, Config
-from deploy import ages, replica
+from deploy import replica
 from deploy.autoscaling import Autoscaling
-from deploy.ingress import Replicas, create_app
-from deploy.ray_routers import OurRouter, PowerOfTwo
-from deploy.replica import Full, needs
-from scheduling.errors import EngineFailed
-from wire.events import DONE, event
-from wire.messages import Answer, failure
-from wire.own import Call
-from wire.request import Request
+from deploy.handles import Handles
+from deploy.ingress import create_app
+from deploy.ray_routers import OurRouter
+from deploy.replica import needs
 
 APP = "effective-batching"
 REPORT_S = 0.1  # between reports of a replica to routers; Ray fetches them no more often
-GONE = (ActorDiedError, ActorUnavailableError)
-SILENT_S = 5  # that a replica may take to report
 TOKENS = "tokens_left"
 HANGS_S = 10  # a replica that does not answer for so long, three times, is replaced
-TRIES = 3  # replicas, at most, that a request is offered to before it is refused
 SPARE = 64  # requests for /stats and the page, beside completions
-
-
-class Silent(EngineFailed):
-    """A replica has not answered in time."""
-
-    code = "replica_silent"
 
 
 class Replica(replica.Replica):
@@ -101,84 +84,6 @@ def autoscaling(rule: Autoscaling, replicas: int) -> AutoscalingConfig:
         return AutoscalingConfig(initial_replicas=replicas, **shared)
 
 
-class Handles(Replicas):
-    """The replicas, behind Ray's handle. wanted: how many there should be. most: how many there may
-    be. A chosen replica may be full when a request arrives, which is then offered to another.
-    """
-
-    def __init__(self, handle: DeploymentHandle, wanted: int, most: int):
-        self._handle = handle
-        self._streams = handle.options(stream=True)
-        self._wanted = wanted
-        self._tries = min(TRIES, most)
-
-    async def answer(self, request: Request, to: str | None) -> Answer:
-        tried: list[str] = []
-        while True:
-            answer = await self._one(
-                self._handle.answer.remote(request, to=to, tried=tried, tries=self._tries)
-            )
-            if not isinstance(answer, Full):
-                return answer
-            tried = [*tried, answer.name]
-
-    async def own(self, route: str, call: Call, to: str) -> Answer:
-        return await self._one(self._handle.own.remote(route, call, to=to))
-
-    async def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]:
-        tried: list[str] = []
-        is_offered = True
-        while is_offered:
-            events = self._streams.stream.remote(request, to=to, tried=tried, tries=self._tries)
-            begun = is_offered = False
-            try:
-                async for each in events:
-                    if isinstance(each, Full):
-                        tried, is_offered = [*tried, each.name], True
-                    else:
-                        begun = True
-                        yield each
-            except GONE:
-                yield event(gone().body()) + DONE if begun else failure(gone())
-            finally:
-                events.cancel()  # does nothing unless the reader has gone before the end
-
-    async def all(self, method: str) -> list[Any]:
-        """Call a method of all replicas but those that are gone. Raises Silent."""
-        try:
-            results = await self._handle.broadcast(method).results_async(
-                timeout_s=SILENT_S, return_exceptions=True
-            )
-        except DeploymentUnavailableError:  # there is none at all
-            return []
-        except TimeoutError:
-            raise Silent(
-                f"A replica has not answered for {SILENT_S} s; it is replaced if it goes on. Try "
-                "again."
-            ) from None
-        return [each for each in results if not isinstance(each, GONE)]
-
-    async def wanted(self) -> int:
-        return self._wanted
-
-    def report_ages(self) -> Sequence[float]:
-        return ages.noted()
-
-    @staticmethod
-    async def _one(response: Any) -> Any:
-        try:
-            return await response
-        except GONE:
-            return failure(gone())
-
-
-def gone() -> EngineFailed:
-    """Return the error for requests of a replica that died. They are not sent to another one
-    automatically: one of them may have killed it.
-    """
-    return EngineFailed("The replica that had this request is gone; send it once more.")
-
-
 def application(
     config: Config, replicas: int, router: str, rule: Autoscaling | None, launcher: int
 ) -> serve.Application:
@@ -188,7 +93,6 @@ def application(
     text = config.model_copy(update={"api_key": None, "api_keys": None}).handoff()
     # Ray's default is 5. The server's own limit decides, which counts completions, not requests.
     most = config.max_in_flight + SPARE
-    ours = {"name": router, "block_size": config.block_size}
     one = (
         serve.deployment(Replica)
         .options(
@@ -201,8 +105,8 @@ def application(
             health_check_period_s=2,
             health_check_timeout_s=HANGS_S,
             request_router_config=RequestRouterConfig(
-                request_router_class=PowerOfTwo if router == "power_of_two" else OurRouter,
-                request_router_kwargs={} if router == "power_of_two" else ours,
+                request_router_class=OurRouter,
+                request_router_kwargs={"name": router, "block_size": config.block_size},
                 request_routing_stats_period_s=REPORT_S,
             ),
             ray_actor_options={f"num_{what.lower()}s": n for what, n in needs(config).items()},

@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+# ages of the reports by which replicas were chosen lately, in the process of the ingress; here and
+# not in `ray_routers`, since Ray copies the globals of a router's own module
+report_ages_s: deque[float] = deque(maxlen=10_000)
+
 
 @dataclass(slots=True)
 class ReplicaLoad:

@@ -60,8 +60,8 @@ def read(argv: Sequence[str]) -> Fleet:
     parser.add_argument(
         "--router",
         choices=KINDS["ray"].routers,
-        default="power_of_two",
-        help="what chooses a replica for a request (default: power_of_two, Ray Serve's own)",
+        default=KINDS["ray"].routers[0],
+        help="what chooses a replica for a request (default: %(default)s)",
     )
     parser.add_argument(
         "--autoscale",

@@ -33,7 +33,7 @@ def main() -> None:
     add(
         "--timeline",
         action="store_true",
-        help="write Chrome's trace events of all servers instead, files of at most 100 MB",
+        help="write Chrome's trace events of all servers instead",
     )
     add("--out", type=Path, help="the page, or a timeline's folder (default: in the run)")
     arguments = parser.parse_args()
@@ -69,10 +69,15 @@ def write_page(run: Path, texts: list[str], out: Path | None) -> None:
 
 
 def write_timelines(texts: Mapping[str, str], folder: Path) -> None:
+    """Write a file for each server. Raises RunError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        for path in timeline.write(json.loads(text), folder / f"{name}.timeline.json"):
-            print(path)
+        path = folder / f"{name}.timeline.json"
+        try:
+            path.write_text(timeline.text(json.loads(text)))
+        except ValueError as error:
+            raise RunError(f"{name}: {error}; take a shorter run") from None
+        print(path)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
+from batching import BatchingManager
 from live.history import QUEUE, History, SkipFinder
-from live.snapshot import QueueSnapshot, snapshot_of
+from live.snapshot import snapshot_of
 from scheduling.inference import Inference, IterationRecord
 from scheduling.scheduler import Scheduler
 
@@ -30,16 +31,6 @@ def about(settings: Any, model: str) -> dict[str, Any]:
     return facts | {"n_blocks": settings.n_blocks, "simulated": None}
 
 
-class Manager(Protocol):
-    """The parts of the manager that an observer needs."""
-
-    def clock(self) -> float: ...
-
-    def inspect(self, look: Callable[[Scheduler], QueueSnapshot]) -> QueueSnapshot:
-        """Return `look` of the scheduler, while nothing changes there."""
-        ...
-
-
 class Live:
     """An observer of the manager, and the events for its pages.
 
@@ -49,7 +40,7 @@ class Live:
 
     def __init__(
         self,
-        manager: Manager,
+        manager: BatchingManager,
         about: dict[str, Any],
         prompt: Callable[[Inference], str | None] = lambda inference: None,
     ):

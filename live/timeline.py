@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from live.history import DECODE, IDLE, NO_BUDGET, PAUSED, PREFILL, RECOMPUTE
@@ -19,10 +18,6 @@ MOST_BYTES = 100_000_000  # of a file that browsers still open
 NAMES = {
     DECODE: "decode", PREFILL: "prefill", RECOMPUTE: "recompute", IDLE: "idle",
     PAUSED: "paused", NO_BUDGET: "no budget left",
-}  # fmt: skip
-COLOURS = {  # names that the viewer knows
-    DECODE: "good", PREFILL: "rail_response", RECOMPUTE: "terrible", IDLE: "yellow",
-    PAUSED: "grey", NO_BUDGET: "grey",
 }  # fmt: skip
 SERVER, QUEUE = 1, 2  # processes, in the format's words
 
@@ -53,7 +48,6 @@ def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict
             yield {
                 "ph": "X", "pid": SERVER, "tid": line + 1, "ts": at, "dur": duration,
                 "name": f"{cell.id} {NAMES[cell.kind]}", "cat": NAMES[cell.kind],
-                "cname": COLOURS[cell.kind],
                 "args": {"request": cell.id, "iteration": iteration.number, "start": cell.start,
                          "tokens": cell.n},
             }  # fmt: skip
@@ -84,37 +78,13 @@ def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict
 
 def text(history: Mapping[str, Any], last: int | None = None) -> str:
     """Return one JSON object of all events. Raises ValueError beyond MOST_BYTES."""
-    parts = texts(history, last)
-    whole = next(parts)
-    if next(parts, None) is not None:
-        raise ValueError(f"the timeline would have more than {MOST_BYTES:,} bytes")
-    return whole
-
-
-def texts(history: Mapping[str, Any], last: int | None = None) -> Iterator[str]:
-    """Return JSON objects of the events, in order, each of MOST_BYTES at most."""
     lines: list[str] = []
     size = 0
     for event in events(history, last):
-        line = json.dumps(event, separators=(",", ":"))
-        if size + len(line) + 2 > MOST_BYTES - 100:
-            yield _object(lines)
-            lines, size = [], 0
-        lines.append(line)
-        size += len(line) + 2
-    yield _object(lines)
-
-
-def write(history: Mapping[str, Any], path: Path) -> list[Path]:
-    """Write one file, or several where it would be too large: NAME.json, NAME-2.json, …"""
-    paths = []
-    for i, part in enumerate(texts(history), 1):
-        paths.append(path if i == 1 else path.with_stem(f"{path.stem}-{i}"))
-        paths[-1].write_text(part)
-    return paths
-
-
-def _object(lines: list[str]) -> str:
+        lines.append(json.dumps(event, separators=(",", ":")))
+        size += len(lines[-1]) + 2
+        if size > MOST_BYTES:
+            raise ValueError(f"the timeline would have more than {MOST_BYTES:,} bytes")
     return '{"traceEvents":[\n' + ",\n".join(lines) + '\n],"displayTimeUnit":"ms"}\n'
 
 

