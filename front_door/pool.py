@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 
 Call = Callable[[], None]
 log = logging.getLogger("effective_batching")
@@ -22,7 +23,7 @@ class Pool:
     def __init__(self, most: int):
         self._most = most
         self._lock = threading.Lock()
-        self._idle: list[_Idle] = []
+        self._idle: list[SimpleQueue[Call]] = []  # of each idle thread: where it waits for a call
         self._waiting: deque[Call] = deque()
         self._n = 0
 
@@ -30,23 +31,24 @@ class Pool:
         """Run a call in a thread, now or once one is free."""
         with self._lock:
             if self._idle:
-                self._idle.pop().wake(call)
+                self._idle.pop().put(call)
                 return
             if self._n == self._most:
                 self._waiting.append(call)
                 return
             self._n += 1
-        new = _Idle()  # without the call: a thread keeps its arguments for life
-        new.wake(call)
+        # the call comes by the queue: a thread keeps its arguments for life
+        calls = SimpleQueue[Call]()
+        calls.put(call)
         try:
-            threading.Thread(target=self._run, args=[new], name="http", daemon=True).start()
+            threading.Thread(target=self._run, args=[calls], name="http", daemon=True).start()
         except RuntimeError:  # the system starts no more
             with self._lock:
                 self._n -= 1
                 self._waiting.append(call)
 
-    def _run(self, me: _Idle) -> None:
-        call = me.next_call()
+    def _run(self, calls: SimpleQueue[Call]) -> None:
+        call = calls.get()
         while True:
             try:
                 call()
@@ -56,25 +58,6 @@ class Pool:
                 if self._waiting:
                     call = self._waiting.popleft()
                     continue
-                self._idle.append(me)
+                self._idle.append(calls)
             del call  # it holds a whole request
-            call = me.next_call()
-
-
-class _Idle:
-    """A thread that waits for its next call."""
-
-    def __init__(self) -> None:
-        self._go = threading.Lock()
-        self._go.acquire()
-        self._call: Call | None = None
-
-    def wake(self, call: Call) -> None:
-        self._call = call
-        self._go.release()
-
-    def next_call(self) -> Call:
-        self._go.acquire()
-        call, self._call = self._call, None
-        assert call is not None
-        return call
+            call = calls.get()

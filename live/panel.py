@@ -46,7 +46,7 @@ class Panel:
 
     def events(self, query: Mapping[str, str]) -> Answer:
         """GET /live/events"""
-        since = own.cursor(query)
+        since = own.number(query, "since", "give the cursor of an earlier answer")
         text = self._live.events(since, load=self._loads.status(query.get("load")))
         return Answer(text.encode(), headers=HEADERS)
 
@@ -56,7 +56,8 @@ class Panel:
 
     def timeline(self, query: Mapping[str, str]) -> Answer:
         """GET /timeline"""
-        last = own.last(query)
+        message = "give a number of iterations, from 1 on"
+        last = own.number(query, "last", message, least=1) or 500
         try:
             text = timeline.text(json.loads(self._live.events(None)), last)
         except ValueError as error:

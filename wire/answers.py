@@ -6,15 +6,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field
 
-from stats import TIMINGS
-
-Reason = Literal["stop", "length"]
+from stats import ROW_KINDS, TIMINGS
+from wire.bodies import with_fields
 
 
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+def _all(kind: Any, *names: str) -> dict[str, Any]:
+    """Return required fields of one kind."""
+    return dict.fromkeys(names, (kind, ...))
 
 
 class ErrorDetail(_Answer):
@@ -44,11 +48,8 @@ class Usage(_Answer):
 # ---- /inference
 
 
-_seconds: Any = dict.fromkeys(("arrived_at", *(each.field for each in TIMINGS)), (float, ...))
-_Seconds: Any = create_model("_Seconds", __base__=_Answer, **_seconds)
-
-
-class Timings(_Seconds):  # type: ignore[misc]
+@with_fields(_all(float, "arrived_at", *(measure.field for measure in TIMINGS)))
+class Timings(_Answer):
     """Seconds; `arrived_at` since the epoch. `preempted_s` and `paused_s` lie inside the others."""
 
     recomputed_tokens: int
@@ -109,13 +110,6 @@ class ChatLogprobs(_Answer):
     content: list[TokenLogprob]
 
 
-class Choice(_Answer):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Reason | None
-
-
 class Message(_Answer):
     role: Literal["assistant"]
     content: str
@@ -126,18 +120,24 @@ class Delta(_Answer):
     content: str
 
 
-class ChatChoice(_Answer):
+class _Choice(_Answer):
     index: int
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Choice(_Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class ChatChoice(_Choice):
     message: Message
     logprobs: ChatLogprobs | None
-    finish_reason: Reason | None
 
 
-class ChatChunkChoice(_Answer):
-    index: int
+class ChatChunkChoice(_Choice):
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: Reason | None
 
 
 class _Head(_Answer):
@@ -146,18 +146,16 @@ class _Head(_Answer):
     model: str
 
 
-class Completion(_Head):
-    object: Literal["text_completion"]
-    choices: list[Choice]
-    usage: Usage
-
-
 class CompletionChunk(_Head):
     """An event of a stream; the usage is in one without choices, if it was asked for."""
 
     object: Literal["text_completion"]
     choices: list[Choice]
     usage: Usage | None = None
+
+
+class Completion(CompletionChunk):
+    usage: Usage
 
 
 class ChatCompletion(_Head):
@@ -203,24 +201,27 @@ class OfLength(_Answer):
     mean_latency_s: float
 
 
+ENDINGS = ("completed", "failed", "cancelled", "expired", "refused")
+MS = [f"{part}_{name}_ms" for name in ("e2el", "queue_time") for part in ("mean", "p50", "p99")]
+
+
+@with_fields(_all(int, *ENDINGS, "prompt_tokens", "completion_tokens") | _all(float | None, *MS))
 class OfName(_Answer):
     """Measures of a user, or of a priority; times are there once one was answered."""
 
-    completed: int
-    failed: int
-    cancelled: int
-    expired: int
-    refused: int
-    prompt_tokens: int
-    completion_tokens: int
-    mean_e2el_ms: float | None
-    p50_e2el_ms: float | None
-    p99_e2el_ms: float | None
-    mean_queue_time_ms: float | None
-    p50_queue_time_ms: float | None
-    p99_queue_time_ms: float | None
+
+COUNTS = _all(
+    int, *ENDINGS, "invalid", "kv_blocks", "total_input_tokens", "total_output_tokens",
+    "largest_batch", *(f"{kind}_rows" for kind in ROW_KINDS), "preemptions", "recomputed_tokens",
+    "cached_tokens",
+)  # fmt: skip
+NUMBERS = _all(
+    float, "request_throughput", "output_throughput", "total_token_throughput", "throughput",
+    "occupancy", "useful_fraction", "preempted_s", "paused_s", "busy_s",
+)  # fmt: skip
 
 
+@with_fields(COUNTS | NUMBERS)
 class Stats(_Answer):
     """Measures of the run since the last reset, as `definitions` says; distributions are there once
     they have values.
@@ -236,35 +237,9 @@ class Stats(_Answer):
 
     mode: str
     model: str
-    kv_blocks: int
     latency_per_token: float = Field(alias="latency-per-token")
-    throughput: float
     total_tokens_handled: int = Field(alias="total-tokens-handled")
     total_elapsed_time: float = Field(alias="total-elapsed-time")
-    completed: int
-    failed: int
-    cancelled: int
-    expired: int
-    refused: int
-    invalid: int
-    total_input_tokens: int
-    total_output_tokens: int
-    request_throughput: float
-    output_throughput: float
-    total_token_throughput: float
-    largest_batch: int
-    occupancy: float
-    useful_fraction: float
-    live_rows: int
-    idle_rows: int
-    padding_rows: int
-    recomputed_rows: int
-    preemptions: int
-    preempted_s: float
-    paused_s: float
-    recomputed_tokens: int
-    cached_tokens: int
-    busy_s: float
     batches_formed: dict[str, int]
     latency_by_requested_tokens: dict[str, OfLength] = Field(alias="latency-by-requested-tokens")
     users: dict[str, OfName]
@@ -318,7 +293,7 @@ class Description(_Answer):
 
 
 class LoadStarted(_Answer):
-    id: str | None = Field(description="of the load, to be told with each poll; none: it was ended")
+    id: str | None = Field(description="of the load, to be sent with each poll; none: it was ended")
 
 
 class MadeLoad(_Answer):

@@ -8,22 +8,24 @@ in a way that is not offered is refused by name.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    PlainValidator,
     StringConstraints,
     ValidationInfo,
     WithJsonSchema,
+    create_model,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema
 
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_COMPLETIONS = 16  # of a prompt
@@ -43,17 +45,9 @@ Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-def _ascending(pair: list[int]) -> list[int]:
-    if pair[0] > pair[1]:
-        raise ValueError("give the smaller number first")
-    return pair
-
-
-Range = Annotated[
-    list[Annotated[int, Field(ge=1, le=2**20)]],
-    Field(min_length=2, max_length=2),
-    AfterValidator(_ascending),
-]
+Count = Annotated[int, Field(ge=1, le=2**20)]
+Range = Annotated[list[Count], Field(min_length=2, max_length=2), AfterValidator(sorted)]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def _either(*names: str) -> dict[str, Any]:
@@ -67,6 +61,12 @@ def _either(*names: str) -> dict[str, Any]:
             for name, other in (names, names[::-1])
         ]
     }
+
+
+def with_fields(fields: Mapping[str, Any]) -> Callable[[type[Model]], type[Model]]:
+    """Add fields, each as (type, default), to a model."""
+    more: Any = dict(fields)
+    return lambda model: create_model(model.__name__, __base__=model, __doc__=model.__doc__, **more)
 
 
 class LoadRequest(BaseModel):
@@ -115,29 +115,18 @@ class InferenceRequest(BaseModel):
         return self
 
 
-class _Only:
-    """Annotation of a field that may only have the values offered, which change nothing."""
+def _only(*offered: Any) -> tuple[Any, Any]:
+    """Return a field that may only have the values offered, which change nothing."""
 
-    def __init__(self, *offered: Any):
-        self._offered = offered
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"enum": [*self._offered]}
-
-    def _check(self, value: Any) -> Any:
-        for offered in self._offered:
-            if value == offered and isinstance(value, bool) == isinstance(offered, bool):
+    def check(value: Any) -> Any:
+        for each in offered:
+            if value == each and isinstance(value, bool) == isinstance(each, bool):
                 return value
-        raise ValueError(
-            f"only {' or '.join(map(json.dumps, self._offered))} is offered here; leave it out"
-        )
+        values = " or ".join(map(json.dumps, offered))
+        raise ValueError(f"only {values} is offered here; leave it out")
+
+    schema = WithJsonSchema({"enum": [*offered]})
+    return Annotated[Any, PlainValidator(check), schema], offered[0]
 
 
 def _check_stops(stop: str | list[str]) -> str | list[str]:
@@ -171,11 +160,9 @@ class _Lenient(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_default(cls, body: Any) -> Any:
-        return (
-            {name: value for name, value in body.items() if value is not None}
-            if isinstance(body, dict)
-            else body
-        )
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -216,40 +203,6 @@ class _OpenAIRequest(_Lenient):
     stream: bool = False
     stream_options: _StreamOptions | None = None
 
-    # sampling that is not offered
-    best_of: Annotated[Any, _Only(1)] = 1
-    use_beam_search: Annotated[Any, _Only(False)] = False
-    length_penalty: Annotated[Any, _Only(1)] = 1
-    min_p: Annotated[Any, _Only(0)] = 0
-    typical_p: Annotated[Any, _Only(1)] = 1
-    repetition_penalty: Annotated[Any, _Only(1)] = 1
-    no_repeat_ngram_size: Annotated[Any, _Only(0)] = 0
-    logit_bias: Annotated[Any, _Only({})] = {}
-    logits_processors: Annotated[Any, _Only([])] = []
-    bad_words: Annotated[Any, _Only([])] = []
-    allowed_token_ids: Annotated[Any, _Only([])] = []
-    # where an answer ends, and what of it is shown
-    include_stop_str_in_output: Annotated[Any, _Only(False)] = False
-    skip_special_tokens: Annotated[Any, _Only(True)] = True
-    prompt_logprobs: Annotated[Any, _Only(None)] = None
-    return_token_ids: Annotated[Any, _Only(False)] = False
-    return_tokens_as_token_ids: Annotated[Any, _Only(False)] = False
-    # what an answer looks like
-    response_format: Annotated[Any, _Only({"type": "text"})] = {"type": "text"}
-    structured_outputs: Annotated[Any, _Only({})] = {}
-    guided_json: Annotated[Any, _Only(None)] = None
-    guided_regex: Annotated[Any, _Only(None)] = None
-    guided_choice: Annotated[Any, _Only(None)] = None
-    guided_grammar: Annotated[Any, _Only(None)] = None
-    structural_tag: Annotated[Any, _Only(None)] = None
-    json_schema: Annotated[Any, _Only(None)] = None
-    regex: Annotated[Any, _Only(None)] = None
-    grammar: Annotated[Any, _Only(None)] = None
-    ebnf: Annotated[Any, _Only(None)] = None
-    # the prompt
-    truncate_prompt_tokens: Annotated[Any, _Only(None)] = None
-    prompt_embeds: Annotated[Any, _Only(None)] = None
-
     @field_validator("stream_options")
     @classmethod
     def _of_a_stream(cls, options: Any, info: ValidationInfo) -> Any:
@@ -258,13 +211,41 @@ class _OpenAIRequest(_Lenient):
         return options
 
 
+# fields of clients, of which every other value would change an answer in a way that is not offered
+NEUTRAL = {
+    # sampling
+    "best_of": _only(1), "use_beam_search": _only(False), "length_penalty": _only(1),
+    "min_p": _only(0), "typical_p": _only(1), "repetition_penalty": _only(1),
+    "no_repeat_ngram_size": _only(0), "logit_bias": _only({}), "logits_processors": _only([]),
+    "bad_words": _only([]), "allowed_token_ids": _only([]),
+    # where an answer ends, and what of it is shown
+    "include_stop_str_in_output": _only(False), "skip_special_tokens": _only(True),
+    "prompt_logprobs": _only(None), "return_token_ids": _only(False),
+    "return_tokens_as_token_ids": _only(False),
+    # the form of an answer
+    "response_format": _only({"type": "text"}), "structured_outputs": _only({}),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
+         "json_schema", "regex", "grammar", "ebnf"), _only(None)
+    ),
+    # the prompt
+    "truncate_prompt_tokens": _only(None), "prompt_embeds": _only(None),
+}  # fmt: skip
+NEUTRAL_OF_CHAT = NEUTRAL | {
+    "tools": _only([]), "tool_choice": _only("none", "auto"), "functions": _only([]),
+    "function_call": _only("none", "auto"), "modalities": _only(["text"]), "audio": _only(None),
+    "web_search_options": _only(None), "echo": _only(False), "add_generation_prompt": _only(True),
+    "continue_final_message": _only(False), "chat_template": _only(None), "documents": _only([]),
+}  # fmt: skip
+
+
+@with_fields(NEUTRAL | {"suffix": _only("")})
 class CompletionRequest(_OpenAIRequest):
     """The body of POST /v1/completions."""
 
     prompt: Prompt
     echo: bool = False
     max_tokens: int = Field(16, ge=0, description="0, with echo: the prompt alone")
-    suffix: Annotated[Any, _Only("")] = ""
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
     @field_validator("max_tokens")
@@ -305,6 +286,7 @@ class _Message(_Lenient):
         )
 
 
+@with_fields(NEUTRAL_OF_CHAT)
 class ChatRequest(_OpenAIRequest):
     """The body of POST /v1/chat/completions."""
 
@@ -313,18 +295,6 @@ class ChatRequest(_OpenAIRequest):
     max_completion_tokens: int | None = Field(None, ge=1)  # its newer name
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
-    tools: Annotated[Any, _Only([])] = []
-    tool_choice: Annotated[Any, _Only("none", "auto")] = "none"
-    functions: Annotated[Any, _Only([])] = []
-    function_call: Annotated[Any, _Only("none", "auto")] = "none"
-    modalities: Annotated[Any, _Only(["text"])] = ["text"]
-    audio: Annotated[Any, _Only(None)] = None
-    web_search_options: Annotated[Any, _Only(None)] = None
-    echo: Annotated[Any, _Only(False)] = False
-    add_generation_prompt: Annotated[Any, _Only(True)] = True
-    continue_final_message: Annotated[Any, _Only(False)] = False
-    chat_template: Annotated[Any, _Only(None)] = None
-    documents: Annotated[Any, _Only([])] = []
 
     @field_validator("top_logprobs")
     @classmethod
@@ -343,6 +313,7 @@ def _prompt_of(messages: list[_Message]) -> str:
     return "".join(f"{message.role}: {message.text}\n" for message in messages) + "assistant:"
 
 
+@with_fields({"add_generation_prompt": _only(True), "return_token_strs": _only(False)})
 class TokenizeRequest(_Lenient):
     """The body of POST /tokenize, as vLLM's: a prompt, or the messages of a chat."""
 
@@ -352,8 +323,6 @@ class TokenizeRequest(_Lenient):
     prompt: str | None = None
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool = True  # GPT-2's tokenizer has none to add
-    add_generation_prompt: Annotated[Any, _Only(True)] = True
-    return_token_strs: Annotated[Any, _Only(False)] = False
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:

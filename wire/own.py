@@ -12,7 +12,7 @@ from stats import DEFINITIONS
 from wire.messages import Answer, answer
 from wire.openapi import document
 from wire.request import RequestReader
-from wire.routes import HTML, offered
+from wire.routes import offered
 
 if TYPE_CHECKING:
     from config import Config
@@ -64,7 +64,7 @@ def handlers(config: Config, reader: RequestReader) -> dict[str, Handler]:
 def to_page(prefix: str = "") -> Answer:
     """Redirect a browser from GET / to the page. prefix: before its path, as a replica has."""
     headers = {"Location": f"{prefix}/live", "Vary": "Accept"}
-    return Answer(b"", 302, headers, f"{HTML}; charset=utf-8")
+    return Answer(b"", 302, headers)
 
 
 def description(config: Config, pids: Sequence[int]) -> Answer:
@@ -88,29 +88,24 @@ def readiness(reason: str | None) -> Answer:
     return answer({"status": "not ready", "reason": reason}, 503)
 
 
+def number(query: Query, name: str, message: str, least: int = 0) -> int | None:
+    """Return a number of a query, if it is there. Raises InvalidRequest with this sentence."""
+    value = query.get(name)
+    if value is None:
+        return None
+    if not (NUMBER.fullmatch(value) and int(value) >= least):
+        raise InvalidRequest(f"{name}: {message}", param=name)
+    return int(value)
+
+
 def iterations_since(query: Query) -> int | None:
     """Return the first iteration to report in GET /stats, if any. Raises InvalidRequest."""
-    iterations, since = query.get("iterations"), query.get("since")
-    if iterations not in (None, "1"):
+    if query.get("iterations", "1") != "1":
         raise InvalidRequest("iterations: only 1 is offered; leave it out", param="iterations")
-    if since is not None and not (iterations and NUMBER.fullmatch(since)):
-        raise InvalidRequest(
-            "since: give the number of an iteration, and iterations=1 with it", param="since"
-        )
-    return int(since or 0) if iterations else None
-
-
-def cursor(query: Query) -> int | None:
-    """Return the cursor at which GET /live/events begins, if any. Raises InvalidRequest."""
-    since = query.get("since")
-    if since is not None and not NUMBER.fullmatch(since):
-        raise InvalidRequest("since: give the cursor of an earlier answer", param="since")
-    return None if since is None else int(since)
-
-
-def last(query: Query) -> int:
-    """Return the number of iterations to show in GET /timeline. Raises InvalidRequest."""
-    last = query.get("last", "500")
-    if not (NUMBER.fullmatch(last) and int(last)):
-        raise InvalidRequest("last: give a number of iterations, from 1 on", param="last")
-    return int(last)
+    message = "give the number of an iteration, and iterations=1 with it"
+    since = number(query, "since", message)
+    if "iterations" in query:
+        return since or 0
+    if since is not None:
+        raise InvalidRequest(f"since: {message}", param="since")
+    return None
