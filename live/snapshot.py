@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import islice
 from typing import NamedTuple
 
 from scheduling.inference import Inference
@@ -22,6 +22,6 @@ class QueueSnapshot(NamedTuple):
 def snapshot_of(scheduler: Scheduler, n: int, now: float) -> QueueSnapshot:
     """Return the blocks and the first n waiting requests. Changes nothing."""
     pool = scheduler.pool
-    queue = list(islice(chain.from_iterable(scheduler.view(now).bins), n))
+    queue = list(islice(scheduler.view(now).waiting, n))
     blocks = pool.free_blocks, pool.shared_blocks, pool.cached_blocks
     return QueueSnapshot(*blocks, queue, pool.n_blocks)

@@ -74,7 +74,7 @@ class QueuePolicies(Extension):
         if timeout_s is not None:
             self._timeouts.add(now + timeout_s, group)
 
-    def wait(self, inference: Inference) -> None:
+    def wait(self, inference: Inference, now: float) -> None:
         if self._policies:
             self._sizes[inference.priority] += 1
 

@@ -29,8 +29,8 @@ class Extension:
     def arrive(self, group: Group, now: float) -> None:
         """A request is about to be queued; it has its ids."""
 
-    def wait(self, inference: Inference) -> None:
-        """An inference is about to wait: it arrived, or was preempted."""
+    def wait(self, inference: Inference, now: float) -> None:
+        """An inference waits from now on: it arrived, or was preempted."""
 
     def leave(self, inference: Inference) -> None:
         """An inference waits no longer."""
@@ -40,9 +40,6 @@ class Extension:
 
     def admit(self, inference: Inference, now: float) -> None:
         """An inference runs from now on."""
-
-    def preempted(self, inference: Inference, now: float) -> None:
-        """An inference was preempted, and waits again."""
 
     def stop_running(self, inference: Inference, now: float) -> None:
         """An inference runs no longer: it is preempted, or leaves the batch."""

@@ -43,7 +43,7 @@ class Ledger(Extension):
         """Return what service adds to a user's counter."""
         return service / self._weights.get(user or "", 1.0)
 
-    def wait(self, inference: Inference) -> None:
+    def wait(self, inference: Inference, now: float) -> None:
         """Raise the counter of its user, if none of the user's requests waited."""
         user = inference.user
         if not self._waiting[user]:

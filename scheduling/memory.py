@@ -1,26 +1,20 @@
 """KV blocks as integers: which are free, and which an inference has.
 
-`PrefixCache` is the same pool with blocks that several inferences share.
+The scheduler's pool is a `PrefixCache`, whose blocks may belong to several inferences.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from scheduling.inference import Inference
-
-# returns the cached blocks of the tokens that an inference would compute next
-Find = Callable[[Inference], Sequence[int]]
 
 
 class BlockPool:
     """Free blocks as sorted ranges, so that a request gets consecutive ones when there are any:
     memory is read a little faster in order.
     """
-
-    shared_blocks = 0  # blocks that several inferences have
-    cached_blocks = 0  # free blocks whose content can still be found
 
     def __init__(self, n_blocks: int, block_size: int):
         self.n_blocks = n_blocks
@@ -37,10 +31,6 @@ class BlockPool:
         """Free all blocks of an inference; a row that is being computed keeps its list."""
         self.free(inference.blocks)
         inference.blocks = []
-
-    def account(self, find: Find) -> Account:
-        """Return an account of the pool, to plan with."""
-        return Account(self)
 
     def allocate(self, n: int) -> list[int]:
         """Return n blocks: consecutive if any free range is long enough, else from several.
@@ -84,31 +74,3 @@ class BlockPool:
                 i -= 1
                 first, _ = ranges.pop(i)
             ranges.insert(i, (first, end))
-
-
-class Account:
-    """Free blocks as a plan would leave them. Below 0 the plan cannot be carried out."""
-
-    def __init__(self, pool: BlockPool):
-        self.free = pool.free_blocks
-        self._size = pool.block_size
-
-    def copy(self) -> Account:
-        other = type(self).__new__(type(self))
-        other.__dict__ |= self.__dict__
-        return other
-
-    def take(self, inference: Inference, tokens: int) -> None:
-        """Reserve blocks for so many tokens of an inference."""
-        self.free -= self._missing(inference, tokens)
-
-    def undo(self, inference: Inference, tokens: int) -> None:
-        """Undo `take`."""
-        self.free += self._missing(inference, tokens)
-
-    def release(self, inference: Inference) -> None:
-        """Give all blocks of an inference back."""
-        self.free += len(inference.blocks)
-
-    def _missing(self, inference: Inference, tokens: int) -> int:
-        return max(0, -(-tokens // self._size) - len(inference.blocks))

@@ -7,7 +7,7 @@ from typing import Any
 
 from sortedcontainers import SortedDict
 
-from scheduling.extensions import Extension, Group
+from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row, State
 from scheduling.policies.orders import Order
 from scheduling.queue import Timers, WaitingQueue
@@ -25,9 +25,8 @@ class PausedRows(Extension):
             lambda entry: entry[0].answered_at is not None or entry[0].uncomputed_since != entry[1]
         )
 
-    def arrive(self, group: Group, now: float) -> None:
-        for inference in group:
-            self._watch(inference, now)
+    def wait(self, inference: Inference, now: float) -> None:
+        self._watch(inference, now)
 
     def before_plan(self, now: float) -> None:
         """Promote what was not computed for too long."""
@@ -67,9 +66,6 @@ class PausedRows(Extension):
 
     def end(self, inference: Inference, now: float) -> None:
         self._resume(inference, now)
-
-    def preempted(self, inference: Inference, now: float) -> None:
-        self._watch(inference, now)
 
     def _pause(self, inference: Inference) -> None:
         inference.standing.key = self._order.turn(inference)

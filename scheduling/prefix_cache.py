@@ -7,11 +7,15 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from itertools import groupby
 
 from scheduling.inference import Inference
-from scheduling.memory import Account, BlockPool, Find
+from scheduling.memory import BlockPool
+
+# returns the cached blocks of the tokens that an inference would compute next
+Find = Callable[[Inference], Sequence[int]]
 
 
 def next_key(key: bytes, ids: Sequence[int]) -> bytes:
@@ -43,16 +47,13 @@ class PrefixCache(BlockPool):
 
     def __init__(self, n_blocks: int, block_size: int):
         super().__init__(n_blocks, block_size)
-        self.shared_blocks = 0
+        self.shared_blocks = 0  # those that several inferences have
         self.queries = 0  # prompt tokens looked up
         self.hits = 0  # prompt tokens found
         self.references = [0] * n_blocks  # of each block
         self._blocks: dict[bytes, int] = {}  # by key
         self._keys: dict[int, bytes] = {}  # by block
         self._unused: OrderedDict[int, None] = OrderedDict()  # free ones with a key, oldest first
-
-    def account(self, find: Find) -> Account:
-        return SharedAccount(self, find)
 
     def allocate(self, n: int) -> list[int]:
         short = n - (self.free_blocks - len(self._unused))
@@ -93,7 +94,8 @@ class PrefixCache(BlockPool):
             super().free(without_key)
 
     @property
-    def cached_blocks(self) -> int:  # type: ignore[override]
+    def cached_blocks(self) -> int:
+        """Number of free blocks whose content can still be found."""
         return len(self._unused)
 
     def cache(self, block: int, key: bytes) -> None:
@@ -181,45 +183,43 @@ class PrefixCache(BlockPool):
             inference.num_cached_blocks = i + 1
 
 
-class SharedAccount(Account):
-    """An account of blocks with reference counts."""
+class Account:
+    """Free blocks as a plan would leave them. Below 0 the plan cannot be carried out."""
 
     def __init__(self, pool: PrefixCache, find: Find):
-        super().__init__(pool)
-        self._references, self._find = pool.references, find
+        self.free = pool.free_blocks
+        self._size, self._references, self._find = pool.block_size, pool.references, find
         self._change: defaultdict[int, int] = defaultdict(int)  # of references, by block
 
     def copy(self) -> Account:
-        other = super().copy()
-        assert isinstance(other, SharedAccount)
+        other = copy(self)
         other._change = self._change.copy()
         return other
 
     def take(self, inference: Inference, tokens: int) -> None:
-        """Refer to the blocks found for an inference, and reserve others for the rest."""
-        found, replaced, own = self._needs(inference, tokens)
+        """Reserve blocks for so many tokens: those found for an inference, and new ones."""
+        found, replaced, new = self._needs(inference, tokens)
         self._refer(found)
         self._drop(replaced)
-        self.free -= own
+        self.free -= new
 
     def undo(self, inference: Inference, tokens: int) -> None:
-        found, replaced, own = self._needs(inference, tokens)
-        self.free += own
+        """Undo `take`."""
+        found, replaced, new = self._needs(inference, tokens)
+        self.free += new
         self._refer(replaced)
         self._drop(found)
 
     def release(self, inference: Inference) -> None:
+        """Give all blocks of an inference back."""
         self._drop(inference.blocks)
 
     def _needs(self, inference: Inference, tokens: int) -> tuple[Sequence[int], Sequence[int], int]:
-        """Return the blocks found, its own that they replace, and how many more it needs."""
-        found = self._find(inference)
-        if not found:
-            return (), (), self._missing(inference, tokens)
-        first = inference.num_cached_blocks
+        """Return the blocks found, its own that they replace, and how many new ones it needs."""
+        found, first = self._find(inference), inference.num_cached_blocks
         end = first + len(found)
-        own = max(0, -(-tokens // self._size) - max(len(inference.blocks), end))
-        return found, inference.blocks[first:end], own
+        new = max(0, -(-tokens // self._size) - max(len(inference.blocks), end))
+        return found, inference.blocks[first:end], new
 
     def _refer(self, blocks: Sequence[int]) -> None:
         for block in blocks:

@@ -94,11 +94,11 @@ class WaitingQueue:
         self.queues = [Queue() for _ in range(n_bins)]
         self._order, self._extensions = order, extensions
 
-    def add(self, inference: Inference) -> None:
+    def add(self, inference: Inference, now: float) -> None:
         """Queue an inference that arrives, or was preempted."""
-        for extension in self._extensions:
-            extension.wait(inference)
         self.put(inference)
+        for extension in self._extensions:
+            extension.wait(inference, now)
 
     def remove(self, inference: Inference) -> None:
         """Remove an inference that is admitted, or ends."""

@@ -8,6 +8,7 @@ Knows inferences, rows, KV blocks (as integers) and the times it is given; no to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from scheduling.admission import QueuePolicies, UserLimits, refuse_too_large
@@ -122,7 +123,7 @@ class Scheduler:
             extension.arrive(inferences, now)
         self.order.arrive(inferences, self.processed)
         for inference in inferences:
-            self.queue.add(inference)
+            self.queue.add(inference, now)
             if inference.deadline is not None:
                 self._deadlines.add(inference.deadline, inference)
 
@@ -200,9 +201,7 @@ class Scheduler:
         interrupted.preemptions += 1
         inference.computed = inference.num_cached_blocks = 0
         inference.decodes = False
-        self.queue.add(inference)
-        for extension in self.extensions:
-            extension.preempted(inference, now)
+        self.queue.add(inference, now)
 
     def _stop_running(self, inference: Inference, now: float) -> None:
         del self.running[inference.id]
@@ -323,17 +322,15 @@ class Scheduler:
         it can never hold.
         """
         self.pool = PrefixCache(n_blocks, self.limits.block_size)
-        groups: dict[int, list[Inference]] = {}
-        for inference in self.waiting.values():
-            key = inference.group if self.policy.request_level else inference.id
-            groups.setdefault(key, []).append(inference)
-        ended = []
-        for group in groups.values():
+        errors: list[tuple[Inference, ServingError]] = []
+        together = self.policy.request_level
+        for _, members in groupby(self.waiting.values(), lambda i: i.group if together else i.id):
+            group = list(members)
             try:
                 refuse_too_large(group, self.policy, self.limits, n_blocks)
             except InvalidRequest as error:
-                ended += self._fail([(inference, error) for inference in group], now)
-        return ended
+                errors += [(inference, error) for inference in group]
+        return self._fail(errors, now)
 
     @property
     def processed(self) -> int:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from scheduling.prefix_cache import Account, Find, PrefixCache
+
 if TYPE_CHECKING:
     from scheduling.inference import Inference
     from scheduling.ledger import Ledger
-    from scheduling.memory import Account, BlockPool, Find
     from scheduling.policies.orders import Order
     from scheduling.queue import Queue
 
@@ -33,37 +34,14 @@ class Limits:
         return -(-tokens // self.block_size)
 
 
-class Waiting(Iterable["Inference"]):
-    """Waiting requests of one queue, in the order; sorted only when iterated, since most iterations
-    have no row free.
-    """
-
-    def __init__(self, queue: Queue, view: View):
-        self._queue, self._view = queue, view
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Inference]:
-        return self._view.order.ordered(self._queue, self._view)
-
-    @property
-    def oldest(self) -> list[Inference]:
-        """Inferences of the request that came first, whatever the order; none if none waits."""
-        return self._queue.oldest
-
-
-def _find_nothing(inference: Inference) -> Sequence[int]:
-    return ()
-
-
 class View(NamedTuple):
     """Everything a policy may know. Time is in seconds on the scheduler's clock."""
 
     now: float
     queues: Sequence[Queue]  # waiting requests; one queue, or one for each bin
     running: Collection[Inference]  # in admission order; in a request-level batch, held ones too
-    pool: BlockPool
+    pool: PrefixCache
+    find: Find  # cached KV blocks of what an inference would compute next
     limits: Limits
     order: Order
     request_level: bool = False
@@ -71,21 +49,15 @@ class View(NamedTuple):
     paused: Collection[Inference] = ()  # running ones that are, in the order
     processed: int = 0  # prompt and completion tokens since the start
     ledger: Ledger | None = None  # service of each user, for orders by user
-    find: Find = _find_nothing  # cached KV blocks of what an inference would compute next
 
     @property
-    def waiting(self) -> Waiting:
-        """Waiting requests in the order; in modes with bins those of the first."""
-        return Waiting(self.queues[0], self)
-
-    @property
-    def bins(self) -> list[Waiting]:
-        """Waiting requests of each bin."""
-        return [Waiting(queue, self) for queue in self.queues]
+    def waiting(self) -> Iterator[Inference]:
+        """Waiting requests in the order, bin by bin in modes that have several."""
+        return chain.from_iterable(self.order.ordered(queue, self) for queue in self.queues)
 
     def account(self) -> Account:
         """Return an account of the KV blocks, to plan with."""
-        return self.pool.account(self.find)
+        return Account(self.pool, self.find)
 
     def cached_tokens(self, inference: Inference) -> int:
         """Return how many tokens an inference need not compute, since they are cached."""
@@ -199,18 +171,18 @@ def start(admit: Iterable[Inference], view: View, reason: str) -> Plan:
 def whole_groups(
     view: View,
     rows: int,
-    waiting: Iterable[Inference] | None = None,
+    queue: Queue | None = None,
     first: Sequence[Inference] = (),
 ) -> list[Inference]:
-    """Take `first`, if given, and then waiting requests, or those of one bin, in the order; never
+    """Take `first`, if given, and then waiting requests, or those of one queue, in the order; never
     split a group, and stop at the first that does not fit.
     """
     taken: list[Inference] = []
     account = view.account()
     chosen = {inference.id for inference in first}
-    others = view.waiting if waiting is None else waiting
-    queue = chain(first, (inference for inference in others if inference.id not in chosen))
-    for _, members in groupby(queue, key=lambda inference: inference.group):
+    waiting = view.waiting if queue is None else view.order.ordered(queue, view)
+    others = (inference for inference in waiting if inference.id not in chosen)
+    for _, members in groupby(chain(first, others), key=lambda inference: inference.group):
         group = list(members)
         if len(taken) + len(group) > rows:
             break

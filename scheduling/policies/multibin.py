@@ -31,15 +31,15 @@ class MultiBin(Delayed):
     def plan(self, view: View) -> Plan:
         if view.running:
             return self._continue(view)
-        heads = [(bin_.oldest, bin_) for bin_ in view.bins if len(bin_)]
+        heads = [(queue.oldest, queue) for queue in view.queues if len(queue)]
         if not heads:
             return Plan()
-        full = [(head, bin_) for head, bin_ in heads if len(bin_) >= self._target(view)]
-        oldest, oldest_bin = min(heads, key=lambda entry: entry[0][0].id)
+        full = [(head, queue) for head, queue in heads if len(queue) >= self._target(view)]
+        oldest, oldest_queue = min(heads, key=lambda entry: entry[0][0].id)
         overdue = view.order.is_overdue(oldest[0], view.now)
         if full and not overdue:
-            _, bin_ = min(full, key=lambda entry: entry[0][0].id)
-            return self._begin(bin_, view, "target")
+            _, queue = min(full, key=lambda entry: entry[0][0].id)
+            return self._begin(queue, view, "target")
         if full or view.now >= (due := self._due(oldest[0])):
-            return self._begin(oldest_bin, view, "delay", first=oldest)
+            return self._begin(oldest_queue, view, "delay", first=oldest)
         return Plan(wake_at=due)

@@ -42,9 +42,8 @@ class Planner:
         """
         self.compute_rows()
         free_rows = self.view.limits.max_batch_size - len(self.view.running)
-        waiting = self.view.waiting
-        if free_rows and len(waiting) and not self.preempted:
-            for inference in waiting:
+        if free_rows and len(self.view.queues[0]) and not self.preempted:
+            for inference in self.view.waiting:
                 if not self.join(inference) or len(self.admit) == free_rows:
                     break
         return self.result()

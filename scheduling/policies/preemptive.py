@@ -109,7 +109,7 @@ class PlannerByTurns(PlannerOnDemand):
             set[int](),
         )  # passed: running ones whose turn has come
         running = heapq.merge(sorted(view.rows, key=turn), view.paused, key=turn)
-        waiting = iter(view.waiting)
+        waiting = view.waiting
         row, request = next(running, None), next(waiting, None)
         while len(self.run) < view.limits.max_batch_size:
             if request is not None and (row is None or turn(request) < turn(row)):

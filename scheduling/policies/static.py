@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,6 +10,7 @@ from scheduling.policies.base import Plan, Policy, View, setting, share_budget, 
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
+    from scheduling.queue import Queue
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,19 @@ class Static(Policy):
     def plan(self, view: View) -> Plan:
         if view.running:
             return self._continue(view)
-        return self._begin(view.waiting, view, "idle")
+        return self._begin(view.queues[0], view, "idle")
 
     def _begin(
         self,
-        waiting: Iterable[Inference],
+        queue: Queue,
         view: View,
         reason: str,
         rows: int | None = None,
         first: Sequence[Inference] = (),
     ) -> Plan:
-        """Begin a batch of at most so many rows from the head of `waiting`, with `first` in it."""
+        """Begin a batch of at most so many rows from the head of a queue, with `first` in it."""
         most = self.max_rows(view.limits.max_batch_size) if rows is None else rows
-        return start(whole_groups(view, most, waiting, first), view, reason)
+        return start(whole_groups(view, most, queue, first), view, reason)
 
     def _continue(self, view: View) -> Plan:
         rows = [

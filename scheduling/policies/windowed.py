@@ -70,17 +70,17 @@ class Windowed(Delayed):
     def plan(self, view: View) -> Plan:
         if view.running:
             return self._continue(view)
-        waiting = view.waiting
-        if not (oldest := waiting.oldest):
+        queue = view.queues[0]
+        if not (oldest := queue.oldest):
             return Plan()
         most = self.max_rows(view.limits.max_batch_size)
         for size in sorted(self.preferred_batch_sizes, reverse=True):
-            if size <= min(len(waiting), most):
-                plan = self._begin(waiting, view, "preferred", size)
+            if size <= min(len(queue), most):
+                plan = self._begin(queue, view, "preferred", size)
                 if len(plan.admit) == size:  # requests of several prompts may fill none exactly
                     return plan
-        if not self.preferred_batch_sizes and len(waiting) >= self._target(view):
-            return self._begin(waiting, view, "target")
+        if not self.preferred_batch_sizes and len(queue) >= self._target(view):
+            return self._begin(queue, view, "target")
         if view.now >= (due := self._due(oldest[0])):
-            return self._begin(waiting, view, "delay", first=oldest)
+            return self._begin(queue, view, "delay", first=oldest)
         return Plan(wake_at=due)

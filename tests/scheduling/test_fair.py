@@ -49,16 +49,16 @@ def test_being_away_saves_nothing_up() -> None:
 def test_who_comes_back_when_nobody_waits_is_lifted_to_the_last_who_left() -> None:
     ledger = Ledger({})
     a, b, c = (Inference([0], 1, user=user) for user in "abc")
-    ledger.wait(a)
+    ledger.wait(a, 0.0)
     ledger.charge("a", 10.0)
     ledger.leave(a)
     ledger.charge("a", 5.0)  # it still runs
-    ledger.wait(b)
+    ledger.wait(b, 0.0)
     assert ledger.counter("b") == 15.0
     ledger.charge("b", 10.0)
-    ledger.wait(c)
+    ledger.wait(c, 0.0)
     assert ledger.counter("c") == 25.0, "to the least of those that wait"
-    ledger.wait(a)
+    ledger.wait(a, 0.0)
     assert [user for *_, user in ledger.by_counter()] == ["b", "c", "a"]
 
 
@@ -99,12 +99,12 @@ def test_counters_of_users_that_left_are_forgotten_once_they_mean_nothing() -> N
     ledger = Ledger({})
     for i in range(20_000):
         inference = Inference([0], 1, user=f"user {i}")
-        ledger.wait(inference)
+        ledger.wait(inference, 0.0)
         ledger.leave(inference)
         ledger.charge(inference.user, 3.0)
     assert len(ledger._counters) < 10_000
     back = Inference([0], 1, user="user 0")
-    ledger.wait(back)
+    ledger.wait(back, 0.0)
     assert ledger.counter("user 0") == ledger.counter("user 19999")
 
 

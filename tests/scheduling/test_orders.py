@@ -15,7 +15,6 @@ from client.workloads import Workload
 from scheduling.extensions import LengthPrediction
 from scheduling.inference import Inference
 from scheduling.ledger import Ledger
-from scheduling.memory import BlockPool
 from scheduling.policies import (
     ORDERS,
     Dynamic,
@@ -33,6 +32,7 @@ from scheduling.policies import (
     Windowed,
 )
 from scheduling.policies.lengths import Bins, Predictor, predictor
+from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue
 from scheduling.sampling import Sampling
 from tests.counts import examples
@@ -222,9 +222,11 @@ def test_orders_never_read_how_long_an_answer_may_be(order: type[Order]) -> None
         own.check([inference])
         own.arrive([inference], 0)
         inference.standing.key = own.turn(inference)
-        ledger.wait(inference)
+        ledger.wait(inference, 0.0)
         queue.add(inference, own.by_user)
-    view = View(9.0, [queue], [], BlockPool(9, 4), Limits(2, 9, 4), own, ledger=ledger)
+    pool = PrefixCache(9, 4)
+    limits = Limits(2, 9, 4)
+    view = View(9.0, [queue], [], pool, pool.finder(), limits, own, ledger=ledger)
     assert len(list(view.waiting)) == 6
     for inference in queue.by_arrival.values():
         own.computed(inference, 3, 9.0)

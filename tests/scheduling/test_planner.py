@@ -7,11 +7,11 @@ from typing import Any
 from scheduling.errors import Cancelled
 from scheduling.extensions import LengthPrediction
 from scheduling.inference import Inference, State
-from scheduling.memory import BlockPool
 from scheduling.pauses import PausedRows
 from scheduling.policies import Dynamic, Fcfs, Limits, Mlfq, Order, Plan, Srpt, View
 from scheduling.policies.lengths import Predictor
 from scheduling.policies.preemptive import Level
+from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue, WaitingQueue
 
 
@@ -32,9 +32,10 @@ def plan(
     for each in (*running, waiting):
         each.standing.key = order.turn(each)
     queue.add(waiting, by_user=False)
-    pool = BlockPool(99, 4)
+    pool = PrefixCache(99, 4)
     pool.allocate(99 - free)
-    view = View(0.0, [queue], running, pool, Limits(9, 8, 4), order, rows=running)
+    limits = Limits(9, 8, 4)
+    view = View(0.0, [queue], running, pool, pool.finder(), limits, order, rows=running)
     return Dynamic("demand", watermark=0.0, **more).plan(view)
 
 
@@ -82,7 +83,7 @@ def test_a_preempted_request_returns_to_the_first_level_after_its_longest_wait()
     pauses, late = PausedRows(order, queue), inference(0, 2)
     late.standing.state, late.interruptions.preempted_at = Level(2, since=0.0), 1.0
     queue.put(late)
-    pauses.preempted(late, 1.0)
+    pauses.wait(late, 1.0)
     for now, level in ((5.9, 2), (6.0, 0)):
         pauses.before_plan(now)
         assert late.standing.state.number == level

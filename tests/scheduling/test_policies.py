@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from scheduling.errors import InvalidRequest
 from scheduling.inference import Inference, Iteration, State
-from scheduling.memory import BlockPool
 from scheduling.policies import (
     Dynamic,
     Fcfs,
@@ -23,6 +22,7 @@ from scheduling.policies import (
     View,
     Windowed,
 )
+from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue
 from scheduling.scheduler import Scheduler
 from tests.counts import examples
@@ -124,11 +124,11 @@ def test_prompts_share_the_budget_in_order_and_the_last_sits_out() -> None:
 
 
 def test_a_policy_keeps_no_state() -> None:
-    inference, queue = Inference([0], 1), Queue()
+    inference, queue, pool = Inference([0], 1), Queue(), PrefixCache(1, 2)
     queue.add(inference, by_user=False)
     for policy in every_policy():
         queues = [queue] * policy.n_bins
-        view = View(0.0, queues, [], BlockPool(1, 2), Limits(1, 1, 2), Fcfs())
+        view = View(0.0, queues, [], pool, pool.finder(), Limits(1, 1, 2), Fcfs())
         assert policy.plan(view) == policy.plan(view)
         assert inference.state is State.WAITING
 
