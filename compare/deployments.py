@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,16 +21,12 @@ from compare.measure import BINS, ServerReport, Target, stats_of
 from compare.servers import server
 from config import ConfigError
 from deploy.kinds import KINDS, Kind
-from stats import DEFINITIONS, ROW_KINDS
+from observers.run import Run, added
+from stats import ROW_KINDS, throughputs
 
 REPLICAS = 2
-# counts in reports of single servers, which add up
-SUMS = (
-    "kv_blocks", "total-tokens-handled", "completed", "failed", "cancelled", "expired", "refused",
-    "invalid", "total_input_tokens", "total_output_tokens",
-    *(f"{kind}_rows" for kind in ROW_KINDS), "preemptions", "preempted_s", "paused_s",
-    "recomputed_tokens", "cached_tokens", "busy_s",
-)  # fmt: skip
+# parts of /stats that need every answer, or its instant
+LOST = ("total-elapsed-time", "throughput", "users", "priorities", *throughputs(0, 0, 0, 0.0))
 OF_EACH = {  # of each replica: heading in a report, form, and what it is multiplied with
     "completed": ("answered", "{:,}", 1),
     "failed": ("", "", 1),  # in the JSON alone
@@ -163,33 +158,13 @@ def deployed(
 
 
 def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the /stats of servers that know their own alone: sums, the largest batch, and weighted
-    means. Percentiles and rates are left out, since they cannot be merged without their values.
+    """Merge the /stats of servers that know their own alone. Percentiles and rates are left out,
+    since they cannot be merged without their values.
     """
-    total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in SUMS}
-    rows = sum(total[f"{kind}_rows"] for kind in ROW_KINDS)
-    occupied_s = sum(report["occupancy"] * report["busy_s"] for report in reports)
-    counts: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
-    formed: Counter[str] = Counter()
-    for report in reports:
-        formed.update(report["batches_formed"])
-        for tokens, length in report["latency-by-requested-tokens"].items():
-            counts[tokens] += length["requests"]
-            seconds[tokens] += length["requests"] * length["mean_latency_s"]
-    return total | {
-        "mode": reports[0]["mode"],
-        "model": reports[0]["model"],
-        "largest_batch": max(report["largest_batch"] for report in reports),
-        "occupancy": occupied_s / total["busy_s"] if total["busy_s"] else 0.0,
-        "useful_fraction": total["live_rows"] / rows if total["live_rows"] else 0.0,
-        "batches_formed": dict(formed),
-        "latency-by-requested-tokens": {
-            tokens: {"requests": n, "mean_latency_s": seconds[tokens] / n}
-            for tokens, n in sorted(counts.items(), key=lambda item: int(item[0]))
-        },
-        "definitions": DEFINITIONS,
-    }
+    merged = added([Run.of_report(report) for report in reports]).report()
+    head = {key: reports[0][key] for key in ("mode", "model")}
+    head["kv_blocks"] = sum(report["kv_blocks"] for report in reports)
+    return head | {key: value for key, value in merged.items() if key not in LOST}
 
 
 def added_over_time(iterations: Iterable[Sequence[Sequence[float]]]) -> dict[str, Any]:

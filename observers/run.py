@@ -36,6 +36,37 @@ class Run:
     users: Named = field(default_factory=dict)
     priorities: Named = field(default_factory=dict)
 
+    @classmethod
+    def of_report(cls, report: Mapping[str, Any]) -> Run:
+        """Return the counts and sums of an answer of /stats. It has no single values and instants,
+        so percentiles and rates are lost.
+        """
+        n, busy_s = report["completed"], report["busy_s"]
+        lengths = report["latency-by-requested-tokens"]
+        rows = [f"{kind}_rows" for kind in ROW_KINDS]
+        counts = {name: report[name] for name in (*ENDINGS[1:], "invalid", *REPORTED, *rows)}
+        counts |= {
+            "finished": n,
+            "prompt_tokens": report["total_input_tokens"],
+            "completion_tokens": report["total_output_tokens"],
+        }
+        seconds = {
+            "busy": busy_s,
+            "occupied": report["occupancy"] * busy_s,
+            "preempted": report["preempted_s"],
+            "paused": report["paused_s"],
+            "normalized": report["latency-per-token"] * n,
+        }
+        sums = {int(t): each["requests"] * each["mean_latency_s"] for t, each in lengths.items()}
+        return cls(
+            counts=Counter(counts),
+            seconds=Counter(seconds),
+            reasons=Counter(report["batches_formed"]),
+            by_tokens=Counter({int(t): each["requests"] for t, each in lengths.items()}),
+            latency_by_tokens=Counter(sums),
+            largest_batch=report["largest_batch"],
+        )
+
     def iteration(self, record: IterationRecord, max_batch_size: int) -> None:
         iteration, rows = record.iteration, record.rows
         for kind, n in rows.items():

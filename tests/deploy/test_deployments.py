@@ -122,7 +122,7 @@ def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
 
 
 def test_reports_of_single_servers_come_to_what_one_of_all_says() -> None:
-    """By the sum that Ray's ingress tells, which has all values; what needs these is left out."""
+    """By the sum that Ray's ingress reports, which has all values; what needs these is left out."""
     a, b = run([30, 10, 0, 0], 4.0, 1.0, 3), run([10, 0, 5, 0], 1.0, 0.5, 9)
     head = {"mode": "dynamic", "model": "fake", "kv_blocks": 100}
     found, true = together([head | a.report(), head | b.report()]), (a + b).report()
@@ -156,6 +156,7 @@ def test_what_a_replaced_replica_had_counted_is_missing_and_not_wrong(
     monkeypatch.setattr(Target, "replay", lambda *_: [])
     deployment = Deployment("ray", 2, "power_of_two")
     target = Deployed("x", "http://x", Plain(), deployment=deployment, replicas=names[0])
+    assert target.are_several
     result, _ = measure(target, asks(1, 1), {}, 1.0, Watch())
     assert result["live_rows"] is None and result["occupancy"] is None
     assert "a replica was replaced" in next(iter(result["errors"]))
