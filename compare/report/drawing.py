@@ -29,6 +29,7 @@ class Look(NamedTuple):
 
 LOOKS = [Look(colour, *line) for line in LINES for colour in PALETTE]
 COLOURS = 128  # of a PNG
+INK = "#444444"  # in a legend, for the colour of any variant
 STYLE: dict[Any, Any] = {
     "font.size": 12,
     "axes.spines.top": False,

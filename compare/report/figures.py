@@ -9,13 +9,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from compare.report.drawing import legend_below, looks, new_figure, patches, plain_log, styled
+from compare.report.drawing import INK, legend_below, looks, new_figure, patches, plain_log, styled
 from compare.report.tables import line_text
 from stats import LIMITED
 
 EMPTY = "#ececec"
 OTHERS = "#cfcfcf"  # replicas that are paid for, and take no requests
-INK = "#444444"  # in a legend, for the colour of any variant
 MANY = 5_000  # points, which as shapes would make a page of megabytes
 KINDS = {  # of computed rows that serve no request
     "idle": ("#e6ab02", "idle: computed for a request that is done"),

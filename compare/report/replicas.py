@@ -10,6 +10,11 @@ from compare.quoting import escape
 from compare.report.tables import markdown
 from compare.runs import Run
 
+SUMS = (
+    "Rows, tokens and KV blocks of a variant are sums over its replicas, and its largest batch is "
+    "the largest of any. Its occupancy is of replicas while they compute. How many useful rows "
+    "theory expects is left out, and so is what they complete while requests are always waiting."
+)
 Changes = list[tuple[float, int, int]]  # seconds, replicas that take requests, other replicas
 
 
@@ -37,6 +42,13 @@ def changes(run: Run) -> dict[str, Changes]:
     return by_variant if any(len(replicas) > 1 for replicas in by_variant.values()) else {}
 
 
+def number(result: Mapping[str, Any]) -> int:
+    """Return the number of replicas that served, at one time or another."""
+    server = result["server"]
+    simulated = server.get("replicas", {}).get("requests", {})
+    return len(server.get("by_replica", {})) or len(simulated) or 1
+
+
 def simulated_part(run: Run, figure: Sequence[str]) -> list[str]:
     """Return the section on simulated replicas; empty for a run with one all the time."""
     rows = [["variant", "replicas", "paid for, replica-seconds", "requests of one, least to most"]]
@@ -44,14 +56,9 @@ def simulated_part(run: Run, figure: Sequence[str]) -> list[str]:
     for name, replicas in simulated(run).items():
         up = [up for _, up, _ in _changes(replicas)]
         requests = replicas["requests"].values()
-        rows.append(
-            [
-                escape(name),
-                f"{min(up)} to {max(up)}" if len(up) > 1 else f"{up[0]}",
-                f"{replicas['replica_s']:,.0f}",
-                f"{min(requests, default=0):,} to {max(requests, default=0):,}",
-            ]
-        )
+        served = f"{min(requests, default=0):,} to {max(requests, default=0):,}"
+        counts = f"{min(up)} to {max(up)}" if len(up) > 1 else f"{up[0]}"
+        rows.append([escape(name), counts, f"{replicas['replica_s']:,.0f}", served])
         sentences += [
             f"In {escape(name)} the failure of replica {number} at {at_s:g} s hit nobody: it was "
             f"not up, or nothing was left to do."
@@ -64,21 +71,11 @@ def measured_part(run: Run) -> list[str]:
     """Return the section on real replicas, and how numbers of all are made from theirs; empty for a
     run whose servers were alone.
     """
-    rows = [["variant", "replica", *(heading for heading, _, _ in OF_EACH.values() if heading)]]
+    shown = {key: column for key, column in OF_EACH.items() if column[0]}
+    rows = [["variant", "replica", *(heading for heading, _, _ in shown.values())]]
     for name, result in run.results[0].items():
         for replica, numbers in result.get("server", {}).get("by_replica", {}).items():
-            cells = [
-                form.format(scale * numbers[key])
-                for key, (heading, form, scale) in OF_EACH.items()
-                if heading
-            ]
+            cells = [form.format(scale * numbers[k]) for k, (_, form, scale) in shown.items()]
             rows.append([escape(name), escape(replica), *cells])
-    text = (
-        "Rows, tokens and KV blocks of a variant are sums over its replicas, and its largest "
-        "batch is the largest of any. Its occupancy is of the rows of those that compute: each "
-        "replica's own, weighted by the time that it was busy. How many useful rows theory expects "
-        "is left out, since batches of two replicas may begin at one instant, and so is what they "
-        "complete while requests are always waiting, which is of a single queue."
-    )
     seed = [] if len(run.results) == 1 else [f"By replica, seed {run.first['seed']}:"]
-    return ["## Replicas", text, *seed, markdown(rows)] if rows[1:] else []
+    return ["## Replicas", SUMS, *seed, markdown(rows)] if rows[1:] else []

@@ -16,13 +16,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from compare import calibrate, sweep
-from compare.analysis import ATTAINMENT, GROWTH, Estimate, estimate
+from compare.analysis import ATTAINMENT, GROWTH, Estimate
 from compare.groups import described
 from compare.machine import processor, save_json
 from compare.quoting import code, escape, unescape
 from compare.report import drawing, figures, replicas, sentences, tables, who_waits
 from compare.report.page import as_page
-from compare.results import Key
 from compare.runs import FIGURES, LIVE, Run, differing
 from compare.summary import latency_line
 from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
@@ -30,69 +29,65 @@ from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 Drawing = Callable[[], Figure]
 # of a workload, where given
 SHOWN = ("lengths", "prompts", "prefixes", "sessions", "priorities", "scale")
+RATES = (
+    "A variant's capacity is what it completed while requests were always waiting, at all rates "
+    "beyond it: tokens a second over the mean tokens of a request. Its queue begins to grow "
+    "between two rates 9% apart: at the second, each second of sending adds over "
+    f"{GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% of what is sent stays "
+    f"in flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity that is chance, "
+    "and the two need not lie around it."
+)
 
 
 def drawings(run: Run) -> dict[str, Drawing]:
     """Return the figures that a run has: a name, and a function that draws it."""
-    load, limits = run.first["workload"], _limits(run)
+    load, limits, first = run.first["workload"], _limits(run), run.results[0]
     sent = [summary["workload"]["requests"] for summary in run.summaries]
-    requests = f"{sent[0]:,} requests"
-    all_requests = f"{requests} × {len(sent)} seeds" if len(sent) > 1 else requests
-    if len(set(sent)) > 1:  # users send for their seconds, of each seed another number
-        all_requests = f"{sum(sent):,} requests in {len(sent)} seeds"
+    seeds = f" in {len(sent)} seeds" if len(sent) > 1 else ""
+    requests = f"{sum(sent):,} requests{seeds}"
     sample = sentences.sample(run)
-    points_of = f"{sample:,} of {all_requests}" if sample else all_requests
-    caption = _caption(run, f"{all_requests}, {load['arrival']}")
-    of_points = _caption(run, f"{points_of}, {load['arrival']}")
-    of_one = _caption(run, f"{requests}, {load['arrival']}, seed {run.first['seed']}")
-    drawn: dict[str, Drawing] = {}
+    caption = _caption(run, f"{requests}, {load['arrival']}")
+    of_points = caption
+    if sample:
+        of_points = _caption(run, f"{sample:,} of {requests}, {load['arrival']}")
+    of_one = _caption(run, f"{sent[0]:,} requests, {load['arrival']}, seed {run.first['seed']}")
 
-    answered = {name: run.answered(name) for name in run.names}
-    lines = {}
-    for name, records in answered.items():
-        tokens = [r["completion_tokens"] for r in records]
-        seconds = [r["answered_at"] - r["sent_at"] for r in records]
+    lines, distributed = {}, {}
+    for name in run.names:
+        answered = run.answered(name)
+        tokens = [r["completion_tokens"] for r in answered]
+        seconds = [r["answered_at"] - r["sent_at"] for r in answered]
         lines[name] = (tokens, seconds, latency_line(tokens, seconds))
-    drawn["latency_vs_tokens"] = partial(figures.latency_vs_tokens, lines, of_points)
-    if who_waits.groups(run.variants, "by_length"):
-        drawn["who_waits"] = partial(who_waits.figure, run.variants, caption)
-
+        distributed[name] = distributions(answered)
+    drawn: dict[str, Drawing] = {
+        "latency_vs_tokens": partial(figures.latency_vs_tokens, lines, of_points),
+        "who_waits": partial(who_waits.figure, run.variants, caption),
+        "distributions": partial(figures.distributions, distributed, of_points),
+    }
     if points := run.points:
         n = sum(len(rates) for seeds in points.values() for rates in seeds)
         of_rates = _caption(run, f"{n} rates, lengths {load['lengths']}")
         drawn["latency_vs_throughput"] = partial(figures.latency_vs_throughput, points, of_rates)
         if limits:
             drawn["goodput"] = partial(figures.goodput, points, limits, of_rates)
-
-    first = run.results[0]
-    over_time = {
-        n: o for n, r in first.items() if (o := r.get("occupancy_over_time")) and o["live"]
-    }
+    ours = {name: r for name, r in first.items() if r.get("config")}
+    over_time = {name: o for name, r in ours.items() if (o := r["occupancy_over_time"])["live"]}
     if over_time:
-        configs = [(r["config"], _replicas(r)) for r in first.values() if r.get("config")]
-        rows = max(config["max_batch_size"] * n for config, n in configs)
+        rows = max(r["config"]["max_batch_size"] * replicas.number(r) for r in ours.values())
         whole = {name: not r["partial"] for name, r in first.items()}
         drawn["occupancy"] = partial(figures.occupancy, over_time, whole, rows, of_one)
         computed = {
-            name: {kind: sum(r[f"{kind}_rows"] or 0 for r in seeds) for kind in ROW_KINDS}
-            for name, seeds in run.variants.items()
-            if seeds[0]["live_rows"] is not None
+            name: {
+                kind: sum(r[f"{kind}_rows"] or 0 for r in run.variants[name]) for kind in ROW_KINDS
+            }
+            for name in ours
         }
         expected = {name: run.variants[name][0]["expected_useful_fraction"] for name in computed}
         drawn["rows"] = partial(figures.computed_rows, computed, expected, caption)
     if changes := replicas.changes(run):
         ends_s = {name: first[name]["wall_clock_s"] for name in changes}
         drawn["replicas"] = partial(figures.replicas, changes, ends_s, of_one)
-    distributed = {name: distributions(records) for name, records in answered.items()}
-    drawn["distributions"] = partial(figures.distributions, distributed, of_points)
     return drawn
-
-
-def _replicas(result: Mapping[str, Any]) -> int:
-    """Return the number of replicas that served, at one time or another."""
-    server = result["server"]
-    simulated = server.get("replicas", {}).get("requests", {})
-    return len(server.get("by_replica", {})) or len(simulated) or 1
 
 
 def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -118,29 +113,17 @@ def _limits(run: Run) -> str:
     return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in run.first["goodput"].items())
 
 
-def sweep_part(run: Run) -> list[str]:
-    """Return the section on rates: capacities, and how they are determined."""
+def sweep_part(run: Run, figure: Sequence[str]) -> list[str]:
+    """Return the section on rates: capacities, and how they are determined; empty without one."""
     outcomes = {}
     for name, seeds in run.points.items():
         finished = all(name in summary["swept"] for summary in run.summaries)
         outcomes[name if finished else f"{name} (partial)"] = [sweep.outcome(s) for s in seeds]
-    if not outcomes:
-        return []
-    text = (
-        "A variant's capacity is what it completed while requests were always waiting, at all "
-        "rates beyond it: tokens a second over the mean tokens of a request. Its queue begins to "
-        "grow between two rates 9% apart: at the second, each second of sending adds over "
-        f"{GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% of what is sent "
-        f"stays in flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity that "
-        "is chance, and the two need not lie around it."
-    )
-    if limits := _limits(run):
-        text += (
-            f" A rate is within the limits when {100 * ATTAINMENT:.0f}% of its requests have "
-            f"{limits}."
-        )
+    limits, text = _limits(run), RATES
+    if limits:
+        text += f" A rate is within the limits when {ATTAINMENT:.0%} of its requests have {limits}."
     table = tables.capacity_table(outcomes, bool(limits))
-    return ["## From light load to beyond capacity", text, table]
+    return ["## From light load to beyond capacity", text, table, *figure] if outcomes else []
 
 
 def marked(run: Run) -> str:
@@ -169,11 +152,9 @@ def facts(run: Run) -> list[str]:
         common = {k: v for k, v in config.items() if k not in named and v is not None}
         lines.append(f"settings: {_settings(common)}")
         for name, settings in apart.items():
-            if len(settings) > 1 or name != settings["mode"]:
-                own = {key: value for key, value in settings.items() if key != "mode"}
-                lines.append(
-                    f"{name}: {', '.join(filter(None, (settings['mode'], _settings(own))))}"
-                )
+            mode, own = settings.pop("mode"), _settings(settings)
+            if own or name != mode:
+                lines.append(f"{name}: {', '.join(filter(None, (mode, own)))}")
     lines += [
         f"{name}: {escape(url)}, through OpenAI's API as a stream; its engine and hardware are not "
         f"known here"
@@ -189,8 +170,7 @@ def facts(run: Run) -> list[str]:
     )
     if not summary.get("simulated"):
         lines.append(f"client: {calibrate.sentence(summary['calibration'])}")
-    made = f"commit {summary['commit']}, {summary['date']}, {code(summary['command'])}"
-    return [*lines, made]
+    return [*lines, f"commit {summary['commit']}, {summary['date']}, {code(summary['command'])}"]
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -199,40 +179,41 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 def contents(run: Run) -> str:
     """Return the text of report.md."""
-    summary = run.first
-    drawn = drawings(run)
+    drawn, config = drawings(run), run.first["config"]
 
     def shown(*names: str) -> list[str]:
         return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
 
-    model = f" on {escape(summary['config']['model'])}" if summary["config"] else ""
-    parts = [
-        f"# {', '.join(run.names)}{model}{marked(run)}",
-        tables.headlines(run.variants, marked(run)),
-        " ".join(sentences.sentences(run)),
-    ]
-    if len(run.summaries) > 1 and len(run.names) > 1:
-        parts.append(tables.differences_table(run.variants, run.baseline))
-    parts += [sentences.conditions(run), *shown("latency_vs_tokens")]
-    parts += who_waits.part(run.variants, shown("who_waits"))
-    parts += [*sweep_part(run), *shown("latency_vs_throughput", "goodput")]
-    parts += ["## Rows and latencies", *shown("occupancy", "rows", "distributions")]
-    if (run.folder / LIVE).exists():
-        parts.append(f"[Every row, iteration by iteration]({LIVE})")
-    parts += replicas.simulated_part(run, shown("replicas"))
-    parts += replicas.measured_part(run)
-    parts += ["## How it was made", "\n".join(f"- {fact}" for fact in facts(run))]
-    if run.points:
-        parts += ["## Every rate"]
-        for each in run.summaries:
-            parts += [f"Seed {each['seed']}:", tables.points_table(each["sweep"])]
-    return document(parts)
+    model = f" on {escape(config['model'])}" if config else ""
+    several = len(run.summaries) > 1 and len(run.names) > 1
+    seeds = [(summary["seed"], summary["sweep"]) for summary in run.summaries if run.points]
+    return document(
+        [
+            f"# {', '.join(run.names)}{model}{marked(run)}",
+            tables.headlines(run.variants, marked(run)),
+            " ".join(sentences.sentences(run)),
+            tables.differences_table(run.variants, run.baseline) if several else "",
+            sentences.conditions(run),
+            *shown("latency_vs_tokens"),
+            *who_waits.part(run.variants, shown("who_waits")),
+            *sweep_part(run, shown("latency_vs_throughput", "goodput")),
+            "## Rows and latencies",
+            *shown("occupancy", "rows", "distributions"),
+            f"[Every row, iteration by iteration]({LIVE})" if (run.folder / LIVE).exists() else "",
+            *replicas.simulated_part(run, shown("replicas")),
+            *replicas.measured_part(run),
+            "## How it was made",
+            "\n".join(f"- {fact}" for fact in facts(run)),
+            "## Every rate" if seeds else "",
+            *(f"Seed {seed}:\n\n{tables.points_table(points)}" for seed, points in seeds),
+        ]
+    )
 
 
 def document(parts: Iterable[str]) -> str:
-    """Return the text of a report: these parts, and definitions of its numbers."""
+    """Return the text of a report: its parts, empty ones left out, and definitions of numbers."""
     definitions = "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())
-    return "\n\n".join([*parts, "## Definitions", definitions]) + "\n"
+    return "\n\n".join([*filter(None, parts), "## Definitions", definitions]) + "\n"
 
 
 def write(run: Run) -> None:
@@ -249,24 +230,16 @@ def over_seeds(run: Run) -> dict[str, Any]:
     also in each group of requests; and paired differences.
     """
     keys = dict.fromkeys([*tables.HEADLINES, *tables.COMPARED])
-    variants = {
-        name: _estimates(keys, seeds) | who_waits.of_groups(seeds, _estimates)
-        for name, seeds in run.variants.items()
-    }
-    differences = [
-        {k: asdict(value) if isinstance(value, Estimate) else value for k, value in entry.items()}
-        for entry in tables.differences(run.variants, run.baseline)
-    ]
-    seeds = [summary["seed"] for summary in run.summaries]
-    return {"seeds": seeds, "variants": variants, "differences": differences}
-
-
-def _estimates(keys: Iterable[Key], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return mean, half of the interval and values of each number that all seeds have."""
     return {
-        key.name: {**asdict(estimate(values, tables.STEPS.get(key.name, 0.0))), "values": values}
-        for key in keys
-        if len(values := [v for r in results if (v := key.of(r)) is not None]) == len(results)
+        "seeds": [summary["seed"] for summary in run.summaries],
+        "variants": {
+            name: tables.estimates(keys, seeds) | who_waits.of_groups(seeds)
+            for name, seeds in run.variants.items()
+        },
+        "differences": [
+            {k: asdict(v) if isinstance(v, Estimate) else v for k, v in entry.items()}
+            for entry in tables.differences(run.variants, run.baseline)
+        ],
     }
 
 
@@ -292,9 +265,6 @@ def show(run: Run, console: Console) -> None:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():
             say(f"{name:>8}: {tables.line_text(result['latency_line'])}")
-    for kind in ("by_user", "by_priority"):
-        if table := who_waits.terminal_table(run.variants, kind):
-            console.print(table)
     if run.points:
         console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))
     say("\n" + unescape("\n".join(sentences.sentences(run))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -80,16 +81,25 @@ def cell_of(key: Key, results: Sequence[Result]) -> str:
     return cell(values, key.scale, key.form, STEPS.get(key.name, 0.0))
 
 
+def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
+    """Return mean, half of the interval and values of each number that all seeds have."""
+    return {
+        key.name: {**asdict(estimate(values, STEPS.get(key.name, 0.0))), "values": values}
+        for key in keys
+        if len(values := [v for r in results if (v := key.of(r)) is not None]) == len(results)
+    }
+
+
 def present(keys: Sequence[Key], runs: Iterable[Results]) -> list[Key]:
     """Keys that any result has; of rare ones those which would be shown as more than zero."""
     results = [result for run in runs for seeds in run.values() for result in seeds]
-    return [key for key in keys if any(_is_shown(key, key.of(result)) for result in results)]
 
+    def is_shown(key: Key, value: Any) -> bool:
+        if value is None or not key.rare:
+            return value is not None
+        return key.form.format(value * key.scale) != key.form.format(0)
 
-def _is_shown(key: Key, value: Any) -> bool:
-    if value is None or not key.rare:
-        return value is not None
-    return key.form.format(value * key.scale) != key.form.format(0)
+    return [key for key in keys if any(is_shown(key, key.of(result)) for result in results)]
 
 
 def line_text(line: Mapping[str, float] | None) -> str:
@@ -106,7 +116,7 @@ def line_text(line: Mapping[str, float] | None) -> str:
 
 def mean_line(results: Sequence[Result]) -> str:
     """The lines of several seeds, averaged."""
-    lines = [result["latency_line"] for result in results if result["latency_line"]]
+    lines = [line for result in results if (line := result["latency_line"])]
     return line_text(
         {key: fmean(line[key] for line in lines) for key in lines[0]} if lines else None
     )
@@ -119,10 +129,10 @@ def label(name: str, results: Sequence[Result]) -> str:
 def terminal_table(results: Results, marked: str = "") -> Table:
     """The headline table within 80 columns. marked: beside the heading of the names."""
     columns = [key for key in HEADLINES if key.short]
-    rows = [["variant" + marked.replace(" ", "\n"), *(key.short for key in columns)]]
-    for name, seeds in results.items():
-        rows.append([label(name, seeds), *(cell_of(key, seeds) for key in columns)])
-    return terminal(rows)
+    rows = rows_of(results, columns)
+    return terminal(
+        [[f"variant{marked}".replace(" ", "\n"), *(c.short for c in columns)], *rows[1:]]
+    )
 
 
 def rows_of(results: Results, columns: Sequence[Key], marked: str = "") -> list[list[str]]:
@@ -222,30 +232,28 @@ def _changed(
     return f"{text} ({ratio})"
 
 
+SWEPT = (  # headings of `_swept`
+    "capacity, requests/s", "its queue begins to grow, requests/s", "throughput sustained, tok/s",
+    "latency per token p50 there, ms", "highest rate within the limits, requests/s",
+)  # fmt: skip
+
+
 def capacity_table(sweeps: Mapping[str, Sequence[Result]], goodput: bool) -> str:
     """Results of sweeps, a list of outcomes (one a seed) for each server."""
-    heading = ["variant", KEYS["capacity"].heading, "its queue begins to grow, requests/s"]
-    heading += ["throughput sustained, tok/s", "latency per token p50 there, ms"]
-    rows = [[*heading, KEYS["goodput_rate"].heading]]
-    rows += [[name, *_swept(outcomes)] for name, outcomes in sweeps.items()]
+    rows = [["variant", *SWEPT], *([name, *_swept(seeds)] for name, seeds in sweeps.items())]
     return markdown(rows if goodput else [row[:-1] for row in rows])
 
 
 def sweep_table(points: Mapping[str, Sequence[Result]]) -> Table:
     """The state of a sweep, for the terminal."""
-    rows = [[
-        "variant", "rates", "capacity, requests/s", "queue grows, requests/s", "tok/s sustained",
-        "ms per token there", "within limits, requests/s",
-    ]]  # fmt: skip
+    rows = [["variant", "rates", *SWEPT]]
     for name, rates in points.items():
         rows.append([name, str(len(rates)), *_swept([sweep.outcome(rates)])])
     return terminal(rows, wrap=True)
 
 
 def _swept(outcomes: Sequence[Result]) -> list[str]:
-    """Capacity, where the queue begins to grow, throughput and latency there, and the highest rate
-    within the limits.
-    """
+    """Cells of a sweep's outcome over seeds, as in SWEPT."""
     known = [outcome["point"] for outcome in outcomes if outcome["point"]]
     capacity = cell_of(KEYS["capacity"], outcomes)
     if known and all(outcome["saturated_rate"] is None for outcome in outcomes):

@@ -1,25 +1,23 @@
 """Section "Who waits": effect of each variant on short and long requests, users and priorities.
 
-Groups are those of compare.groups.
+Groups are those of compare.groups; of many users or levels those with the most requests are shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from rich.table import Table
 
-from client.traces import ANONYMOUS
 from compare.quoting import escape
 from compare.report import tables
-from compare.report.drawing import legend_below, looks, new_figure, plain_log, styled
+from compare.report.drawing import INK, legend_below, looks, new_figure, plain_log, styled
 from compare.report.tables import Result, Results
-from compare.results import Key, keys
+from compare.results import keys
 
 LATENCIES = keys("mean_e2el_ms", "p50_e2el_ms", "p99_e2el_ms")
 SET_ASIDE = keys("mean_preempted_ms", "mean_paused_ms")
@@ -31,6 +29,11 @@ LEVELS = {"0": "default level", "1": "level 1 (highest)"}
 WIDTH = 4  # panels side by side
 MOST = 8  # users, or levels, which are shown
 LONGEST = 24  # letters of a name above a panel
+TEXT = (
+    "The same requests in every variant, by how many completion tokens they ask for: a quarter of "
+    "the trace each, where it has more than four lengths."
+)
+SEEDS = " Each seed has quarters of its own; their borders are means over seeds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,42 +49,23 @@ class Group:
 
 
 def groups(results: Results, kind: str) -> list[Group]:
-    """Return the groups of a kind, in their own order; none where the trace has none."""
-    by_seed = [result.get(kind) or {} for seeds in results.values() for result in seeds]
-    names = sorted(dict.fromkeys(name for seed in by_seed for name in seed), key=_order(kind))
-    # of few lengths, each is a group by itself
-    quarters = any(
-        group.get("least_tokens") != group.get("most_tokens")
-        for seed in by_seed
-        for group in seed.values()
-    )
-    ordered = []
-    for name in names:
-        numbers = {
-            variant: [(result.get(kind) or {}).get(name, {}) for result in seeds]
-            for variant, seeds in results.items()
-        }
+    """Return the groups of a kind that are shown; none where the trace has none."""
+    by_seed = [result[kind] for seeds in results.values() for result in seeds]
+    every = []
+    for name in dict.fromkeys(name for seed in by_seed for name in seed):
+        numbers = {v: [each[kind].get(name, {}) for each in seeds] for v, seeds in results.items()}
         # an interrupted variant has fewer than others
         requests = max(_sum(each, "completed") + _sum(each, "failed") for each in numbers.values())
-        shown, size = _name(kind, name), f"{requests} request{'s' * (requests != 1)}"
+        shown, size = name or "nobody", f"{requests} request{'s' * (requests != 1)}"
+        if kind == "by_priority":
+            shown = LEVELS.get(name, f"level {name}")
         if kind == "by_length":
-            shown = shown if quarters else ""
+            of_few = all(n["least_tokens"] == n["most_tokens"] for s in by_seed for n in s.values())
+            shown = "" if of_few else QUARTERS[int(name) - 1]  # of few lengths, each is a group
             size = _tokens([seed[name] for seed in by_seed if name in seed])
-        ordered.append(Group(shown, size, requests, numbers))
-    return ordered
-
-
-def _order(kind: str) -> Callable[[str], float]:
-    """Return a sort key: quarters and levels by number, the default level last; users unsorted."""
-    return (lambda _: 0.0) if kind == "by_user" else lambda name: int(name) or float("inf")
-
-
-def _name(kind: str, name: str) -> str:
-    if kind == "by_length":
-        return QUARTERS[int(name) - 1]
-    if kind == "by_user":
-        return name if name != ANONYMOUS else "nobody"
-    return LEVELS.get(name, f"level {name}")
+        every.append(Group(shown, size, requests, numbers))
+    most = sorted(every, key=lambda group: -group.requests)[:MOST]
+    return every if len(every) <= MOST else most
 
 
 def _tokens(numbers: Sequence[Result]) -> str:
@@ -90,51 +74,23 @@ def _tokens(numbers: Sequence[Result]) -> str:
     return f"{least}–{most} tokens" if least < most else f"{least} token{'s' * (least > 1)}"
 
 
-def _sum(numbers: Iterable[Result], what: str) -> int:
+def _sum(numbers: Sequence[Result], what: str) -> int:
     return sum(n.get(what, 0) for n in numbers)
-
-
-def busiest(results: Results, kind: str) -> tuple[list[Group], str]:
-    """Return the groups to show, and a remark where that is not all of them."""
-    all_groups = groups(results, kind)
-    if len(all_groups) <= MOST:
-        return all_groups, ""
-    most = sorted(all_groups, key=lambda group: -group.requests)[:MOST]
-    return most, f"the {MOST} of {len(all_groups)} who ask most often"
 
 
 def table(results: Results, kind: str) -> str:
     """A row for each variant and group; columns without a number are left out."""
-    shown, remark = busiest(results, kind)
-    columns = [*LATENCIES, *SET_ASIDE] if kind == "by_length" else COLUMNS
+    shown, by_length = groups(results, kind), kind == "by_length"
+    columns = [*LATENCIES, *SET_ASIDE] if by_length else COLUMNS
     columns = tables.present(columns, [group.numbers for group in shown])
-    rows = [["variant", ": ".join(filter(None, (HEAD[kind], remark))), "answered"]]
-    rows[0] += [key.heading for key in columns]
-    for variant, group, cells in _cells(results, shown, columns):
-        size = group.size if kind == "by_length" else ""
-        rows.append([variant, escape(": ".join(filter(None, (group.name, size)))), *cells])
-    return tables.markdown(rows, left=2)
-
-
-def terminal_table(results: Results, kind: str) -> Table | None:
-    """Users or levels, for the terminal; None where the trace has none."""
-    shown, remark = busiest(results, kind)
-    columns = [key for key in COLUMNS[:4] if key.short]
-    rows = [["variant", HEAD[kind], "answered", *(key.short for key in columns)]]
-    for variant, group, cells in _cells(results, shown, columns):
-        rows.append([variant, group.name, *cells])
-    return tables.terminal(rows, left=2, caption=remark or None) if shown else None
-
-
-def _cells(
-    results: Results, shown: Sequence[Group], columns: Sequence[Key]
-) -> Iterable[tuple[str, Group, list[str]]]:
-    """Yield a variant, a group, and cells: answered requests and other numbers."""
+    rows = [["variant", HEAD[kind], "answered", *(key.heading for key in columns)]]
     for variant, seeds in results.items():
         for group in shown:
             numbers = group.numbers[variant]
-            cells = [_answered(numbers), *(tables.cell_of(key, numbers) for key in columns)]
-            yield tables.label(variant, seeds), group, cells
+            name = ": ".join(filter(None, (group.name, group.size if by_length else "")))
+            cells = [tables.cell_of(key, numbers) for key in columns]
+            rows.append([tables.label(variant, seeds), escape(name), _answered(numbers), *cells])
+    return tables.markdown(rows, left=2)
 
 
 def _answered(numbers: Sequence[Result]) -> str:
@@ -144,15 +100,12 @@ def _answered(numbers: Sequence[Result]) -> str:
     return f"{text} ({refused} refused)" if refused else text
 
 
-def of_groups(
-    results: Sequence[Result],
-    estimates: Callable[[Iterable[Key], Sequence[Result]], dict[str, Any]],
-) -> dict[str, Any]:
+def of_groups(results: Sequence[Result]) -> dict[str, Any]:
     """Return estimates of each group of one variant, by kind and name. results: one a seed."""
     return {
         kind: {
-            name: estimates(COLUMNS, [(r.get(kind) or {}).get(name, {}) for r in results])
-            for name in dict.fromkeys(name for r in results for name in r.get(kind) or {})
+            name: tables.estimates(COLUMNS, [each[kind].get(name, {}) for each in results])
+            for name in dict.fromkeys(name for each in results for name in each[kind])
         }
         for kind in HEAD
     }
@@ -160,39 +113,23 @@ def of_groups(
 
 def part(results: Results, figure: Sequence[str]) -> list[str]:
     """Return the section of report.md, with `figure` in it."""
-    if not groups(results, "by_length"):
-        return []
-    text = (
-        "The same requests in every variant, by how many completion tokens they ask for: a quarter "
-        "of the trace each, where it has more than four lengths."
-    )
-    if len(next(iter(results.values()))) > 1:
-        text += " Each seed has quarters of its own; their borders are means over seeds."
     shown = [table(results, kind) for kind in HEAD if groups(results, kind)]
-    return ["## Who waits", text, *figure, *shown]
-
-
-def sections(results: Results) -> dict[str, list[Group]]:
-    """Return groups to draw, by title: quarters always, users and levels if there are several."""
-    drawn = {}
-    for kind, title in HEAD.items():
-        shown, remark = busiest(results, kind)
-        if kind == "by_length" or len(shown) > 1:
-            title = "length of the completion" if kind == "by_length" else title
-            drawn[", ".join(filter(None, (title, remark)))] = shown
-    return drawn
+    several = len(next(iter(results.values()))) > 1
+    return ["## Who waits", TEXT + SEEDS * several, *figure, *shown]
 
 
 @styled
 def figure(results: Results, caption: str) -> Figure:
-    """Mean and p99 of latency, a panel for each group and a row for each variant. All panels share
-    one logarithmic scale: a mark further to the right is a longer wait in any of them.
+    """Mean and p99 of latency, a panel for each group and a row for each variant: quarters always,
+    users and levels if there are several. All panels share one logarithmic scale: a mark further to
+    the right is a longer wait in any of them.
     """
-    drawn = [
-        (f"Who waits: latency by {title}" if not i else "", section[i : i + WIDTH])
-        for title, section in sections(results).items()
-        for i in range(0, len(section), WIDTH)
-    ]
+    drawn: list[tuple[str, list[Group]]] = []
+    for kind, title in HEAD.items():
+        title = "length of the completion" if kind == "by_length" else title
+        if len(section := groups(results, kind)) > (kind != "by_length"):
+            rows = [section[i : i + WIDTH] for i in range(0, len(section), WIDTH)]
+            drawn += zip([f"Who waits: latency by {title}", *[""] * len(rows)], rows)
     shown = [group for _, row in drawn for group in row]
     seconds = [s for group in shown for both in _seconds(group).values() for s in both if s > 0]
     height = (0.46 * len(results) + 1.35) * len(drawn) + 0.8
@@ -209,10 +146,9 @@ def figure(results: Results, caption: str) -> Figure:
         for axis in axes[len(row) :]:
             axis.set_visible(False)
         axes[0].set_xlabel("seconds (log scale)", loc="left")
-    ink: dict[str, Any] = {"color": "#444444"}
     handles = [
-        Line2D([], [], marker="o", ms=8, ls="", **ink),
-        Line2D([], [], marker="|", ms=12, mew=2, lw=3, alpha=0.6, **ink),
+        Line2D([], [], marker="o", ms=8, ls="", color=INK),
+        Line2D([], [], marker="|", ms=12, mew=2, lw=3, alpha=0.6, color=INK),
     ]
     labels = ["mean end-to-end latency", "up to p99: one request in a hundred takes longer"]
     legend_below(whole, handles, labels, 2)

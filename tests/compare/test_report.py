@@ -85,6 +85,8 @@ def test_the_report_shows_intervals_rates_and_figures(swept: Path) -> None:
     assert re.search(r"Little's law: .* differ by [+−]\d+\.\d% at most", text)
     for name in DRAWN:
         assert f"({name}.png)" in text
+    caption = report.drawings(runs.load(swept))["rows"]().get_suptitle()
+    assert "80 requests in 2 seeds, poisson:50" in caption, "bars are of all seeds"
 
 
 def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:
