@@ -23,7 +23,7 @@ from studies import runner
 from studies.study import Study
 
 NAMES = (
-    "orders", "batches", "fair", "urgent", "memory", "prefixes", "routers", "capacity", "theory",
+    "orders", "batches", "fair", "urgent", "memory", "prefixes", "routers", "capacity",
     "fidelity", "vllm_schedule",
 )  # fmt: skip
 

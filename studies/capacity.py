@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from client.outcomes import Outcome
+import numpy as np
+
 from client.traces import Request
 from client.workloads import Workload
 from compare import sweep
 from compare.measure import burst_size, judged
 from compare.options import SWEEP_GOODPUT, parse_goodput
 from config import MODES, build
-from scheduling.inference import Inference
-from stats import Answer, times_of, timings_of
+from simulate.costs import FAKE
+from simulate.run import SimulatedServer
 from studies.study import Case, Panel, Study, Table
-from studies.virtual import CAPACITY_SEED, serve
+from studies.virtual import CAPACITY_SEED, SETTINGS
 
 LENGTHS, ARRIVAL = "normal", "poisson:1"  # a comparison's own defaults
 LIMITS = parse_goodput(SWEEP_GOODPUT)
@@ -30,34 +31,21 @@ def cases(n: int) -> list[dict[str, Any]]:
     return [{"mode": mode, "true": true_capacity(mode, n)} for mode in MODES]
 
 
-def served(mode: str, requests: Sequence[Request]) -> list[Inference]:
-    inferences = [Inference(request.ids, request.num_tokens) for request in requests]
-    serve(mode, {}, requests, inferences)
-    return inferences
+def server(mode: str) -> SimulatedServer:
+    return SimulatedServer(mode, build(mode, SETTINGS, {}), FAKE)
 
 
 def true_capacity(mode: str, n: int) -> float:
     """Return the requests completed a second until the last one of a burst of n is admitted."""
     requests = Workload(LENGTHS, seed=CAPACITY_SEED).requests(n, "burst", scaled=True)
-    times = [times_of(inference) for inference in served(mode, requests)]
-    end = max(t.admitted_at for t in times)
-    return sum(t.answered_at <= end for t in times) / end
+    times = server(mode).replay(requests).answers.times_at_server
+    end = np.max(times.admitted_at)
+    return float(np.sum(times.answered_at <= end) / end)
 
 
 def measure(mode: str, requests: Sequence[Request]) -> dict[str, Any]:
-    """Return the measures of a trace, as a client without any delay sees it."""
-    outcomes = list(map(outcome, requests, served(mode, requests)))
-    return judged(requests, outcomes, LIMITS)
-
-
-def outcome(request: Request, inference: Inference) -> Outcome:
-    """Return the outcome for a client without any delay."""
-    times, sent = times_of(inference), (request.at, request.at)
-    stamps = times.first_token_at, times.last_token_at, times.answered_at
-    tokens = len(inference.prompt_ids), times.completion_tokens
-    timings = timings_of(inference) | {"itl_s": times.itl_s}
-    answer = Answer(request.id, *sent, *stamps, *tokens, times.itl_s, timings)
-    return Outcome(request, *sent, times.answered_at, answer)
+    """Return the measures of a trace."""
+    return judged(requests, server(mode).replay(requests), LIMITS)
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
@@ -72,7 +60,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
         seconds += result["wall_clock_s"]
         return result
 
-    burst = burst_size(build(mode, {"model": "fake"}, {}))
+    burst = burst_size(server(mode).config)
     sweep.sweep(replay, Workload(LENGTHS, seed=seed), ARRIVAL, burst, None, points.append)
     outcome = sweep.outcome(points)
     del outcome["point"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,63 +60,34 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {  # of a trace: Workload's field
     LONG_PROMPTS: ({"prompts": "ids"}, "poisson:{:g}"),
 }
 Row = dict[str, Any]  # numbers of a trace on one side
-# code of a server and its client
-CODE = (
-    "app.py", "batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire",
-    "config", "front_door", "generate", "kernels", "observers", "routes", "scheduling",
-    "client/calls.py", "client/draws.py", "client/load.py", "client/outcomes.py",
-    "client/traces.py", "client/wire.py", "client/workloads.py", "compare/measure.py",
-    "compare/servers.py",
-)  # fmt: skip
-
-
-class Part(NamedTuple):
-    """A model, and the loads of its cases."""
-
-    costs: str  # by name, of the machine at hand
-    loads: Sequence[float]  # of plain traces, all variants
-    other_loads: Sequence[float]
-    others: Mapping[str, Sequence[str]]  # kind: variants
-
-    def cases(self) -> dict[tuple[str, str], Sequence[float]]:
-        """Return the loads by variant and kind of trace."""
-        plain = {(variant, PLAIN): self.loads for variant in VARIANTS}
-        others = [(v, kind) for kind, variants in self.others.items() for v in variants]
-        return plain | dict.fromkeys(others, self.other_loads)
-
-
-PARTS = {
-    "fake": Part(
-        "fake-server",
-        LOADS,
-        (0.85, 1.2),
-        {
-            "other lengths": ["static", "dynamic", "dynamic, sjf"],
-            "bursty": ["windowed", "dynamic"],
-            PREFIXES: [CACHING],
-            LONG_PROMPTS: ["static", "dynamic", "dynamic, demand"],
-        },
-    ),
-    "demo": Part(
-        "demo",
-        (0.5, 0.85, 1.2),
-        (0.85,),
-        {
-            "other lengths": ["dynamic"],
-            "bursty": ["dynamic"],
-            PREFIXES: [CACHING],
-            LONG_PROMPTS: ["dynamic"],
-        },
-    ),
+SOME = (0.85, 1.2)
+COSTS = {"fake": "fake-server", "demo": "demo"}  # of each part's model, on the machine at hand
+# by model and kind of trace: variants, and loads
+PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
+    "fake": {
+        PLAIN: ([*VARIANTS], LOADS),
+        "other lengths": (["static", "dynamic", "dynamic, sjf"], SOME),
+        "bursty": (["windowed", "dynamic"], SOME),
+        PREFIXES: ([CACHING], SOME),
+        LONG_PROMPTS: (["static", "dynamic", "dynamic, demand"], SOME),
+    },
+    "demo": {
+        PLAIN: ([*VARIANTS], (0.5, 0.85, 1.2)),
+        "other lengths": (["dynamic"], (0.85,)),
+        "bursty": (["dynamic"], (0.85,)),
+        PREFIXES: ([CACHING], (0.85,)),
+        LONG_PROMPTS: (["dynamic"], (0.85,)),
+    },
 }
 
 
-def cases(n: int, repeats: int, costs: str) -> list[dict[str, Any]]:
+def cases(n: int, repeats: int) -> list[dict[str, Any]]:
     """Return the cases, which take turns: a machine that is slow for a while is so for all."""
     return [
         {"part": part, "variant": variant, "kind": kind, "repeat": repeat}
         for repeat, part in itertools.product(range(repeats), PARTS)
-        for variant, kind in PARTS[part].cases()
+        for kind, (variants, _) in PARTS[part].items()
+        for variant in variants
     ]
 
 
@@ -149,8 +120,8 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
         if first in kept:
             capacity = kept[first][BURST]["capacity"]
         tokens = Workload(**KINDS[kind][0]).mean_num_tokens
-        for part in PARTS[case["part"]].cases()[case["variant"], kind]:
-            rows[f"{part:g}"] = row(float(f"{part * capacity / tokens:.4g}"))
+        for share in PARTS[case["part"]][kind][1]:
+            rows[f"{share:g}"] = row(float(f"{share * capacity / tokens:.4g}"))
     return rows
 
 
@@ -174,8 +145,6 @@ def measured(target: Measurable, requests: Sequence[Request]) -> Row:
         "e2e_s": [round(a.e2e_s, 6) for a in answers],
         "ttft_s": [round(a.ttft_s, 6) for a in answers],
         "tpot_s": [round(a.tpot_s, 7) for a in answers if a.completion_tokens > 1],
-        "http_s": [round(a.e2e_s - a.timings["e2e_s"], 6) for a in answers if a.timings],
-        "iterations_s": engine["busy_s"],
     }
 
 
@@ -190,7 +159,6 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
     "p99": quantile("e2e_s", 99),
     "ttft": quantile("ttft_s", 50),
     "tpot": quantile("tpot_s", 50),
-    "iterations": lambda rows: float(np.mean([row["iterations_s"] for row in rows])),
 }
 
 
@@ -207,13 +175,12 @@ def compared(real: Sequence[Row], simulated_row: Row) -> dict[str, Any]:
             continue  # a capacity where no request ever waited
         measures[f"{name}_error"] = 100 * (of([simulated_row]) / value - 1)
         measures[f"{name}_spread"] = 100 * (max(repeats) / min(repeats) - 1)
-    http = quantile("http_s", 50)
-    return measures | {"http": http(real), "http_simulated": http([simulated_row])}
+    return measures
 
 
-def summarized(cases: Cases, repeats: int, costs: str) -> list[dict[str, Any]]:
+def summarized(cases: Cases, repeats: int) -> list[dict[str, Any]]:
     """Return a case for each load, with the simulated server beside the real ones."""
-    used = {part: load(costs or PARTS[part].costs) for part in PARTS}
+    costs = {part: load(name) for part, name in COSTS.items()}
     runs = []
     for case in only(cases, {"repeat": 0}):
         place = {key: case[key] for key in ("part", "variant", "kind")}
@@ -221,7 +188,7 @@ def summarized(cases: Cases, repeats: int, costs: str) -> list[dict[str, Any]]:
             for name in repeated[0]:
                 runs.append((place | {"load": name}, seed, [rows[name] for rows in repeated]))
     with multiprocessing.Pool() as pool:
-        work = [(place, seed, rows[0], used[place["part"]]) for place, seed, rows in runs]
+        work = [(place, seed, rows[0], costs[place["part"]]) for place, seed, rows in runs]
         simulated_rows = pool.starmap(simulated, work, chunksize=1)
     summary: dict[tuple[str, ...], dict[str, Any]] = {}
     for (place, _, rows), simulated_row in zip(runs, simulated_rows):
@@ -268,8 +235,7 @@ Error: simulated ÷ measured − 1, in %, mean over seeds ± 95%. Latencies are 
 how much real runs of the same trace by fresh servers are apart. *met*: the error is below its
 target; *met by spread*: it is not, but below the spread; *missed*: neither; *reported*: no target
 at this load (above {JUDGED:g}), or p99 of fewer than {LEAST["p99"]:,} real requests. Load: the rate
-of a trace as a part of the capacity of the case's first burst. HTTP: by how much the client's
-latency is beyond the server's own, median."""
+of a trace as a part of the capacity of the case's first burst."""
 
 
 def columns(*names: str, verdict: bool = False) -> list[str]:
@@ -291,38 +257,31 @@ STUDY = Study(
     "requests a case, on the machine that the costs were measured on",
     requests=250,
     seeds=4,
-    options={
-        "repeats": (2, "real runs of each trace"),
-        "costs": ("", "name of the costs, instead of those of each part"),
-    },
+    options={"repeats": (2, "real runs of each trace")},
     cases=cases,
     run=run,
     servers=True,
     summarized=summarized,
-    code=CODE,
     measures={
         "capacity": ("capacity, tok/s", "{:,.0f}"),
         "p50": ("median latency, ms", "{:,.0f}"),
         "p99": ("p99 latency, ms", "{:,.0f}"),
         "ttft": ("TTFT median, ms", "{:,.1f}"),
         "tpot": ("TPOT median, ms", "{:,.2f}"),
-        "iterations": ("time in iterations, s", "{:.2f}"),
         **{f"{name}_error": ("error, %", "{:.1f}") for name in MEASURES},
         **{f"{name}_spread": ("spread, %", "{:.1f}") for name in MEASURES},
         **{f"{name}_verdict": ("verdict", "") for name in TARGETS},
-        "http": ("HTTP, ms", "{:.2f}"),
-        "http_simulated": ("simulated", "{:.2f}"),
         "failed": ("failed", "{:.0f}"),
     },
     text=text,
     tables=[
         Table(PLACE, columns("capacity", verdict=True), where={"load": BURST}, title="Capacity"),
         Table(PLACE, columns("p50", "p99", verdict=True), where=LATER, title="Latency"),
-        Table(PLACE, columns("ttft", "tpot"), where=LATER, title="First token, time per token"),
         Table(
             PLACE,
-            [*columns("iterations"), "http", "http_simulated", "failed"],
-            title="What the errors are made of",
+            [*columns("ttft", "tpot"), "failed"],
+            where=LATER,
+            title="First token, time per token",
         ),
     ],
     figure="error of the simulated median and p99 of latency over load, by variant",

@@ -11,7 +11,7 @@ import functools
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,11 @@ from client.traces import Request
 from client.workloads import Workload
 from compare.report.drawing import PALETTE, Look
 from config import build
-from generate.fake import PREFILL_TOKEN_S, FakeGenerator, cost_s
-from scheduling import scheduler
-from scheduling.inference import Inference, Iteration
-from scheduling.prefix_cache import block_keys
-from scheduling.sampling import Sampling
-from simulate import Arrival, any_ids, drive
+from generate.fake import PREFILL_TOKEN_S
+from scheduling.inference import Inference, IterationRecord
+from scheduling.scheduler import Scheduler
+from simulate.costs import FAKE
+from simulate.run import SimulatedServer
 from stats import times_of
 from studies import virtual
 from studies.study import Against, Case, Panel, Study, Table
@@ -114,48 +113,46 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     return served(case["variant"], case["kv_blocks"], requests)
 
 
+class Seen:
+    """Observations of a trace: its answered inferences, time, KV blocks and prefill tokens."""
+
+    scheduler: Scheduler
+
+    def __init__(self) -> None:
+        self.inferences: list[Inference] = []
+        self.busy_s = self.blocks_s = 0.0
+        self.prefilled = 0
+
+    def iteration(self, record: IterationRecord) -> None:
+        self.busy_s += record.seconds
+        self.blocks_s += record.iteration.blocks_used * record.seconds
+        rows = record.iteration.rows
+        self.prefilled += sum(row.n_tokens for row in rows if not row.decodes)
+
+    def answered(self, inference: Inference) -> None:
+        self.inferences.append(inference)
+
+
 def served(variant: str, kv_blocks: int | None, requests: Sequence[Request]) -> dict[str, float]:
     """Return the measures of a trace. A turn that has outgrown the context is not sent, nor are
     those after it.
     """
     mode, settings = VARIANTS[variant]
     config = build(mode, virtual.SETTINGS | virtual.pool(kv_blocks) | settings, {})
-    followers = {r.after: r for r in requests if r.after is not None}
-    sent: dict[Inference, Request] = {}
+    seen = Seen()
 
-    def send(request: Request, at: float, before: Sequence[int] = ()) -> Iterable[Arrival]:
-        ids = [*before, *request.ids]
-        keys = block_keys(ids, BLOCK) if config.prefix_caching else None
-        sampling = Sampling(seed=request.seed or 0)
-        inference = Inference(ids, request.num_tokens, sampling, keys=keys)
-        if inference.total_tokens <= config.max_model_len:
-            sent[inference] = request
-            yield at, [inference]
+    def observe(built: Scheduler) -> Seen:
+        seen.scheduler = built
+        return seen
 
-    def ended(now: float, inference: Inference) -> Iterable[Arrival]:
-        if following := followers.get(sent[inference].id):
-            before = inference.prompt_ids + inference.tokens
-            yield from send(following, now + (following.think_s or 0.0), before)
-
-    busy_s = blocks_s = prefilled = 0.0
-
-    def cost(iteration: Iteration) -> float:
-        nonlocal busy_s, blocks_s, prefilled
-        seconds = cost_s(iteration)
-        busy_s += seconds
-        blocks_s += iteration.blocks_used * seconds
-        prefilled += sum(row.n_tokens for row in iteration.rows if not row.decodes)
-        return seconds
-
-    built = scheduler.build(config)
-    firsts = (arrival for r in requests if r.after is None for arrival in send(r, r.at))
-    generate = FakeGenerator(lambda seconds: None).generate if followers else any_ids
-    end = drive(built, firsts, cost, generate, ended=ended)
+    outcomes = SimulatedServer(variant, config, FAKE, observe=observe).replay(requests)
+    end = float(outcomes.ended["ended_at"].max())
+    inferences = sorted(seen.inferences, key=lambda inference: inference.id)
     return {
-        "blocks": blocks_s / busy_s,
-        "prefill": 100 * prefilled * PREFILL_TOKEN_S / busy_s,
-        **measures(list(sent), prefilled, built.snapshot().prefix_hits),
-        "throughput": virtual.throughput(list(sent), end),
+        "blocks": seen.blocks_s / seen.busy_s,
+        "prefill": 100 * seen.prefilled * PREFILL_TOKEN_S / seen.busy_s,
+        **measures(inferences, seen.prefilled, seen.scheduler.snapshot().prefix_hits),
+        "throughput": virtual.throughput(inferences, end),
     }
 
 

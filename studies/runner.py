@@ -21,7 +21,7 @@ from studies.study import Case, Cases, Study, tables
 CODE = (
     "batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire", "client",
     "compare", "config", "deploy", "front_door", "generate", "kernels", "observers", "routes",
-    "scheduling", "simulate",
+    "scheduling",
 )  # fmt: skip
 SUFFIXES = (".py", ".cpp", ".h")
 Run = tuple[Case, int, int]  # a case, requests of its trace, and the trace's seed
@@ -57,10 +57,11 @@ def _key(run: Sequence[Any]) -> str:
 
 
 def code(study: Study) -> str:
-    """Return a digest of the code that the study's numbers depend on."""
+    """Return a digest of the code that the study's numbers depend on; runs of real servers stay
+    valid when the simulator changes.
+    """
     digest = hashlib.sha256()
-    module = f"studies/{study.name}"
-    for name in (*(study.code or CODE), module if (ROOT / module).is_dir() else f"{module}.py"):
+    for name in (f"studies/{study.name}.py", *CODE, *(() if study.servers else ("simulate",))):
         path = ROOT / name
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.suffix in SUFFIXES and file.exists():

@@ -91,7 +91,6 @@ class Study:
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with the numbers
     summarized: Callable[..., list[dict[str, Any]]] | None = None  # makes the cases from all runs
     servers: bool = False  # real ones: runs are made one at a time, given the `FinishedRuns`
-    code: Sequence[str] = ()  # folders and files whose change makes kept runs void; none: all
 
 
 def only(cases: Cases, keys: Keys) -> list[Case]:
@@ -196,4 +195,7 @@ def _mean_text(study: Study, case: Case, measure: str) -> str:
         return NONE
     if any(isinstance(value, str) for value in of_seeds):
         return "; ".join(dict.fromkeys(of_seeds))
-    return formatted(estimate(of_seeds), study.measures[measure][1])
+    form = study.measures[measure][1]
+    if len({*of_seeds}) == 1:  # a closed form, or the same by its nature: no spread to show
+        return formatted(Estimate(of_seeds[0], None), form)
+    return formatted(estimate(of_seeds), form)

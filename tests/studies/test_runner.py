@@ -131,13 +131,14 @@ def test_a_stopped_study_goes_on_and_other_code_begins_anew(
 def test_code_is_what_numbers_depend_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(runner, "ROOT", tmp_path)
+    monkeypatch.setattr(runner, "CODE", ["rules"])
     for name in ("studies/made.py", "rules/one.py", "rules/notes.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
-    digests = [runner.code(replace(STUDY, code=("rules",)))]
+    digests = [runner.code(STUDY)]
     for name in ("rules/notes.md", "rules/one.py"):
         (tmp_path / name).write_text("2")
-        digests.append(runner.code(replace(STUDY, code=("rules",))))
+        digests.append(runner.code(STUDY))
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -167,6 +168,8 @@ def test_a_table_has_means_and_differences_paired_by_seed() -> None:
     assert slow == "| 0.5 | slow | 20.5 ± 24.8 | slow | – | +0.5 ± 0.1 | 1.03 ± 0.04 |"
     same = [case | {"seeds": MEASURED[0]["seeds"]} for case in cases(7)]
     assert "| 20.0 ± 24.8 | fast | – | none shown | 1.00 ± 0.00 |" in tables(STUDY, same)
+    constant = [case | {"seeds": MEASURED[0]["seeds"][:1] * 3} for case in cases(7)]
+    assert "| 10.0 | fast |" in tables(STUDY, constant), "a closed form has no spread to show"
 
 
 def test_a_figure_has_lines_over_numbers_bars_over_names_and_no_empty_panel() -> None:

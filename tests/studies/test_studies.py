@@ -20,7 +20,6 @@ from studies import (
     orders,
     prefixes,
     routers,
-    theory,
     virtual,
 )
 from studies.__main__ import NAMES, load
@@ -146,7 +145,8 @@ def test_shared_tokens_are_computed_once_and_others_cost_nothing(trace: str) -> 
     assert plain["computed"] == 100
     assert cached["computed"] <= {"shared": 40, "conversations": 50, "random": 100}[trace]
     assert cached["computed"] + cached["hits"] == pytest.approx(100)
-    assert cached == plain if trace == "random" else cached["ttft_ms"] < plain["ttft_ms"]
+    same = cached == pytest.approx(plain)
+    assert same if trace == "random" else cached["ttft_ms"] < plain["ttft_ms"]
 
 
 def test_the_oracle_knows_all_that_was_served_before() -> None:
@@ -193,7 +193,7 @@ def test_an_error_is_judged_by_its_target_and_by_how_far_real_runs_are_apart(
 ) -> None:
     def row(tokens: float) -> dict[str, Any]:
         times = dict.fromkeys(("e2e_s", "ttft_s", "tpot_s"), [tokens] * 1000)
-        return {"capacity": tokens, **times, "iterations_s": 1.0, "http_s": [1.0], "failed": 0}
+        return {"capacity": tokens, **times, "failed": 0}
 
     seed = fidelity.compared([row(tokens) for tokens in repeats], row(simulated))
     assert seed["capacity_error"] == pytest.approx(simulated - 100)
@@ -211,26 +211,16 @@ def test_real_servers_are_held_against_simulated_ones(
 ) -> None:
     few = {"kv_reservation": "demand", "kv_cache": "64blocks"}
     monkeypatch.setattr(fidelity, "VARIANTS", {"demand": ("dynamic", few)})
-    monkeypatch.setattr(fidelity, "PARTS", {"fake": fidelity.Part("fake", (0.9,), (), {})})
+    monkeypatch.setattr(fidelity, "COSTS", {"fake": "fake"})
+    monkeypatch.setattr(fidelity, "PARTS", {"fake": {fidelity.PLAIN: (["demand"], (0.9,))}})
     kept = FinishedRuns(tmp_path / "fidelity.runs.jsonl", "")
-    cases = measured(fidelity.STUDY, fidelity.cases(40, 2, ""), 40, 1, kept)
+    cases = measured(fidelity.STUDY, fidelity.cases(40, 2), 40, 1, kept)
     burst, loaded = cases[0]["seeds"][0].values()
     rate = 0.9 * burst["capacity"] / Workload().mean_num_tokens
     assert [case["seeds"][0]["0.9"]["rate"] for case in cases] == [loaded["rate"]] * 2
     assert loaded["rate"] == pytest.approx(rate, rel=1e-3)
-    summary = fidelity.summarized(cases, 2, "")
+    summary = fidelity.summarized(cases, 2)
     assert [case["load"] for case in summary] == ["burst", "0.9"]
     assert [case["seeds"][0]["requests"] for case in summary] == [80, 80]
     # the fake engine's own costs are the least that a server takes
     assert -90 < summary[1]["seeds"][0]["p50_error"] < 10
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("law", [theory.QUEUE, theory.IDLE, theory.LITTLE])
-def test_theory_is_held_against_real_servers(law: str) -> None:
-    """A load of 0.3 has a steady state even if the machine becomes three times slower."""
-    case = next(case for case in theory.cases(20, load=0.3, rows=2) if case["law"] == law)
-    result = theory.run(case, 20, 0)
-    assert result["measured"] > 0 < result["expected"]
-    if law == theory.IDLE:  # 30 batches
-        assert result["measured"] == pytest.approx(result["expected"], rel=0.15)
