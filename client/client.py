@@ -124,8 +124,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         )
     if arguments.prompt is not None and len(arguments.url) > 1:
         parser.error("--prompt asks one server; give --url once")
-    if len(set(arguments.url)) < len(arguments.url):
-        parser.error("--url names one server twice; leave it out once")
     if arguments.numsamples is not None and arguments.numsamples < 1:
         parser.error("--numsamples must be at least 1")
     return arguments
@@ -256,7 +254,7 @@ def main() -> None:
         else:
             result = load(urls, arguments, Console())
             if result["partial"]:
-                print("interrupted; the requests that had ended are told above", file=sys.stderr)
+                print("interrupted; the requests that had ended are shown above", file=sys.stderr)
                 sys.exit(130)
             if result["errors"]:
                 sys.exit(1)

@@ -174,8 +174,6 @@ class TokenIds(Sequence[list[int]]):
         return len(self._ends)
 
     def __getitem__(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            return [self[n] for n in range(len(self))[i]]
         n = range(len(self))[i]
         return self._ids[self._ends[n - 1] if n else 0 : self._ends[n]].tolist()
 

@@ -1,4 +1,4 @@
-"""Workloads of several users and of priorities: who sends what, when, and that servers are told."""
+"""Workloads of several users and of priorities, and how both are sent to servers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_each_user_sends_at_a_rate_with_lengths_and_in_seconds_of_its_own() -> N
     assert requests != Workload(users=[GREEDY, MODEST], seed=4).requests(None)
 
 
-def test_users_without_seconds_send_as_many_as_are_asked_for() -> None:
+def test_users_without_seconds_send_a_number_of_requests() -> None:
     requests = Workload(users=["a,30,fixed:5", "b,10,fixed:7"]).requests(2000)
     assert len(requests) == 2000 and len(of(requests, "a")) == pytest.approx(1500, abs=80)
     assert requests[-1].at == pytest.approx(50, abs=5)
@@ -80,18 +80,19 @@ def test_priorities_are_drawn_in_their_shares_and_change_nothing_else() -> None:
     assert {1} in by_talk and {2} in by_talk
 
 
-def test_a_workload_says_whose_its_requests_are() -> None:
+def test_a_description_names_users_and_levels() -> None:
     requests = Workload(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
-    said = described(describe(requests))
+    words = described(describe(requests))
     n = len(of(requests, "modest"))
-    assert f"{n} of modest from 1" in said and " of level 1, " in said and " of level 2" in said
+    assert f"{n} of modest from 1" in words
+    assert " of level 1, " in words and " of level 2" in words
     many = [Request(id=i, at=i, prompt="a", num_tokens=1, user=str(i)) for i in range(50)]
     assert described(describe(many)).endswith("; of 50 users")
     assert "level" not in described(describe(Workload().requests(3)))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         ("--arrival auto", "leave out --arrival"),
         ("--lengths normal --sessions 2:1", "leave out --lengths, --sessions"),
@@ -101,8 +102,8 @@ def test_a_workload_says_whose_its_requests_are() -> None:
         ("--trace t.jsonl", "--trace holds the requests; leave out --users"),
     ],
 )
-def test_what_users_say_themselves_is_not_asked_for_besides(arguments: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_flags_that_contradict_users_are_refused(arguments: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
         parse(["--users", GREEDY, MODEST, *split(arguments)])
 
 
@@ -119,7 +120,7 @@ def test_a_user_who_would_send_nothing_is_found_before_any_server_starts() -> No
 
 
 @pytest.mark.parametrize("api", ["inference", "openai"])
-def test_a_server_is_told_user_and_priority_where_there_are_any(api: str) -> None:
+def test_a_server_gets_user_and_priority_where_there_are_any(api: str) -> None:
     ask = Request(id=0, at=0, prompt="hi", num_tokens=3, user="ann", priority=1)
     body = wire(api, "m", stream=True).body(ask)
     assert (body["user"], body["priority"]) == ("ann", 1)

@@ -1,4 +1,4 @@
-"""What servers answer, in the forms that occur, and what the client reads in it."""
+"""Answers of servers, in the forms that occur, as the client reads them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ NO_TOKEN = event({"choices": [], "usage": USED | {"completion_tokens": 0}})
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "sentence"),
     [
         (chunk("a") + DONE, "without usage"),
         (chunk("a") + USAGE, r"ended before \[DONE\]"),
@@ -97,8 +97,8 @@ NO_TOKEN = event({"choices": [], "usage": USED | {"completion_tokens": 0}})
         (b"", r"ended before \[DONE\]"),
     ],
 )
-def test_what_is_no_whole_answer_is_an_error_in_a_sentence(data: bytes, said: str) -> None:
-    with pytest.raises(Unreadable, match=said):
+def test_an_incomplete_answer_is_an_error_in_a_sentence(data: bytes, sentence: str) -> None:
+    with pytest.raises(Unreadable, match=sentence):
         OpenAI("m").read(reply((2.0, data)))
 
 
@@ -125,7 +125,7 @@ def test_each_api_asks_for_the_same_tokens_in_its_own_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "sentence"),
     [
         (b'{"error": {"message": "too long"}}', "400 too long"),
         (b'{"error": "too long"}', "400 too long"),
@@ -134,8 +134,8 @@ def test_each_api_asks_for_the_same_tokens_in_its_own_words() -> None:
         (b"", "400"),
     ],
 )
-def test_a_refusal_is_told_in_the_servers_words(body: bytes, said: str) -> None:
-    assert refusal(400, body) == said
+def test_a_refusal_is_in_the_server_s_words(body: bytes, sentence: str) -> None:
+    assert refusal(400, body) == sentence
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Grafana's board asks for what a server's /metrics tells: every query is parsed, and must find
-something in what a server answers.
-"""
+"""Every query of Grafana's board is PromQL, and finds a sample in the /metrics of a server."""
 
 from __future__ import annotations
 
@@ -32,15 +30,15 @@ Served = dict[str, list[dict[str, str]]]  # of each name: the labels of each sam
 
 def queries(panel: dict[str, Any]) -> list[tuple[str, str]]:
     """A panel's, each with its legend: as Grafana would ask, at every limit that may be chosen."""
-    found = []
+    result = []
     for target in panel["targets"]:
-        asked = target["expr"].replace("$__rate_interval", "20s").replace("$replica", ".*")
-        (limits,) = [LIMITS[name] for name in LIMITS if name in asked] or [["no limit"]]
+        expression = target["expr"].replace("$__rate_interval", "20s").replace("$replica", ".*")
+        (limits,) = [LIMITS[name] for name in LIMITS if name in expression] or [["no limit"]]
         for limit in limits:
-            query = re.sub(r"\$\w+_limit", limit, asked)
+            query = re.sub(r"\$\w+_limit", limit, expression)
             assert "$" not in query, "a variable that the board does not have"
-            found.append((query, target["legendFormat"]))
-    return found
+            result.append((query, target["legendFormat"]))
+    return result
 
 
 def parts(query: str) -> tuple[list[promql.VectorSelector], set[str]]:
@@ -77,28 +75,28 @@ def selected(selector: promql.VectorSelector, served: Served) -> list[dict[str, 
 
 @pytest.fixture
 def served(client_of: Callable[..., FlaskClient]) -> Served:
-    """What a server tells after its first answer."""
+    """The samples of a server after its first answer."""
     client = client_of()
     client.post("/inference", json={"prompt": "hi", "num_tokens": 3})
     text = client.get("/metrics").get_data(as_text=True)
-    found: Served = {}
+    samples: Served = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, []).append({**sample.labels, **ADDED})
-    return found
+            samples.setdefault(sample.name, []).append({**sample.labels, **ADDED})
+    return samples
 
 
 @pytest.mark.parametrize("title", PANELS)
-def test_each_query_finds_what_a_server_tells(title: str, served: Served) -> None:
+def test_each_query_finds_a_sample(title: str, served: Served) -> None:
     for query, legend in queries(PANELS[title]):
         selectors, labels = parts(query)
         assert selectors
         for selector in selectors:
             samples = selected(selector, served)
             assert samples, f"no sample is a {selector.prettify()}"
-            assert labels <= {*samples[0]}, f"{query} sums by what is no label of {selector.name}"
+            assert labels <= {*samples[0]}, f"{query}: {selector.name} has not all of {labels}"
             shown = {*re.findall(r"{{(\w+)}}", legend)}
-            assert shown <= (labels or {*samples[0]}), f"{legend} shows what the result has not"
+            assert shown <= (labels or {*samples[0]}), f"{legend}: the result has {labels} alone"
 
 
 def test_grafana_finds_the_board_and_its_source() -> None:
@@ -112,8 +110,8 @@ def test_grafana_finds_the_board_and_its_source() -> None:
     assert json.loads(mounted[home].read_text()) == BOARD
     assert [each["options"]["path"] for each in boards["providers"]] == [str(Path(home).parent)]
     ((uid, url),) = [(each["uid"], each["url"]) for each in sources["datasources"]]
-    asked = [*BOARD["panels"], *BOARD["templating"]["list"]]
-    assert {each["datasource"]["uid"] for each in asked if "datasource" in each} == {uid}
+    users = [*BOARD["panels"], *BOARD["templating"]["list"]]
+    assert {each["datasource"]["uid"] for each in users if "datasource" in each} == {uid}
     ((_, _, port),) = split(services["prometheus"]["ports"])
     assert url == f"http://prometheus:{port}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ def histories(page: Path) -> list[dict[str, Any]]:
     return list(json.loads(data))
 
 
-def told(folder: Path, name: str) -> dict[str, int]:
-    """What the run says of a server's rows."""
+def rows_in(folder: Path, name: str) -> dict[str, int]:
+    """Return a server's rows by the run's results."""
     return counted(json.loads((folder / f"{name}.json").read_text())["server"])
 
 
@@ -59,9 +60,9 @@ def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
     static, dynamic = histories(simulated / "live.html")
     assert [static["about"]["name"], dynamic["about"]["name"]] == ["static", "dynamic"]
     assert static["about"]["simulated"] == "simulated, costs fake"
-    assert computed(rows_of(static)) == told(simulated, "static")
-    assert told(simulated, "static")["idle"] > 0
-    assert computed(rows_of(dynamic)) == told(simulated, "dynamic")
+    assert computed(rows_of(static)) == rows_in(simulated, "static")
+    assert rows_in(simulated, "static")["idle"] > 0
+    assert computed(rows_of(dynamic)) == rows_in(simulated, "dynamic")
     assert len(static["ended"]) == len(dynamic["ended"]) == 30
     arrivals = [sorted(request[1] for request in each["requests"]) for each in (static, dynamic)]
     assert arrivals[0] == pytest.approx(arrivals[1]), "one clock, which begins with the trace"
@@ -87,31 +88,6 @@ def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
     assert only["iterations"] == shown[1]["iterations"]
 
 
-def test_of_a_recording_that_was_used_before_the_run_has_the_last(
-    measured: Path, tmp_path: Path
-) -> None:
-    for path in measured.glob("*.json*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    lines = (measured / "calls.jsonl").read_text()
-    static = lines[: lines.index('{"recording"', 1)]
-    recorded = tmp_path / "calls.jsonl"
-    for name in ("static", "dynamic"):
-        result = json.loads((tmp_path / f"{name}.json").read_text())
-        result["config"]["record"] = str(recorded)
-        (tmp_path / f"{name}.json").write_text(json.dumps(result))
-    recorded.write_text(static + lines)
-    assert ran("live", str(tmp_path)).returncode == 0
-    assert [each["about"]["mode"] for each in histories(tmp_path / "live.html")] == [
-        "static", "dynamic",
-    ]  # fmt: skip
-    recorded.write_text(lines + static)  # somebody else's came after
-    done = ran("live", str(tmp_path))
-    assert (
-        done.returncode == 1
-        and "does not end with the recordings of static, dynamic" in done.stderr
-    )
-
-
 def test_of_several_seeds_the_first_is_shown_and_the_page_says_so(tmp_path: Path) -> None:
     done = ran("simulate", *SMALL, "--repeats", "2", "--seed", "3", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -120,18 +96,21 @@ def test_of_several_seeds_the_first_is_shown_and_the_page_says_so(tmp_path: Path
         assert done.stderr == f"{tmp_path}: shown is seed 3, the first of 2\n"
     static, _ = histories(tmp_path / "live.html")
     assert static["about"]["note"].startswith("seed 3, the first of 2, commit ")
-    assert computed(rows_of(static)) == told(tmp_path / "seed-3", "static")
-    assert computed(rows_of(static)) != told(tmp_path / "seed-4", "static")
+    assert computed(rows_of(static)) == rows_in(tmp_path / "seed-3", "static")
+    assert computed(rows_of(static)) != rows_in(tmp_path / "seed-4", "static")
 
 
-def test_of_several_seeds_that_were_measured_the_first_has_the_first_recordings(
+def test_of_several_seeds_that_were_measured_the_first_has_the_first_recordings_of_its_run(
     measured: Path, tmp_path: Path
 ) -> None:
-    """Servers are measured there and back: static, dynamic; dynamic, static."""
+    """Servers are measured there and back: static, dynamic; dynamic, static. The recording of an
+    earlier run may come before.
+    """
     lines = (measured / "calls.jsonl").read_text()
     half = lines.index('{"recording"', 1)
+    static, dynamic = lines[:half], lines[half:]
     recorded = tmp_path / "calls.jsonl"
-    recorded.write_text(lines + lines[half:] + lines[:half])
+    recorded.write_text(dynamic + static + dynamic + dynamic + static)
     summary = json.loads((measured / "summary.json").read_text())
     for seed in (0, 1):
         (folder := tmp_path / f"seed-{seed}").mkdir()
@@ -146,6 +125,8 @@ def test_of_several_seeds_that_were_measured_the_first_has_the_first_recordings(
     shown = histories(tmp_path / "both.html")
     assert [each["about"]["mode"] for each in shown] == ["static", "dynamic"]
     assert shown[0]["about"]["note"] == "recorded: calls.jsonl, seed 0, the first of 2"
+    recorded.write_text(static + dynamic + dynamic + static + static)
+    assert "does not end with the recordings of static, dyn" in ran("live", str(tmp_path)).stderr
     (tmp_path / "seed-1" / "summary.json").unlink()  # as if it had been interrupted
     done = ran("live", str(tmp_path))
     assert done.returncode == 1 and "was interrupted" in done.stderr
@@ -159,21 +140,20 @@ def test_a_page_may_go_to_a_folder_that_is_not_there_yet(simulated: Path, tmp_pa
     assert done.stderr == f"error: {tmp_path} cannot be written: Is a directory\n"
 
 
-def test_a_timeline_has_what_the_run_says(simulated: Path, tmp_path: Path) -> None:
+def test_timelines_have_the_rows_of_the_run(simulated: Path, tmp_path: Path) -> None:
     done = ran("live", "--timeline", str(simulated), "--out", str(tmp_path))
-    assert done.stdout.split() == [
-        str(tmp_path / f"{name}.timeline.json") for name in ("static", "dynamic")
-    ]
-    for name in ("static", "dynamic"):
-        events = json.loads((tmp_path / f"{name}.timeline.json").read_text())["traceEvents"]
-        rows = [event["cat"] for event in events if event["ph"] == "X"]
-        expected = told(simulated, name)
-        assert rows.count("idle") == expected["idle"]
-        assert rows.count("decode") + rows.count("prefill") == expected["live"]
+    paths = {name: tmp_path / f"{name}.timeline.json" for name in ("static", "dynamic")}
+    assert done.stdout.split() == [str(path) for path in paths.values()]
+    for name, path in paths.items():
+        events = json.loads(path.read_text())["traceEvents"]
+        rows = Counter(event["cat"] for event in events if event["ph"] == "X")
+        expected = rows_in(simulated, name)
+        assert rows["idle"] == expected["idle"]
+        assert rows["decode"] + rows["prefill"] == expected["live"]
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "said"),
+    ("change", "arguments", "sentence"),
     [
         ({}, ["--of", "static,nobody"], "there is no 'nobody'; name one or two of static, dynamic"),
         ({"simulated": None}, [], "measure again with --record"),
@@ -181,19 +161,19 @@ def test_a_timeline_has_what_the_run_says(simulated: Path, tmp_path: Path) -> No
         ({"simulated": {"costs": "gone", "layout": ""}}, [], "there are no costs 'gone'"),
     ],
 )
-def test_what_cannot_be_shown_is_said(
-    change: dict[str, Any], arguments: list[str], said: str, simulated: Path, tmp_path: Path
+def test_a_run_that_cannot_be_shown_is_refused(
+    change: dict[str, Any], arguments: list[str], sentence: str, simulated: Path, tmp_path: Path
 ) -> None:
     for path in simulated.glob("*.json*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     summary = json.loads((tmp_path / "summary.json").read_text()) | change
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     done = ran("live", str(tmp_path), *arguments)
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and sentence in done.stderr
     assert not (tmp_path / "live.html").exists()
 
 
-def test_a_file_that_is_no_recording_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello\n")
     done = ran("live", str(tmp_path / "notes.txt"))
     assert done.returncode == 1 and "line 1" in done.stderr
