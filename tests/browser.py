@@ -1,4 +1,4 @@
-"""What tests of the live page do in a browser, which the fixtures `browser` and `opened` start."""
+"""Steps of tests of the live page in a browser, which the fixtures `browser` and `opened` start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def is_answered(url: str, n: int = 1) -> bool:
 
 
 def comes_true(tab: Any, condition: str) -> None:
-    """Playwright's own way to wait needs eval, which the page's security policy refuses."""
+    """Wait for a condition in the page. Playwright's own way needs eval, which the page's security
+    policy refuses.
+    """
     wait_until(lambda: bool(tab.evaluate(condition)))
 
 

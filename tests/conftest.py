@@ -1,5 +1,5 @@
-"""Leaks are found here: after every test no handler thread may live on. So is room: a test marked
-`alone` has the machine.
+"""Fixtures of all tests; a check for leaks, since after a test no handler thread may live on; and
+turns on the machine, which a test marked `alone` has for itself.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 # torch's threads otherwise wait by spinning, and take the cores from the other workers and their
 # servers: twice the CPU
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-if os.environ.get(
-    "NATIVE_BFLOAT16"
-):  # a processor that computes bfloat16 natively, or one that does not: `yes` or `no`
+# a processor that computes bfloat16 natively, or one that does not: `yes` or `no`
+if os.environ.get("NATIVE_BFLOAT16"):
     processor = Path(__file__).parent / "processor"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(processor), os.environ.get("PYTHONPATH", "")])
     runpy.run_path(str(processor / "sitecustomize.py"))
@@ -106,33 +105,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of Ray come first, since they take longest. Files with tests that are `alone` come
-    last: a worker that waits with one has nothing else to do.
+    """Run tests of Ray first, since they take longest, and files with tests that are `alone` last:
+    a worker that waits with one has nothing else to do.
     """
     alone = [item for item in items if item.get_closest_marker("alone")]
     files = {item.path for item in alone}
     items.sort(key=lambda item: (not RAY.search(item.nodeid), item.path in files, item in alone))
 
 
-@pytest.hookimpl(
-    wrapper=True, tryfirst=True
-)  # around the time limit: waiting for room is no part of a test
+# around the time limit: waiting for a turn is no part of a test
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """The workers of a run share the room; a test marked `alone` waits until nobody else has a test
-    to run, and has it.
-    """
-    with Path(__file__).open() as room:
-        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+    """Run a test beside those of other workers; one marked `alone` waits until none runs."""
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         return (yield)
 
 
 @pytest.fixture(autouse=True)
 def no_handler_thread_lives_on() -> Iterator[None]:
     yield
-    left = [thread for thread in threading.enumerate() if thread.name == "handler"]
-    for thread in left:
+    handlers = [thread for thread in threading.enumerate() if thread.name == "handler"]
+    for thread in handlers:
         thread.join(timeout=5)
-    assert not [thread for thread in left if thread.is_alive()], (
+    assert not [thread for thread in handlers if thread.is_alive()], (
         "a test did not close its BatchingManager"
     )
 
@@ -155,10 +151,8 @@ def client_of() -> Iterator[Callable[..., FlaskClient]]:
     yield make
     for manager in managers:
         manager.close()
-        left = manager.snapshot()
-        assert (left.waiting, left.running, left.blocks_used) == (0, 0, 0), (
-            "requests or blocks were lost"
-        )
+        rest = manager.snapshot()
+        assert rest.waiting == rest.running == rest.blocks_used == 0, "requests or blocks are lost"
 
 
 def undraw(patch: pytest.MonkeyPatch) -> None:
@@ -227,16 +221,16 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         wrong.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def listen(said: Any) -> None:
-        # what the network does the browser says itself
-        if said.type == "error" and not said.text.startswith("Failed to load resource"):
-            wrong.append(said.text)
+    def listen(message: Any) -> None:
+        # the browser itself reports failures of the network
+        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+            wrong.append(message.text)
 
     def make(address: str) -> Any:
         tab = context.new_page()
         tab.on("pageerror", lambda error: wrong.append(str(error)))
         tab.on("dialog", refuse)
-        tab.on("console", lambda said: listen(said))
+        tab.on("console", listen)
         tab.goto(address)
         return tab
 

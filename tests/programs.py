@@ -1,6 +1,4 @@
-"""The project's programs in the tests' own process, which has imported what takes a new one
-seconds.
-"""
+"""The project's programs in the tests' own process, whose imports would take a new one seconds."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from tests.servers import ROOT
 
 
 def ran(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m module arguments` from the root, to its end: the exit code, and what it printed.
-    Its exceptions are raised.
+    """Run `python -m module arguments` from the root to its end; return the exit code and the
+    output. Raises the program's exceptions.
     """
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
@@ -30,10 +28,10 @@ def ran(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         mock.patch.object(signal, "signal"),  # a program's handlers are not for the tests
     ):
         try:
-            found = importlib.import_module(module)
-            if hasattr(found, "__path__"):
-                found = importlib.import_module(f"{module}.__main__")
-            found.main()
+            program = importlib.import_module(module)
+            if hasattr(program, "__path__"):
+                program = importlib.import_module(f"{module}.__main__")
+            program.main()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
             if isinstance(ended.code, str):

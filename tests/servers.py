@@ -38,7 +38,7 @@ def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request
 
 
 def fake_text(request: Request) -> str:
-    """What the fake model completes it with."""
+    """Return the fake model's completion."""
     ids, seed = request.prompt_ids or list(str(request.prompt).encode()), request.seed or 0
     return bytes(token(ids, seed, i) for i in range(request.num_tokens)).decode()
 
@@ -73,18 +73,13 @@ def metric(url: str, name: str) -> float:
 
 def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
     """Wait until no row and no block is left."""
-    end = time.monotonic() + patience_s
-    while any(
-        metric(url, f"vllm:{name}")
-        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    ):
-        assert time.monotonic() < end, "rows or blocks are left"
-        time.sleep(0.05)
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    wait_until(lambda: not any(metric(url, f"vllm:{name}") for name in names), patience_s, 0.05)
 
 
 @contextlib.contextmanager
 def launched(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A program in a session of its own, with its output; what is left at the end is killed."""
+    """A program in a session of its own, with its output; what still runs at the end is killed."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -112,5 +107,5 @@ def started(*flags: str, mode: str = "dynamic") -> Iterator[tuple[str, subproces
 
 
 def has_traceback(process: subprocess.Popen[str]) -> bool:
-    """Whether what is left of its output has one."""
+    """Return whether the rest of its output has one."""
     return "Traceback" in (process.stdout.read() if process.stdout else "")

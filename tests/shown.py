@@ -1,5 +1,5 @@
-"""What the page, what it is told and the timeline must agree about with /stats, and servers that
-compute every kind of row.
+"""Rows by kind, in which the page, its data and the timeline must agree with /stats; and servers
+that compute every kind of row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from live.reading import iterations
 from stats import ROW_KINDS
 
-# what a line does, by the page's letters and by the timeline's words
+# kinds of rows by the page's letters, and by the timeline's words
 KINDS = {"d": "live", "p": "live", "r": "recomputed", "i": "idle", "s": "paused"}
 CATEGORIES = {
     "decode": "live", "prefill": "live", "recompute": "recomputed", "idle": "idle",
@@ -25,16 +25,16 @@ LOAD = {"num_tokens": [1, 20], "prompt_tokens": [4, 64]}  # and a rate at which 
 Rows = dict[str, int]  # of an iteration, by kind
 
 
-class Case(NamedTuple):
-    """A server, and the kinds of rows that a load makes it have besides live ones."""
+class RowCase(NamedTuple):
+    """A server, and the kinds of rows that a load gives it besides live ones."""
 
     mode: str
     flags: Mapping[str, Any]
     has: frozenset[str]
 
 
-def case(mode: str, *has: str, **flags: Any) -> Case:
-    return Case(mode, {"model": "fake", "max_batch_size": 4} | flags, frozenset(has))
+def case(mode: str, *has: str, **flags: Any) -> RowCase:
+    return RowCase(mode, {"model": "fake", "max_batch_size": 4} | flags, frozenset(has))
 
 
 CASES = {
@@ -52,28 +52,28 @@ CASES = {
 
 
 def rows_of(history: Mapping[str, Any]) -> list[Rows]:
-    """Rows of each iteration of a history."""
-    found = []
+    """Return the rows of each iteration of a history."""
+    result = []
     for seen in iterations(history):
         rows = dict.fromkeys((*ROW_KINDS, "paused"), 0) | {"padding": seen.padding}
         for cell in seen.cells.values():
             rows[KINDS[cell.kind]] += 1
-        found.append(rows)
-    return found
+        result.append(rows)
+    return result
 
 
 def computed(rows: Sequence[Rows]) -> Rows:
-    """Of all iterations, as /stats has them."""
+    """Return the rows of all iterations, as /stats counts them."""
     return {kind: sum(each[kind] for each in rows) for kind in ROW_KINDS}
 
 
 def counted(stats: Mapping[str, Any]) -> Rows:
-    """The same by /stats."""
+    """Return the rows that /stats reports."""
     return {kind: stats[f"{kind}_rows"] for kind in ROW_KINDS}
 
 
 def assert_stats_say(rows: Sequence[Rows], stats: Mapping[str, Any], has: frozenset[str]) -> None:
-    """These are the rows of each iteration of /stats?iterations=1, and of all together."""
+    """Check the rows of each iteration against /stats?iterations=1, and of all together."""
     measured = stats["iterations"]
     assert [[each[kind] for kind in ROW_KINDS] for each in rows] == [each[2:] for each in measured]
     assert computed(rows) == counted(stats)
@@ -83,7 +83,7 @@ def assert_stats_say(rows: Sequence[Rows], stats: Mapping[str, Any], has: frozen
 def assert_pauses_lasted(
     rows: Sequence[Rows], stats: Mapping[str, Any], planned: Sequence[float]
 ) -> None:
-    """planned: when each iteration was, which is when pauses begin and end."""
+    """planned: when each iteration was planned, which is when pauses begin and end."""
     assert len(planned) == len(rows)
     between = pairwise(planned)
     lasted = sum(row["paused"] * (end - begin) for row, (begin, end) in zip(rows, between))
@@ -91,9 +91,7 @@ def assert_pauses_lasted(
 
 
 def assert_timeline_says(events: Sequence[Mapping[str, Any]], stats: Mapping[str, Any]) -> None:
-    """Rows by kind, tokens and requests of a timeline, all of which are over, are those of
-    /stats.
-    """
+    """Check rows by kind, tokens and requests of a timeline against /stats; all have finished."""
     rows = Counter(CATEGORIES[event["cat"]] for event in events if event["ph"] == "X")
     counters = Counter[str]()
     for event in events:

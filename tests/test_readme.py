@@ -1,5 +1,5 @@
-"""What README.md and docs/ say to type is understood as written: every line of their shell blocks.
-The scripts themselves and the report run at small size.
+"""Commands of README.md and docs/ are understood as written: every line of their shell blocks. The
+scripts themselves and the report run at small size.
 """
 
 from __future__ import annotations
@@ -96,19 +96,19 @@ def test_benchmark_commands() -> None:
         for command in COMMANDS
         if command[0] == "python" and command[2].startswith(("benchmarks", "studies"))
     ]
-    assert len(commands) == 12
+    assert commands
     for module, *arguments in commands:
         if module == "benchmarks.faults":  # a package
             module += ".__main__"
         # it knows all of its arguments if it complains of one more alone
         try:
-            said = ran(module, *arguments, "--no-such-flag").stderr
+            message = ran(module, *arguments, "--no-such-flag").stderr
         except ConfigError as error:
-            said = str(error)
-        assert re.search(r"(unknown flag|unrecognized arguments:) --no-such-flag(;|\n|$)", said)
+            message = str(error)
+        assert re.search(r"(unknown flag|unrecognized arguments:) --no-such-flag(;|\n|$)", message)
 
 
-ANSWERS = [  # what each curl command's answer holds, in the order of the pages
+ANSWERS = [  # parts of each curl command's answer, in the order of the pages
     ['"completion"', '"cached_tokens":0'],
     ['"index":0', "data: [DONE]", '"prompt_tokens_details":{"cached_tokens":0}'],
     ['"text_completion"', '"index":1'],

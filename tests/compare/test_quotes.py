@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from compare.report import quotes
+from tests.servers import ROOT
 
 
-@pytest.mark.parametrize(
-    "page", quotes.pages(), ids=lambda page: str(page.relative_to(quotes.ROOT))
-)
+@pytest.mark.parametrize("page", quotes.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_says_what_its_files_do(page: Path) -> None:
     text, differing = quotes.renewed(page.read_text())
     assert differing == [], "python -m compare.report.quotes --write"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from tests.servers import asks
     [pytest.param("ray", "least_tokens", marks=pytest.mark.extra), ("proxy", "leastconn")],
 )
 @pytest.mark.nightly
-def test_a_comparison_of_two_replicas_reports_what_both_did(
+def test_a_comparison_of_two_replicas_reports_the_sums_of_both(
     front: str, router: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In `dynamic` each token is one live row, on whichever replica, as long as no prompt is cut.
@@ -76,74 +77,64 @@ def test_a_comparison_of_two_replicas_reports_what_both_did(
 
 
 @pytest.mark.parametrize(
-    ("argv", "sentence"),
+    ("parse", "argv", "sentence"),
     [
-        (["--replicas", "2"], "--replicas is of servers behind a front end; add --deploy ray"),
-        (["--router", "prefix"], "--router is of servers behind a front end"),
-        (["--deploy", "rya"], "argument --deploy: invalid choice: 'rya'"),
-        (["--deploy", "proxy", "--replicas", "0"], "--replicas 0: give 1 or more"),
-        (["--deploy", "proxy", "--router", "prefix"], "--deploy proxy has leastconn"),
+        (options.parse, "--replicas 2", "--replicas is of servers behind a front end; add --dep"),
+        (options.parse, "--router prefix", "--router is of servers behind a front end"),
+        (options.parse, "--deploy rya", "argument --deploy: invalid choice: 'rya'"),
+        (options.parse, "--deploy proxy --replicas 0", "--replicas 0: give 1 or more"),
+        (options.parse, "--deploy proxy --router prefix", "--deploy proxy has leastconn"),
+        (options.parse, "--deploy ray", "pip install -r requirements-ray.txt"),
+        (simulate.parse, "--deploy ray --replicas 2", "--deploy is of servers that run"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_deployment_that_there_is_not_is_refused_before_any_server_starts(
-    argv: list[str], sentence: str
+def test_an_impossible_deployment_is_refused_before_any_server_starts(
+    parse: Callable[[list[str]], Any], argv: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # Ray is not installed
     with pytest.raises(ConfigError) as caught:
-        options.parse(argv)
+        parse(argv.split())
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -r requirements-ray\.txt"):
-        options.parse(["--deploy", "ray"])
-
-
-def test_a_simulation_deploys_nothing() -> None:
-    with pytest.raises(ConfigError, match="--deploy is of servers that run"):
-        simulate.parse(["--deploy", "ray", "--replicas", "2"])
-
-
-def test_two_replicas_that_are_named_nowhere_are_two_with_rays_own_router() -> None:
+def test_two_replicas_with_power_of_two_are_the_default() -> None:
     skip_without("ray")
-    found = options.parse(["--deploy", "ray"]).deployment
-    assert found == Deployment("ray", 2, "power_of_two")
+    assert options.parse(["--deploy", "ray"]).deployment == Deployment("ray", 2, "power_of_two")
 
 
 def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
-    found = Run(largest_batch=largest)
-    found.seconds.update({"busy": busy_s, "occupied": occupied_s})
-    found.counts.update({f"{kind}_rows": n for kind, n in zip(ROW_KINDS, rows)})
-    found.counts.update({"finished": largest, "completion_tokens": rows[0], "prompt_tokens": 7})
-    found.by_tokens[5], found.latency_by_tokens[5] = largest, busy_s
-    found.samples = {"ttft": np.array([busy_s])}
-    return found
+    result = Run(largest_batch=largest)
+    result.seconds.update({"busy": busy_s, "occupied": occupied_s})
+    result.counts.update({f"{kind}_rows": n for kind, n in zip(ROW_KINDS, rows)})
+    result.counts.update({"finished": largest, "completion_tokens": rows[0], "prompt_tokens": 7})
+    result.by_tokens[5], result.latency_by_tokens[5] = largest, busy_s
+    result.samples = {"ttft": np.array([busy_s])}
+    return result
 
 
-def test_reports_of_single_servers_come_to_what_one_of_all_says() -> None:
-    """By the sum that Ray's ingress reports, which has all values; what needs these is left out."""
+def test_reports_of_single_servers_are_added_as_those_of_replicas_are() -> None:
+    """Ray's ingress has all values; measures that need these are left out here."""
     a, b = run([30, 10, 0, 0], 4.0, 1.0, 3), run([10, 0, 5, 0], 1.0, 0.5, 9)
     head = {"mode": "dynamic", "model": "fake", "kv_blocks": 100}
-    found, true = together([head | a.report(), head | b.report()]), (a + b).report()
-    assert found["largest_batch"] == 9 and found["kv_blocks"] == 200
-    assert found["occupancy"] == pytest.approx(1.5 / 5) and found["live_rows"] == 40
-    for key in found.keys() & true.keys():
-        assert found[key] == true[key], key
-    assert not [key for key in found if key.startswith(("p50", "p99"))]
-    assert not {"throughput", "output_throughput", "mean_ttft_ms"} & found.keys()
+    added, true = together([head | a.report(), head | b.report()]), (a + b).report()
+    assert added["largest_batch"] == 9 and added["kv_blocks"] == 200
+    assert added["occupancy"] == pytest.approx(1.5 / 5) and added["live_rows"] == 40
+    for key in added.keys() & true.keys():
+        assert added[key] == true[key], key
+    assert not [key for key in added if key.startswith(("p50", "p99"))]
+    assert not {"throughput", "output_throughput", "mean_ttft_ms"} & added.keys()
 
 
 def test_rows_of_replicas_over_time_add_up() -> None:
     """One runs 2 rows from 0 to 4, the other 3 rows from 2 to 6; a third nothing."""
-    found = added_over_time([[[0.0, 4.0, 2, 0, 0, 0]], [[2.0, 4.0, 3, 0, 0, 0]], []])
-    thirds = [float(np.mean(part)) for part in np.array_split(found["live"], 3)]
+    total = added_over_time([[[0.0, 4.0, 2, 0, 0, 0]], [[2.0, 4.0, 3, 0, 0, 0]], []])
+    thirds = [float(np.mean(part)) for part in np.array_split(total["live"], 3)]
     assert thirds == pytest.approx([2.0, 5.0, 3.0], abs=0.02)
-    assert found["started_at"] == 0 and found["bin_s"] * len(found["live"]) == pytest.approx(6)
+    assert total["started_at"] == 0 and total["bin_s"] * len(total["live"]) == pytest.approx(6)
     assert added_over_time([[], []])["live"] == []
 
 
-def test_what_a_replaced_replica_had_counted_is_missing_and_not_wrong(
+def test_without_the_counts_of_a_replaced_replica_no_sums_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = [["a", "b"], ["a", "c"]]  # before and after
