@@ -80,17 +80,11 @@ def slow(front: Front) -> Iterator[str]:
 # ---- whole answers
 
 ANSWERED: list[tuple[str, Any]] = [
-    (INFERENCE, ASK),
-    (INFERENCE, ASK | {"prompt": ["hi", "there"], "temperature": 0.5}),
-    (INFERENCE, ASK | {"prompt": ["hi", "there"], "n": 2}),
-    (INFERENCE, ASK | {"echo": True}),
-    (INFERENCE, {"prompt_ids": [104, 105], "num_tokens": 8, "seed": 3}),
-    (COMPLETIONS, OPENAI),
+    (INFERENCE, ASK | {"prompt": ["hi", "there"], "temperature": 0.5, "n": 2}),
+    (INFERENCE, {"prompt_ids": [104, 105], "num_tokens": 8, "seed": 3, "echo": True}),
     (COMPLETIONS, OPENAI | {"model": "fake", "echo": True}),
     (COMPLETIONS, OPENAI | {"max_tokens": 100, "stop": ["s", "h"]}),
     (COMPLETIONS, OPENAI | {"max_tokens": 0, "echo": True}),
-    (COMPLETIONS, OPENAI | {"prompt": ["hi", "there"], "n": 2}),
-    (CHATS, CHAT),
     (CHATS, CHAT | {"n": 2, "stop": "e"}),
     ("/tokenize", {"prompt": "If the file", "add_special_tokens": False}),
 ]
@@ -145,20 +139,13 @@ def test_a_request_s_id_comes_back_once_and_one_without_gets_one(fast: str, stre
 # ---- refusals
 
 REFUSED: list[tuple[int, str, str, Any]] = [
-    (400, "POST", INFERENCE, ASK | {"num_tokens": 0}),
-    (400, "POST", INFERENCE, ASK | {"max_tokens": 5}),
     (400, "POST", INFERENCE, ASK | {"num_tokens": 0, "stream": True}),
+    (400, "POST", INFERENCE, ASK | {"max_tokens": 5}),
     (400, "POST", INFERENCE, ASK | {"num_tokens": 2000}),  # longer than the context
-    (400, "POST", INFERENCE, ASK | {"queue_timeout_s": 1}),
-    (400, "POST", COMPLETIONS, OPENAI | {"max_tokens": "8"}),
-    (400, "POST", COMPLETIONS, OPENAI | {"best_of": 2}),
-    (400, "POST", COMPLETIONS, OPENAI | {"logprobs": 1}),  # the fake model has none
-    (400, "POST", CHATS, CHAT | {"messages": []}),
-    (400, "POST", INFERENCE, b"{"),
+    (400, "POST", INFERENCE, ASK | {"queue_timeout_s": 1}),  # refused by the scheduler
     (400, "POST", COMPLETIONS, b'{"prompt": "\xff"}'),
     (404, "POST", COMPLETIONS, OPENAI | {"model": "another"}),
     (404, "GET", "/v1/models/another", None),
-    (404, "GET", "/nope", None),
     (404, "POST", "/v1/nope?x=1", {}),
     (405, "GET", INFERENCE, None),
     (405, "POST", "/health", {}),
@@ -180,26 +167,21 @@ def test_a_refusal_is_the_reference_s_and_names_the_same_field(
     assert bool(told.headers["Allow"]) == (status == 405)
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_what_a_web_page_could_post_is_a_415(
-    fast: str, client_of: Callable[..., FlaskClient], kind: str
-) -> None:
-    headers = WITH_KEY | {"Content-Type": kind}
-    ours = reference(client_of(**FAST), "POST", INFERENCE, ASK, headers)
-    told = asked(fast, "POST", INFERENCE, ASK, headers)
-    assert told.status == 415 and told.masked == ours.masked
+REFUSED_HEADERS: list[tuple[int, str, dict[str, str]]] = [
+    (415, INFERENCE, WITH_KEY | {"Content-Type": "text/plain"}),  # as a web page could post
+    (401, INFERENCE, JSON),
+    (401, "/nope", JSON | {"Authorization": f"Bearer {KEY}x"}),
+]
 
 
-@pytest.mark.parametrize("wrong", [None, KEY, f"Bearer {KEY}x", f"Basic {KEY}", "Bearer"])
-@pytest.mark.parametrize("path", [INFERENCE, "/nope"])
-def test_without_the_key_it_is_a_401(
-    fast: str, client_of: Callable[..., FlaskClient], path: str, wrong: str | None
+@pytest.mark.parametrize(("status", "path", "headers"), REFUSED_HEADERS)
+def test_a_refusal_by_headers_is_the_reference_s(
+    fast: str, client_of: Callable[..., FlaskClient], status: int, path: str, headers: Any
 ) -> None:
-    headers = JSON | ({"Authorization": wrong} if wrong else {})
     ours = reference(client_of(**FAST, api_key=KEY), "POST", path, ASK, headers)
     told = asked(fast, "POST", path, ASK, headers)
-    assert told.status == 401 and told.headers["WWW-Authenticate"] == "Bearer"
-    assert told.masked == ours.masked
+    assert told.status == status and told.masked == ours.masked
+    assert told.headers["WWW-Authenticate"] == ("Bearer" if status == 401 else None)
 
 
 def test_what_watches_a_process_needs_no_key(fast: str) -> None:
@@ -325,9 +307,8 @@ def test_clients_that_go_away_free_their_rows(slow: str) -> None:
         with closing(streaming.getresponse()) as response:
             assert response.readline().startswith(b"data: ")
         wait_until(lambda: running() == 2, 5, 0.05)
-    left = monotonic()
-    wait_until(lambda: cancelled() == before + 2 and not running(), 10, 0.05)
-    assert monotonic() - left < 5, "left alone they would have run for 20 s"
+    # left alone they would run for 20 s
+    wait_until(lambda: cancelled() == before + 2 and not running(), 5, 0.05)
 
 
 def test_64_requests_at_once_are_64_rows(fast: str) -> None:

@@ -154,7 +154,7 @@ def test_who_waits_for_a_model_that_cannot_be_loaded_is_answered() -> None:
 
 
 def test_a_listener_that_raises_disturbs_nobody() -> None:
-    def listener(news: TokenEvent) -> None:
+    def listener(update: TokenEvent) -> None:
         raise ValueError("a defect")
 
     manager, told = started(FakeGenerator(lambda seconds: None))

@@ -46,7 +46,7 @@ def test_a_post_that_a_web_page_could_send_unasked_is_a_415_and_changes_nothing(
     client.post("/inference", json=BODIES["/inference"])
     body = json.dumps(BODIES[path])
     simple = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
-    for kind in (None, "", "json", *simple):
+    for kind in (None, "json", *simple):
         response = client.post(path, data=body, content_type=kind, headers=origin)
         error = response.get_json()["error"]
         assert response.status_code == 415 and error["code"] == "unsupported_media_type"
@@ -60,13 +60,6 @@ def test_a_post_that_a_web_page_could_send_unasked_is_a_415_and_changes_nothing(
 
 def allows_no_other_origin(response: Any) -> bool:
     return not [name for name in dict(response.headers) if name.startswith("Access-Control")]
-
-
-def test_a_reset_needs_no_body_but_the_header(client_of: Callable[..., FlaskClient]) -> None:
-    client = client_of()
-    assert client.post("/stats/reset").status_code == 415
-    assert client.post("/stats/reset", content_type="application/json").status_code == 200
-    assert client.post("/nope").status_code == 404 and client.post("/health").status_code == 405
 
 
 WRONG = (None, KEY, "Bearer", "Bearer ", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Basic {KEY}",
@@ -116,13 +109,10 @@ def test_the_key_is_handed_to_the_worker_and_shown_to_nobody() -> None:
     assert Config.model_validate_json(without).api_key is None
     with pytest.raises(ConfigError, match="--api-key is empty"):
         build("dynamic", {"model": "fake"}, {"api_key": ""})
-    for wrong in (f"{KEY} x", f"{KEY}\n", f"{KEY}é"):
-        with pytest.raises(ConfigError, match="--api-key: a key is") as refused:
-            build("dynamic", {"model": "fake", "api_key": wrong}, {})
+    for wrong in ({"api_key": f"{KEY} x"}, {"api_key": f"{KEY}é"}, {"max_model_len": 10**6}):
+        with pytest.raises(ConfigError) as refused:
+            build("dynamic", {"model": "fake", "api_key": KEY} | wrong, {})
         assert KEY not in str(refused.value)
-    with pytest.raises(ConfigError) as refused:
-        build("dynamic", {"model": "fake", "api_key": KEY, "max_model_len": 10**6}, {})
-    assert KEY not in str(refused.value)
     with pytest.raises(ValueError) as invalid:
         Config(mode="dynamic", model="fake", api_key=KEY, max_model_len=10**6)  # type: ignore[arg-type]
     assert KEY not in f"{invalid.value} {invalid.value!r}"
@@ -173,14 +163,6 @@ def test_a_key_names_its_user_whatever_a_body_says(
         "ann": (2, 1),
         "bob": (1, 0),
     }
-
-
-def test_a_body_s_user_counts_where_the_key_names_nobody(
-    client_of: Callable[..., FlaskClient],
-) -> None:
-    client = client_of(api_key=KEY)
-    client.post("/inference", json=BODIES["/inference"] | {"user": "ann"}, headers=bearer(KEY))
-    assert [*client.get("/stats", headers=bearer(KEY)).get_json()["users"]] == ["ann"]
 
 
 def test_of_a_file_of_keys_only_digests_are_handed_on(keys: Path) -> None:
@@ -292,20 +274,13 @@ def test_the_client_sends_its_key_to_the_server_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    argv = [
-        "--numsamples",
-        "2",
-        "--arrival",
-        "burst",
-        "--lengths",
-        "fixed:2",
-        "--quiet",
-        "--figure",
-    ]
-    argv.append(str(tmp_path / "f.png"))
+    argv = "--numsamples 2 --arrival burst --lengths fixed:2 --quiet --figure"
+    figure = str(tmp_path / "f.png")
 
     def load(url: str, *more: str) -> Any:
-        return client_py.load([url], client_py.parse([*argv, *more]), Console(file=io.StringIO()))
+        return client_py.load(
+            [url], client_py.parse([*argv.split(), figure, *more]), Console(file=io.StringIO())
+        )
 
     with server("dynamic", {"model": "fake"}, key=KEY) as url:
         children = psutil.Process().children(recursive=True)
@@ -324,18 +299,13 @@ def test_the_client_sends_its_key_to_the_server_that_is_named(
     assert set(heard) == {"Bearer theirs"}
 
 
-@pytest.mark.parametrize(
-    ("host", "known"),
-    [
-        ("localhost:8500", True),
-        ("127.0.0.1:8500", True),
-        ("[::1]:8500", True),
-        ("10.1.2.3", True),  # no name leads there
-        ("LLM.example:8500", True),
-        ("evil.example:8500", False),
-        ("127.0.0.1.evil.example", False),
-    ],
-)
+HOSTS = {
+    "localhost:8500": True, "127.0.0.1:8500": True, "[::1]:8500": True, "10.1.2.3": True,
+    "LLM.example:8500": True, "evil.example:8500": False, "127.0.0.1.evil.example": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "known"), HOSTS.items())
 def test_without_a_key_a_name_that_nobody_allowed_is_a_403(
     client_of: Callable[..., FlaskClient], host: str, known: bool
 ) -> None:

@@ -4,8 +4,6 @@ computed at once, and over HTTP.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,19 +14,19 @@ import torch
 from flask.testing import FlaskClient
 
 import generate.scoring
-from config import MODES, build
-from deploy.replica import Replica
+from config import MODES
 from generate.checkpoint import load_model
 from generate.naive import NaiveGenerator
 from generate.sampling import penalized, sample, sample_on_cpu
 from model import GPT2
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching, Policy
-from scheduling.sampling import Sampling, Scores
+from scheduling.sampling import Sampling, Score, Scores
 from tests.oracle import N_VOCAB, POLICIES, SHAPE, engine, enliven, serve, workload
 from tests.sse import events
+from tokenizer import load_tokenizer
 from wire.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
-from wire.request import RequestReader
+from wire.logprobs import Logprobs
 
 DEMAND = Dynamic(kv_reservation="demand")
 SAMPLED = Sampling(temperature=0.8, presence_penalty=0.5, frequency_penalty=0.2)
@@ -211,6 +209,14 @@ def test_completions_have_openais_lists_and_streams_the_same(client: FlaskClient
     assert none["logprobs"] is None and none["text"] == alone["text"]
 
 
+def test_tokens_that_a_text_does_not_show_take_no_characters_of_it() -> None:
+    """With ignore_eos an end-of-text is in the middle."""
+    scores = Scores(0, 1, [Score(-1.0, [])] * 3)
+    inference = Inference([65], 3, tokens=[97, 256, 98], scores=scores)
+    logprobs = Logprobs(load_tokenizer("bytes"), inference, False, {256})
+    assert logprobs.completion(3)["text_offset"] == [0, 1, 1]
+
+
 def test_a_chat_has_an_entry_for_each_token(client: FlaskClient) -> None:
     path = "/v1/chat/completions"
     [choice] = ask(client, path, **CHAT, logprobs=True, top_logprobs=3)["choices"]
@@ -221,8 +227,6 @@ def test_a_chat_has_an_entry_for_each_token(client: FlaskClient) -> None:
         assert entry["logprob"] <= entry["top_logprobs"][0]["logprob"]
     streamed = joined(ask(client, path, **CHAT, logprobs=True, top_logprobs=3, stream=True))
     assert [entry["token"] for entry in streamed["content"]] == [e["token"] for e in content]
-    refused = client.post(path, json=CHAT | {"top_logprobs": 3})
-    assert refused.status_code == 400 and refused.get_json()["error"]["param"] == "top_logprobs"
 
 
 def test_a_prompt_is_scored_without_a_completion_in_every_mode(
@@ -242,8 +246,6 @@ def test_a_prompt_is_scored_without_a_completion_in_every_mode(
             assert (ours["text"], ours["finish_reason"]) == (theirs["text"], "length")
             one, other = (each["logprobs"]["token_logprobs"] for each in (ours, theirs))
             assert one[0] is None and one[1:] == pytest.approx(other[1:], abs=1e-4)
-    refused = client.post("/v1/completions", json=ASK | {"max_tokens": 0})
-    assert refused.status_code == 400 and refused.get_json()["error"]["param"] == "max_tokens"
 
 
 def test_stop_ids_end_a_text_before_them_and_min_tokens_puts_all_ends_off(
@@ -266,24 +268,3 @@ def test_stop_ids_end_a_text_before_them_and_min_tokens_puts_all_ends_off(
         parts = [chunk["choices"][0] for chunk in (told if stream else [told])]
         shown = "".join(part["text"] for part in parts)
         assert text.startswith(shown) and len(shown) > at
-
-
-def test_a_replica_answers_with_logprobs_as_a_server_does(client: FlaskClient) -> None:
-    body = ASK | {"logprobs": 1, "presence_penalty": 1.0, "min_tokens": 8}
-    server = client.application.extensions["server"]
-    request = RequestReader(server.config, server.tokenizer).completion(json.dumps(body).encode())
-
-    async def told() -> Any:
-        replica = Replica(build("dynamic", {"model": "demo"}, {}), "a")
-        try:
-            return await replica.answer(request)
-        finally:
-            await asyncio.to_thread(replica.server.close)
-
-    assert json.loads(asyncio.run(told()).body)["choices"] == ask(client, **body)["choices"]
-
-
-def test_the_fake_model_has_no_logprobs_and_says_so(client_of: Callable[..., FlaskClient]) -> None:
-    refused = client_of().post("/v1/completions", json=ASK | {"logprobs": 1})
-    error = refused.get_json()["error"]
-    assert refused.status_code == 400 and error["param"] == "logprobs"

@@ -10,7 +10,6 @@ import schemathesis
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
-from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi import checks
 
 from scheduling.inference import Generator, Inference, Iteration
@@ -196,13 +195,6 @@ def test_refusals_are_as_the_document_says(client_of: Callable[..., FlaskClient]
     assert api["/ready"]["GET"].Case().call_and_validate(checks=CHECKS).status_code == 503
 
 
-def test_what_breaks_the_document_would_be_found(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wire.replies.usage_of", lambda *_: {"prompt_tokens": 1})
-    for stream in (False, True):
-        with pytest.raises(FailureGroup, match=r"violates|required"):
-            checked(api, "/inference", {"prompt": "hi", "num_tokens": 3, "stream": stream})
-
-
 def test_the_document_has_every_route_and_every_field(quick: FlaskClient) -> None:
     document = quick.get("/openapi.json").get_json()
     routes = {
@@ -225,6 +217,12 @@ def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(
     document = client.get("/openapi.json", headers=headers).get_json()
     assert document["security"] == [{"key": []}]
     assert document["paths"]["/health"]["get"]["security"] == []
+    with_401 = {
+        path
+        for path, methods in document["paths"].items()
+        if all("401" in operation["responses"] for operation in methods.values())
+    }
+    assert {*document["paths"]} - with_401 == {"/health", "/ready", "/live"}
     for path in ("/v1/models", "/health", "/stats", "/metrics"):
         operation = api[path]["GET"]
         operation.Case(headers=headers).call_and_validate(checks=[*CHECKS, checks.ignored_auth])
