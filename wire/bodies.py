@@ -16,7 +16,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     PlainValidator,
     StringConstraints,
     ValidationInfo,
@@ -25,7 +24,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema
 
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_COMPLETIONS = 16  # of a prompt
@@ -152,10 +150,17 @@ Stop = Annotated[
 ]
 
 
+def _allow_null(schema: dict[str, Any]) -> None:
+    """Let the fields of a JSON schema that are not required be null."""
+    for name, field in schema["properties"].items():
+        if name not in schema.get("required", ()):
+            schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+
+
 class _Lenient(BaseModel):
     """A body with strict types, in which null stands for a field's default."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, json_schema_extra=_allow_null)
 
     @model_validator(mode="before")
     @classmethod
@@ -163,17 +168,6 @@ class _Lenient(BaseModel):
         if not isinstance(body, dict):
             return body
         return {name: value for name, value in body.items() if value is not None}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        schema = handler.resolve_ref_schema(handler(core))
-        required = schema.get("required", ())
-        for name, field in schema["properties"].items():
-            if name not in required:
-                schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
-        return schema
 
 
 class _StreamOptions(_Lenient):
@@ -313,11 +307,16 @@ def _prompt_of(messages: list[_Message]) -> str:
     return "".join(f"{message.role}: {message.text}\n" for message in messages) + "assistant:"
 
 
+def _tokenize_schema(schema: dict[str, Any]) -> None:
+    _allow_null(schema)
+    schema |= _either("prompt", "messages")
+
+
 @with_fields({"add_generation_prompt": _only(True), "return_token_strs": _only(False)})
 class TokenizeRequest(_Lenient):
     """The body of POST /tokenize, as vLLM's: a prompt, or the messages of a chat."""
 
-    model_config = ConfigDict(json_schema_extra=_either("prompt", "messages"))
+    model_config = ConfigDict(json_schema_extra=_tokenize_schema)
 
     model: str | None = None
     prompt: str | None = None

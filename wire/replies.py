@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,23 +14,7 @@ from wire.logprobs import Logprobs
 from wire.request import Request
 
 
-def usage_of(group: Sequence[Inference], most: int) -> dict[str, Any]:
-    """The tokens of an answered group; a prompt counts once, however many completions it has.
-
-    most: completion tokens that were requested of each.
-    """
-    leaders = [member for member in group if member.leader is None]
-    prompt = sum(len(member.prompt_ids) for member in leaders)
-    completion = sum(min(len(member.tokens), most) for member in group)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in leaders)},
-    }
-
-
-class Reply:
+class Reply(ABC):
     """The answer to one request. model: the model's name. epoch_offset: from the manager's clock to
     seconds since the epoch. logprobs: of each inference, if they were requested.
     """
@@ -46,20 +31,33 @@ class Reply:
         self.model, self.epoch_offset = model, epoch_offset
         self._logprobs = logprobs
 
-    def _usage(self) -> dict[str, Any]:
-        return usage_of(self.group, self.request.num_tokens)
-
+    @abstractmethod
     def whole(self, texts: Sequence[str]) -> dict[str, Any]:
         """Return the plain answer, once the whole group is answered."""
-        raise NotImplementedError
 
+    @abstractmethod
     def piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
         """Return the event for the next n tokens of the group's i-th inference."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> dict[str, Any] | None:
         """Return the closing event, if there is one."""
-        raise NotImplementedError
+
+    def _usage(self) -> dict[str, Any]:
+        """Count the tokens; a prompt counts once, however many completions it has."""
+        leaders = [member for member in self.group if member.leader is None]
+        cached = sum(leader.cached_tokens for leader in leaders)
+        prompt = sum(len(leader.prompt_ids) for leader in leaders)
+        completion = sum(self._n_shown(member) for member in self.group)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def _n_shown(self, member: Inference) -> int:
+        return min(len(member.tokens), self.request.num_tokens)
 
 
 class InferenceReply(Reply):
@@ -99,10 +97,11 @@ class CompletionReply(Reply):
         self._begun: set[int] = set()
 
     def whole(self, texts: Sequence[str]) -> dict[str, Any]:
-        most = self.request.num_tokens
         choices = [
-            self._choice(i, self._message(text), min(len(it.tokens), most), it.finish_reason)
-            for i, (text, it) in enumerate(zip(texts, self.group))
+            self._choice(
+                i, self._part("message", text), self._n_shown(member), member.finish_reason
+            )
+            for i, (text, member) in enumerate(zip(texts, self.group))
         ]
         return self._body(self.answer, choices, usage=self._usage())
 
@@ -110,7 +109,7 @@ class CompletionReply(Reply):
         first = i not in self._begun
         self._begun.add(i)
         reason = self.group[i].finish_reason if last else None
-        choice = self._choice(i, self._delta(text, first), n, reason)
+        choice = self._choice(i, self._part("delta", text, first), n, reason)
         no_usage = {"usage": None} if self.request.include_usage else {}
         return self._body(self.chunk, [choice], **no_usage)
 
@@ -119,10 +118,7 @@ class CompletionReply(Reply):
             return None
         return self._body(self.chunk, [], usage=self._usage())
 
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _delta(self, text: str, first: bool) -> dict[str, Any]:
+    def _part(self, name: str, text: str, first: bool = True) -> dict[str, Any]:
         return {"text": text}
 
     def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -141,12 +137,9 @@ class ChatReply(CompletionReply):
     prefix, answer, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
     form_logprobs = staticmethod(Logprobs.chat)
 
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def _delta(self, text: str, first: bool) -> dict[str, Any]:
+    def _part(self, name: str, text: str, first: bool = True) -> dict[str, Any]:
         role = {"role": "assistant"} if first else {}
-        return {"delta": role | {"content": text}}
+        return {name: role | {"content": text}}
 
 
 REPLIES: dict[str, type[Reply]] = {

@@ -100,6 +100,8 @@ def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> Non
         def end(self) -> Any:
             return "end"
 
+        whole = end  # type: ignore[assignment]
+
     reply = Terse(Request([[1]], 6), [inference], "model", 0.0)
     stream = Stream(Events({id(inference): part}, reply), None)
     body = stream.body(lambda turn: wait_until(turn.is_set))
