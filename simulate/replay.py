@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +43,12 @@ class Replayed:
     equal: int = 0  # of these
     first_difference: str | None = None  # its place, and what it is
 
+    def add_difference(self, line: int, entry: Entry, difference: str) -> None:
+        """Keep the first difference, with its place."""
+        if self.first_difference is None:
+            where = f"iteration {self.iterations:,}, " if "rows" in entry else ""
+            self.first_difference = f"{where}line {line:,} ({entry['call']}): {difference}"
+
     def __str__(self) -> str:
         """Describe it in sentences."""
         text = f"{self.equal:,} of {self.iterations:,} iterations are equal, row by row"
@@ -77,12 +82,27 @@ def replay(lines: Iterable[str], observe: Observe | None = None) -> Replayed:
     observe: makes an observer at the beginning of each recording. Raises ReplayError, with the
     line, for a gap, a foreign version, and what is no recording.
     """
-    replaying, cut = _Replay(observe), 0
+    result, cut = Replayed(), 0
+    server: _Server | None = None  # of this recording; none after a difference
+    calls = 0  # of this recording
     for number, line in enumerate(lines, 1):
         if cut:
             raise ReplayError(f"line {cut}: this is no line of a recording.")
         try:
-            replaying.read(number, json.loads(line))
+            entry = json.loads(line)
+            if "recording" in entry:
+                server, calls = _begin(entry, observe), 0
+                result.recordings += 1
+                result.unfinished += 1
+            elif "end" in entry:
+                result.unfinished -= 1
+            else:
+                calls += 1
+                _check(entry, calls, result)
+                if server and (difference := server.difference(entry)) is not None:
+                    server = None
+                    result.add_difference(number, entry, difference)
+                result.equal += server is not None and "rows" in entry
         except json.JSONDecodeError:
             cut = number
         except ReplayError as error:
@@ -91,7 +111,6 @@ def replay(lines: Iterable[str], observe: Observe | None = None) -> Replayed:
             raise ReplayError(
                 f"line {number}: this is no line of a recording ({type(error).__name__}: {error})."
             ) from None
-    result = replaying.result
     if not result.recordings:
         raise ReplayError("line 1: there is no recording.")
     if cut:
@@ -99,54 +118,22 @@ def replay(lines: Iterable[str], observe: Observe | None = None) -> Replayed:
     return result
 
 
-class _Replay:
-    """Lines of recordings, replayed as they are read."""
-
-    def __init__(self, observe: Observe | None) -> None:
-        self.result = Replayed()
-        self._observe = observe
-        self._server: _Server | None = None  # of this recording; none after a difference
-        self._n = 0  # calls of this recording
-
-    def read(self, number: int, entry: Entry) -> None:
-        """Take the next line. Raises ReplayError without its number."""
-        result = self.result
-        if "recording" in entry:
-            self._server, self._n = _begin(entry, self._observe), 0
-            result.recordings += 1
-            result.unfinished += 1
-        elif "gap" in entry:
-            raise ReplayError(
-                f"calls are missing from here on, since {entry['gap']}, and without them it cannot "
-                "be replayed."
-            )
-        elif "end" in entry:
-            result.unfinished -= 1
-        elif not result.recordings:
-            raise ReplayError("a recording begins with its settings, and this line has none.")
-        else:
-            self._compare(number, entry)
-
-    def _compare(self, number: int, entry: Entry) -> None:
-        self._n += 1
-        if entry["n"] != self._n:
-            raise ReplayError(
-                f"this is call {entry['n']}, and call {self._n} is missing; without it what "
-                "follows cannot be replayed."
-            )
-        result, is_iteration = self.result, "rows" in entry
-        result.calls += 1
-        result.iterations += is_iteration
-        if self._server is None:
-            return
-        difference = self._server.difference(entry)
-        if difference is None:
-            result.equal += is_iteration
-            return
-        self._server = None
-        if result.first_difference is None:
-            where = f"iteration {result.iterations:,}, " if is_iteration else ""
-            result.first_difference = f"{where}line {number:,} ({entry['call']}): {difference}"
+def _check(entry: Entry, n: int, result: Replayed) -> None:
+    """Count an entry that must be the n-th call of its recording. Raises ReplayError."""
+    if "gap" in entry:
+        raise ReplayError(
+            f"calls are missing from here on, since {entry['gap']}, and without them it cannot be "
+            "replayed."
+        )
+    if not result.recordings:
+        raise ReplayError("a recording begins with its settings, and this line has none.")
+    if entry["n"] != n:
+        raise ReplayError(
+            f"this is call {entry['n']}, and call {n} is missing; without it what follows cannot "
+            "be replayed."
+        )
+    result.calls += 1
+    result.iterations += "rows" in entry
 
 
 def _begin(entry: Entry, observe: Observe | None) -> _Server:
@@ -170,9 +157,9 @@ class _Server:
 
     def __init__(self, settings: Entry, observe: Observe | None):
         self._written: list[Entry] = []
-        values = SimpleNamespace()
-        for name, value in settings.items():
-            setattr(values, name, tuple(value) if isinstance(value, list) else value)
+        values = SimpleNamespace(
+            **{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        )
         self._scheduler = record(values, self._written.append)
         self._observer = observe(self._scheduler, values) if observe else None
         self._in_flight: dict[int, Inference] = {}
@@ -197,7 +184,7 @@ class _Server:
         written = json.loads(line_of(self._written[0]))
         if "keys" in entry:  # they came from the recording, and the replay computes none
             written["keys"] = entry["keys"]
-        return _difference(entry, written)
+        return _difference({**entry}, written)
 
     def _call(self, entry: Entry) -> Iterable[Inference]:
         """Make a recorded call; return the inferences that it answers."""
@@ -267,24 +254,21 @@ def _group(entries: Iterable[Entry]) -> list[Inference]:
 
 def _difference(recorded: Entry, replayed: Entry) -> str | None:
     """Return the first difference of two entries, in rows before all else."""
-    rows = zip_longest(recorded.get("rows", []), replayed.get("rows", []))
-    for i, (then, now) in enumerate(rows):
-        if then is None or now is None:
-            n, m = (len(entry.get("rows", [])) for entry in (recorded, replayed))
-            return f"rows: {n} in the recording, {m} in the replay"
-        for name, before, after in zip(ROW, _padded(then), _padded(now)):
-            if before != after:
-                return f"row {i} of request {then[0]}: {name} {_differ(before, after)}"
+    rows, rows_again = (entry.pop("rows", []) for entry in (recorded, replayed))
+    for i, (row, again) in enumerate(zip(rows, rows_again)):
+        then, now = ({**ROW, **dict(zip(ROW, values))} for values in (row, again))
+        if difference := _differing(then, now):
+            return f"row {i} of request {row[0]}: {difference}"
+    if len(rows) != len(rows_again):
+        return f"rows: {len(rows)} in the recording, {len(rows_again)} in the replay"
+    return _differing(recorded, replayed)
+
+
+def _differing(recorded: Entry, replayed: Entry) -> str | None:
+    """Return the first name whose values differ, with both."""
     for name in {**recorded, **replayed}:
-        if name != "rows" and recorded.get(name) != replayed.get(name):
-            return f"{name} {_differ(recorded.get(name), replayed.get(name))}"
+        values = [entry.get(name) for entry in (recorded, replayed)]
+        if values[0] != values[1]:
+            then, now = ("nothing" if value is None else json.dumps(value) for value in values)
+            return f"{name} is {then} in the recording, and {now} in the replay"
     return None
-
-
-def _padded(row: list[Any]) -> list[Any]:
-    return [*row, *list(ROW.values())[len(row) :]]
-
-
-def _differ(then: Any, now: Any) -> str:
-    then, now = ("nothing" if value is None else json.dumps(value) for value in (then, now))
-    return f"is {then} in the recording, and {now} in the replay"
