@@ -69,7 +69,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
             live += record.rows["live"]
             computed += len(record.iteration.rows)
 
-    virtual.serve(mode, settings, burst, virtual.inferences_of(burst), observe)
+    virtual.serve(mode, settings, burst, observe)
     return {
         "useful": 100 * live / computed,
         "closed_form": closed_form(case["variant"], case["rows"], n),

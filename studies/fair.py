@@ -61,20 +61,19 @@ def bound(longest_prompt: int) -> int:
     return 2 * max(W_PROMPT * longest_prompt, W_COMPLETION * 16 * BLOCKS)
 
 
-def trace(name: str, seconds: float, seed: int) -> list[tuple[Request, Inference]]:
-    """Return the requests of both users in so many seconds, by time, with their inferences."""
-    sent: list[tuple[Request, Inference]] = []
+def trace(name: str, seconds: float, seed: int) -> list[Request]:
+    """Return the requests of both users in so many seconds, by time."""
+    sent: list[Request] = []
     for k, (user, (stretches, load)) in enumerate(TRACES[name].items()):
         rate = load * capacity().requests
         for j, (begins, ends) in enumerate(stretches):
             data = virtual.data_of(LENGTHS, 1000 * seed + 10 * k + j)
             n = round(rate * (ends - begins) * seconds)
-            requests = [
-                request.model_copy(update={"at": request.at + begins * seconds})
+            sent += [
+                request.model_copy(update={"at": request.at + begins * seconds, "user": user})
                 for request in data.requests(n, f"poisson:{rate:g}", scaled=True)
             ]
-            sent += zip(requests, virtual.inferences_of(requests, user=user))
-    return sorted(sent, key=lambda pair: pair[0].at)
+    return sorted(sent, key=lambda request: request.at)
 
 
 class Service:
@@ -128,10 +127,10 @@ def cases(n: int) -> list[dict[str, Any]]:
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Return measures of the time that n requests take."""
     seconds = n / capacity().requests
-    requests, inferences = map(list, zip(*trace(case["trace"], seconds, seed)))
     settings = {"max_batch_size": ROWS} | virtual.pool(BLOCKS) | settings_of(case["variant"])
     service = Service()
-    virtual.serve("dynamic", settings, requests, inferences, service.observe)
+    requests = trace(case["trace"], seconds, seed)
+    inferences, _ = virtual.serve("dynamic", settings, requests, service.observe)
     greedy, other = ([i for i in inferences if i.user == user] for user in USERS)
     served = {user: float(np.interp(seconds, service.at, service.of[user])) for user in USERS}
     share = {user: 100 * served[user] / service_rate() / seconds for user in USERS}

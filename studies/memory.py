@@ -15,7 +15,7 @@ from typing import Any
 from client.traces import Request
 from client.workloads import Workload
 from compare.report.drawing import LOOKS
-from scheduling.inference import Inference, IterationRecord
+from scheduling.inference import IterationRecord
 from scheduling.policies import VICTIMS
 from studies import virtual
 from studies.study import Against, Case, Panel, Study, Table
@@ -54,7 +54,6 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
 
 def measures(variant: str, kv_blocks: int, requests: Sequence[Request]) -> dict[str, float]:
     """Return the measures of a trace that is served with so many KV blocks."""
-    inferences = [Inference(r.ids, r.num_tokens) for r in requests]
     running_s = busy_s = 0.0
     computed = 0
 
@@ -65,13 +64,13 @@ def measures(variant: str, kv_blocks: int, requests: Sequence[Request]) -> dict[
         computed += sum(row.n_tokens for row in record.iteration.rows)
 
     settings = {"max_batch_size": ROWS} | virtual.pool(kv_blocks) | VARIANTS[variant]
-    end = virtual.serve("dynamic", settings, requests, inferences, observe)
-    interruptions = [i.interruptions for i in inferences]
+    served = virtual.serve("dynamic", settings, requests, observe)
+    interruptions = [i.interruptions for i in served.inferences]
     return {
         "rows": running_s / busy_s,
-        **virtual.mean_and_p99(inferences),
-        "throughput": virtual.throughput(inferences, end),
-        "preemptions": sum(i.preemptions for i in interruptions) / len(inferences),
+        **virtual.mean_and_p99(served.inferences),
+        "throughput": served.throughput,
+        "preemptions": sum(i.preemptions for i in interruptions) / len(requests),
         "tax": 100 * sum(i.recomputed_tokens for i in interruptions) / computed,
     }
 

@@ -45,19 +45,18 @@ def cases(n: int) -> list[dict[str, Any]]:
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     rate = case["load"] * virtual.capacity(case["of"], LENGTHS).requests
     requests = virtual.data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
-    inferences = virtual.inferences_of(requests)
     settings = {"max_batch_size": case["rows"]} | virtual.pool(BLOCKS) | VARIANTS[case["variant"]]
-    end = virtual.serve("dynamic", settings, requests, inferences)
-    seconds = virtual.latencies(inferences)
+    served = virtual.serve("dynamic", settings, requests)
+    seconds = virtual.latencies(served.inferences)
     by_length = np.array(seconds)[np.argsort([r.num_tokens for r in requests], kind="stable")]
     last = requests[-1].at
     return {
-        **virtual.mean_and_p99(inferences),
+        **virtual.mean_and_p99(served.inferences),
         "median_s": statistics.median(seconds),
         "shortest_s": float(by_length[: n // 4].mean()),
         "longest_s": float(by_length[-(n // 4) :].mean()),
-        "answered": sum((i.answered_at or end) <= last for i in inferences) / last,
-        "throughput": virtual.throughput(inferences, end),
+        "answered": sum((i.answered_at or served.end) <= last for i in served.inferences) / last,
+        "throughput": served.throughput,
     }
 
 

@@ -152,7 +152,7 @@ def served(variant: str, kv_blocks: int | None, requests: Sequence[Request]) -> 
         "blocks": seen.blocks_s / seen.busy_s,
         "prefill": 100 * seen.prefilled * PREFILL_TOKEN_S / seen.busy_s,
         **measures(inferences, seen.prefilled, seen.scheduler.snapshot().prefix_hits),
-        "throughput": virtual.throughput(inferences, end),
+        "throughput": virtual.Served(inferences, end).throughput,
     }
 
 

@@ -46,23 +46,21 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     rate = case["load"] * virtual.capacity(ROWS, LENGTHS, blocks()).requests
-    requests = virtual.data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
-    inferences = virtual.inferences_of(requests)
-    rng = np.random.default_rng([seed, 7])
-    for chosen in rng.choice(n, round(URGENT * n), replace=False):
-        inferences[chosen].priority = 1
-    urgent = [i for i in inferences if i.priority == 1]
-    others = [i for i in inferences if i.priority != 1]
+    drawn = virtual.data_of(LENGTHS, seed).requests(n, f"poisson:{rate:g}", scaled=True)
+    chosen = np.random.default_rng([seed, 7]).choice(n, round(URGENT * n), replace=False)
+    requests = [r.model_copy(update={"priority": int(r.id in chosen)}) for r in drawn]
     settings = {"max_batch_size": ROWS} | virtual.pool(blocks()) | VARIANTS[case["variant"]]
-    end = virtual.serve("dynamic", settings, requests, inferences)
+    served = virtual.serve("dynamic", settings, requests)
+    urgent = [i for i in served.inferences if i.priority == 1]
+    others = [i for i in served.inferences if i.priority != 1]
     return {
         **virtual.mean_and_p99(urgent, "urgent_"),
         **virtual.mean_and_p99(others, "others_"),
-        "wait_s": max(virtual.latencies(inferences)),
-        "refused": 100 * statistics.mean(i.error is not None for i in inferences),
+        "wait_s": max(virtual.latencies(served.inferences)),
+        "refused": 100 * statistics.mean(i.error is not None for i in served.inferences),
         "preempted_urgent": statistics.mean(i.interruptions.preemptions for i in urgent),
         "preempted_others": statistics.mean(i.interruptions.preemptions for i in others),
-        "throughput": virtual.throughput(inferences, end),
+        "throughput": served.throughput,
     }
 
 

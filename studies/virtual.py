@@ -37,30 +37,45 @@ def data_of(lengths: str, seed: int) -> Workload:
     return Workload(lengths, seed=seed, prompts="ids")
 
 
-def inferences_of(requests: Sequence[Request], **fields: Any) -> list[Inference]:
-    """Return the requests as a server queues them."""
-    return [Inference(r.ids, r.num_tokens, Sampling(seed=r.seed or 0), **fields) for r in requests]
+class Served(NamedTuple):
+    """Inferences with their stamps and tokens, and when the last one ended."""
+
+    inferences: list[Inference]
+    end: float
+
+    @property
+    def throughput(self) -> float:
+        """Completion tokens per second."""
+        return sum(len(i.tokens) for i in self.inferences) / self.end
 
 
 def serve(
     mode: str,
     settings: Settings,
     requests: Sequence[Request],
-    inferences: Sequence[Inference],
     observe: Callable[[IterationRecord], None] | None = None,
-) -> float:
-    """Serve a trace; return when its last request has ended. The inferences have their stamps and
-    tokens then. observe: called with each iteration.
-    """
+) -> Served:
+    """Serve a trace. observe: called with each iteration."""
 
     def planned(now: float, iteration: Iteration) -> None:
         if observe is not None:
             seconds = cost_s(iteration) if iteration.rows else 0.0
             observe(IterationRecord(now, seconds, iteration))
 
+    inferences = [
+        Inference(
+            request.ids,
+            request.num_tokens,
+            Sampling(seed=request.seed or 0),
+            user=request.user,
+            priority=request.priority or 0,
+        )
+        for request in requests
+    ]
     config = build(mode, SETTINGS | settings, {})
     arrivals = [(request.at, [inference]) for request, inference in zip(requests, inferences)]
-    return drive(scheduler.build(config), arrivals, cost_s, planned=planned)
+    end = drive(scheduler.build(config), arrivals, cost_s, planned=planned)
+    return Served(inferences, end)
 
 
 def latencies(inferences: Sequence[Inference]) -> list[float]:
@@ -75,11 +90,6 @@ def mean_and_p99(inferences: Sequence[Inference], of: str = "") -> dict[str, flo
     return {f"{of}mean_s": statistics.mean(seconds), f"{of}p99_s": p99}
 
 
-def throughput(inferences: Sequence[Inference], seconds: float) -> float:
-    """Return completion tokens per second."""
-    return sum(len(i.tokens) for i in inferences) / seconds
-
-
 class Capacity(NamedTuple):
     """Completions of `dynamic` with `fcfs` per second while requests always wait."""
 
@@ -92,7 +102,7 @@ class Capacity(NamedTuple):
 def capacity(rows: int, lengths: str, kv_blocks: int | None = None) -> Capacity:
     burst = data_of(lengths, CAPACITY_SEED).requests(BURST, "burst", scaled=True)
     settings = {"max_batch_size": rows, **pool(kv_blocks)}
-    rate = BURST / serve("dynamic", settings, burst, inferences_of(burst))
+    rate = BURST / serve("dynamic", settings, burst).end
     tokens = statistics.mean(request.num_tokens for request in burst)
     return Capacity(rate, rate * tokens, rate * statistics.mean(len(r.ids) for r in burst))
 
