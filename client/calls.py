@@ -17,8 +17,8 @@ class ServerError(Exception):
 
 
 def headers(key: str | None) -> dict[str, str]:
-    """Headers of every request. A redirect to another server does not get the key: both libraries
-    take it off.
+    """Return the headers of every request. A redirect to another server does not get the key: both
+    libraries take it off.
     """
     return {"Content-Type": "application/json"} | (
         {"Authorization": f"Bearer {key}"} if key else {}
@@ -70,7 +70,7 @@ def stream(
 def _exchange(
     method: str, url: str, body: Any, timeout_s: float, key: str | None
 ) -> Iterator[requests.Response]:
-    """A request and its answer; failures become a ServerError."""
+    """Send a request and yield its answer; failures become a ServerError."""
     try:
         with requests.Session() as session:
             session.trust_env = False  # no proxy between a client and a server that it measures
@@ -95,7 +95,7 @@ def _exchange(
 
 
 def _cause(error: BaseException) -> str:
-    """The system's own message, below those of libraries."""
+    """Return the system's own message, below those of libraries."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

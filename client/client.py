@@ -148,7 +148,7 @@ def one_prompt(url: str, arguments: argparse.Namespace) -> None:
 
 
 def load_of(arguments: argparse.Namespace) -> tuple[Sequence[Request], dict[str, Any]]:
-    """The requests to send, and their description in a report. Raises WorkloadError."""
+    """Return the requests to send, and their description in a report. Raises WorkloadError."""
     arrival = arguments.arrival or (None if arguments.wait is None else f"wait:{arguments.wait}")
     if arguments.trace:
         requests, words = replayed(arguments.trace, arguments.scale, arrival, arguments.seed)

@@ -66,7 +66,7 @@ def lengths(spec: str) -> Lengths:
 def folded_normal(
     rng: np.random.Generator, n: int, mean: float, std: float, most: int
 ) -> np.ndarray:
-    """n draws of clip(|⌈N(mean, std)⌉|, 1, most)."""
+    """Return n draws of clip(|⌈N(mean, std)⌉|, 1, most)."""
     return np.clip(np.abs(np.ceil(rng.normal(mean, std, n))), 1, most).astype(int)
 
 
@@ -75,7 +75,7 @@ def _rounded_up(drawn: np.ndarray, cap: int) -> np.ndarray:
 
 
 def whole_numbers(texts: Sequence[str]) -> list[int]:
-    """Each text's number. Raises ValueError for one that is not whole, or below 1."""
+    """Return the numbers of texts. Raises ValueError for one that is not whole, or below 1."""
     values = [int(text) for text in texts]
     if min(values) < 1:
         raise ValueError
@@ -83,7 +83,7 @@ def whole_numbers(texts: Sequence[str]) -> list[int]:
 
 
 def number(text: str, or_zero: bool = False) -> float:
-    """The text's number. Raises ValueError for one that is not above 0 (or 0) and finite."""
+    """Return a text's number. Raises ValueError unless it is above 0 (or 0) and finite."""
     value = float(text)
     if not (0 < value < math.inf or (or_zero and value == 0)):
         raise ValueError
@@ -137,13 +137,13 @@ def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
 
 
 def in_microseconds(seconds: np.ndarray) -> np.ndarray:
-    """Seconds rounded to microseconds, as Python rounds."""
+    """Return seconds rounded to microseconds, as Python rounds."""
     return np.array([round(each, 6) for each in seconds.tolist()], float)
 
 
 def at_rate(arrival: str, rate: float) -> str:
-    """The arrival process at another rate: `gamma:3:2` and 5 give `gamma:5:2`; one without a rate
-    becomes Poisson.
+    """Return the arrival process at another rate: `gamma:5:2` for `gamma:3:2` and 5; one without a
+    rate becomes Poisson.
     """
     name, *arguments = arrival.split(":")
     if name in ("gamma", "constant"):
@@ -153,7 +153,7 @@ def at_rate(arrival: str, rate: float) -> str:
 
 @functools.cache
 def count(words: int) -> str:
-    """The first `words` counting words: "one two three"."""
+    """Return the first counting words: "one two three"."""
     return " ".join(_in_words(i) for i in range(1, words + 1))
 
 
@@ -189,7 +189,7 @@ class Prefixes(NamedTuple):
 
     @classmethod
     def parse(cls, spec: str) -> Prefixes:
-        """Prefixes(4, 64, 1.0) from "4:64:1". Raises WorkloadError."""
+        """Return Prefixes(4, 64, 1.0) for "4:64:1". Raises WorkloadError."""
         try:
             *whole, zipf = spec.split(":")
             kinds, tokens = whole_numbers(whole)
@@ -201,7 +201,7 @@ class Prefixes(NamedTuple):
             ) from None
 
     def draw(self, n: int, seed: int) -> list[list[int]]:
-        """The prefix of each of n prompts."""
+        """Return the prefix of each of n prompts."""
         prefixes = [*TokenIds(np.random.default_rng([seed, 4]), [self.tokens] * self.kinds)]
         weights = np.arange(1, self.kinds + 1) ** -self.zipf
         ranks = np.random.default_rng([seed, 5]).choice(self.kinds, n, p=weights / weights.sum())
@@ -218,7 +218,7 @@ class Sessions(NamedTuple):
 
     @classmethod
     def parse(cls, spec: str) -> Sessions:
-        """Sessions(3, 0.5) from "3:0.5". Raises WorkloadError."""
+        """Return Sessions(3, 0.5) for "3:0.5". Raises WorkloadError."""
         try:
             text, think_s = spec.split(":")
             [turns] = whole_numbers([text])
@@ -230,5 +230,5 @@ class Sessions(NamedTuple):
             ) from None
 
     def think(self, n: int, seed: int) -> np.ndarray:
-        """n times of thinking, in seconds."""
+        """Return n times of thinking, in seconds."""
         return np.random.default_rng([seed, 6]).exponential(self.think_s, n).round(6)

@@ -49,10 +49,7 @@ class Watch:
     def ended(self, outcome: Outcome) -> None: ...
 
     def tick(self) -> None:
-        """Twenty times a second on average, at random instants, from first send to last ending.
-
-        Also when nothing else happens.
-        """
+        """Called twenty times a second on average, at random instants, from first send to end."""
 
 
 def replay(
@@ -187,16 +184,15 @@ class _Replay:
         return time.perf_counter() - self._start
 
     async def _until(self, instant: float) -> None:
-        """Sleep until then; not at all where it is past."""
+        """Sleep until an instant, unless it is past."""
         if (remaining := instant - self._now()) > 0:
             await asyncio.sleep(remaining)
 
 
 @contextlib.contextmanager
 def _no_pauses() -> Iterator[None]:
-    """While instants are measured, Python's collector goes through new objects alone.
-
-    Going through all of them takes milliseconds.
+    """Let Python's collector go through new objects alone while instants are measured: all of them
+    take it milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -207,7 +203,7 @@ def _no_pauses() -> Iterator[None]:
 
 
 def _allow_open_files(n: int) -> None:
-    """Every request in flight is an open socket; many systems allow 1,024 files unless asked."""
+    """Raise the limit on open files, often 1,024: each request in flight is an open socket."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = n if hard == resource.RLIM_INFINITY else min(n, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
     @property
     def row(self) -> tuple[float, ...]:
-        """Its row of ROW."""
+        """Return the row of ROW."""
         stamps = self.scheduled_at, self.sent_at, self.ended_at
         if (answer := self.answer) is not None:
             return _row(answer)
@@ -86,16 +86,16 @@ class Answers:
         return len(self.rows)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A column of ROW."""
+        """Return a column of ROW."""
         column: np.ndarray = self.rows[name]
         return column
 
     def reported(self, name: str) -> np.ndarray:
-        """A field of `timings`, one of REPORTED; NaN where a server did not report it."""
+        """Return a field of `timings`, one of REPORTED; NaN where a server did not report it."""
         return self[f"reported_{name}"]
 
     def values(self, measure: Measure) -> np.ndarray:
-        """A measure of each answer, as this client saw it; NaN where it has none."""
+        """Return a measure of each answer, as this client saw it; NaN where it has none."""
         if measure.pooled:
             return self.gaps
         return self.reported(measure.field) if measure.by_server else measure.of(self.times)
@@ -107,13 +107,13 @@ class Answers:
 
     @property
     def times(self) -> Times:
-        """As this client saw them."""
+        """Stamps that this client saw."""
         first, last, end = self["first_token_at"], self["last_token_at"], self["ended_at"]
         return Times(self["sent_at"], np.nan, first, last, end, self["completion_tokens"])
 
     @property
     def times_at_server(self) -> Times:
-        """As servers recorded them; NaN where they did not."""
+        """Stamps that servers reported; NaN where they did not."""
         timings = {measure.field: self.reported(measure.field) for measure in TIMINGS}
         return times_from(timings, self.reported("arrived_at"))
 
@@ -157,17 +157,17 @@ class Outcomes:
             self._kept[i] = outcome
 
     def __iter__(self) -> Iterator[Outcome]:
-        """Those that are kept, in the order of the trace."""
+        """Return the kept outcomes, in the order of the trace."""
         return (self._kept[i] for i in sorted(self._kept))
 
     @property
     def sample(self) -> int | None:
-        """How many are kept, where that is not all that ended."""
+        """Number of kept outcomes, if only a sample is kept."""
         return len(self._kept) if self._sampled else None
 
     @property
     def ended(self) -> np.ndarray:
-        """The rows of all that ended."""
+        """Rows of all requests that ended."""
         rows: np.ndarray = self.rows[self.rows["ended"]]
         return rows
 
@@ -179,6 +179,6 @@ class Outcomes:
         return Answers(self.rows[answered], kept)
 
     def answers_of(self, numbers: np.ndarray) -> Answers:
-        """Of some requests alone, without the gaps between tokens."""
+        """Return the answers to some requests, without the gaps between tokens."""
         rows = self.rows[numbers]
         return Answers(rows[rows["answered"]], {})

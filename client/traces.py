@@ -55,19 +55,19 @@ class Request(BaseModel):
     think_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     def body(self) -> dict[str, Any]:
-        """The JSON body of POST /inference."""
+        """Return the JSON body of POST /inference."""
         own = {"id", "at", "users", "after", "think_s"}
         return self.model_dump(exclude=own, exclude_none=True)
 
     @property
     def ids(self) -> list[int]:
-        """The prompt in ids; of a text, those that `--tokenizer bytes` gives; of a later turn, its
-        own alone.
+        """Ids of the prompt; for a text, those of `--tokenizer bytes`; for a later turn, of its own
+        words alone.
         """
         return self.prompt_ids or list((self.prompt or "").encode())
 
     def continuing(self, conversation: str) -> Request:
-        """The turn as it is sent: the conversation so far, and its own words after it."""
+        """Return the turn as it is sent: its own words after the conversation so far."""
         return self.model_copy(update={"prompt": conversation + (self.prompt or "")})
 
 
@@ -122,7 +122,7 @@ class Trace(Sequence[Request]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     def sent_as(self, arrival: str, seed: int) -> Trace:
-        """The same requests, sent as `arrival` says; of conversations, the first turns.
+        """Return the same requests with other arrivals; in conversations, of the first turns.
 
         Raises WorkloadError for an unknown arrival, or one that conversations cannot have.
         """
@@ -141,7 +141,7 @@ class Trace(Sequence[Request]):
 def openings(
     arrival: str, n: int, seed: int, scaled: bool = False, conversing: bool = False
 ) -> Arrivals:
-    """The arrivals of n requests, or of the first turns of n conversations. Raises
+    """Return the arrivals of n requests, or of the first turns of n conversations. Raises
     WorkloadError.
     """
     opening = arrivals(arrival, n, seed, scaled)
@@ -170,8 +170,8 @@ def load_trace(path: Path, scale: int | None = None) -> list[Request]:
 def replayed(
     path: Path, scale: int | None, arrival: str | None, seed: int
 ) -> tuple[Sequence[Request], dict[str, Any]]:
-    """The requests of a trace, sent as `arrival` says if it is given, and their description in a
-    report. Raises WorkloadError.
+    """Return the requests of a trace, with other arrivals if `arrival` is given, and their
+    description in a report. Raises WorkloadError.
     """
     requests, scale = _read(path, scale)
     where = f"as in {path}"
@@ -180,7 +180,7 @@ def replayed(
 
 
 def _read(path: Path, scale: int | None) -> tuple[list[Request], int | None]:
-    """The requests, and the scale of a trace in Mooncake's format; None of one in ours."""
+    """Return the requests, and the scale of a trace in Mooncake's format, or None."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -275,7 +275,7 @@ def _of_mooncake(path: Path, lines: Sequence[str], scale: int) -> list[Request]:
 
     @functools.cache
     def block(hash_id: int) -> list[int]:
-        """The same ids wherever this block occurs, in this trace or another."""
+        """Return the ids of a block, the same wherever it occurs, in this trace or another."""
         [ids] = TokenIds(np.random.default_rng([hash_id, 7]), [scale])
         return ids
 

@@ -40,7 +40,7 @@ class Stream(NamedTuple):
 
     @classmethod
     def parse(cls, spec: str) -> Stream:
-        """Stream("b", 2.0, …, 10.0, 40.0) from "b,2,choice:1,25,10-40". Raises WorkloadError."""
+        """Return the stream of "b,2,choice:1,25,10-40". Raises WorkloadError."""
         try:
             user, rate, rest = spec.split(",", 2)
             # lengths may have commas, `choice:1,25,100`, but no hyphens
@@ -62,8 +62,8 @@ class Stream(NamedTuple):
     def draw(
         self, n: int | None, until: float, seed: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Instants and lengths of its first n requests; of None, of all until then. They are drawn
-        apart, so that the same requests can come at another rate.
+        """Return instants and lengths of the first n requests; if n is None, of all before `until`.
+        They are drawn apart, so that the same requests can come at another rate.
         """
         rng = np.random.default_rng([*seed, 0])
         if n is not None:
@@ -93,11 +93,11 @@ class Users:
 
     @property
     def rate(self) -> float:
-        """Requests a second of all, while each of them sends."""
+        """Requests a second of all users, while each of them sends."""
         return sum(s.rate for s in self._streams)
 
     def draw(self, n: int | None, seed: int) -> Drawn:
-        """All requests by time: the first n, or those until `until`.
+        """Return all requests by time: the first n, or those before `until`.
 
         Raises WorkloadError where a user has none of them.
         """
@@ -142,6 +142,6 @@ class Priorities:
             )
 
     def draw(self, n: int, seed: int) -> np.ndarray:
-        """The level of each of n requests."""
+        """Return the level of each of n requests."""
         shares = np.array(self._shares) / sum(self._shares)
         return np.random.default_rng([seed, 8]).choice(self._levels, n, p=shares)

@@ -50,7 +50,7 @@ class Wire(Protocol):
     def body(self, request: Request) -> dict[str, Any]: ...
 
     def read(self, reply: Reply) -> tuple[Answer, str]:
-        """The answer and its text. Raises Unreadable."""
+        """Return the answer and its text. Raises Unreadable."""
 
 
 class Plain:
@@ -143,16 +143,16 @@ class OpenAI:
 
 
 def wire(api: str, model: str = "", stream: bool = False) -> Wire:
-    """The wire of an API. OpenAI's always streams: its answers have no timings."""
+    """Return the wire of an API. OpenAI's always streams: its answers have no timings."""
     if api == "openai":
         return OpenAI(model)
     return Streaming() if stream else Plain()
 
 
 def events(reply: Reply) -> list[tuple[float, Any]]:
-    """(instant, JSON) of each server-sent event up to [DONE], which must come.
+    """Return (instant, JSON) of each server-sent event up to [DONE].
 
-    Raises Unreadable, also for an error event.
+    Raises Unreadable, also for an error event and without [DONE].
     """
     arrived: list[tuple[float, Any]] = []
     rest = b""
@@ -177,13 +177,13 @@ def events(reply: Reply) -> list[tuple[float, Any]]:
 
 
 def message(body: Any) -> str:
-    """The message of an error, in the forms that servers give it."""
+    """Return the message of an error, in any form that servers use."""
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
 
 
 def refusal(status: int, body: bytes) -> str:
-    """A status other than 200, in a sentence."""
+    """Describe an answer with a status other than 200, in a sentence."""
     try:
         return f"{status} {message(json.loads(body))}"
     except ValueError:

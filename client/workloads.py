@@ -66,12 +66,7 @@ class Workload:
     ):
         lengths = "normal" if lengths is None else lengths
         selection = "random" if selection is None else selection
-        for kind, given, valid in (
-            ("selection", selection, SELECTIONS),
-            ("prompts", prompts or "text", PROMPTS),
-        ):
-            if given not in valid:
-                raise WorkloadError(f"unknown {kind} {given!r}; valid ones are {', '.join(valid)}")
+        assert selection in SELECTIONS and prompts in (None, *PROMPTS), "choices of the flags"
         self._draw_lengths = draws.lengths(lengths)
         self._prefixes = Prefixes.parse(prefixes) if prefixes else None
         self._sessions = Sessions.parse(sessions) if sessions else None
@@ -100,7 +95,7 @@ class Workload:
 
     @classmethod
     def of(cls, options: Any, seed: int) -> Workload:
-        """The workload of parsed flags, or of options of their names. Raises WorkloadError."""
+        """Return the workload of parsed flags, or options of their names. Raises WorkloadError."""
         names = ("lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities")
         return cls(seed=seed, **{name: getattr(options, name) for name in names})
 
@@ -143,7 +138,7 @@ class Workload:
         draw: str,
         drawn: Drawn | None = None,
     ) -> Trace:
-        """Requests of so many tokens and words; `opening` of conversations. draw: of `_prompts`."""
+        """Return requests of these lengths. opening: of conversations. draw: of `_prompts`."""
         n, number = len(tokens), np.arange(len(tokens))
         conversation = number // self._turns
         after = np.where(number % self._turns, number - 1, -1)
@@ -247,7 +242,7 @@ def add_workload(parser: argparse._ActionsContainer) -> None:
 
 
 def contradiction(known: argparse.Namespace) -> str | None:
-    """The contradiction of these flags of a workload, in a sentence; None if they agree."""
+    """Return the contradiction of these flags, in a sentence; None if they agree."""
 
     def given(names: Sequence[str]) -> str:
         return ", ".join(flag(name) for name in names if getattr(known, name, None) is not None)

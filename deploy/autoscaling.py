@@ -12,14 +12,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 CONTROL_INTERVAL_S = 0.1  # between decisions (Ray's CONTROL_LOOP_INTERVAL_S)
 SAMPLES = 5  # in a look-back period (Ray's …_RECORD_INTERVAL_FACTOR, 0.2)
-POSITIVE = ("target_ongoing_requests", "metrics_interval_s", "look_back_period_s",
-            "upscaling_factor", "downscaling_factor", "target_tokens")  # fmt: skip
 EPS_S = 1e-6  # that a sum of intervals may be off
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -28,31 +33,22 @@ class Autoscaling:
     for invalid ones.
     """
 
-    min_replicas: int = 1
+    min_replicas: Annotated[int, Field(ge=1)] = 1
     max_replicas: int = 1
-    target_ongoing_requests: float = 2.0  # at each replica, waiting ones included
+    target_ongoing_requests: Positive = 2.0  # at each replica, waiting ones included
     # tokens of prompts and completions that are not computed yet, at each replica; if given, they
     # count instead of requests
-    target_tokens: float | None = None
-    metrics_interval_s: float = 10.0  # between reports of the requests
-    look_back_period_s: float = 30.0  # over which the requests are averaged
-    upscale_delay_s: float = 30.0  # that more replicas must have been wanted
-    downscale_delay_s: float = 600.0
-    upscaling_factor: float = 1.0  # the part of a missing number that is added
-    downscaling_factor: float = 1.0
+    target_tokens: Positive | None = None
+    metrics_interval_s: Positive = 10.0  # between reports of the requests
+    look_back_period_s: Positive = 30.0  # over which the requests are averaged
+    upscale_delay_s: Delay = 30.0  # that more replicas must have been wanted
+    downscale_delay_s: Delay = 600.0
+    upscaling_factor: Positive = 1.0  # the part of a missing number that is added
+    downscaling_factor: Positive = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_replicas <= self.max_replicas:
-            raise ValueError(
-                f"min_replicas ({self.min_replicas}) must be at least 1, and max_replicas "
-                f"({self.max_replicas}) no less"
-            )
-        for name in POSITIVE:
-            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be above 0, and finite")
-        for name in ("upscale_delay_s", "downscale_delay_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be 0 or more, and finite")
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas must be at least min_replicas, {self.min_replicas}")
 
     @property
     def target(self) -> float:
@@ -62,17 +58,18 @@ class Autoscaling:
 
 def read_autoscaling(texts: Sequence[str]) -> Autoscaling:
     """Return the rule that ["max_replicas=8", …] describes. Raises ValueError."""
+    given: dict[str, Any] = {
+        name: value for name, _, value in (text.partition("=") for text in texts)
+    }
     names = [each.name for each in fields(Autoscaling)]
-    given: dict[str, Any] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if name not in names:
-            raise ValueError(f"--autoscale {text!r}: name one of {', '.join(names)}")
-        try:
-            given[name] = (int if name.endswith("replicas") else float)(value)
-        except ValueError:
-            raise ValueError(f"--autoscale {text!r}: {value!r} is no number") from None
-    return Autoscaling(**given)
+    if unknown := [name for name in given if name not in names]:
+        raise ValueError(f"--autoscale {unknown[0]!r}: name one of {', '.join(names)}")
+    try:
+        return Autoscaling(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{name}: " for name in first["loc"])
+        raise ValueError(f"--autoscale {where}{first['msg']}") from None
 
 
 class Autoscaler:

@@ -44,12 +44,15 @@ class Full(NamedTuple):
 
 
 class LoopCalls:
-    """Calls that any thread hands to an event loop, which is woken once for all that piled up."""
+    """Calls that any thread hands to an event loop, which is woken once for all that piled up; and
+    an observer that sets the event of an inference once it is answered or has failed.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
         self._calls: deque[Callable[[], None]] = deque()
         self._woken = False
+        self._ends: dict[int, asyncio.Event] = {}  # by id() of inferences
 
     def put(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
@@ -62,16 +65,8 @@ class LoopCalls:
         while self._calls:
             self._calls.popleft()()
 
-
-class Answered:
-    """An observer that sets the event of an inference once it is answered or has failed."""
-
-    def __init__(self, calls: LoopCalls):
-        self._calls = calls
-        self._ends: dict[int, asyncio.Event] = {}  # by id()
-
     def expect(self, inference: Inference) -> asyncio.Event:
-        """The event of an inference that is not queued yet."""
+        """Return the event of an inference that is not queued yet."""
         end = self._ends[id(inference)] = asyncio.Event()
         return end
 
@@ -84,7 +79,7 @@ class Answered:
 
     def answered(self, inference: Inference) -> None:
         if (end := self._ends.pop(id(inference), None)) is not None:
-            self._calls.put(end.set)
+            self.put(end.set)
 
 
 class Replica:
@@ -100,8 +95,7 @@ class Replica:
         self.server = Server(config, replica=name)
         self.manager = self.server.manager
         self._calls = LoopCalls(asyncio.get_running_loop())
-        self._answered = Answered(self._calls)
-        self.manager.observe(self._answered)
+        self.manager.observe(self._calls)
         self._handlers = handlers(self.server, [os.getpid()])
 
     async def answer(
@@ -114,7 +108,7 @@ class Replica:
             self._check(to)
             exchange = Exchange(self.server, request)
             group = exchange.group
-            ends = [self._answered.expect(member) for member in group]
+            ends = [self._calls.expect(member) for member in group]
             if not self._enqueue(group, to, tried, tries):
                 return Full(self.name)
             queued = group
@@ -126,7 +120,7 @@ class Replica:
         except ServingError as error:
             return self._failed(error)
         finally:
-            self._answered.forget(group)
+            self._calls.forget(group)
             self.manager.cancel(queued)  # without effect on answered ones
 
     async def stream(

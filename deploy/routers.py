@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 # ages of the reports by which replicas were chosen lately, in the process of the ingress; here and
@@ -95,16 +96,16 @@ class LeastRequests(Router):
 
 
 class LeastTokens(Router):
-    """The replica with the fewest tokens left to compute."""
+    """The replica with the fewest tokens still to compute."""
 
     uses_tokens = True
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> int:
-        return self.least(lambda replica: replica.tokens, replicas)
+        return self.least(_tokens, replicas)
 
 
 class PowerOfTwo(Router):
-    """Of two replicas drawn at random the one with fewer requests (Mitzenmacher, IEEE TPDS 2001;
+    """The one with fewer requests of two replicas drawn at random (Mitzenmacher, IEEE TPDS 2001;
     Ray Serve's default). The longest queue is far shorter than with one drawn; and since pairs
     differ, many routers with old knowledge do not all choose the same replica.
     """
@@ -193,8 +194,7 @@ class SessionAffinity(Router):
         return max(replicas, key=weight).id
 
 
-def _requests(replica: ReplicaLoad) -> int:
-    return replica.requests
+_requests, _tokens = attrgetter("requests"), attrgetter("tokens")
 
 
 ROUTERS: dict[str, type[Router]] = {

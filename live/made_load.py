@@ -110,7 +110,7 @@ class _Load:
                     due = max(due, now - CHECK_S) + rng.expovariate(self._request.rate)
                     self._send(rng)
         except ServingError as error:  # drains, or is broken
-            log.warning("the load that a page asked for ends: %s", error)
+            log.warning("the load that a page started ends: %s", error)
         finally:
             manager.cancel(self._sent)
 

@@ -169,8 +169,8 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[Serve]:
-    """As `server`, but each mode with its settings is started once; it is idle again before the
-    next test has it.
+    """Servers as of `server`, each mode with its settings started once; a server is idle again
+    before the next test has it.
     """
     urls: dict[str, str] = {}
     with contextlib.ExitStack() as running:

@@ -3,8 +3,8 @@
     python -m tests.mutations --n 60 --seed 0
 
 A mutant is the committed code with one change: a comparison or an operator swapped, a condition
-negated, a number one larger, a `break` or a call left out. It runs in a copy of the repository, so
-that the working tree is left alone. Survivors are printed with file and line: either a test is
+negated, a number one larger, a `break` or a call removed. It runs in a copy of the repository, so
+that the working tree does not change. Survivors are printed with file and line: either a test is
 missing, or the change makes no difference to any user.
 """
 

@@ -72,7 +72,7 @@ def metric(url: str, name: str) -> float:
 
 
 def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait until no row and no block is left."""
+    """Wait until no row and no block is in use."""
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     wait_until(lambda: not any(metric(url, f"vllm:{name}") for name in names), patience_s, 0.05)
 

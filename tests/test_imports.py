@@ -19,7 +19,7 @@ from tests.servers import ROOT
 
 
 def read_arrows() -> dict[str, set[str]]:
-    """The table of docs/design.md: who may import whom when it runs."""
+    """Return the table of docs/design.md: the rooms that each room imports."""
     [table] = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "design.md").read_text(), re.DOTALL)
     lines = [line.partition("→") for line in table.splitlines()]
     return {room.strip(): set(names.replace(",", " ").split()) for room, _, names in lines}
@@ -29,7 +29,7 @@ ARROWS = read_arrows()
 
 
 def rooms() -> Iterator[tuple[str, list[Path]]]:
-    """Each module at the root and each folder of modules, with its files."""
+    """Yield each module at the root and each folder of modules, with its files."""
     for path in ROOT.glob("*.py"):
         yield path.stem, [path]
     for folder in ROOT.iterdir():
@@ -43,7 +43,7 @@ def module_of(file: Path) -> str:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """The full names of all that a file imports, for types too."""
+    """Yield the full names that a file imports, for types too."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -52,20 +52,20 @@ def imported(file: Path) -> Iterator[str]:
 
 
 def row_of(name: str) -> str | None:
-    """The row of the table that a module belongs to: of its own, of its folder, or none."""
+    """Return the row of the table for a module: its own, its folder's, or none."""
     while name and name not in ARROWS:
         name = name.rpartition(".")[0]
     return name or None
 
 
 def test_every_room_imports_what_the_design_says() -> None:
-    found: dict[str, set[str]] = {row: set() for row in ARROWS}
+    arrows: dict[str, set[str]] = {row: set() for row in ARROWS}
     for _, files in rooms():
         for file in files:
             row = row_of(module_of(file))
             assert row, f"{file} is in no room of docs/design.md"
-            found[row] |= {other for name in imported(file) if (other := row_of(name))} - {row}
-    assert found == ARROWS
+            arrows[row] |= {other for name in imported(file) if (other := row_of(name))} - {row}
+    assert arrows == ARROWS
     heart = {name.split(".")[0] for file in dict(rooms())["scheduling"] for name in imported(file)}
     assert not heart - {"scheduling", "sortedcontainers"} - sys.stdlib_module_names
 
@@ -138,21 +138,21 @@ print(json.dumps(missing))
 
 
 def base_distributions() -> set[str]:
-    """Those of requirements.txt, and what they need."""
+    """Return the distributions of requirements.txt, and those that they need."""
     lines = [
         line
         for file in ("requirements.txt", "client/requirements.txt")
         for line in (ROOT / file).read_text().splitlines()
         if line and not line.startswith(("#", "-r"))
     ]
-    found: set[str] = set()
+    names: set[str] = set()
     while lines:
         wanted = Requirement(lines.pop())
         name = canonicalize_name(wanted.name)
-        if (wanted.marker is None or wanted.marker.evaluate({"extra": ""})) and name not in found:
-            found.add(name)
+        if (wanted.marker is None or wanted.marker.evaluate({"extra": ""})) and name not in names:
+            names.add(name)
             lines += requires(name) or []
-    return found
+    return names
 
 
 def test_every_module_imports_with_the_base_requirements_or_is_named_as_an_extras() -> None:

@@ -117,7 +117,6 @@ def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> No
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"prompts": "words"}, "unknown prompts 'words'; valid ones are text, ids"),
         ({"prefixes": "4:64"}, "give K:TOKENS:ZIPF"),
         ({"prefixes": "0:64:1"}, "give K:TOKENS:ZIPF"),
         ({"prefixes": "4:64:-1"}, "give K:TOKENS:ZIPF"),

@@ -134,7 +134,7 @@ def healthy(port: str) -> bool:
 
 @pytest.mark.nightly
 def test_the_image_serves_other_machines_and_ends_as_it_should(image: Path, tmp_path: Path) -> None:
-    """As it is without any settings: the files of the shipped model are in it."""
+    """Without any settings: the image has the files of the shipped model."""
     port = str(free_port())
     program, *arguments = json.loads(only("ENTRYPOINT")) + json.loads(only("CMD"))
     assert program == "python" and not healthy(port)
@@ -162,7 +162,7 @@ def test_the_image_serves_other_machines_and_ends_as_it_should(image: Path, tmp_
 def test_a_server_that_wants_no_requests_is_not_healthy(
     client_of: Callable[..., FlaskClient],
 ) -> None:
-    """One that still loads, drains or has a broken engine answers, but not with 200."""
+    """A server that loads, drains or has a broken engine answers, but not with 200."""
     app = client_of().application
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = Thread(target=server.serve_forever)

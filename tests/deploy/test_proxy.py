@@ -1,5 +1,5 @@
-"""deploy/proxy.sh: what a server that ends, a restart, a signal and a wrong word do to clients,
-and that nothing is left running. What it answers otherwise is in test_conformance.py.
+"""deploy/proxy.sh: effects on clients of a server that ends, a restart, a signal and a wrong word;
+no process runs on. Other answers are in test_conformance.py.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
         assert asked(url, "GET", "/live").headers["Location"] == "/replicas/1/live"
         page = asked(url, "GET", "/replicas/2/", headers={"Accept": "text/html"})
         assert (page.status, page.headers["Location"]) == (302, "/replicas/2/live")
-        body = asked(url, "GET", "/replicas/2/live").body  # asks its own server, by relative paths
+        body = asked(url, "GET", "/replicas/2/live").body  # its paths are relative
         assert b"live/events?" in body and b"/live/events" not in body
         assert asked(url, "GET", "/replicas/3/stats").status == 404
 

@@ -19,7 +19,7 @@ SHORT, LONG = Request([[1, 2]], 2), Request([[1, 2]], 30)
 
 
 def run(what: Callable[[Replica], Awaitable[Any]], **settings: Any) -> Any:
-    """What comes of a replica `a` that has loaded."""
+    """Return the result of a call of a replica `a` that has loaded."""
 
     async def alone() -> Any:
         replica = Replica(build("dynamic", SETTINGS | settings, {}), "a")
@@ -33,7 +33,7 @@ def run(what: Callable[[Replica], Awaitable[Any]], **settings: Any) -> Any:
 
 
 async def first_of(events: AsyncIterator[Any]) -> Any:
-    """The first that comes; the rest is read, too."""
+    """Return the first event; the rest is read, too."""
     first, *_ = [each async for each in events]
     return first
 

@@ -42,7 +42,7 @@ def queries(panel: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def parts(query: str) -> tuple[list[promql.VectorSelector], set[str]]:
-    """Its selectors, and the labels that it sums by. Raises ValueError for what is no PromQL."""
+    """Return a query's selectors, and the labels that it sums by. Raises ValueError."""
     selectors: list[promql.VectorSelector] = []
     labels: set[str] = set()
 

@@ -234,7 +234,7 @@ def test_a_cursor_of_the_server_that_was_here_before_is_not_taken_for_one_of_its
 
 
 def test_a_page_that_comes_late_gets_the_last_iterations_whole() -> None:
-    """Also of a request that came before those, and the beginning of which is forgotten."""
+    """A request that came before those is whole, too; its beginning is forgotten."""
     server, old, n = Server(), request(user="old"), KEPT + 500
     first = Reader(server)
     for k in range(n):
@@ -285,7 +285,7 @@ def test_iterations_do_not_overlap_by_rounding() -> None:
 
 @pytest.mark.parametrize("ends_after", [0, 1, 3])
 def test_a_request_that_ends_while_its_row_goes_on_is_noted_once(ends_after: int) -> None:
-    """It left while an iteration ran, or its stream ended and its batch goes on."""
+    """The client left while an iteration ran, or the stream ended and its batch goes on."""
     server, one, other = Server(), request(0), request(1)
     reader, noted = Reader(server), 0
     for k in range(5):

@@ -97,7 +97,7 @@ def test_under_a_key_the_page_is_open_and_its_data_are_not(
 def test_the_rows_of_a_page_and_of_a_timeline_are_those_of_stats(
     name: str, client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each iteration, in each mode, with padding, preempted and paused rows."""
+    """Rows of each iteration, in each mode, with padding, preempted and paused ones."""
     mode, flags, has = CASES[name]
     client = client_of(mode=mode, loop_interval_ms=1, **flags)
     scheduler = client.application.extensions["server"].scheduler

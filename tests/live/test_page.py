@@ -38,7 +38,7 @@ def at_port(port: int, mode: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def meaning(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Colours, str]:
-    """Of a cell's colours."""
+    """Return the kind of row of each cell's colours."""
     path = tmp_path_factory.mktemp("drawn") / "every-kind.html"
     path.write_text(every_kind())
     with browser.new_page() as tab:
@@ -57,7 +57,7 @@ def test_cells_appear_as_a_load_is_served_and_are_what_stats_count(
         assert tab.url.endswith("/live")
         comes_true(tab, "liveForTests.state().frames > 0")
         post(f"{url}/stats/reset")
-        sends_load(tab, seconds=2)  # in one second srpt once found no reason to pause a row
+        sends_load(tab, seconds=2)  # in one second srpt once had no reason to pause a row
         comes_true(tab, "liveForTests.state().next > 20")
         comes_true(tab, "!document.getElementById('loaded').textContent.includes('left')")
         wait_until(lambda: get(f"{url}/live/events")["load"] is None)
@@ -93,7 +93,7 @@ def test_pausing_holds_still_and_steps_and_scrubs(opened: Callable[..., Any]) ->
             tab.click(f"#{button}")
             comes_true(tab, f"document.getElementById('clock').innerText !== {seen[-1]!r}")
             seen.append(tab.inner_text("#clock"))
-        iterations = [int(told.split()[1]) for told in seen]
+        iterations = [int(text.split()[1]) for text in seen]
         assert iterations[1] == iterations[0] - 1 and iterations[3] == iterations[2] + 1
         assert iterations[2] < iterations[1]
         tab.locator("#scrub").fill("30")
@@ -146,8 +146,7 @@ def test_an_answer_streams_into_the_page(opened: Callable[..., Any]) -> None:
         comes_true(tab, "document.getElementById('answer').textContent.length > 5")
         wait_until(lambda: is_answered(url))
         comes_true(tab, "document.getElementById('stop').disabled")
-        told = get(f"{url}/live/events")
-        assert [end[4] for end in told["ended"]] == [40]
+        assert [end[4] for end in get(f"{url}/live/events")["ended"]] == [40]
 
 
 @contextlib.contextmanager
@@ -171,24 +170,24 @@ HOSTILE = "<img src=x onerror=alert(1)>\u202egnol</script><script>alert(2)</scri
 
 
 @pytest.mark.parametrize(
-    ("n_bytes", "said"),
+    ("n_bytes", "message"),
     [
         (900_000, "The prompt is longer than the context of 1024 tokens"),
         (1_200_000, "The body is larger than 1,000,000 bytes"),
     ],
 )
 def test_a_prompt_of_a_megabyte_is_refused_in_words_and_the_page_goes_on(
-    n_bytes: int, said: str, opened: Callable[..., Any]
+    n_bytes: int, message: str, opened: Callable[..., Any]
 ) -> None:
     prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
     with logged("--loop-interval-ms", "5", "--log-level", "debug") as (url, log):
         tab = opened(url)
         comes_true(tab, "liveForTests.state().frames > 0")
-        with pytest.raises(ServerError, match=said):
+        with pytest.raises(ServerError, match=message):
             post(f"{url}/inference", {"prompt": prompt, "num_tokens": 20})
         tab.fill("#prompt", prompt)
         tab.click("#ask button[type=submit]")
-        comes_true(tab, f"document.getElementById('answer').textContent.includes({said!r})")
+        comes_true(tab, f"document.getElementById('answer').textContent.includes({message!r})")
         tab.fill("#prompt", HOSTILE)  # one that is answered
         tab.click("#ask button[type=submit]")
         wait_until(lambda: is_answered(url))

@@ -60,17 +60,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_saved_page_needs_no_server_and_says_that_it_is_simulated(
     saved: Path, opened: Callable[..., Any]
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
     tab = opened("about:blank")
-    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("request", lambda request: requested.append(request.url))
     tab.goto(saved.as_uri())
     comes_true(tab, "liveForTests.state().frames > 0")
-    assert asked == [saved.as_uri()]
+    assert requested == [saved.as_uri()]
     text = tab.inner_text("body")
     assert text.count("simulated, costs fake") >= 2 and "static" in text and "dynamic" in text
     assert not tab.is_visible("#loading") and not tab.is_visible("#asking")
-    told = json.loads(saved.read_text().split('id="runs">')[1].split("</script>")[0])
-    n = [len(history["iterations"]) for history in told]
+    runs = json.loads(saved.read_text().split('id="runs">')[1].split("</script>")[0])
+    n = [len(history["iterations"]) for history in runs]
     tab.select_option("#speed", index=0)
     tab.keyboard.press("End")
     time.sleep(0.3)
@@ -104,18 +104,18 @@ def test_each_request_has_a_colour_and_each_kind_a_texture_that_the_legend_shows
     is_whole(tab)
     early, late = (colours(tab, i)[:PALETTE] for i in (len(LETTERS), 2 * len(LETTERS)))
     assert early == late and all(len(cell) == 1 for cell in early), "decode is one plain colour"
-    assert len({*early}) == PALETTE, "requests are told apart"
+    assert len({*early}) == PALETTE, "requests differ"
     chips = dict(tab.evaluate(CHIPS))
     assert set(chips) == {*NAMES.values(), "padding"}
-    assert len({tuple(chip) for chip in chips.values()}) == 7, "textures are told apart"
+    assert len({tuple(chip) for chip in chips.values()}) == 7, "textures differ"
     cells = {letter: pixels(tab, i) for i, letter in enumerate(LETTERS)}
-    mine = 14  # the request whose colour the legend has
+    shown = 14  # the request whose colour the legend has
     for letter, name in NAMES.items():
-        assert set(cells[letter][mine]) == set(chips[name]), name
+        assert set(cells[letter][shown]) == set(chips[name]), name
     assert set(cells["d"][PALETTE]) == set(chips["padding"])
-    [decoded] = early[mine]
-    idle = cells["i"][mine]
+    [decoded] = early[shown]
+    idle = cells["i"][shown]
     assert 0 < idle.count(decoded) < len(idle) / 4, "its request's colour, but for most of it dim"
-    assert cells["s"][mine][0] == decoded != cells["w"][mine][0], "paused: a line at its edges"
+    assert cells["s"][shown][0] == decoded != cells["w"][shown][0], "paused: a line at its edges"
     # of all requests: prefill, recomputed, idle, paused and decode, and nobody's two
     assert len(meanings(tab)) == 5 * PALETTE + 2

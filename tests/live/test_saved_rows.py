@@ -34,7 +34,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the recordings of its servers beside it."""
+    """A run with the recordings of its servers beside it."""
     out = tmp_path_factory.mktemp("measured")
     done = ran(
         "compare", *SMALL, "--model", "fake", "--skip-calibration", "--out", str(out),
@@ -72,7 +72,7 @@ def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
 
 
 def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
-    """Its warm-up, too, which is before the run of /stats."""
+    """The warm-up is shown too, which is before the run of /stats."""
     done = ran("live", str(measured))
     assert done.returncode == 0, done.stderr
     shown = histories(measured / "live.html")
