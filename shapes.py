@@ -14,12 +14,6 @@ from typing import Any
 GPT2_REPOSITORIES = {
     name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 }
-ALIASES = {  # names that Hugging Face's GPT2Config takes besides its own
-    "n_layer": ("num_hidden_layers",),
-    "n_head": ("num_attention_heads",),
-    "n_embd": ("hidden_size",),
-    "n_ctx": ("n_positions", "max_position_embeddings"),
-}
 # Fields that change the computation besides those of Shape, and the values that can be served.
 # Dropouts belong to training, summaries to another head; reorder_and_upcast_attn changes rounding.
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -117,10 +111,7 @@ def shape_of(model: str) -> Shape:
         if config.get("model_type", "gpt2") != "gpt2":
             kind = config["model_type"]
             raise ValueError(f"{path} describes a {kind!r} model; only GPT-2 can be served")
-        for name, others in ALIASES.items():
-            for other in others:
-                if other in config:
-                    config.setdefault(name, config[other])
+        config.setdefault("n_ctx", config.get("n_positions", 1024))
         # Hugging Face's defaults
         names = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_ctx": 1024, "vocab_size": 50257}
         sizes = {name: int(config.get(name, default)) for name, default in names.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
@@ -125,32 +125,13 @@ def check(path: Path, shape: Shape) -> dict[str, str]:
         return names
     except (SafetensorError, OSError) as error:
         raise WeightsUnavailable(
-            f"{path} is damaged or no safetensors file ({_truncated(path, error)}); fetch it again"
+            f"{path} is damaged or no safetensors file ({error}); fetch it again"
         ) from None
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return a safetensors file's description of its tensors, and where its data begin."""
+def _bytes(path: Path, tensor: str) -> memoryview:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        return json.loads(file.read(length)), 8 + length
-
-
-def _bytes(path: Path, tensor: str) -> memoryview:
-    header, data = _header(path)
-    first, end = header[tensor]["data_offsets"]
-    with path.open("rb") as file:
+        first, end = json.loads(file.read(length))[tensor]["data_offsets"]
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return memoryview(mapped)[data + first : data + end]
-
-
-def _truncated(path: Path, error: Exception) -> str:
-    """Name the first tensor that a truncated file cuts off, where its header can still be read."""
-    try:
-        header, data = _header(path)
-        size = path.stat().st_size - data
-        header.pop("__metadata__", None)
-        ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items())
-        return next(f"it ends inside tensor {name}" for end, name in ends if end > size)
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, MemoryError, OverflowError):
-        return str(error)
+    return memoryview(mapped)[8 + length + first : 8 + length + end]

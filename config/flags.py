@@ -14,6 +14,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,22 +43,6 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-class _Earlier(argparse.Action):
-    """An earlier flag of kv_cache, taken with a warning."""
-
-    def __call__(
-        self, parser: object, namespace: argparse.Namespace, value: Any, option: str | None = None
-    ) -> None:
-        assert option is not None
-        size = as_size(option[2:].replace("-", "_"), value)
-        _warn(f"{option} {value}", f"--kv-cache {size}")
-        namespace.kv_cache = size
-
-
-def _warn(earlier: str, today: str) -> None:
-    print(f"warning: {earlier} is now {today}", file=sys.stderr)
-
-
 def add_settings(parser: argparse.ArgumentParser, unused: Collection[str] = ()) -> None:
     """Add a flag for every setting but the mode and those `unused`. Values stay strings: Config
     checks them.
@@ -77,11 +62,16 @@ def add_settings(parser: argparse.ArgumentParser, unused: Collection[str] = ()) 
             )
             help = f"{text} (default: {default})".replace("%", "%%")
             group.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, help=help, **kind)
-    if "kv_cache" not in unused:
-        for name in EARLIER:
-            parser.add_argument(
-                flag(name), action=_Earlier, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-            )
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for name in EARLIER if "kv_cache" not in unused else ():
+        parser.add_argument(flag(name), dest="kv_cache", type=partial(_as_size, name), **hidden)
+
+
+def _as_size(earlier: str, value: str) -> str:
+    """Return the value of an earlier setting as one of kv_cache, with a warning."""
+    size = as_size(earlier, value)
+    print(f"warning: {flag(earlier)} is now --kv-cache {size}", file=sys.stderr)
+    return size
 
 
 def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -> dict[str, str]:
@@ -107,9 +97,7 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
                     f"{', '.join(known)}"
                 )
             if name in EARLIER:
-                name, today = "kv_cache", as_size(name, value)
-                _warn(f"{key}={value}", f"EB_KV_CACHE={today}")
-                value = today
+                name, value = "kv_cache", _as_size(name, value)
             values[name] = value
     return values
 

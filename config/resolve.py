@@ -65,10 +65,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     cached = model != "fake" and resolved.get("generator") != "naive"
     if resolved.get("kernels") == "plain":
         parts = dict.fromkeys(OPERATIONS, "plain")
-    elif gpu:
-        parts = _parts_on_gpu(resolved, shape.head_size)
     else:
-        parts = _parts_on_cpu(resolved, shape.head_size) if cached else {}
+        parts = _fastest_parts(resolved, shape.head_size, gpu) if cached else {}
     if gpu and cached:
         # a max_batch_size that is no number is Config's to refuse
         with contextlib.suppress(ValueError, TypeError):
@@ -78,34 +76,26 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     return parts | resolved
 
 
-def _parts_on_cpu(chosen: Mapping[str, Any], head_size: int) -> dict[str, str]:
+def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict[str, str]:
     """Return the fastest parts of the engine. Raises ValueError for a missing choice."""
-    reason = kernels.why_unavailable()
-    for name in OPERATIONS:
-        if reason and chosen.get(name) in ("kernel", "int8"):
+    if gpu:
+        reasons = {"attention": kernels.why_no_triton(head_size), "norms": kernels.why_no_triton(0)}
+    else:
+        reasons = dict.fromkeys(OPERATIONS, kernels.why_unavailable())
+    ours = ("triton",) if gpu else ("kernel", "int8")
+    for name, reason in reasons.items():
+        if reason and chosen.get(name) in ours:
             raise ValueError(
                 f"{name} {chosen[name]} cannot be used here: {reason}; or leave {flag(name)} out"
             )
-    kernel = "plain" if reason else "kernel"
-    in_bfloat16 = chosen["dtype"] == "bfloat16"
-    if in_bfloat16 and not onednn_multiplies_bfloat16():
-        linear = kernel
-    else:
-        linear = "onednn" if reason or (in_bfloat16 and takes_onednn()) else "kernel"
-    attention = kernel if head_size <= kernels.LARGEST_HEAD else "plain"
-    return {"attention": attention, "linear": linear, "sampler": kernel, "norms": kernel}
-
-
-def _parts_on_gpu(chosen: Mapping[str, Any], head_size: int) -> dict[str, str]:
-    """The same for a GPU."""
-    parts = {}
-    for name, size in (("attention", head_size), ("norms", 0)):
-        reason = kernels.why_no_triton(size)
-        if reason and chosen.get(name) == "triton":
-            raise ValueError(
-                f"{name} triton cannot be used here: {reason}; or leave {flag(name)} out"
-            )
-        parts[name] = "plain" if reason else "triton"
+    parts = {name: "plain" if reason else ours[0] for name, reason in reasons.items()}
+    if not gpu:
+        if head_size > kernels.LARGEST_HEAD:
+            parts["attention"] = "plain"
+        in_bfloat16 = chosen["dtype"] == "bfloat16"
+        prefers_onednn = reasons["linear"] or (in_bfloat16 and takes_onednn())
+        if prefers_onednn and (not in_bfloat16 or onednn_multiplies_bfloat16()):
+            parts["linear"] = "onednn"
     return parts
 
 

@@ -97,7 +97,10 @@ def build() -> Path:
     """
     if sys.platform != "linux":
         raise KernelUnavailable("the C++ kernels are built on Linux only")
-    compiler = _compiler(os.environ.get("CXX") or "c++")
+    try:
+        compiler = shlex.split(os.environ.get("CXX") or "c++")
+    except ValueError as error:
+        raise KernelUnavailable(f"CXX is no command ({error}); correct or unset it") from None
     sources = sorted(FOLDER.glob("*.cpp"))
     texts = [path.read_text() for path in (*sources, *sorted(FOLDER.glob("*.h")))]
     key = "\0".join([*compiler, *FLAGS, *texts, _processor()])
@@ -130,16 +133,6 @@ def build() -> Path:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelUnavailable(f"the C++ kernels could not be built ({error})") from None
     return library
-
-
-def _compiler(command: str) -> list[str]:
-    """Return the words of CXX, which may also be a path that holds spaces."""
-    try:
-        return [command] if shutil.which(command) else shlex.split(command)
-    except ValueError as error:
-        raise KernelUnavailable(
-            f"CXX is {command!r}, which is no command ({error}); correct or unset it"
-        ) from None
 
 
 def _run(command: list[str]) -> None:

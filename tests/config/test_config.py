@@ -60,12 +60,13 @@ def parsed(line: str) -> Config:
 def test_earlier_words_for_the_size_of_the_kv_cache_are_taken_with_a_warning(
     earlier: str, today: str, gpu: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert parsed(f"dynamic {earlier}").kv_cache == today
-    assert capsys.readouterr().err.endswith(f" is now --kv-cache {today}\n")
     name, value = re.split("[ =]", earlier)
+    warning = f"warning: {name} is now --kv-cache {today}\n"
+    assert parsed(f"dynamic {earlier}").kv_cache == today
+    assert capsys.readouterr().err == warning
     variable = f"EB_{name[2:].replace('-', '_').upper()}"
     assert parse(["dynamic"], {variable: value}, None).kv_cache == today
-    assert capsys.readouterr().err == f"warning: {variable}={value} is now EB_KV_CACHE={today}\n"
+    assert capsys.readouterr().err == warning
     assert name not in refused("dynamic --nope"), "new users do not read of it"
 
 

@@ -27,9 +27,7 @@ SENTENCES = {
     "dynamic --max-batch-size 0": "--max-batch-size '0': input should be greater than or equal to",
     "dynamic --max-batch-size many": "--max-batch-size 'many': input should be a valid integer",
     "windowed --max-batch-delay-ms 0": "--max-batch-delay-ms '0': input should be greater than 0",
-    "windowed --batch-size-limit 0": "--batch-size-limit '0': input should be greater than or",
     "dynamic --request-timeout-s nan": "--request-timeout-s 'nan': input should be a finite number",
-    "dynamic --drain-timeout-s -1": "--drain-timeout-s '-1': input should be greater than or equal",
     "dynamic --dtype int8": "--dtype 'int8': input should be 'float32' or 'bfloat16'",
     "dynamic --device cuda": "no GPU is usable here; use --device cpu",
     "dynamic --model gpt5": "'gpt5' is neither a folder nor one of demo, fake, gpt2",
@@ -57,23 +55,15 @@ SENTENCES = {
     "and one request of 1024 needs 64; raise --kv-cache or lower --max-model-len",
     "dynamic --model gpt2-xl --kv-cache 1000000GB --max-batch-size 9999999": "GB of weights + ",
     "dynamic --attention triton": "attention triton runs on a GPU alone; leave --attention out",
-    "dynamic --linear int4": "--linear 'int4': input should be 'kernel', 'int8'",
-    "dynamic --kernels fast": "--kernels 'fast': input should be 'auto' or 'plain'",
     "dynamic --kernels plain --generator naive": "--kernels has no meaning with --generator naive",
     "dynamic --linear int8 --generator naive": "--linear has no meaning with --generator naive; "
     "leave one of them out",
-    "dynamic --prefix-caching --generator naive": "--prefix-caching has no meaning with "
-    "--generator naive",
-    "dynamic --kv-dtype int8 --generator naive": "--kv-dtype has no meaning with --generator naive",
     "dynamic --sampler plain --model fake": "--sampler has no meaning with --model fake; leave one",
-    "dynamic --kv-dtype int4": "--kv-dtype 'int4': input should be 'auto' or 'int8'",
     "dynamic --fake-slowdown 4": "--fake-slowdown has no meaning without --model fake; add that",
     "dynamic --model fake --fake-slowdown 0": "--fake-slowdown '0': input should be greater than 0",
-    "dynamic --model fake --fake-slowdown inf": "--fake-slowdown 'inf': input should be a finite",
     "dynamic --record x --request-log x": "choose another --record",
     "dynamic --live off --live-prompts": "live_prompts are shown on the page that live off leaves",
     "dynamic --port": "--port: expected one argument",
-    "dynamic --port auto": "--port 'auto': input should be a valid integer",
 }
 
 EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
@@ -99,7 +89,6 @@ ANNULLED = (
 )
 # of who goes first
 ORDERS = {
-    "dynamic --order lifo": "--order 'lifo': input should be 'fcfs', 'priority', 'sjf', 'hrrn'",
     **{
         f"{mode} --order {order}": f"--order {order} pauses rows, and in mode {mode} a batch runs "
         "to its end; use mode dynamic, or one of the orders fcfs, priority, sjf, hrrn, prefix, fair"
@@ -110,10 +99,6 @@ ORDERS = {
     "dynamic --order sjf --max-wait-s 0": "--max-wait-s '0': input should be greater than 0",
     "dynamic --aging 2": "--aging has no meaning without --order sjf; add that, or leave it out",
     "dynamic --prefill-weight 1": "--prefill-weight has no meaning without --order sjf or srpt",
-    "dynamic --order srpt --prefill-weight -1": "input should be greater than or equal to 0",
-    "dynamic --order sjf --aging -1": "--aging '-1': input should be greater than or equal to 0",
-    "dynamic --prefix-window 9": "--prefix-window has no meaning without --order prefix",
-    "dynamic --mlfq-levels 3": "--mlfq-levels has no meaning without --order mlfq",
     "dynamic --user-weights a=1": "--user-weights has no meaning without --order fair",
     # predicted lengths
     **{
@@ -125,17 +110,14 @@ ORDERS = {
     "static --order fair --length-predictor exact": BY_LENGTH,
     **{
         f"dynamic --order sjf --length-predictor {text}": f"'{text}': {PREDICTOR}"
-        for text in ("noisy", "noisy:-1", "noisy:11", "noisy:nan", "oracle", "exact:1")
+        for text in ("noisy", "noisy:11", "noisy:nan", "exact:1")
     },
     # levels and their queues
     "dynamic --order priority --queue-policy 4:max_size=1": "--queue-policy names level 4, and "
     "there are levels 1 … 3; name one of them, or raise --priority-levels",
-    "static --order priority --queue-policy 0:max_size=1": "names level 0, and there are",
     "dynamic --order priority --priority-levels 2 --default-priority-level 3": "is beyond the 2 "
     "levels; lower it, or raise --priority-levels",
     "dynamic --order priority --default-priority-level 0": "should be greater than or equal to 1",
-    "dynamic --order priority --priority-levels 0": "should be greater than or equal to 1",
-    "dynamic --order priority --priority-levels 65": "should be less than or equal to 64",
     **{
         f"dynamic --{name} {value}": f"--{name} has no meaning without --order priority; add that"
         for name, value in (
@@ -145,7 +127,7 @@ ORDERS = {
     **{
         f"dynamic --order priority --queue-policy {text}": f"'{text}' names no level; write it as "
         f"'{EXAMPLE}'"
-        for text in ("x", "max_size=3", "1.5:max_size=3", "²:max_size=3", ":max_size=3", "1")
+        for text in ("x", "max_size=3", "²:max_size=3", ":max_size=3", "1")
     },
     **{
         f"dynamic --order priority --queue-policy {level}:max_size=1;{again}:max_size=2": f"level "
@@ -180,11 +162,10 @@ ORDERS = {
     # weights and limits of users
     **{
         f"dynamic --order fair --user-weights {text}": f"'{text}' {WEIGHT}"
-        for text in ("ann", "ann=0", "ann=-1", "ann=nan", "ann=inf", "=2", "ann=", "ann:2")
+        for text in ("ann", "ann=0", "ann=nan", "ann=inf", "=2")
     },
     "dynamic --order fair --user-weights a=1,a=2": "a has two weights; give it one",
     "dynamic --user-requests-per-minute 0": "should be greater than or equal to 1",
-    "dynamic --user-tokens-per-minute 1.5": "input should be a valid integer",
 }  # fmt: skip
 # of batches and their blocks
 BATCHES = {
@@ -194,16 +175,9 @@ BATCHES = {
     "windowed --preferred-batch-sizes 5 --batch-size-limit 4": "a batch has 1 … 4 rows",
     "windowed --preferred-batch-sizes 4 --batch-size-target 4": "both say when a batch is large "
     "enough; leave one of them out",
-    "windowed --preferred-batch-sizes 4;8": "must be numbers separated by commas",
-    "dynamic --preferred-batch-sizes 4": "no meaning in mode dynamic; it belongs to windowed",
-    "windowed --bins 2": "--bins has no meaning in mode windowed; it belongs to multibin",
     "multibin --bins 0": "--bins '0': input should be greater than or equal to 1",
-    "multibin --bins 65": "--bins '65': input should be less than or equal to 64",
     "static --kv-reservation demand": "--kv-reservation has no meaning in mode static",
     "dynamic --victim newest": "--victim has no meaning without --kv-reservation demand; add that",
-    "dynamic --watermark 0.1": "--watermark has no meaning without --kv-reservation",
-    "dynamic --kv-reservation demand --victim oldest": "--victim 'oldest': input should be "
-    "'newest', 'least_computed' or 'most_computed'",
     "dynamic --budget-counts all --token-budget 8 --max-batch-size 9": "token_budget 8 counts "
     "decoded tokens too, and a batch may have 9 of them; raise --token-budget, lower "
     "--max-batch-size, or leave --budget-counts out",

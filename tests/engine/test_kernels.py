@@ -88,8 +88,6 @@ def test_where_kernels_cannot_be_loaded_pytorchs_operations_serve_and_a_warning_
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("'{}'", "failed: unknown flag"),
-        ("{}", "failed: unknown flag"),
         ("'{}' -O1", "failed: unknown flag"),
         ("'c++", "is no command .* correct or unset it"),
         ("no-such c++", "install g\\+\\+"),
