@@ -45,7 +45,6 @@ from compare.machine import command_line  # noqa: E402
 from compare.measure import Target, measure, with_requests  # noqa: E402
 from compare.options import parse_goodput  # noqa: E402
 from compare.report import drawing, figures, report  # noqa: E402
-from compare.report.sentences import too_long  # noqa: E402
 from compare.summary import latency_line  # noqa: E402
 from config import ConfigError  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
@@ -173,8 +172,6 @@ def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -
             watch.show = lambda outcome: _show_text(outcome, console)
         result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
     _show(result, target, arguments, console)
-    if hint := too_long(description, result["errors"]):
-        console.print(hint)
     if result["client_limited"]:
         console.print(
             "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "

@@ -31,9 +31,6 @@ SECONDS = 4.0  # of sending at each rate
 RATES = [100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000]
 SERVER = {"model": "fake", "max_batch_size": 256}
 FILE = "client.json"
-KEPT = (
-    "failed", "achieved_rate", "request_throughput", "p50_schedule_lag_ms", "p99_schedule_lag_ms"
-)  # fmt: skip
 
 
 def key() -> str:
@@ -55,17 +52,17 @@ def calibrate(progress: Progress) -> dict[str, Any]:
 
     Raises ServerError.
     """
-    best, points = 0, []
+    best, answered = 0, 0.0
     with server("dynamic", SERVER) as url:
         target = Target("the fake engine", url, wire("inference", stream=True))
         warm_up(target)
         for rate in RATES:
-            points.append(point := measure(target, rate, progress))
-            if not in_time(point):  # twice more: the machine may have been busy for a moment
-                points.extend(again := [measure(target, rate, progress) for _ in range(2)])
-                if not all(map(in_time, again)):
-                    break
-            best = rate
+            point = measure(target, rate, progress)
+            # twice more where it is late: the machine may have been busy for a moment
+            again = (in_time(measure(target, rate, progress)) for _ in range(2))
+            if not in_time(point) and not all(again):
+                break
+            best, answered = rate, max(answered, point["request_throughput"])
     if not best:
         raise ServerError(
             f"this machine is too busy to send {RATES[0]} requests a second in time; try again "
@@ -74,8 +71,7 @@ def calibrate(progress: Progress) -> dict[str, Any]:
     result = {
         "rate": best,
         "tokens": TOKENS,
-        "answered": max(p["request_throughput"] for p in points),
-        "points": points,
+        "answered": answered,
         "key": key(),
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -85,15 +81,19 @@ def calibrate(progress: Progress) -> dict[str, Any]:
     return result
 
 
-def measure(target: Target, rate: float, progress: Progress) -> dict[str, float]:
+def measure(target: Target, rate: float, progress: Progress) -> dict[str, Any]:
     n = max(30, round(rate * SECONDS))
     requests = Workload(f"fixed:{TOKENS}").requests(n, f"poisson:{rate:g}")
     with progress.replay(f"calibrating the client, {rate:g} a second", requests) as watch:
         result = judged(requests, target.replay(requests, 3600, watch), {})
-    return {"rate": rate, **{name: result[name] for name in KEPT}}
+    progress.say(
+        f"{rate:>5g} requests/s: schedule lag p99 {result['p99_schedule_lag_ms'] or 0:.2f} ms; "
+        f"answered {result['request_throughput']:.0f}/s, {result['failed']} failed"
+    )
+    return result
 
 
-def in_time(point: dict[str, float]) -> bool:
+def in_time(point: dict[str, Any]) -> bool:
     return not point["failed"] and point["p99_schedule_lag_ms"] <= CLIENT_LIMITED_MS
 
 
@@ -115,14 +115,7 @@ def sentence(result: dict[str, Any] | None) -> str:
 def main() -> None:
     try:
         with Progress(Console()) as progress:
-            result = calibrate(progress)
-            for p in result["points"]:
-                progress.say(
-                    f"{p['rate']:>5g} requests/s: lag p50 {p['p50_schedule_lag_ms']:.2f} ms, p99 "
-                    f"{p['p99_schedule_lag_ms']:.2f} ms; answered {p['request_throughput']:.0f}/s, "
-                    f"{p['failed']} failed"
-                )
-            progress.say(sentence(result))
+            progress.say(sentence(calibrate(progress)))
     except ServerError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

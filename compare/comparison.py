@@ -111,26 +111,21 @@ class Comparison:
     @contextlib.contextmanager
     def target(self, name: str) -> Iterator[Measurable]:
         """A server of the comparison, started if it is one of ours, and warm."""
-        with self._other(name) if name in self.options.also else self._ours(name) as target:
+        options = self.options
+        with contextlib.ExitStack() as stack:
+            if url := options.also.get(name):
+                target = Target(name, url, wire("openai", openai_model(url)), ours=False)
+            else:
+                mode, settings = options.variants[name].mode, options.settings(name)
+                by, key = wire("inference", stream=options.stream), options.key
+                if options.deployment:
+                    start = deployed(name, options.deployment, mode, settings, by, key)
+                    target = stack.enter_context(start)
+                else:
+                    url = stack.enter_context(server(mode, settings, key=key, name=name))
+                    target = Target(name, url, by, key=key)
             warm_up(target, self.by_ids)
             yield target
-
-    @contextlib.contextmanager
-    def _ours(self, name: str) -> Iterator[Target]:
-        options, key = self.options, self.options.key
-        mode, settings = options.variants[name].mode, options.settings(name)
-        by = wire("inference", stream=options.stream)
-        if options.deployment:
-            with deployed(name, options.deployment, mode, settings, by, key) as target:
-                yield target
-            return
-        with server(mode, settings, key=key, name=name) as url:
-            yield Target(name, url, by, key=key)
-
-    @contextlib.contextmanager
-    def _other(self, name: str) -> Iterator[Target]:
-        url = self.options.also[name]
-        yield Target(name, url, wire("openai", openai_model(url)), ours=False)
 
     def calibrate(self) -> None:
         """Measure this client's own limit; a machine too busy for that can still compare."""
@@ -181,9 +176,9 @@ class Comparison:
         points: dict[str, list[sweep.Point]] = {}
         swept: list[str] = []
         names = self.options.names
-        # forwards and backwards in turn, so that a machine that slows down favours no server
-        for name in names[::-1] if (seed - self.options.seed) % 2 else names:
-            try:
+        try:
+            # forwards and backwards in turn, so that a machine that slows down favours no server
+            for name in names[::-1] if (seed - self.options.seed) % 2 else names:
                 with self.target(name) as target:
                     result, outcomes = self._replay(target, name, requests)
                     results[name] = with_requests(result, outcomes)
@@ -193,24 +188,21 @@ class Comparison:
                     if self.options.sweep:
                         self._sweep(target, data, points.setdefault(name, []), points)
                         swept.append(name)
-            except (KeyboardInterrupt, ServerError) as stopped:
-                self.stopped = stopped
-                break
-        stopped_by = str(self.stopped) if self.stopped else None
-        if isinstance(self.stopped, KeyboardInterrupt):
-            stopped_by = "interrupted before its end"
-        measured = [name for name in names if name in results]
-        if measured:
+        except (KeyboardInterrupt, ServerError) as stopped:
+            self.stopped = stopped
+        if results:
+            by = self.stopped and (str(self.stopped) or "interrupted before its end")
+            measured = [name for name in names if name in results]
             runs.save(
                 folder,
                 requests,
                 {name: results[name] for name in measured},
                 {"arrival": self.arrival, "saved": saved} | self.workload,
-                self.facts() | {"seed": seed, "stopped": stopped_by},
+                self.facts() | {"seed": seed, "stopped": by},
                 {n: points[n] for n in measured if n in points} if self.options.sweep else None,
                 swept,
             )
-        return bool(measured)
+        return bool(results)
 
     def _replay(
         self, target: Measurable, title: str, requests: Sequence[Request]
@@ -275,10 +267,9 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
         measured |= comparison.run(seed, folder)
         if comparison.stopped:
             break
-    if not measured:
-        return None, comparison.stopped
-    run = runs.load(options.out)
-    report.write(run)
+    run = runs.load(options.out) if measured else None
+    if run:
+        report.write(run)
     return run, comparison.stopped
 
 
@@ -322,14 +313,9 @@ def run_and_exit(
     for sentence in sentences.failures(run) if run else []:
         print(f"error: {unescape(sentence)}", file=sys.stderr)
     if isinstance(stopped, ServerError):
-        print(f"error: {stopped}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(f"error: {stopped}")
     if stopped:
         print(f"interrupted; {kept if run else lost}", file=sys.stderr)
         sys.exit(130)
     if run and any(result["failed"] for results in run.variants.values() for result in results):
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,6 @@ LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, withi
 SWEEP_GOODPUT = ["e2el:2000"]
 REQUESTS = 300
 MOST = 12  # variants that can be distinguished in a figure
-AS_GIVEN = (
-    "lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities", "trace",
-    "scale", "seed", "repeats", "sweep", "seconds", "stream",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,46 +106,31 @@ def parser_of(program: str, description: str) -> Parser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )
     add = parser.add_argument
+    # fmt: off
     add("--modes", help=f"modes to compare, separated by commas (default: {','.join(BASIC)})")
-    add(
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME='MODE --setting …'",
-        help="compare a mode with settings of its own, instead of --modes; again for each",
-    )
-    add(
-        "--baseline",
-        metavar="NAME",
-        help="what the others are compared with in pairs (default: the first)",
-    )
+    add("--variant", action="append", default=[], metavar="NAME='MODE --setting …'",
+        help="compare a mode with settings of its own, instead of --modes; again for each")
+    add("--baseline", metavar="NAME",
+        help="what the others are compared with in pairs (default: the first)")
     add("--numsamples", type=int, help=f"requests (default: {REQUESTS})")
-    add(
-        "--arrival",
+    add("--arrival",
         help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity of dynamic, or of the "
-        "baseline where no plain dynamic is compared (default: auto)",
-    )
+        "baseline where no plain dynamic is compared (default: auto)")
     add_workload(parser)
     add("--seed", type=int, default=0, help="of the trace (default: 0)")
-    sweep = "then run every variant at rates from light to beyond its capacity"
-    add("--sweep", action="store_true", help=sweep)
-    add(
-        "--seconds",
-        type=float,
+    add("--sweep", action="store_true",
+        help="then run every variant at rates from light to beyond its capacity")
+    add("--seconds", type=float,
         help="of sending at each rate of a sweep (default: as long as 200 requests need, and slow "
-        "rows to fill twice, from 10 to 300)",
-    )
-    repeats = "run R seeds, and give intervals over them (default: 1)"
-    add("--repeats", type=int, default=1, metavar="R", help=repeats)
-    add(
-        "--goodput",
-        nargs="+",
-        metavar="NAME:MS",
-        help=f"limits on ttft, tpot, e2el (default: none; of a sweep {' '.join(SWEEP_GOODPUT)})",
-    )
-    stream = "ask for streams; plain answers come when their batch is done"
-    add("--stream", action="store_true", help=stream)
+        "rows to fill twice, from 10 to 300)")
+    add("--repeats", type=int, default=1, metavar="R",
+        help="run R seeds, and give intervals over them (default: 1)")
+    add("--goodput", nargs="+", metavar="NAME:MS",
+        help=f"limits on ttft, tpot, e2el (default: none; of a sweep {' '.join(SWEEP_GOODPUT)})")
+    add("--stream", action="store_true",
+        help="ask for streams; plain answers come when their batch is done")
     add("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
+    # fmt: on
     return parser
 
 
@@ -157,22 +138,19 @@ def parse(argv: Sequence[str]) -> Options:
     """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
     parser = parser_of("./compare.sh", "Replay one trace against every batching mode.")
     add = parser.add_argument
-    add(
-        "--also",
-        action="append",
-        default=[],
-        metavar="NAME=URL",
+    # fmt: off
+    add("--also", action="append", default=[], metavar="NAME=URL",
         help="compare with this server too: one that runs already and speaks OpenAI's API; implies "
-        "--stream",
-    )
-    timeout = "seconds that an answer may take (default: 3600)"
-    add("--timeout", type=float, default=3600, help=timeout)
-    calibration = "do not measure first, once a machine, how fast this client can send"
-    add("--skip-calibration", action="store_true", help=calibration)
+        "--stream")
+    add("--timeout", type=float, default=3600,
+        help="seconds that an answer may take (default: 3600)")
+    add("--skip-calibration", action="store_true",
+        help="do not measure first, once a machine, how fast this client can send")
+    # fmt: on
     add_deployment(parser)
     add_settings(parser)
     known = read(parser, argv)
-    given = chosen(known) | {"deployment": deployment_of(known), "timeout": known.timeout}
+    given = chosen(known) | {"deployment": deployment_of(known)}
     given["also"] = variants.parse_also(known.also, given["variants"])
     given["stream"] = known.stream or bool(known.also)
     options = Options(**given, calibration=not known.skip_calibration)
@@ -187,59 +165,49 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     repeats = known.repeats > 1 and not vars(known).get("plan")  # of one trace, too
+    sweep, sessions = known.sweep, known.sessions
+    # fmt: off
     for refused, sentence in (
-        (
-            known.modes and known.variant,
-            "--modes and --variant both say what is compared; name the modes as variants, "
-            "--variant base=dynamic",
-        ),
+        (known.modes and known.variant,
+         "--modes and --variant both say what is compared; name the modes as variants, "
+         "--variant base=dynamic"),
         (wrong := contradiction(known), wrong),
-        (
-            known.trace and (known.sweep or repeats),
-            "--sweep and --repeats draw traces of their own; leave out --trace",
-        ),
-        (
-            known.sessions and known.sweep,
-            "--sweep sends at rates of its own, and in conversations answers say when requests are "
-            "sent; leave out --sweep or --sessions",
-        ),
-        (
-            known.users and known.sweep,
-            "--sweep sends at rates of its own, and --users have theirs; leave out one of them",
-        ),
-        (
-            known.sessions and (known.arrival or "auto") == "auto",
-            "--sessions needs an --arrival, such as poisson:2 (conversations a second): auto goes "
-            "by what a server can do with single requests, and later turns have longer prompts",
-        ),
-        (known.seconds is not None and not known.sweep, "--seconds is of a sweep; add --sweep"),
+        (known.trace and (sweep or repeats),
+         "--sweep and --repeats draw traces of their own; leave out --trace"),
+        (sessions and sweep,
+         "--sweep sends at rates of its own, and in conversations answers say when requests are "
+         "sent; leave out --sweep or --sessions"),
+        (known.users and sweep,
+         "--sweep sends at rates of its own, and --users have theirs; leave out one of them"),
+        (sessions and (known.arrival or "auto") == "auto",
+         "--sessions needs an --arrival, such as poisson:2 (conversations a second): auto goes "
+         "by what a server can do with single requests, and later turns have longer prompts"),
+        (known.seconds is not None and not sweep, "--seconds is of a sweep; add --sweep"),
     ):
         if refused:
             raise ConfigError(sentence)
+    # fmt: on
     return known
 
 
 def chosen(known: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of Options that `parser_of` knows. Raises ConfigError."""
+    compared = variants.parse_modes(known.modes)
+    if known.variant:
+        compared = variants.parse_variants(known.variant)
     goodput = known.goodput if known.goodput is not None else SWEEP_GOODPUT if known.sweep else []
-    flags = variants.settings(known)
-    compared = (
-        variants.parse_variants(known.variant)
-        if known.variant
-        else variants.parse_modes(known.modes)
-    )
     numsamples = known.numsamples
     if numsamples is None and not seconds_say_how_many(known):
         numsamples = REQUESTS
-    return {
+    as_given = {f.name: getattr(known, f.name) for f in fields(Options) if f.name in known}
+    return as_given | {
         "variants": compared,
         "baseline": known.baseline or next(iter(compared)),
         "numsamples": numsamples,
         "arrival": known.arrival or "auto",
         "goodput": parse_goodput(goodput),
         "out": known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}",
-        "flags": flags,
-        **{name: getattr(known, name) for name in AS_GIVEN},
+        "flags": variants.settings(known),
     }
 
 

@@ -55,7 +55,7 @@ WITHOUT_COLUMN = (  # of each rate of a sweep and the summary
     "mean_queue_time_ms", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "mean_in_flight",
 )  # fmt: skip
 SUMMARY_ALONE = (
-    "total_token_throughput", "p99_e2el_from_schedule_ms", "p50_ttft_from_schedule_ms",
+    "total_token_throughput", "p50_ttft_from_schedule_ms",
     "mean_held_time_ms", "expected_useful_fraction", "live_rows", "idle_rows", "padding_rows",
     "recomputed_rows", "latency_line", "littles_law", "by_length", "by_user", "by_priority",
     "partial", "sample", "other_length",
@@ -71,6 +71,7 @@ KEYS = {key.name: key for key in (
     _of("e2el", "mean", short="mean\ns"),
     _of("e2el", "p50"),
     _of("e2el", "p99", short="p99\ns"),
+    Key("p99_e2el_from_schedule_ms", "summary", "", *UNITS["s"]),
     _of("ttft", "mean", "summary"),
     _of("ttft", "p50", short="ttft\np50 s"),
     _of("ttft", "p99"),

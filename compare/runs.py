@@ -113,12 +113,11 @@ def load(folder: Path, requests: bool = True) -> Run:
         summaries = _summaries(folder)
         whole = {path: s for path, s in summaries.items() if not s["partial"]} or summaries
         names = {path: list(summary["variants"]) for path, summary in whole.items()}
-        for name in (name for each in names.values() for name in each):
-            if not NAME.fullmatch(name):
-                raise RunError(
-                    f"{folder} has a server named {name[:100]!r}; rename it to letters, digits and "
-                    f"-_. alone"
-                )
+        if strange := [n for each in names.values() for n in each if not NAME.fullmatch(n)]:
+            raise RunError(
+                f"{folder} has a server named {strange[0][:100]!r}; rename it to letters, digits "
+                f"and -_. alone"
+            )
         results = [
             {name: _read_json(path / f"{name}.json") for name in each}
             for path, each in names.items()
@@ -127,9 +126,8 @@ def load(folder: Path, requests: bool = True) -> Run:
     except (OSError, ValueError, EOFError) as error:
         raise RunError(f"cannot read the run in {folder}: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
-        missing = f" and has no {error}" if isinstance(error, KeyError) else ""
         raise RunError(
-            f"{folder} was written by another version of compare.sh{missing}; measure it again"
+            f"{folder} was written by another version of compare.sh ({error!r}); measure it again"
         ) from None
     return Run(folder, list(whole.values()), results, list(whole))
 
@@ -195,31 +193,37 @@ def save(
     save_json(folder / "summary.json", summary)
 
 
+def _configs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings of each variant of ours that have an effect in it, and are shown."""
+    return {
+        name: {k: v for k, v in config.items() if k not in NOT_SHOWN and has_effect(k, config)}
+        for name, result in results.items()
+        if (config := result.get("config"))
+    }
+
+
 def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the settings of the variants, each as the first variant that uses it has it."""
-    configs = [result["config"] for result in results.values() if result.get("config")]
-    config = {}
-    for name in configs[0] if configs else ():
-        users = [each for each in configs if has_effect(name, each)]
-        if users and name not in NOT_SHOWN:
-            config[name] = users[0][name]
-    return config
+    configs = _configs(results)
+    merged: dict[str, Any] = {}
+    for config in reversed(configs.values()):
+        merged |= config
+    order = results[next(iter(configs))]["config"] if configs else ()
+    return {name: merged[name] for name in order if name in merged}
 
 
 def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the mode of each variant, and those settings of it that have an effect and are not the
     same in all.
     """
-    configs = {name: result["config"] for name, result in results.items() if result.get("config")}
-    keys = [
-        key
-        for key in dict.fromkeys(key for config in configs.values() for key in config)
-        if key not in NOT_SHOWN
-        and len({str(c.get(key)) for c in configs.values() if has_effect(key, c)}) > 1
-    ]
+    configs = _configs(results)
+    values: dict[str, set[str]] = {}
+    for config in configs.values():
+        for name, value in config.items():
+            values.setdefault(name, set()).add(str(value))
     return {
-        name: {"mode": config["mode"]}
-        | {key: config[key] for key in keys if has_effect(key, config)}
+        name: {"mode": results[name]["config"]["mode"]}
+        | {k: v for k, v in config.items() if len(values[k]) > 1}
         for name, config in configs.items()
     }
 

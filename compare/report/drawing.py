@@ -61,9 +61,9 @@ def new_figure(size: tuple[float, float], caption: str) -> Figure:
     return figure
 
 
-def legend_below(figure: Figure, handles: Iterable[Any], labels: Iterable[str], ncols: int) -> None:
+def legend_below(figure: Figure, handles: Any, labels: Any, ncols: int, **style: Any) -> None:
     """A legend below all panels."""
-    figure.legend(list(handles), list(labels), loc="outside lower center", ncols=ncols)
+    figure.legend(list(handles), list(labels), loc="outside lower center", ncols=ncols, **style)
 
 
 def patches(colours: Iterable[str]) -> list[Any]:

@@ -9,7 +9,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from compare.report.drawing import INK, legend_below, looks, new_figure, patches, plain_log, styled
+from compare.report.drawing import (
+    INK,
+    Look,
+    legend_below,
+    looks,
+    new_figure,
+    patches,
+    plain_log,
+    styled,
+)  # fmt: skip
 from compare.report.tables import line_text
 from stats import LIMITED
 
@@ -49,14 +58,12 @@ def latency_vs_tokens(
                 y = line["intercept_s"] + line["slope_s_per_token"] * x
                 axis.plot(x[y > 0], y[y > 0], color=look[name].colour, ls=look[name].line, lw=2)
         axis.set(xlabel="completion tokens", ylabel=f"end-to-end latency, s ({scale} scale)")
-        axis.set_yscale(scale)
+        axis.set(yscale=scale, xlim=(0, None))
         axis.grid(alpha=0.25)
-        axis.set_xlim(left=0)
     plain_log(axes[1].yaxis)
-    axes[0].set_ylim(bottom=0)
-    axes[0].set_title("What a request waits for")
-    legend = axes[1].get_legend_handles_labels()
-    figure.legend(*legend, loc="outside lower center", ncols=2, markerscale=2, fontsize=11)
+    axes[0].set(ylim=(0, None), title="What a request waits for")
+    handles, labels = axes[1].get_legend_handles_labels()
+    legend_below(figure, handles, labels, 2, markerscale=2, fontsize=11)
     return figure
 
 
@@ -77,8 +84,7 @@ def occupancy(
     spans = {name: run["bin_s"] * len(run["live"]) for name, run in runs.items()}
     finished = [span for name, span in spans.items() if whole[name]]
     window = 1.15 * min(finished, default=max(spans.values()))
-    figure, axes = _over_time(list(runs), caption)
-    look = looks(runs)
+    figure, axes, look = _over_time(list(runs), caption, "rows", "the first iteration")
     for axis, (name, run) in zip(axes, runs.items()):
         axis.axhspan(0, max_batch_size, color=EMPTY, lw=0)
         edges = run["bin_s"] * np.arange(len(run["live"]) + 1)
@@ -87,8 +93,6 @@ def occupancy(
         note = f"done after {spans[name]:.1f} s" + (" →" if spans[name] > window else "")
         axis.set_title(note, loc="right", fontsize=11, fontweight="normal")
         axis.set(ylim=(0, max_batch_size), xlim=(0, window))
-    axes[-1].set_xlabel("seconds since the first iteration")
-    figure.supylabel("rows")
     colours, labels = zip(LIVE, *(KINDS[kind] for kind in kinds), (EMPTY, "empty"))
     legend_below(figure, patches(colours), labels, 3 if len(labels) < 4 else 2)
     return figure
@@ -104,28 +108,28 @@ def replicas(
 
     changes: {variant: (seconds, replicas that take requests, other replicas), …}.
     """
-    figure, axes = _over_time(list(changes), caption)
-    look = looks(changes)
+    figure, axes, look = _over_time(list(changes), caption, "replicas", "the first request")
     for axis, (name, rows) in zip(axes, changes.items()):
         at, up, others = zip(*(row for row in rows if row[0] < ends_s[name]))
         _stack(axis, [*at, ends_s[name]], [(look[name].colour, up), (OTHERS, others)])
         axis.yaxis.get_major_locator().set_params(integer=True)
-    axes[-1].set_xlabel("seconds since the first request")
-    axes[-1].set_xlim(0, max(ends_s[name] for name in changes))
-    axes[-1].set_ylim(bottom=0)
-    figure.supylabel("replicas")
+    axes[-1].set(xlim=(0, max(ends_s[name] for name in changes)), ylim=(0, None))
     labels = ("take requests (in the variant's colour)", "start, or finish what they have")
     legend_below(figure, patches((INK, OTHERS)), labels, 2)
     return figure
 
 
-def _over_time(names: Sequence[str], caption: str) -> tuple[Figure, list[Any]]:
+def _over_time(
+    names: Sequence[str], caption: str, counted: str, since: str
+) -> tuple[Figure, list[Any], dict[str, Look]]:
     """A figure with a panel below the other for each variant, under its name and in its colour."""
     figure, look = new_figure((11, 1.75 * len(names) + 1.4), caption), looks(names)
     axes = list(figure.subplots(len(names), 1, sharex=True, sharey=True, squeeze=False)[:, 0])
     for axis, name in zip(axes, names):
         axis.set_title(name, color=look[name].colour, fontsize=12, loc="left")
-    return figure, axes
+    axes[-1].set_xlabel(f"seconds since {since}")
+    figure.supylabel(counted)
+    return figure, axes, look
 
 
 def _stack(
@@ -148,15 +152,17 @@ def _kinds(runs: Collection[Mapping[str, Any]]) -> list[str]:
 def latency_vs_throughput(sweeps: Sweeps, caption: str) -> Figure:
     """Median latency per token against throughput while the rate rises (Orca's figure 10)."""
     figure, axis = _curves(sweeps, "output_throughput", "p50_normalized_latency_ms", caption)
+    axis.set(
+        xlabel="throughput, completion tokens a second",
+        ylabel="latency per token, median, ms (log scale)",
+        title="What a variant can deliver, and at what latency",
+    )
     axis.set_yscale("log")
     plain_log(axis.yaxis)
-    axis.set_xlabel("throughput, completion tokens a second")
-    axis.set_ylabel("latency per token, median, ms (log scale)")
     axis.set_xlim(left=0)
     axis.grid(alpha=0.25, which="both")
     axis.xaxis.set_major_formatter("{x:,.0f}")
     figure.legend(loc="outside lower center", ncols=3)
-    axis.set_title("What a variant can deliver, and at what latency")
     return figure
 
 
@@ -169,13 +175,15 @@ def goodput(sweeps: Sweeps, limits: str, caption: str) -> Figure:
     points = [point for seeds in sweeps.values() for points in seeds for point in points]
     ends = [0, max((point["achieved_rate"] or 0 for point in points), default=1)]
     axis.plot(ends, ends, ":", color="#999999", label="every request within the limits", zorder=0)
-    axis.set_xlabel("requests a second, as sent")
-    axis.set_ylabel(f"goodput, requests a second with {limits}")
-    axis.set_xlim(left=0)
-    axis.set_ylim(bottom=0)
+    axis.set(
+        xlabel="requests a second, as sent",
+        ylabel=f"goodput, requests a second with {limits}",
+        title="How many requests are answered in time",
+        xlim=(0, None),
+        ylim=(0, None),
+    )
     axis.grid(alpha=0.25)
     axis.legend(loc="upper left")
-    axis.set_title("How many requests are answered in time")
     return figure
 
 
@@ -193,8 +201,8 @@ def _curves(sweeps: Sweeps, x: str, y: str, caption: str) -> tuple[Figure, Any]:
             sustained = [p for p in known if not p["saturated"]]
             saturated = [p for p in known if p["saturated"]]
             first = min((p["rate"] for p in saturated), default=float("inf"))
-            joint = [p for p in sustained if p["rate"] < first][-1:]
-            joint += [p for p in known if p["rate"] >= first]
+            below = [p for p in known if p["rate"] < first]
+            joint = below[-1:] + known[len(below) :]
             label = name if not i else None
             for shown, style in (
                 (sustained, {"marker": marker, "ms": 6, "lw": 2, "ls": line, "label": label}),
@@ -241,13 +249,7 @@ def computed_rows(
     colours, labels = zip(LIVE, *(KINDS[kind] for kind in kinds))
     handles = [*patches(colours), Line2D([], [], color="black", lw=2.5)]
     labels = (*labels, "expected: mean(g) / E[max g]")
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=3 if len(labels) < 4 else 2,
-        fontsize=10.5,
-    )
+    legend_below(figure, handles, labels, 3 if len(labels) < 4 else 2, fontsize=10.5)
     return figure
 
 
@@ -288,5 +290,6 @@ def distributions(
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("requests, %")
     axes[0].set_title("How long requests take")
-    figure.legend(*axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    handles, labels = axes[2].get_legend_handles_labels()
+    legend_below(figure, handles, labels, 4)
     return figure

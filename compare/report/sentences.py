@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from compare.machine import processor
 from compare.quoting import code, escape
+from compare.report.tables import cell_of
+from compare.results import KEYS
 from compare.runs import Run
 from compare.summary import CLIENT_LIMITED_MS
 from deploy.kinds import KINDS
@@ -16,12 +18,10 @@ from deploy.kinds import KINDS
 
 def sentences(run: Run) -> list[str]:
     """Sentences that apply to a run, the gravest first."""
-    errors = [error for results in run.variants.values() for r in results for error in r["errors"]]
     applying = [
         simulated(run),
         partial(run),
         *failures(run),
-        too_long(run.first["workload"], errors),
         *other_lengths(run),
         client_limited(run),
         busy(run.first),
@@ -53,45 +53,22 @@ def partial(run: Run) -> str | None:
 
 def failures(run: Run) -> list[str]:
     """Reasons why requests failed, the three commonest of each server."""
-    reasons_by_server = []
+    failed = []
     for name, results in run.variants.items():
-        errors: Counter[str] = Counter()
-        for result in results:
-            errors.update(result["errors"])
-        reasons = [f"{n} × {escape(e.rstrip('.'))}" for e, n in errors.most_common(3)]
-        if reasons:
-            reasons_by_server.append(f"**Failed in {name}**: {'; '.join(reasons)}.")
-    return reasons_by_server
-
-
-def too_long(load: Mapping[str, Any], errors: Iterable[str]) -> str | None:
-    """A remedy where a server refused requests that the workload may have made too long.
-
-    load: the workload of a summary.
-    """
-    if not any(error.startswith("400 ") for error in errors):
-        return None
-    if scale := load.get("scale"):
-        return (
-            f"Each block of the trace became {scale} tokens: if its requests are longer than the "
-            f"server's context, a smaller --scale makes them fit."
-        )
-    if load.get("conversations"):
-        return (
-            "Each later turn repeats the conversation so far: if that outgrows the server's "
-            "context, fewer turns or shorter --lengths make it fit."
-        )
-    return None
+        errors = sum((Counter(result["errors"]) for result in results), Counter[str]())
+        if reasons := [f"{n} × {escape(e.rstrip('.'))}" for e, n in errors.most_common(3)]:
+            failed.append(f"**Failed in {name}**: {'; '.join(reasons)}.")
+    return failed
 
 
 def other_lengths(run: Run) -> list[str]:
     """Servers that computed other tokens than asked: their latencies are of other work."""
     warnings = []
     for name, results in run.variants.items():
-        other, all_ = (sum(r[key] for r in results) for key in ("other_length", "completed"))
+        other, completed = (sum(r[key] for r in results) for key in ("other_length", "completed"))
         if other:
             warnings.append(
-                f"**{name} computed another number of tokens than asked in {other} of {all_} "
+                f"**{name} computed another number of tokens than asked in {other} of {completed} "
                 f"answers** (does it ignore `ignore_eos`?): its latencies are of other work."
             )
     return warnings
@@ -99,18 +76,16 @@ def other_lengths(run: Run) -> list[str]:
 
 def client_limited(run: Run) -> str | None:
     """Servers whose requests were sent late, and their latency from the schedule."""
-    late, latencies = [], []
+    late = []
     for name, results in run.variants.items():
         if any(result["client_limited"] for result in results):
-            late.append(name)
-            p99 = [ms for r in results if (ms := r["p99_e2el_from_schedule_ms"]) is not None]
-            latencies += [f"{name} {statistics.mean(p99) / 1e3:.2f} s"] if p99 else []
+            p99 = cell_of(KEYS["p99_e2el_from_schedule_ms"], results)
+            late.append(f"{name} (p99 latency from the schedule: {p99} s)")
     if not late:
         return None
-    schedule = f"; from the schedule p99 latency is {', '.join(latencies)}" if latencies else ""
     return (
-        f"**The client was late** in {', '.join(late)} (p99 of the schedule lag over "
-        f"{CLIENT_LIMITED_MS:g} ms){schedule}."
+        f"**The client was late** in {', '.join(late)}: p99 of the schedule lag is over "
+        f"{CLIENT_LIMITED_MS:g} ms."
     )
 
 
@@ -127,26 +102,16 @@ def busy(summary: Mapping[str, Any]) -> str | None:
 
 def simulated(run: Run) -> str | None:
     """A remark that nothing of a run was measured, and the source of its times."""
-    facts = run.first.get("simulated")
-    if not facts:
+    if not (facts := run.first.get("simulated")):
         return None
-    text = (
-        "**Simulated**: no server ran. The server's own scheduler served the trace in virtual "
-        f"time, and each iteration took {costs_of(facts)}."
-    )
-    return f"{text} Each variant: {escape(facts['layout'])}." if facts["layout"] else text
-
-
-def costs_of(simulated: Mapping[str, Any]) -> str:
-    """The source of a simulation's times, in words."""
-    if not (hardware := simulated["hardware"]):
-        if simulated["costs"] == "fake":
-            return "what the fake engine's stated line says, with nothing around it"
-        return f"what the costs {code(simulated['costs'])} state"
+    costs = f"what the costs {code(facts['costs'])} say"
+    if hardware := facts["hardware"]:
+        engine = escape(processor(hardware, facts["engine"]))
+        costs += f", fitted on {engine} (commit {facts['commit']}, {facts['date'][:10]})"
+    layout = f" Each variant: {escape(facts['layout'])}." if facts["layout"] else ""
     return (
-        f"what the costs {code(simulated['costs'])} say, fitted on "
-        f"{escape(processor(hardware, simulated['engine']))} (commit {simulated['commit']}, "
-        f"{simulated['date'][:10]})"
+        "**Simulated**: no server ran. The server's own scheduler served the trace in virtual "
+        f"time, and each iteration took {costs}.{layout}"
     )
 
 
@@ -169,22 +134,16 @@ def identity(run: Run) -> str | None:
     """Share of requests with the same text in all variants; all, for greedy answers in float32."""
     texts = [summary["identical_outputs"] for summary in run.summaries]
     n, identical = (sum(same[key] for same in texts) for key in ("requests", "identical"))
-    if len([name for name in run.names if name not in run.first["also"]]) < 2 or not n:
+    if len(run.names) - len(run.first["also"]) < 2 or not n:
         return None
     if n == identical:
         return f"All {n} requests that every variant answered got the same text in each."
     parted = sorted(100 * share for same in texts for share in same["parted_after"])
-    sentence = (
+    return (
         f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every variant answered got "
         f"the same text in each; the texts of the others part after {parted[0]:.0f} to "
         f"{parted[-1]:.0f}% of their length (median {statistics.median(parted):.0f}%)."
     )
-    if run.first["config"]["dtype"] == "bfloat16":
-        sentence += (
-            " bfloat16 keeps 8 bits, so two tokens often have equal logits, and the shape "
-            "of a batch decides between them."
-        )
-    return sentence
 
 
 def littles_law(run: Run) -> str | None:
@@ -200,8 +159,8 @@ def littles_law(run: Run) -> str | None:
     percent, name = max(differences, key=lambda difference: abs(difference[0]))
     return (
         "Little's law: requests in flight, counted by the client at random instants, and answered "
-        "a second × mean latency at "
-        f"the server differ by {percent:+.1f}% at most ({name}).".replace("-", "−")
+        f"a second × mean latency at the server differ by {percent:+.1f}% at most "
+        f"({name}).".replace("-", "−")
     )
 
 

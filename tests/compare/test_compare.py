@@ -269,14 +269,14 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
         return {"requests": [{"id": i} | text for i, text in enumerate(known)]}
 
     def sentence(*outputs: dict[str, Any]) -> str | None:
-        common = {"variants": {"a": {}, "b": {}}, "also": {}, "config": {"dtype": "bfloat16"}}
+        common: dict[str, Any] = {"variants": {"a": {}, "b": {}}, "also": {}}
         seeds = [common | {"identical_outputs": each} for each in outputs]
         return identity(Run(Path(), seeds, [], []))
 
     found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})
     assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}
     one, two = sentence(found), sentence(found, found)
-    assert one and one.startswith("1 of 2 requests (50%)") and "bfloat16" in one
+    assert one and one.startswith("1 of 2 requests (50%)")
     assert "part after 30 to 30% of their length" in one
     assert two and two.startswith("2 of 4 requests (50%)"), "of all seeds"
     assert sentence(identical_outputs({"a": result(None), "b": result("x")})) is None
@@ -314,13 +314,12 @@ def test_conversations_give_the_same_texts_in_every_mode_and_are_replayed(tmp_pa
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("undrawn")
-def test_mooncakes_trace_is_replayed_and_what_is_too_long_names_the_scale(tmp_path: Path) -> None:
+def test_mooncakes_trace_is_replayed_and_fits_at_a_smaller_scale(tmp_path: Path) -> None:
     trace, out = tmp_path / "mooncake.jsonl", tmp_path / "out"
     save_mooncake(trace, (0, 600, 90, [0, 1]), (90, 40_000, 9, [0, *range(2, 80)]))
     done = compare(f"--modes dynamic --trace {trace} --scale 16", out)
     assert done.returncode == 1 and "1 × 400 1250 prompt tokens" in done.stderr
-    assert "a smaller --scale makes them fit" in " ".join(done.stdout.split())
     assert "scale `16`" in (out / "report.md").read_text()
     assert [len(r.prompt_ids or []) for r in load_trace(out / "trace.jsonl")] == [19, 1250]
     done = compare(f"--modes dynamic --trace {trace} --scale 8", out)
-    assert done.returncode == 0 and "--scale makes them fit" not in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr

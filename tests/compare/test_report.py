@@ -265,7 +265,7 @@ def test_the_client_is_calibrated_once_a_machine(
     monkeypatch.setattr(calibrate, "in_time", lambda point: True)  # however busy this machine is
     with Progress(Console(file=io.StringIO())) as progress:
         found = calibrate.calibrate(progress)
-    assert found["rate"] == 50 and found["answered"] > 0 and found["points"][0]["failed"] == 0
+    assert found["rate"] == 50 and found["answered"] > 0
     assert calibrate.known() == found
     assert f"up to {found['rate']} streaming requests" in calibrate.sentence(found)
     other = json.dumps(found | {"key": "another machine"})
