@@ -68,12 +68,12 @@ def answers(connection: socket.socket, n: int = 1) -> list[tuple[int, dict[str, 
     return found
 
 
-def answer(url: str, *pieces: bytes, pause_s: float = 0.0) -> tuple[int, dict[str, str], Any]:
+def answer(url: str, *pieces: bytes) -> tuple[int, dict[str, str], Any]:
     """What a server answers to a request that is sent in pieces."""
     with connect(url) as connection:
         for piece in pieces:
             connection.sendall(piece)
-            time.sleep(pause_s)
+            time.sleep(0.001)
         return answers(connection)[0]
 
 
@@ -164,17 +164,11 @@ def test_a_connection_serves_many_requests_and_several_in_one_packet_in_their_or
         assert found[1][2] == {"status": "ok"}
 
 
-def test_a_request_may_come_in_single_bytes_or_in_chunks_and_be_old(url: str) -> None:
-    [whole], status = [answer(url, POST)[2]["completion"]], 200
+def test_a_request_may_come_in_chunks_and_be_old(url: str) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks
-    for pieces in (
-        [bytes((byte,)) for byte in POST],
-        [chunked],
-        [chunked[:150], chunked[150:201], chunked[201:]],
-    ):
-        found = answer(url, *pieces, pause_s=0.001)
-        assert found[0] == status and found[2]["completion"] == whole
+    whole = answer(url, POST)[2]["completion"]
+    assert answer(url, chunked[:150], chunked[150:201], chunked[201:])[2]["completion"] == whole
     old = answer(url, POST.replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert old[1]["connection"] == "close" and old[2]["completion"] == whole
 

@@ -15,9 +15,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from batching import FAILURES, BatchingManager
-from benchmarks import faulty
 from compare.servers import wait_until_ready
-from config import ConfigError
 from generate.fake import FakeGenerator
 from scheduling.errors import EngineFailed, GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, TokenEvent
@@ -102,21 +100,6 @@ def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_t
     assert [str(error) for error in told] == [why]
     manager.on_failure(told.append)
     assert len(told) == 2, "who asks later is told at once"
-    manager.close()
-
-
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
-def test_an_engine_that_ends_its_thread_leaves_nobody_waiting(error: BaseException) -> None:
-    engine = Scripted(error)
-    manager, told = started(engine)
-    inferences = [Inference([0], 5) for _ in range(4)]
-    manager.enqueue(inferences)
-    engine.go.release(FAILURES)
-    wait(*inferences)
-    ended(manager)
-    assert type(error).__name__ in str(manager.not_ready_because()) and len(told) == 1
-    with pytest.raises(EngineFailed):
-        manager.enqueue([Inference([0], 1)])
     manager.close()
 
 
@@ -205,12 +188,3 @@ def test_a_server_whose_handler_thread_ends_answers_those_in_flight_and_says_why
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3
     assert "the server ends: the handler thread ended with SystemExit" in output
-
-
-@pytest.mark.parametrize("fault", ["", "raise", "raise:0", "burn:3", "raise:2:3"])
-def test_a_fault_that_is_none_is_refused_with_those_that_are(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["faulty", "dynamic", "--fault", fault])
-    with pytest.raises(ConfigError, match="name one such as raise:20, of raise, oom, hang, exit"):
-        faulty.main()

@@ -5,7 +5,7 @@ whatever happens.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -120,20 +120,6 @@ def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> Non
     assert list(body) == [last], "nothing comes after the last token's"
 
 
-def test_the_bytes_of_an_unfinished_character_wait_for_the_rest_of_it(
-    gated: tuple[FlaskClient, Gate],
-) -> None:
-    client, gate = gated
-    gate.word = "añ🙂b".encode()
-    gate.go.release(100)
-    *chunks, last = stream(client, {"prompt": "x", "num_tokens": 7})
-    text = "".join(chunk["text"] for chunk in chunks)
-    assert text == "añ🙂" and "\ufffd" not in text and last["usage"]["completion_tokens"] == 7
-    *chunks, last = stream(client, {"prompt": "x", "num_tokens": 5})
-    assert "".join(chunk["text"] for chunk in chunks) == "añ\ufffd", "the rest is shown at the end"
-    assert sum(chunk["tokens"] for chunk in chunks) == 5
-
-
 def test_an_engine_that_fails_before_the_first_token_gives_the_stream_its_status(
     gated: tuple[FlaskClient, Gate],
 ) -> None:
@@ -175,23 +161,6 @@ def test_a_group_of_which_one_fails_is_not_computed_to_its_end(
     gate.fails = False
     gate.go.release(2)  # an iteration that was under way, and the next request's
     assert client.post("/inference", json={"prompt": "a", "num_tokens": 1}).status_code == 200
-
-
-def test_a_stream_whose_engine_fails_ends_with_an_error_event(
-    gated: tuple[FlaskClient, Gate],
-) -> None:
-    client, gate = gated
-    gate.go.release()
-    response = client.post("/inference", json=ASK | {"stream": True}, buffered=False)
-    chunks: Iterator[bytes] = iter(response.iter_encoded())
-    first = next(chunks)
-    gate.fails = True
-    gate.go.release()
-    *_, last = events(first + b"".join(chunks))
-    assert last["error"]["code"] == "generation_failed" and "no luck" in last["error"]["message"]
-    gate.fails = False
-    gate.go.release(8)
-    assert len(client.post("/inference", json=ASK).get_json()["completion"]) == 8
 
 
 def test_a_stream_that_is_closed_gives_its_row_back(gated: tuple[FlaskClient, Gate]) -> None:

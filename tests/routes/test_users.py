@@ -4,7 +4,6 @@ the scheduler, and back to the client where the scheduler refuses it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -71,29 +70,6 @@ def test_where_levels_have_no_meaning_every_priority_is_taken_and_changes_nothin
     expected = texts()
     for priority in (0, 7, 2**63 - 1, -(2**63)):
         assert texts(priority=priority) == expected
-
-
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        ("priority", ["1", True, 1.5, 1.0, 2**63, -(2**63) - 1, [], {}]),
-        ("queue_timeout_s", ["1", True, 0, -1, []]),
-    ],
-)
-def test_what_is_no_level_or_no_time_is_a_400_that_names_the_field(
-    path: str, field: str, wrong: list[Any], client_of: ClientOf
-) -> None:
-    client, body = client_of(), ROUTES[path]
-    for value in wrong:
-        response = client.post(path, json=body | {field: value})
-        error = response.get_json()["error"]
-        assert (response.status_code, error["param"]) == (400, field), value
-    for raw in ("NaN", "Infinity", "1e999"):
-        data = json.dumps(body)[:-1] + f', "{field}": {raw}}}'
-        response = client.post(path, data=data, content_type="application/json")
-        assert response.status_code == 400, raw
-    status = client.post(path, json=body | {field: None}).status_code
-    assert status == (400 if (path, field) == ("/inference", "priority") else 200)
 
 
 @pytest.mark.parametrize("stream", STREAMED)
