@@ -124,14 +124,9 @@ def serve(load: Load = load_generator) -> Flask:
     server = Server(config, load)
 
     def say_why(error: BaseException) -> None:
-        known = isinstance(
-            error, (WeightsUnavailable, KernelUnavailable, OutOfMemory, EngineFailed)
-        )
-        log.error(
-            "the server ends: %s",
-            server.manager.not_ready_because(),
-            exc_info=None if known else error,
-        )
+        known = WeightsUnavailable, KernelUnavailable, OutOfMemory, EngineFailed
+        trace = None if isinstance(error, known) else error
+        log.error("the server ends: %s", server.manager.not_ready_because(), exc_info=trace)
 
     server.manager.on_failure(say_why)  # gunicorn_conf.py then ends it
     threading.Thread(target=_announce, args=[server], daemon=True).start()
@@ -141,10 +136,5 @@ def serve(load: Load = load_generator) -> Flask:
 def _announce(server: Server) -> None:
     if server.manager.wait_until_loaded():
         config, blocks = server.config, server.manager.snapshot().n_blocks
-        log.info(
-            "ready: %s mode on http://%s:%d, %d KV blocks",
-            config.mode,
-            config.host,
-            config.port,
-            blocks,
-        )
+        url = f"http://{config.host}:{config.port}"
+        log.info("ready: %s mode on %s, %d KV blocks", config.mode, url, blocks)

@@ -80,18 +80,16 @@ def _allow_files(config: Config) -> None:
     unless asked, and some no more even then.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     wanted = config.http_connections + SPARE_FILES
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if allowed < wanted:
+    if most < wanted:
         print(
             f"warning: this system allows {hard:,} open files, so at most "
             f"{config.connections_within(hard):,} connections are open at once instead of "
             f"{config.http_connections:,}; raise `ulimit -n` to {wanted:,}",
             file=sys.stderr,
         )
-    more = wanted + DOOMED_FILES
-    allowed = more if hard == resource.RLIM_INFINITY else min(hard, more)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, wanted + DOOMED_FILES)), hard))
 
 
 def _check_files(config: Config) -> None:

@@ -88,7 +88,7 @@ class Connections:
     ):
         self.limits = dict(limits)
         self.open = 0  # in threads too
-        self.held_bytes = 0  # of bodies that are not whole, or not parsed yet
+        self.held_bytes = 0  # of requests that are not whole, or not answered
         self._poller = poller
         self._most = most
         # when thousands come at once, closing as many would make all others wait
@@ -138,20 +138,15 @@ class Connections:
             self._poller.unregister(connection.sock)
             del self._waiting[connection.waits][connection]
             connection.waits = None
-        self.held_bytes -= connection.held_bytes
-        connection.held_bytes = 0
 
-    def count_bytes(self, connection: Connection) -> None:
+    def count_bytes(self, connection: Connection, n: int) -> None:
         """Update the count of bytes that are kept for a connection."""
-        self.held_bytes += connection.reader.held_bytes - connection.held_bytes
-        connection.held_bytes = connection.reader.held_bytes
-
-    def drop(self, n: int) -> None:
-        """Subtract n bytes from that count: a body in a thread is parsed."""
-        self.held_bytes -= n
+        self.held_bytes += n - connection.held_bytes
+        connection.held_bytes = n
 
     def close(self, connection: Connection) -> None:
         self.take(connection)
+        self.count_bytes(connection, 0)
         self.open -= 1
         self._unreleased.append(connection.sock)
         self.release(len(self._unreleased) - self._most_unreleased)

@@ -73,17 +73,6 @@ def no_request(error: Exception, status: int = 400) -> Refused:
     return invalid(f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}", status)
 
 
-class Body(io.BytesIO):
-    """A whole body. `dropped` is called when it is closed and its bytes are free."""
-
-    dropped: Callable[[], None] | None = None
-
-    def close(self) -> None:
-        if not self.closed and self.dropped:
-            self.dropped()
-        super().close()
-
-
 class Reader:
     """Reader of the requests of one connection, one after another.
 
@@ -146,7 +135,7 @@ class Reader:
             return None
         request, self._request = self._request, None
         assert request is not None
-        request.body = Body(self._body)
+        request.body = io.BytesIO(self._body)
         self._body = bytearray()
         return request
 

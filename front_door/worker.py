@@ -14,8 +14,8 @@ in a thread until it is answered:
 
 At most `worker_connections` are open. One more closes another: of those in LINGERING the one that
 has waited longest, if there is none of those in HEAD, then IDLE, then BODY. A connection that is
-being answered, or has unread bytes, is never closed for another. Incomplete bodies take at most
-MAX_UNFINISHED_BYTES together; beyond that, the one that has waited longest is refused.
+being answered, or has unread bytes, is never closed for another. Requests in flight take at most
+MAX_UNFINISHED_BYTES together; beyond that, the unfinished one that has waited longest is refused.
 
 SIGTERM: no new connections; requests in flight are finished, new ones on connections that are still
 open get 503. After drain_timeout_s those still in flight get an error. A second SIGTERM changes
@@ -299,22 +299,21 @@ class Worker(base.Worker):
         before, awaited = connection.waits, Wait(connection.reader.awaits)
         if awaited is not before and (before, awaited) != (Wait.HEAD, Wait.IDLE):
             self._connections.wait(connection, awaited)
-        self._connections.count_bytes(connection)
+        self._connections.count_bytes(connection, connection.reader.held_bytes)
         while self._connections.held_bytes > MAX_UNFINISHED_BYTES and (
             oldest := self._connections.oldest(Wait.BODY)
         ):
             self._refuse(oldest, Refused(503, "overloaded", TOO_MANY_BODIES))
 
     def _submit(self, connection: Connection, request: Request) -> None:
-        """Hand a whole request to a thread; its body's bytes count until it is parsed."""
+        """Hand a whole request to a thread; its body's bytes count until it is answered."""
         self._connections.take(connection)
-        n = len(request.body.getbuffer())
-        if self._connections.held_bytes + n > MAX_UNFINISHED_BYTES:
+        n = len(request.body.getbuffer()) + connection.reader.held_bytes
+        self._connections.count_bytes(connection, n)
+        if self._connections.held_bytes > MAX_UNFINISHED_BYTES:
             self._refuse(connection, Refused(503, "overloaded", TOO_MANY_BODIES))
-            return
-        self._connections.held_bytes += n
-        request.body.dropped = partial(self._call, partial(self._connections.drop, n))
-        self._pool.submit(partial(self._serve, connection, request))
+        else:
+            self._pool.submit(partial(self._serve, connection, request))
 
     def _refuse(self, connection: Connection, error: ServingError) -> None:
         connection.send(rendered(error))
@@ -326,6 +325,7 @@ class Worker(base.Worker):
         """
         self._connections.take(connection)
         connection.reader.forget()
+        self._connections.count_bytes(connection, 0)
         try:
             connection.sock.shutdown(socket.SHUT_WR)
         except OSError:

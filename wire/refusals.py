@@ -47,8 +47,10 @@ class Guard:
         user = None
         if not (route in OPEN or self.shows_page(route, headers)):
             user = user_of(self.keys, headers.get("Authorization", ""))
-        if method == "POST" and route is not None:
-            check_post(headers.get("Content-Type", ""))
+        kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if method == "POST" and route is not None and kind != JSON:
+            message = f"A POST must say Content-Type: {JSON}; with curl, use --json instead of -d."
+            raise Refused(415, "unsupported_media_type", message)
         if self.hosts is not None and route not in ("GET /health", "GET /ready"):
             check_host(headers.get("Host", ""), self.hosts)
         return user
@@ -97,22 +99,11 @@ def check_host(host: str, names: Collection[str]) -> None:
         ip_address(name)
         return
     if name and name not in names:
-        raise Refused(
-            403,
-            "host_not_allowed",
+        message = (
             f"This server does not know the name {name[:100]!r}; start it with --allowed-hosts "
-            "NAME, or with --api-key.",
+            "NAME, or with --api-key."
         )
-
-
-def check_post(content_type: str) -> None:
-    """Raise Refused for a body whose type is not JSON."""
-    if content_type.partition(";")[0].strip().lower() != JSON:
-        raise Refused(
-            415,
-            "unsupported_media_type",
-            f"A POST must say Content-Type: {JSON}; with curl, use --json instead of -d.",
-        )
+        raise Refused(403, "host_not_allowed", message)
 
 
 def user_of(keys: Mapping[str, str | None], authorization: str) -> str | None:
