@@ -408,33 +408,30 @@ def test_an_interrupted_simulation_keeps_what_is_done(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_of_a_large_run_a_sample_is_kept_and_all_else_is_of_all(
+def test_a_sample_of_a_large_run_is_kept_and_its_measures_are_of_all_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two, again = tmp_path / "one", tmp_path / "two", tmp_path / "again"
-    asked = [*SMALL, "--arrival", "poisson:60", "--max-batch-size", "1"]
-    assert simulate(one, *asked).returncode == 0
+    arguments = [*SMALL, "--arrival", "poisson:60", "--max-batch-size", "1"]
+    assert simulate(tmp_path / "whole", *arguments).returncode == 0
     monkeypatch.setattr(traces, "MOST_SAVED", 39)
     monkeypatch.setattr(outcomes, "SAMPLE", 10)
-    for out in (two, again):
-        done = simulate(out, *asked)
-        assert done.returncode == 0, done.stderr
+    done = simulate(tmp_path / "sampled", *arguments)
     assert "of a sample of 10 requests, the same of each variant" in " ".join(done.stdout.split())
-    whole, some, same = (
-        json.loads((out / "dynamic.json").read_text()) for out in (one, two, again)
+    whole, sampled, static = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("whole/dynamic.json", "sampled/dynamic.json", "sampled/static.json")
     )
-    assert some == same and some["sample"] == len(some["requests"]) == 10
-    ids = [request["id"] for request in some["requests"]]
-    assert ids == sorted(ids) and all(request in whole["requests"] for request in some["requests"])
-    static = json.loads((two / "static.json").read_text())
+    ids = [request["id"] for request in sampled["requests"]]
+    assert sampled["sample"] == len(ids) == 10 and ids == sorted(ids)
+    assert all(request in whole["requests"] for request in sampled["requests"])
     assert [request["id"] for request in static["requests"]] == ids
-    apart = {name for name in whole if whole[name] != some[name]}
-    assert {"sample", "requests"} <= apart and {
-        name for name in apart if not name.endswith("_itl_ms")
-    } <= {"sample", "requests", "busy_throughput"}
-    assert some["busy_throughput"] == pytest.approx(whole["busy_throughput"], rel=0.05)
-    assert not (two / "trace.jsonl").exists() and (one / "trace.jsonl").exists()
-    done = simulate(tmp_path / "three", "--trace", str(two / "trace.jsonl"))
+    apart = {name for name in whole if whole[name] != sampled[name]}
+    assert {name for name in apart if not name.endswith("_itl_ms")} <= {
+        "sample", "requests", "busy_throughput"
+    }  # fmt: skip
+    assert sampled["busy_throughput"] == pytest.approx(whole["busy_throughput"], rel=0.05)
+    assert not (tmp_path / "sampled/trace.jsonl").exists()
+    done = simulate(tmp_path / "again", "--trace", str(tmp_path / "sampled/trace.jsonl"))
     assert done.returncode == 2 and "is not saved: give the workload's own options" in done.stderr
 
 

@@ -77,16 +77,6 @@ def test_every_study_has_its_module_and_every_module_its_study() -> None:
     assert {*NAMES} <= {*ran("studies", "--help").stdout.split()}
 
 
-@pytest.mark.nightly
-def test_short_requests_gain_and_long_ones_pay_where_rows_bind() -> None:
-    names = ("fcfs", "sjf", "srpt", "sjf, σ 1.5")
-    fcfs, *exact, noisy = of("orders", 200, names, table="grid", rows=4, load=1.2)
-    for order in exact:
-        assert order["mean_s"] < 0.9 * fcfs["mean_s"] and order["p99_s"] > fcfs["p99_s"]
-        assert order["shortest_s"] < 0.5 * fcfs["shortest_s"]
-    assert exact[0]["mean_s"] < noisy["mean_s"] < fcfs["mean_s"]
-
-
 def test_where_nothing_waits_there_is_nothing_to_order() -> None:
     fcfs, *others = of("orders", 100, orders.EXACT, table="grid", rows=32, load=0.5)
     assert others == [fcfs] * 4
@@ -119,16 +109,6 @@ def test_stretches_of_waiting_are_joined_where_requests_overlap() -> None:
     times = [(0, 2), (1, 3), (3, 3), (5, 6)]
     waited = [Inference([1], 1, arrived_at=at, admitted_at=admitted) for at, admitted in times]
     assert fair.waits(waited) == [(0, 3), (5, 6)]
-
-
-@pytest.mark.nightly
-def test_urgent_requests_are_served_sooner_and_late_ones_starve_or_are_refused() -> None:
-    names = ("fcfs", "priority", "priority, late ones delayed", "priority, late ones rejected")
-    fcfs, first, delayed, rejected = of("urgent", 300, names, load=1.2)
-    assert first["urgent_mean_s"] < 0.5 * fcfs["urgent_mean_s"]
-    assert first["others_mean_s"] > fcfs["others_mean_s"]
-    assert delayed["wait_s"] > 1.5 * first["wait_s"]
-    assert rejected["refused"] > 0 and rejected["wait_s"] < first["wait_s"]
 
 
 def test_longer_prompts_take_more_of_the_same_pool() -> None:
