@@ -1,8 +1,15 @@
-"""Table of front ends for several servers: how each is started, and what it reports."""
+"""Table of front ends for several servers: how each is started, and what it reports; and settings
+that servers of one machine cannot share.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from config import Config, from_environment
+
+APPENDED = ("request_log", "record")  # files of one server
 
 
 class Kind(NamedTuple):
@@ -27,3 +34,12 @@ KINDS = {
     ),
     "proxy": Kind("deploy.proxy", "HAProxy", ("leastconn",), merges=False),
 }
+
+
+def with_shared_cores(
+    config: Config, replicas: int, environ: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the environment of servers, which share the cores unless the user set --threads."""
+    if "threads" in from_environment(environ):
+        return environ
+    return {**environ, "EB_THREADS": str(max(1, config.threads // replicas))}

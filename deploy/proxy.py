@@ -27,13 +27,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NoReturn
 
-from config import Config, ConfigError, Parser, flag, from_environment, parse
+from config import Config, ConfigError, Parser, flag, parse
 from deploy import haproxy
+from deploy.kinds import APPENDED, with_shared_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.1
 END_S = 10.0  # for processes to end after Ctrl-C, before they are killed
-APPENDED = ("request_log", "record")  # files, of which each server has its own
 
 
 class Ended(Exception):
@@ -265,15 +265,6 @@ def command(config: Config, settings: Sequence[str], number: int, port: int) -> 
             path = Path(file)
             own += [flag(name), str(path.with_stem(f"{path.stem}-{number}"))]
     return [sys.executable, str(ROOT / "launch.py"), *settings, *own]
-
-
-def with_shared_cores(
-    config: Config, replicas: int, environ: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Return the environment of servers, which share the cores unless the user set --threads."""
-    if "threads" in from_environment(environ):
-        return environ
-    return {**environ, "EB_THREADS": str(max(1, config.threads // replicas))}
 
 
 def read(argv: Sequence[str]) -> tuple[int, list[str]]:

@@ -15,11 +15,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from config import Config, ConfigError, parse
-from config.flags import Parser, from_environment
+from config import Config, ConfigError, Parser, flag, parse
 from config.ports import check_port
 from deploy.autoscaling import Autoscaling, read_autoscaling
-from deploy.kinds import KINDS
+from deploy.kinds import APPENDED, KINDS, with_shared_cores
 from deploy.replica import needs
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
@@ -77,26 +76,17 @@ def read(argv: Sequence[str]) -> Fleet:
         rule = read_autoscaling(known.autoscale) if known.autoscale else None
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    config = parse(settings)
+    most = rule.max_replicas if rule else known.replicas
+    config = parse(settings, with_shared_cores(parse(settings), most, os.environ))
     load_tokenizer(config.tokenizer)
     locate(config)
-    for name in ("record", "request_log"):
+    for name in APPENDED:
         if getattr(config, name):
             raise ConfigError(
-                f"--{name.replace('_', '-')} is a file of one server; leave it out, or start plain "
-                "servers by ./deploy/proxy.sh"
+                f"{flag(name)} is a file of one server; leave it out, or start plain servers by "
+                "./deploy/proxy.sh"
             )
-    fleet = Fleet(config, known.replicas, known.router, rule)
-    given = settings_given(settings) | from_environment(os.environ).keys()
-    if "threads" not in given and config.device == "cpu":
-        threads = max(1, config.threads // fleet.most)  # they share the cores
-        fleet = fleet._replace(config=config.model_copy(update={"threads": threads}))
-    return fleet
-
-
-def settings_given(argv: Sequence[str]) -> set[str]:
-    """Return the names of the settings in a command line."""
-    return {each.partition("=")[0].strip("-").replace("-", "_") for each in argv}
+    return Fleet(config, known.replicas, known.router, rule)
 
 
 def serve(argv: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from client.calls import ServerError, get
 from compare.servers import wait_until_ready
 from config import build
 from deploy.haproxy import find
-from deploy.proxy import with_shared_cores
+from deploy.kinds import with_shared_cores
 from tests.fronts import Said, asked, connected, send, skip_without
 from tests.programs import ran
 from tests.servers import PATIENCE_S, ROOT, free_port, metric, wait_until

@@ -16,7 +16,6 @@ from deploy.routers import (
     ReplicaLoad,
     ReportedLoad,
     RoutedRequest,
-    Router,
     router,
 )
 from scheduling.prefix_cache import block_keys
@@ -47,14 +46,6 @@ def prompt(*ids: int) -> RoutedRequest:
     """A prompt with so many full blocks, of which each id names one."""
     tokens = [id for id in ids for _ in range(4)]
     return RoutedRequest(len(tokens), 10, block_keys(tokens, 4))
-
-
-def throw(chooser: Router, balls: int, bins: int) -> list[int]:
-    """Requests that nobody answers: the loads of the replicas, the lowest first."""
-    replicas = idle(bins)
-    for _ in range(balls):
-        replicas[chooser.choose(PLAIN, replicas)].requests += 1
-    return sorted(replica.requests for replica in replicas)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -104,19 +95,6 @@ def test_round_robin_goes_on_when_replicas_come_and_go() -> None:
         (start + i) % 4 for i in (2, 3, 0)
     ]
     assert chooser.choose(PLAIN, replicas) == (start + 1) % 4
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_better_of_two_keeps_the_longest_queue_short(seed: int) -> None:
-    """m balls in n bins: the fullest random one has about √(2 m/n · ln n) = 15 more than the mean;
-    with two choices ln ln n / ln 2 + O(1) = 2.4 + O(1), for any m (Berenbrink et al., 2000).
-    """
-    fullest = {
-        name: throw(router(name, seed), balls=4000, bins=200)[-1]
-        for name in ("random", "power_of_two", "least_requests")
-    }
-    assert fullest["least_requests"] == 20
-    assert fullest["power_of_two"] <= 24 < 28 <= fullest["random"]
 
 
 def test_power_of_two_never_chooses_the_most_loaded_of_all() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from client.calls import ServerError, get, get_text, post
 from compare import servers
 from tests.browser import comes_true, is_answered, sends_load, state, wait_until
 from tests.drawn import FRAMES, Colours, drawn_rows, every_kind, meanings
-from tests.servers import free_port, launched, server
+from tests.servers import server, started
 from tests.shown import CASES, assert_stats_say, assert_timeline_says, rows_of
 
 pytestmark = pytest.mark.extra
@@ -149,23 +148,6 @@ def test_an_answer_streams_into_the_page(opened: Callable[..., Any]) -> None:
         assert [end[4] for end in get(f"{url}/live/events")["ended"]] == [40]
 
 
-@contextlib.contextmanager
-def logged(*flags: str) -> Iterator[tuple[str, Callable[[], str]]]:
-    """A server, and what it logged until it is stopped by asking."""
-    port = free_port()
-    settings = ("--model", "fake", "--port", str(port), *flags)
-    with launched(sys.executable, "launch.py", "dynamic", *settings) as process:
-
-        def log() -> str:
-            process.terminate()
-            assert process.stdout is not None
-            return process.stdout.read()
-
-        url = f"http://127.0.0.1:{port}"
-        servers.wait_until_ready(process, url)
-        yield url, log
-
-
 HOSTILE = "<img src=x onerror=alert(1)>\u202egnol</script><script>alert(2)</script>"
 
 
@@ -180,7 +162,7 @@ def test_a_prompt_of_a_megabyte_is_refused_in_words_and_the_page_goes_on(
     n_bytes: int, message: str, opened: Callable[..., Any]
 ) -> None:
     prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
-    with logged("--loop-interval-ms", "5", "--log-level", "debug") as (url, log):
+    with started("--loop-interval-ms", "5", "--log-level", "debug") as (url, process):
         tab = opened(url)
         comes_true(tab, "liveForTests.state().frames > 0")
         with pytest.raises(ServerError, match=message):
@@ -195,7 +177,10 @@ def test_a_prompt_of_a_megabyte_is_refused_in_words_and_the_page_goes_on(
         last = get(f"{url}/live/events")["next"]
         comes_true(tab, f"liveForTests.state().next === {last}")
         tab.fill("#prompt", "")
-        places = [get_text(f"{url}/live/events"), tab.url, tab.title(), tab.content(), log()]
+        places = [get_text(f"{url}/live/events"), tab.url, tab.title(), tab.content()]
+        process.terminate()
+        assert process.stdout is not None
+        places.append(process.stdout.read())  # its log
         for place in places:
             assert not re.search(r"onerror|gnol|alert\(", place)
         assert last > 10 and '"requests":[[0,' in places[0], "it was seen"
