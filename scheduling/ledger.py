@@ -48,9 +48,9 @@ class Ledger(Extension):
         user = inference.user
         if not self._waiting[user]:
             self._counters[user] = max(self.counter(user), self._floor)
+            self._put(user, next(self._numbers))
             if len(self._counters) > self._most_counters:
                 self._forget()
-            self._put(user, next(self._numbers))
         self._waiting[user] += 1
 
     def leave(self, inference: Inference) -> None:

@@ -166,19 +166,6 @@ def test_one_that_expires_releases_those_behind_it_and_a_held_one_expires_at_its
     assert not scheduler.in_flight()
 
 
-def test_of_a_request_level_batch_those_wait_that_came_after_one_in_the_queue() -> None:
-    scheduler = make_scheduler(Static(), order=Sjf(), preserve_ordering=True)
-    long, short, shorter = Inference([0], 9), Inference([0], 2), Inference([0], 1)
-    for each in (long, short, shorter):
-        scheduler.enqueue([each], 0.0)
-    step(scheduler, 0.0)
-    assert scheduler.snapshot().blocks_used == 2, "of a batch that has not ended"
-    assert step(scheduler, 1.0)[1] == []
-    seen = scheduler.snapshot()
-    assert (seen.waiting, seen.running, seen.blocks_used) == (1, 2, 0)
-    assert scheduler.fail([long], Cancelled("gone"), 2.0) == [long, short, shorter]
-
-
 def test_those_that_were_answered_meanwhile_are_not_kept_behind_a_long_one() -> None:
     """Each request that was given up once was kept until the longest one before it was
     answered.

@@ -17,20 +17,18 @@ from scheduling.policies import Dynamic, NoBatching, Policy, Windowed
 from tests.virtual import every_policy, make_scheduler
 
 ALL = every_policy()
+ManagerOf = Callable[..., BatchingManager]
 PATIENCE_S = 20  # a guard against hanging, not a measurement
 
 
 @pytest.fixture
-def manager_of() -> Iterator[Callable[..., BatchingManager]]:
+def manager_of() -> Iterator[ManagerOf]:
     managers: list[BatchingManager] = []
 
     def make(policy: Policy, generator: Generator | None = None, **extra: Any) -> BatchingManager:
         scheduler = make_scheduler(policy, max_batch_size=4, n_blocks=1000)
-        managers.append(
-            BatchingManager(
-                scheduler, lambda: generator or FakeGenerator(lambda seconds: None), **extra
-            )
-        )
+        engine = generator or FakeGenerator(lambda seconds: None)
+        managers.append(BatchingManager(scheduler, lambda: engine, **extra))
         return managers[-1]
 
     yield make
@@ -68,7 +66,7 @@ def wait(*inferences: Inference) -> None:
 
 @pytest.mark.parametrize("policy", ALL, ids=lambda policy: type(policy).__name__)
 def test_requests_from_many_threads_each_get_their_own_tokens(
-    policy: Policy, manager_of: Callable[..., BatchingManager]
+    policy: Policy, manager_of: ManagerOf
 ) -> None:
     manager = manager_of(policy)
     inferences = [Inference([i, 1, 2], 1 + i % 7) for i in range(60)]
@@ -87,7 +85,7 @@ def test_requests_from_many_threads_each_get_their_own_tokens(
 
 
 def test_a_failing_iteration_answers_all_of_its_requests_and_the_loop_goes_on(
-    manager_of: Callable[..., BatchingManager], caplog: pytest.LogCaptureFixture
+    manager_of: ManagerOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate()
     manager = manager_of(Dynamic(), gate)
@@ -110,7 +108,7 @@ def test_a_failing_iteration_answers_all_of_its_requests_and_the_loop_goes_on(
 
 
 def test_a_policy_that_raises_fails_its_requests_and_not_the_thread(
-    manager_of: Callable[..., BatchingManager], monkeypatch: pytest.MonkeyPatch
+    manager_of: ManagerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = manager_of(Dynamic())
     with monkeypatch.context() as patch:
@@ -143,9 +141,7 @@ class Recorder:
             raise self.error
 
 
-def test_an_observer_that_raises_disturbs_nobody(
-    manager_of: Callable[..., BatchingManager],
-) -> None:
+def test_an_observer_that_raises_disturbs_nobody(manager_of: ManagerOf) -> None:
     broken, whole = Recorder(OSError("disk full")), Recorder()
     manager = manager_of(Dynamic())
     for observer in (broken, whole):
@@ -157,9 +153,7 @@ def test_an_observer_that_raises_disturbs_nobody(
     assert broken.states == whole.states == [State.FINISHED]
 
 
-def test_observers_hear_of_requests_that_end_without_an_iteration(
-    manager_of: Callable[..., BatchingManager],
-) -> None:
+def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: ManagerOf) -> None:
     recorder = Recorder()
     manager = manager_of(Windowed(max_batch_delay_ms=3.6e06, batch_size_target=9))
     manager.observe(recorder)
@@ -168,10 +162,11 @@ def test_observers_hear_of_requests_that_end_without_an_iteration(
     wait(late)
     manager.cancel([gone])
     assert recorder.states == [State.EXPIRED, State.CANCELLED] and recorder.live_rows == []
+    assert isinstance(late.error, DeadlinePassed), "a deadline wakes the handler in a window"
 
 
-def test_a_cancelled_request_is_answered_at_once_and_its_neighbour_goes_on(
-    manager_of: Callable[..., BatchingManager],
+def test_a_cancelled_request_is_answered_at_once_and_others_go_on(
+    manager_of: ManagerOf,
 ) -> None:
     gate = Gate()
     manager = manager_of(Dynamic(), gate)
@@ -186,20 +181,7 @@ def test_a_cancelled_request_is_answered_at_once_and_its_neighbour_goes_on(
     assert stays.tokens == [1, 1]
 
 
-def test_a_deadline_wakes_the_handler_even_while_a_window_is_open(
-    manager_of: Callable[..., BatchingManager],
-) -> None:
-    manager = manager_of(Windowed(max_batch_delay_ms=3.6e06, batch_size_target=9))
-    inference = Inference([0], 1, deadline=manager.clock() + 0.05)
-    manager.enqueue([inference])
-    wait(inference)
-    assert isinstance(inference.error, DeadlinePassed)
-    assert inference.answered_at is not None and inference.answered_at >= inference.deadline  # type: ignore[operator]
-
-
-def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(
-    manager_of: Callable[..., BatchingManager],
-) -> None:
+def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(manager_of: ManagerOf) -> None:
     gate = Gate()
     manager = manager_of(Dynamic(), gate)
     inference = Inference([0], 3)
@@ -214,7 +196,7 @@ def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(
     assert inference.tokens == [1, 1, 1]
 
 
-def test_closing_answers_everybody_in_flight(manager_of: Callable[..., BatchingManager]) -> None:
+def test_closing_answers_everybody_in_flight(manager_of: ManagerOf) -> None:
     gate = Gate()
     manager = manager_of(NoBatching(), gate)
     running, waiting = Inference([0], 9), Inference([0], 9)
@@ -226,25 +208,6 @@ def test_closing_answers_everybody_in_flight(manager_of: Callable[..., BatchingM
     gate.go.release()
     closing.join(PATIENCE_S)
     assert isinstance(running.error, Draining) and isinstance(waiting.error, Draining)
-
-
-def test_requests_that_come_while_the_model_loads_wait_for_it() -> None:
-    loading = threading.Event()
-
-    def load() -> Generator:
-        assert loading.wait(PATIENCE_S)
-        return FakeGenerator(lambda seconds: None)
-
-    manager = BatchingManager(make_scheduler(Dynamic()), load)
-    inference = Inference([0], 1)
-    manager.enqueue([inference])
-    assert (
-        manager.not_ready_because() == "the model is still loading" and not inference.done.is_set()
-    )
-    loading.set()
-    wait(inference)
-    assert inference.error is None
-    manager.close()
 
 
 def test_an_engine_that_found_less_memory_answers_those_it_can_never_hold() -> None:
@@ -260,6 +223,8 @@ def test_an_engine_that_found_less_memory_answers_those_it_can_never_hold() -> N
     large, small = Inference([0] * 8, 2), Inference([0] * 4, 4)
     manager.enqueue([large])
     manager.enqueue([small])
+    assert manager.not_ready_because() == "the model is still loading"
+    assert not small.done.is_set(), "requests wait for the model"
     loading.set()
     wait(large)
     wait(small)
@@ -288,9 +253,7 @@ def test_a_model_that_cannot_be_loaded_is_reported() -> None:
     manager.close()
 
 
-def test_an_iteration_that_never_ends_makes_the_server_unready(
-    manager_of: Callable[..., BatchingManager],
-) -> None:
+def test_an_iteration_that_never_ends_makes_the_server_unready(manager_of: ManagerOf) -> None:
     gate = Gate()
     manager = manager_of(Dynamic(), gate)
     manager.enqueue([Inference([0], 1)])
@@ -303,8 +266,8 @@ def test_an_iteration_that_never_ends_makes_the_server_unready(
     gate.go.release()
 
 
-def test_the_loop_interval_makes_the_handler_sleep_between_iterations(
-    manager_of: Callable[..., BatchingManager],
+def test_the_handler_sleeps_between_iterations_for_the_loop_interval(
+    manager_of: ManagerOf,
 ) -> None:
     manager = manager_of(Dynamic(), loop_interval_s=0.02)
     inference = Inference([0], 5)
@@ -313,7 +276,7 @@ def test_the_loop_interval_makes_the_handler_sleep_between_iterations(
     assert min(b - a for a, b in zip(inference.token_times, inference.token_times[1:])) >= 0.02
 
 
-def test_a_stream_learns_of_its_end_last(manager_of: Callable[..., BatchingManager]) -> None:
+def test_a_stream_learns_of_its_end_last(manager_of: ManagerOf) -> None:
     # A cancellation that came while the handler thread told a stream of its token overtook it, and
     # the stream, told that more would come, waited for good.
     manager = manager_of(Dynamic())
@@ -334,9 +297,7 @@ def test_a_stream_learns_of_its_end_last(manager_of: Callable[..., BatchingManag
     assert told[-1] and not told[0]
 
 
-def test_a_window_without_end_is_flushed_by_its_target(
-    manager_of: Callable[..., BatchingManager],
-) -> None:
+def test_a_window_without_end_is_flushed_by_its_target(manager_of: ManagerOf) -> None:
     manager = manager_of(
         Windowed(max_batch_delay_ms=1e13, batch_size_target=2)
     )  # longer than a thread can wait

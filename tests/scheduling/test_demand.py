@@ -4,34 +4,18 @@ on the engine, and over HTTP.
 
 from __future__ import annotations
 
-import itertools
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
 
-from client.load import Watch
-from client.wire import wire
-from client.workloads import Workload
-from compare.measure import Target, measure
-from model import GPT2
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, State
-from scheduling.policies import VICTIMS, Dynamic, Plan, Victim, View
-from scheduling.sampling import Sampling
+from scheduling.policies import Dynamic, Plan, Victim, View
 from scheduling.scheduler import Scheduler
 from simulate import drive
-from tests.counts import nightly_but
 from tests.oracle import N_VOCAB, Oracle, engine, model, serve, workload  # noqa: F401
-from tests.servers import fake_text, metric, server
 from tests.virtual import Ask, make_scheduler, run, step
-
-
-def asks() -> list[Inference]:
-    drawn = Sampling(temperature=0.8, top_k=40, top_p=0.9)
-    return [*workload(8, Sampling()), *workload(8, drawn)]
 
 
 def demand(victim: Victim = "newest", watermark: float = 0.0) -> Dynamic:
@@ -160,40 +144,6 @@ def test_the_first_in_order_always_progresses(victim: Victim) -> None:
     assert sum(each.recomputed_tokens for each in others) > 0
 
 
-def test_demand_holds_more_requests_at_once_than_whole() -> None:
-    """Prompts of 4 and 60 tokens to come: 16 blocks each for a whole life, 2 at first."""
-    asks = [Ask(0.0, prompt=4, tokens=60) for _ in range(8)]
-
-    def most(policy: Dynamic) -> int:
-        served = run(policy, asks, max_batch_size=8, n_blocks=32)
-        return max(iteration.running for _, iteration in served.iterations)
-
-    assert (most(Dynamic()), most(demand())) == (2, 8)
-
-
-@pytest.mark.parametrize("path", nightly_but(["kernels"], ["plain", "kernels"]))
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_the_texts_are_those_without_preemption(
-    model: GPT2,  # noqa: F811
-    victim: Victim,
-    path: str,
-) -> None:
-    """In float32, greedy and drawn, for small pools, block sizes and budgets; the oracle has
-    neither cache nor preemption.
-    """
-    expected = serve(Dynamic(), Oracle(model, N_VOCAB), asks())
-    longest = max(ask.total_tokens for ask in asks())
-    preempted = 0
-    for block_size, budget in itertools.product((1, 4, 16), (5, 24)):
-        n_blocks = -(-longest // block_size) + 3
-        inferences = asks()
-        limits = {"n_blocks": n_blocks, "block_size": block_size, "token_budget": budget}
-        kernels = engine(model, n_blocks, block_size, path)
-        assert serve(demand(victim), kernels, inferences, **limits) == expected, limits
-        preempted += sum(inference.interruptions.preemptions for inference in inferences)
-    assert preempted > 10
-
-
 def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
     for late in (True, False):
         scheduler, rows = three([8, 8, 8])
@@ -210,41 +160,3 @@ def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
         assert again.interruptions.preempted_s == 2.0
         drive(scheduler, [], lambda _: 1.0)
         assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
-
-
-@pytest.mark.parametrize("stream", nightly_but([True], [False, True]))
-def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path, stream: bool) -> None:
-    """With a pool of one longest request for eight rows the client, /stats, /metrics and
-    the request log tell the same story.
-    """
-    requests = Workload("uniform:20:90", seed=3).requests(40, "burst")
-    common = {"model": "fake", "max_batch_size": 8, "max_model_len": 400}
-    expected = [fake_text(request) for request in requests]
-    log = tmp_path / "log.jsonl"
-    pool = {"kv_reservation": "demand", "kv_cache": "25blocks", "request_log": str(log)}
-    with server("dynamic", common | pool) as url:
-        target = Target("demand", url, wire("inference", stream=stream))
-        warm = metric(url, "vllm:prompt_tokens_total")
-        result, outcomes = measure(target, requests, {}, 60.0, Watch())
-        preempted = metric(url, "vllm:num_preemptions_total")
-        recomputed = metric(url, "batching_recomputed_tokens_total")
-        computed = metric(url, "vllm:prompt_tokens_total") - warm
-        assert metric(url, "vllm:kv_cache_usage_perc") == 0
-    assert [outcome.text for outcome in outcomes] == expected
-    stats = result["server"]
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    timings = [o.answer.timings for o in outcomes if o.answer and o.answer.timings]
-    assert len(lines) == len(timings) == 40
-    assert stats["preemptions"] == preempted == sum(line["preemptions"] for line in lines) > 5
-    assert stats["recomputed_tokens"] == recomputed > 100
-    for each in (lines, timings):
-        assert sum(request["recomputed_tokens"] for request in each) == recomputed
-        preempted_s = sum(request["preempted_s"] for request in each)
-        assert stats["preempted_s"] == pytest.approx(preempted_s, abs=1e-4)
-    assert all(0 <= t["preempted_s"] < t["e2e_s"] - t["queue_s"] for t in timings)
-    assert stats["recomputed_rows"] > 0 and stats["useful_fraction"] < 1
-    prompt = sum(outcome.answer.prompt_tokens for outcome in outcomes if outcome.answer)
-    assert stats["total_input_tokens"] == computed == prompt, "recomputed ones are not new"
-    logged_s = sum(line["answered_at"] - line["arrived_at"] for line in lines)
-    for latency_s in (logged_s, sum(timing["e2e_s"] for timing in timings)):
-        assert stats["mean_e2el_ms"] == pytest.approx(1e3 * latency_s / 40, abs=0.01)

@@ -163,20 +163,6 @@ def test_with_bins_too_who_has_waited_long_enough_goes_before_later_ones() -> No
         assert served.admitted_at[8] == admitted_at
 
 
-def test_multibin_serves_batches_of_alike_lengths() -> None:
-    """Two rows, two bins, a target of two; lengths 1 and 6 alternate, and the first tells nothing
-    yet. When A is done two short ones wait and two long ones; at 8 one of each is left, and goes
-    when it has waited long enough.
-    """
-    asks = [Ask(i / 10, tokens=6 if i % 2 else 1) for i in range(7)]
-    policy = MultiBin(bins=2, batch_size_target=2, max_batch_delay_ms=1000.0)
-    served = run(policy, asks, order=ORDERS["fcfs"]())
-    bins = [group[0].standing.bin for group in served.groups]
-    assert bins[1:] == [1, 0, 1, 0, 1, 0]
-    assert not any(row.idle for _, iteration in served.iterations for row in iteration.rows)
-    assert all(group[0].answered_at for group in served.groups)
-
-
 def test_a_full_bin_goes_first() -> None:
     policy = MultiBin(bins=2, batch_size_target=2, max_batch_delay_ms=3000.0)
     scheduler = make_scheduler(policy, max_batch_size=2)

@@ -87,6 +87,7 @@ def test_a_preempted_request_returns_to_the_first_level_after_its_longest_wait()
     for now, level in ((5.9, 2), (6.0, 0)):
         pauses.before_plan(now)
         assert late.standing.state.number == level
+    assert late.standing.state.since == 6.0, "behind those that are in that level"
 
 
 def test_lengths_are_learnt_from_answers_and_not_from_requests_that_were_given_up() -> None:

@@ -12,7 +12,7 @@ import pytest
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, MultiBin, NoBatching, Policy, Priority, Static, Windowed
-from scheduling.queue import SPARE, Timers
+from scheduling.queue import Timers
 from scheduling.scheduler import Scheduler
 from tests.virtual import Ask, Run, make_scheduler, run, step
 
@@ -130,29 +130,6 @@ def test_a_priority_beyond_the_levels_is_a_400_that_names_it_and_0_is_the_defaul
             assert [member.priority for member in group] == [level, level]
 
 
-def test_priority_with_policy_level_1_delays_and_level_2_rejects() -> None:
-    """A request each 2 s; of those that ask for a shorter time B has it at 12, D at 26.
-
-    request   level   rows   asks for       then
-    A         1       2                     goes at 12 with C, once B is behind them
-    B         1       1      10 s           goes at 26 with E, once D is gone
-    C         1       2
-    D         2       2      20 s           rejected at 26
-    E         2       3
-    F         2       6                     6 rows are preferred by nobody: goes at 10 + 100
-    """
-    rows, timeouts = (2, 1, 2, 2, 3, 6), {1: 10.0, 3: 20.0}
-    asks = [
-        Ask(2.0 * i, rows=n, priority=1 + i // 3, queue_timeout_s=timeouts.get(i))
-        for i, n in enumerate(rows)
-    ]
-    common = "timeout_ms=110000,override=yes"
-    served = triton(asks, levels(f"1:{common},action=delay;2:{common}"), sizes=(4, 8, 32))
-    assert states(served) == "FFFEFF"
-    assert ends(served) == [13, 27, 13, 26, 27, 111]
-    assert [len(batch) for batch in served.batches] == [4, 4, 6]
-
-
 # ---- and its preferred batch sizes
 
 
@@ -205,14 +182,6 @@ def test_delayed_ones_go_behind_all_others_of_their_level_and_before_the_next_le
     assert " ".join(served.batches) == "A A A A A E C D B"
 
 
-@in_every_mode
-def test_rejected_ones_leave_when_their_time_is_over_and_others_go_on(policy: Policy) -> None:
-    asks = [Ask(0.0, tokens=5), Ask(1.0, tokens=9), Ask(2.0), Ask(3.0)]
-    served = run(policy, asks, order=levels("1:timeout_ms=2500"), max_batch_size=1)
-    assert (states(served), ends(served)) == ("FEEF", [5, 4, 5, 6])
-    assert served.groups[1][0].admitted_at is None
-
-
 def test_who_is_delayed_may_starve_unless_a_longest_wait_is_promised() -> None:
     """Somebody fresh comes every second: B, whose time was over at 1, is served after all of
     them; with --max-wait-s 5 at the first instant from 5 on.
@@ -255,23 +224,6 @@ def test_a_request_of_which_some_were_admitted_is_not_timed_out_any_more(action:
     served = run(Dynamic(), asks, order=levels(f"1:timeout_ms=2000,action={action}"))
     assert states(served) == "FFF"
     assert [i.admitted_at for i in served.groups[1]] == [0, 3, 6]
-
-
-@pytest.mark.parametrize("action", ["reject", "delay"])
-def test_a_request_that_was_admitted_and_preempted_is_not_timed_out_any_more(action: str) -> None:
-    """Four blocks of four tokens: at 8 both rows need a third, and B gives its two up until A is
-    done at 11. Its time is over at 9, and it is not rejected, nor does C go before it.
-    """
-    asks = [Ask(0.0, tokens=11), Ask(0.0, tokens=11), Ask(8.5, tokens=1)]
-    policy = Dynamic(kv_reservation="demand", watermark=0.0)
-    order = levels(f"1:timeout_ms=9000,action={action}")
-    served = run(policy, asks, order=order, max_batch_size=2, n_blocks=4)
-    a, b, c = (group[0] for group in served.groups)
-    assert b.interruptions.preemptions == 1 and b.interruptions.preempted_s > 2
-    assert states(served) == "FFF"
-    assert not b.standing.state
-    assert b.answered_at and c.admitted_at is not None
-    assert a.answered_at == 11 == c.admitted_at, "both come in when A has left"
 
 
 # ---- exits, counts, memory
@@ -375,16 +327,3 @@ def test_timers_come_in_the_order_of_their_times_without_those_that_are_over() -
     assert timers.next == 3.0
     over.add("c")
     assert list(timers.due(2.5)) == [] and timers.next is None and len(timers) == 0
-
-
-def test_timers_keep_what_is_over_only_while_there_is_little_of_it() -> None:
-    timers: Timers[int] = Timers(lambda entry: entry % 2 == 0)
-    for entry in range(SPARE):
-        timers.add(-float(entry), entry)
-    assert len(timers) == SPARE
-    timers.add(1.0, 0)
-    assert len(timers) == SPARE // 2
-    for _ in range(1000):
-        timers.add(1.0, 0)
-        assert len(timers) <= 2 * (SPARE // 2) + SPARE
-    assert [*timers.due(0.0)] == [*range(SPARE - 1, 0, -2)]

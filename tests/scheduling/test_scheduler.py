@@ -26,13 +26,6 @@ def test_a_queue_is_full_at_max_in_flight() -> None:
         scheduler.enqueue([Inference([0], 1)], now=1.0)
 
 
-def test_a_group_is_queued_whole_or_not_at_all() -> None:
-    scheduler = make_scheduler(Dynamic(), max_batch_size=2, max_in_flight=3)
-    with pytest.raises(Overloaded):
-        scheduler.enqueue([Inference([0], 1) for _ in range(4)], now=0.0)
-    assert not scheduler.has_work
-
-
 def test_what_can_never_fit_is_refused_at_the_door() -> None:
     scheduler = make_scheduler(Dynamic(), n_blocks=2, block_size=4)
     scheduler.enqueue([Inference([0] * 4, 4)], now=0.0)
@@ -224,14 +217,6 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
         pool.allocate(1)
 
 
-def test_a_pool_joins_what_comes_back_with_its_neighbours() -> None:
-    pool = BlockPool(6, 4)
-    a, _, c = pool.allocate(1), pool.allocate(1), pool.allocate(3)
-    pool.free(a)
-    pool.free(c)
-    assert pool.allocate(3) == [2, 3, 4]
-
-
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
 def test_a_pool_never_gives_a_block_twice_and_loses_none(steps: list[tuple[bool, int]]) -> None:
     pool, live = BlockPool(40, 4), []
@@ -281,17 +266,6 @@ def test_prompts_of_one_token_are_prompts_and_get_no_padding() -> None:
         Iteration([Row(Inference([0], 2), start, 1, [0], True, False)], 1, 0, 1) for start in (0, 1)
     )
     assert cost_s(one) > cost_s(none), "a prompt's token costs the same in a prompt of one"
-
-
-def test_idle_rows_decode() -> None:
-    scheduler = make_scheduler(Static(), decoder_batch_sizes=[8])
-    scheduler.enqueue([Inference([0] * 5, 1), Inference([0] * 5, 3)], now=0.0)
-    step(scheduler)
-    iteration, _ = step(scheduler)
-    assert [(row.idle, row.decodes) for row in iteration.rows] == [
-        (True, True),
-        (False, True),
-    ] and iteration.padding == 6
 
 
 @pytest.mark.parametrize(

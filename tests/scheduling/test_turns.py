@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import GPT2
 from scheduling.errors import Cancelled, DeadlinePassed
 from scheduling.inference import Inference, Iteration, State
-from scheduling.policies import VICTIMS, Dynamic, Mlfq, Order, Srpt
+from scheduling.policies import Dynamic, Mlfq, Order, Srpt
 from scheduling.scheduler import Scheduler
-from tests.counts import examples, nightly_but
+from tests.counts import examples
 from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
-from tests.scheduling.test_demand import asks as texts_asked
 from tests.virtual import Ask, make_scheduler, run, step
 
 # A worked example: one row, an iteration a second.
@@ -200,33 +198,3 @@ def test_paused_and_preempted_time_lie_inside_the_latency() -> None:
         # of those that run, in each iteration who is not computed is paused
         paused = sum(iteration.running - len(iteration.rows) for _, iteration in served.iterations)
         assert sum(i.interruptions.paused_s for i in inferences) == pytest.approx(paused)
-
-
-@pytest.mark.parametrize("path", nightly_but(["kernels"], ["plain", "kernels"]))
-@pytest.mark.parametrize(
-    ("order", "policy"),
-    [
-        (Srpt(), Dynamic()),
-        (Mlfq(mlfq_quantum=2), Dynamic()),
-        *((Srpt(), Dynamic("demand", victim, watermark=0.0)) for victim in VICTIMS),
-        (Mlfq(0.5, 2), Dynamic("demand", watermark=0.0)),
-    ],
-)
-def test_the_texts_are_those_without_pauses(
-    model: GPT2,  # noqa: F811
-    order: Order,
-    policy: Dynamic,
-    path: str,
-) -> None:
-    """In float32, greedy and drawn; the oracle computes every request by itself."""
-    expected = serve(Dynamic(), Oracle(model, N_VOCAB), texts_asked())
-    longest = max(ask.total_tokens for ask in texts_asked())
-    paused = 0.0
-    for block_size, budget in itertools.product((1, 4), (5, 24)):
-        n_blocks = 3 * (-(-longest // block_size))
-        inferences = texts_asked()
-        limits = {"n_blocks": n_blocks, "block_size": block_size, "token_budget": budget}
-        runs = engine(model, n_blocks, block_size, path)
-        assert serve(policy, runs, inferences, order=order, max_batch_size=3, **limits) == expected
-        paused += sum(inference.interruptions.paused_s for inference in inferences)
-    assert paused > 0

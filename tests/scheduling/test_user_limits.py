@@ -44,16 +44,6 @@ def retry_after_s(error: ServingError | None) -> int:
 # ---- the window
 
 
-def test_a_minute_is_sixty_seconds_from_each_request_and_not_a_minute_of_the_clock() -> None:
-    """Two a minute, which came at 50 and 70: the third is let in at 110, the fourth at 130."""
-    gate = Gate(requests=2)
-    assert gate.lets_in(50.0) and gate.lets_in(70.0)
-    assert not gate.lets_in(71.0) and not gate.lets_in(109.875)
-    assert gate.lets_in(110.0)
-    assert not gate.lets_in(110.0) and not gate.lets_in(129.875)
-    assert gate.lets_in(130.0)
-
-
 def test_tokens_are_those_of_the_prompts_and_all_that_may_be_generated() -> None:
     limits = UserLimits(None, 30)
     limits.check(Ask(0.0, prompt=4, tokens=3, rows=2, n=2).group(4), 0.0)  # 2 · 4 + 4 · 3 = 20
@@ -68,14 +58,6 @@ def test_a_request_of_several_prompts_is_one_request() -> None:
         limits.check(Ask(0.0, rows=9, n=9).group(4), 0.0)
     with pytest.raises(RateLimited, match=r"2 requests and .* of 2 and any number"):
         limits.check(Ask(0.0).group(4), 0.0)
-
-
-def test_retry_after_is_a_whole_second_or_more_however_soon_it_would_be() -> None:
-    gate = Gate(requests=1)
-    assert gate.lets_in(0.0)
-    waits = [retry_after_s(gate.refusal(now)) for now in (0.0, 0.5, 1.0, 58.5, 59.0, 59.875)]
-    assert waits == [60, 60, 59, 2, 1, 1]
-    assert "try again in 2 s." in str(gate.refusal(58.5))
 
 
 @given(

@@ -1,0 +1,93 @@
+"""Tokens are the oracle's, whatever a scheduler does: the oracle has no KV cache, and computes each
+request alone. In float32, on small pools and on large ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+from model import GPT2
+from scheduling.inference import Inference
+from scheduling.policies import (
+    VICTIMS,
+    Dynamic,
+    Fcfs,
+    Mlfq,
+    NoBatching,
+    Order,
+    Policy,
+    Prefix,
+    Srpt,
+)
+from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Sampling
+from tests.counts import nightly_but
+from tests.oracle import N_VOCAB, POLICIES, Oracle, engine, model, serve  # noqa: F401
+
+DEMAND = [Dynamic("demand", victim, watermark=0.0) for victim in VICTIMS]
+CASES: list[tuple[Policy, Order]] = [
+    *((policy, Fcfs()) for policy in [*POLICIES, *DEMAND]),
+    (Dynamic(), Prefix()),
+    *((policy, Srpt()) for policy in DEMAND),
+    (Dynamic(), Mlfq(mlfq_quantum=2)),
+    (DEMAND[0], Mlfq(0.5, 2)),
+]
+
+
+def conversations(block_size: int = 4) -> list[Inference]:
+    """Prompts that begin alike, two of them wholly alike; every other one is sampled greedily."""
+    rng = random.Random(11)
+    prefixes = [[rng.randrange(N_VOCAB) for _ in range(n)] for n in (33, 16, 0)]
+    prompts = [
+        [*prefix, *(rng.randrange(N_VOCAB) for _ in range(n))]
+        for prefix in prefixes
+        for n in (1, 5, 12)
+    ]
+    prompts.append(prompts[1])
+    drawn = (Sampling(seed=0), Sampling(0.8, 40, 0.9, seed=1))
+    return [
+        Inference(ids, 12 + 5 * i % 19, drawn[i % 2], keys=block_keys(ids, block_size))
+        for i, ids in enumerate(reversed(prompts))
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(model: GPT2) -> list[list[int]]:  # noqa: F811
+    return serve(NoBatching(), Oracle(model, N_VOCAB), conversations())
+
+
+@pytest.mark.parametrize(
+    "path", nightly_but(["kernels"], ["plain", "kernels", "kernels and onednn"])
+)
+@pytest.mark.parametrize(("policy", "order"), CASES, ids=str)
+def test_tokens_are_those_of_each_request_alone(
+    model: GPT2,  # noqa: F811
+    expected: list[list[int]],
+    policy: Policy,
+    order: Order,
+    path: str,
+) -> None:
+    seen: Counter[str] = Counter()
+    for block_size, shares, spare in itertools.product((4, 16), (False, True), (3, 60)):
+        asks = conversations(block_size)
+        for each in asks if not shares else ():
+            each.keys = None
+        n_blocks = spare + max(-(-each.total_tokens // block_size) for each in asks)
+        limits = {
+            "n_blocks": n_blocks,
+            "block_size": block_size,
+            "token_budget": 12 if spare == 60 else 24,
+            "max_batch_size": 3 if order.preemptive else 5,
+        }
+        kernels = engine(model, n_blocks, block_size, path)
+        assert serve(policy, kernels, asks, order=order, **limits) == expected, limits
+        seen["cached"] += sum(each.cached_tokens for each in asks)
+        seen["preempted"] += sum(each.interruptions.preemptions for each in asks)
+        seen["paused"] += sum(each.interruptions.paused_s > 0 for each in asks)
+    assert seen["cached"] > 100
+    assert seen["preempted"] > 5 or policy not in DEMAND
+    assert seen["paused"] or not order.preemptive
