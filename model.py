@@ -102,7 +102,7 @@ class GPT2(Module):
         self.wpe = nn.Embedding.from_pretrained(torch.empty(shape.n_ctx, shape.n_embd))
         self.h = nn.ModuleList(Block(shape, layer) for layer in range(shape.n_layer))
         self.ln_f: nn.Module = AddNorm(shape.n_embd, shape.layer_norm_epsilon)
-        # a copy of wte (generate/linear.py, gpu.py); None: wte itself
+        # a copy of wte (generate/linear.py); None: wte itself
         self.lm_head: nn.Module | None = None
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, sample: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import kernels
 
 OWN = kernels.FLAGS
 try:
-    with open("/proc/cpuinfo") as file:  # itself, whatever NATIVE_BFLOAT16 tells everyone else
+    with open("/proc/cpuinfo") as file:  # the real one, whatever NATIVE_BFLOAT16 is
         FLAGS = {*next((line for line in file if line.startswith("flags")), "").split()}
 except OSError:
     FLAGS = set()

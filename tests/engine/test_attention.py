@@ -37,7 +37,7 @@ def rows_of(
     for _ in range(n_rows):
         end = rng.choice([1, block_size, block_size + 1, rng.randint(1, most)])
         n_tokens = min(end, rng.choice([1, 1, 1, end, rng.randint(1, 40)]))
-        blocks = sorted(free.pop() for _ in range(-(-end // block_size)))
+        blocks = [free.pop() for _ in range(-(-end // block_size))]
         rows.append(row(end - n_tokens, n_tokens, blocks))
     rows.insert(n_rows // 2, row(0, 1, []))
     return rows
@@ -155,27 +155,3 @@ def test_the_attention_kernel_reads_its_input_by_its_strides(order: tuple[int, .
         for x in (qkv, strided)
     )
     assert not strided.is_contiguous() and torch.equal(one, other)
-
-
-@pytest.mark.parametrize("blocks", [[0, 5, 2], [3, 1, 5], [2, 3, 4], [5, 4, 3]])
-def test_plain_attention_reads_a_rows_own_blocks_in_whatever_order_they_are(
-    blocks: list[int],
-) -> None:
-    """[0, 5, 2] was taken for consecutive, as its first and last are two apart, and block 1,
-    another row's, was read.
-    """
-    shape = Shape(n_layer=1, n_head=2, n_embd=8, vocab_size=300)
-    qkv = torch.randn(12, 3, 2, 4, generator=torch.Generator().manual_seed(0))
-
-    def attend(blocks: list[int]) -> torch.Tensor:
-        cache = KVCache(shape, 6, 4, torch.float32, "cpu")
-        cache.layers[0].fill_(9.0)  # another row's
-        rows = [
-            Row(Inference([0] * 11, 2), 0, 11, blocks, True, False),
-            Row(Inference([0] * 11, 2), 11, 1, blocks, True, False),
-        ]
-        attention = PlainAttention(cache)
-        attention.prepare(rows[:1])(0, qkv[:11])
-        return attention.prepare(rows[1:])(0, qkv[11:])
-
-    assert torch.allclose(attend(blocks), attend([0, 1, 2]), atol=1e-6)

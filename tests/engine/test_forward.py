@@ -35,7 +35,7 @@ BATCHES = {
         row(0, 1, []),
         row(40, 1, [11, 10, 12]),
     ],
-    "nobody samples": [row(0, 20, [1, 2], samples=False)],
+    "no samples": [row(0, 20, [1, 2], samples=False)],
 }
 
 

@@ -235,7 +235,7 @@ def run_out(*_: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_memory_that_runs_out_in_an_iteration_names_the_settings_to_lower(
+def test_memory_that_runs_out_names_the_settings_to_lower(
     tiny: GPT2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = KVCache(TINY, 4, 4, torch.float32, "cpu")
@@ -247,11 +247,6 @@ def test_memory_that_runs_out_in_an_iteration_names_the_settings_to_lower(
         generator.generate(Iteration([row], 1, 0, 1))
     with pytest.raises(torch.AcceleratorError, match="illegal"), memory_for("anything"):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-
-def test_memory_that_does_not_hold_the_model_names_the_settings_to_lower(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     monkeypatch.setattr(loading, "load_model", run_out)
     message = "does not hold gpt2-medium and an iteration of 256 rows; lower --token-budget"

@@ -44,13 +44,6 @@ def run(program: str) -> str:
     return done.stdout.strip()
 
 
-def failing_compiler(path: Path) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("#!/bin/sh\necho 'unknown flag' >&2\nexit 1\n")
-    path.chmod(0o755)
-    return path
-
-
 def test_the_kernels_are_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_run", lambda command: Path(command[-1]).touch())
     library = kernels.build()
@@ -96,7 +89,10 @@ def test_where_kernels_cannot_be_loaded_pytorchs_operations_serve_and_a_warning_
 def test_a_compiler_that_fails_is_quoted_and_may_lie_in_a_folder_with_a_space(
     command: str, message: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = failing_compiler(empty_cache / "my tools" / "c++")
+    compiler = empty_cache / "my tools" / "c++"
+    compiler.parent.mkdir()
+    compiler.write_text("#!/bin/sh\necho 'unknown flag' >&2\nexit 1\n")
+    compiler.chmod(0o755)
     monkeypatch.setenv("CXX", command.format(compiler))
     with pytest.raises(kernels.KernelUnavailable, match=message):
         kernels.build()

@@ -2,7 +2,7 @@
 
 Every Python that finds this folder on its path imports this file before anything else; conftest.py
 puts it there, so that the servers of the tests take part. What a processor computes natively is
-read from /proc/cpuinfo, which is told otherwise.
+read from /proc/cpuinfo, which says otherwise here.
 """
 
 from __future__ import annotations
