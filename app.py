@@ -16,7 +16,6 @@ from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
 from routes import server as about_server
 from routes.completions import Completions
-from routes.responses import body, respond
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
 from serving import Load, Server
 from weights import WeightsUnavailable
@@ -58,7 +57,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
         g.request_id = request_id(request.headers.get(REQUEST_ID, ""))
         g.user = guard.user_of(request.method, request.endpoint, request.headers)
         if guard.shows_page(request.endpoint, request.headers):
-            return respond(own.to_page())
+            return _respond(own.to_page())
         return None
 
     @app.after_request
@@ -72,7 +71,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
             server.stats.invalid()
         # its frames refer to the group, and that to the error: a cycle that nothing would free soon
         error.__traceback__ = None
-        return respond(failure(error))
+        return _respond(failure(error))
 
     @app.errorhandler(HTTPException)
     def http_error(error: HTTPException) -> Response:
@@ -86,12 +85,12 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
         else:
             code = error.name.lower().replace(" ", "_")
             refused = refusals.Refused(error.code or 500, code, error.description or error.name)
-        return respond(failure(refused))
+        return _respond(failure(refused))
 
     @app.errorhandler(Exception)
     def defect(error: Exception) -> Response:
         log.error("unexpected error", exc_info=error)
-        return respond(failure(error))
+        return _respond(failure(error))
 
     return app
 
@@ -101,9 +100,31 @@ def _view(handler: Callable[[Call], Answer | Response], route: Route) -> Callabl
 
     def view(name: str = "") -> Response:
         query = request.args if route.parameters else {}
-        return respond(handler(Call(query, body() if route.body else b"", name)))
+        return _respond(handler(Call(query, _body() if route.body else b"", name)))
 
     return view
+
+
+def _body() -> bytes:
+    """Return the current request's body, which is not kept. Raises InvalidRequest if it cannot be
+    read.
+    """
+    try:
+        raw = request.get_data(cache=False)
+        request.environ["wsgi.input"].close()
+        return raw
+    except HTTPException:  # Flask's own refusals
+        raise
+    except Exception as error:  # the HTTP server's: cut short, too slow, or wrongly chunked
+        raise InvalidRequest(
+            f"The body could not be read to its end ({type(error).__name__})."
+        ) from None
+
+
+def _respond(answer: Answer | Response) -> Response:
+    if isinstance(answer, Response):  # a stream
+        return answer
+    return Response(answer.body, answer.status, answer.headers, content_type=answer.content_type)
 
 
 # ---- gunicorn

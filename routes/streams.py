@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
-from routes.threads import started
 from scheduling.inference import Inference, TokenEvent
 from wire.events import Events
 
@@ -26,12 +25,14 @@ class Streamer:
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Stream, TokenEvent]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._runs = False
 
     def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
-        """Write `stream` as `group`, which is not queued yet, advances. Raises Overloaded."""
+        """Write `stream` as `group`, which is not queued yet, advances."""
         with self._lock:
-            self._thread = self._thread or started("streamer", self._run)
+            if not self._runs:
+                threading.Thread(target=self._run, name="streamer", daemon=True).start()
+                self._runs = True
         for member in group:
             member.listener, member.streamed = (
                 lambda update: self._queue.put((stream, update)),

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 
 from batching import BatchingManager
-from routes.threads import started
 from scheduling.inference import Inference
 
 # POLLRDHUP is Linux's; elsewhere a poll for POLLIN reports POLLHUP
@@ -30,7 +29,7 @@ class Watcher:
         self._interval_s = interval_s
         self._watched: dict[int, Sequence[Inference]] = {}  # by the connection's file descriptor
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._runs = False
 
     @contextlib.contextmanager
     def watching(
@@ -38,14 +37,16 @@ class Watcher:
     ) -> Iterator[None]:
         """Cancel `group` if its connection closes in this block.
 
-        Without a connection (a test client) do nothing. Raises Overloaded.
+        Without a connection (a test client) do nothing.
         """
         if connection is None:
             yield
             return
         number = connection.fileno()
         with self._lock:
-            self._thread = self._thread or started("watcher", self._run)
+            if not self._runs:
+                threading.Thread(target=self._run, name="watcher", daemon=True).start()
+                self._runs = True
             self._watched[number] = group
         try:
             yield
