@@ -92,14 +92,13 @@ def test_tokens_of_a_text_are_those_that_its_completion_goes_by(
     assert usage["prompt_tokens"] == expected["count"]
     assert told(prompt="")["tokens"] == []
     assert told(prompt="x" * 2000)["count"] == 2000, "by how much it is too long can be asked"
-    wrong: dict[str | None, dict[str, Any]] = {
-        "model": {"prompt": "hi", "model": "another"},
-        "prompt": {"prompt": "x" * 131_073},
-        "messages": {"messages": []},
-        "return_token_strs": {"prompt": "hi", "return_token_strs": True},
-        None: {"prompt": "hi", "messages": chat["messages"]},
-    }
-    for field, body in wrong.items():
+    wrong: list[tuple[str | None, dict[str, Any]]] = [
+        ("model", {"prompt": "hi", "model": "another"}), ("prompt", {"prompt": "x" * 131_073}),
+        ("messages", {"messages": []}),
+        ("return_token_strs", {"prompt": "hi", "return_token_strs": True}),
+        (None, {"prompt": "hi", "messages": chat["messages"]}),
+    ]  # fmt: skip
+    for field, body in wrong:
         assert told(**body)["error"]["param"] == field
 
 
