@@ -7,17 +7,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deploy import routers
 from deploy.autoscaling import CONTROL_INTERVAL_S, Autoscaler, Autoscaling
 from deploy.routers import Gateway, RoutedRequest
 from scheduling.errors import EngineFailed
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.loop import ARRIVE, OBSERVE, Arrival, Ended, Group, Loop, no_follow_up
-from simulate.replica import SimulatedReplica, Stretch, any_ids, ignore
+from simulate.replica import SimulatedReplica, Stretch, ignore
 from simulate.time import instant, seconds
 
 
@@ -71,8 +71,8 @@ class Fleet:
 
     build: makes a replica's scheduler. computed: called with the number of a replica and each of
     its stretches. session: returns the user or conversation of a request, which a router may keep
-    together. ended, generate, jump: as of a `SimulatedReplica`. A request that arrives while no
-    replica is up waits until one is.
+    together. ended, of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A request that
+    arrives while no replica is up waits until one is.
     """
 
     def __init__(
@@ -82,19 +82,18 @@ class Fleet:
         build: Callable[[], Scheduler],
         costs: Costs,
         *,
-        generate: Callable[[Iteration], Iterable[int]] = any_ids,
         computed: Callable[[int, Stretch], None] = ignore,
         ended: Ended = no_follow_up,
         session: Callable[[Inference], str | None] = lambda inference: inference.user,
-        jump: bool = True,
+        **of_replicas: Any,
     ):
         self.layout = layout
         self.changes: list[Change] = []
         self.sent: dict[int, int] = {}  # requests, by the replica that got them
         self.missed: list[Failure] = []  # of replicas that were not up
         self._loop, self._build, self._costs = loop, build, costs
-        self._generate, self._computed, self._ended = generate, computed, ended
-        self._session, self._jump = session, jump
+        self._computed, self._ended, self._session = computed, ended, session
+        self._of_replicas = {"jump": True} | of_replicas
         self._gateway = Gateway(
             routers.router(layout.router, layout.seed), instant(layout.stale_s), layout.counts_own
         )
@@ -166,10 +165,9 @@ class Fleet:
             self._loop,
             self._build(),
             costs,
-            self._generate,
             computed=lambda stretch: self._computed(number, stretch),
             ended=ended,
-            jump=self._jump,
+            **self._of_replicas,
         )
         self._record_change()
         waiting, self._waiting = self._waiting, []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 from config import ConfigError, flag
@@ -36,46 +36,41 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
     # fmt: on
 
 
-def layout_of(known: argparse.Namespace, seed: int) -> Layout:
+def layout_of(known: argparse.Namespace) -> Layout:
     """Return the layout that the flags give. Raises ConfigError."""
     for name in ("stale_s", "start_s"):
-        if (value := getattr(known, name)) is not None and not 0 <= value < float("inf"):
+        if not 0 <= (getattr(known, name) or 0) < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds from 0 on")
     are_several = known.autoscale or (known.replicas or 1) > 1 or known.plan
     if (known.router or known.stale_s) and not are_several:
         raise ConfigError("--router and --stale-s are of several replicas; add --replicas N")
     if known.counts_own is not None and not known.stale_s:
         raise ConfigError("--counts-own says what is known besides old reports; add --stale-s")
+    names = ("replicas", "router", "stale_s", "counts_own", "start_s")
     try:
         return Layout(
-            known.replicas if known.replicas is not None else 1,
-            known.router or Layout().router,
-            known.stale_s or 0.0,
-            known.counts_own is not False,
-            known.start_s or 0.0,
-            dict(_pairs("--slow", known.slow or (), "2:1.5")),
-            [Failure(*pair) for pair in _pairs("--fail", known.fail or (), "0:30")],
-            read_autoscaling(known.autoscale) if known.autoscale else None,
-            seed,
+            **{name: value for name in names if (value := getattr(known, name)) is not None},
+            slow=dict(_pairs("--slow", known.slow, "2:1.5")),
+            failures=[Failure(*pair) for pair in _pairs("--fail", known.fail, "0:30")],
+            autoscaling=read_autoscaling(known.autoscale) if known.autoscale else None,
+            seed=known.seed,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def _pairs(name: str, texts: Sequence[str], example: str) -> list[tuple[int, float]]:
-    """Read [(2, 1.5)] from ["2:1.5"]."""
-    pairs = []
-    for text in texts:
+def _pairs(name: str, texts: Sequence[str] | None, example: str) -> Iterator[tuple[int, float]]:
+    """Read (2, 1.5) from "2:1.5"."""
+    for text in texts or ():
         number, _, value = text.partition(":")
         try:
             if not 0 < float(value) < float("inf"):
                 raise ValueError
-            pairs.append((int(number), float(value)))
+            yield int(number), float(value)
         except ValueError:
             raise ConfigError(
                 f"{name} {text!r}: give a replica and a number above 0, such as {example}"
             ) from None
-    return pairs
 
 
 def described(layout: Layout) -> str:

@@ -33,7 +33,7 @@ class Occupancy:
         while (edge := (bin_ + 1) * self._width) < end:
             done += self._add(bin_, rows, _busy_until(stretch, edge) - done)
             bin_ += 1
-        done += self._add(bin_, rows, _busy(stretch, stretch.n) - done)
+        done += self._add(bin_, rows, stretch.busy(stretch.n) - done)
         self.busy += done
         self.occupied += done * rows["live"]
 
@@ -57,13 +57,8 @@ class Occupancy:
             self._bins[kind] = [a + b for a, b in zip(bins[::2], bins[1::2])]
 
 
-def _busy(stretch: Stretch, n: int) -> int:
-    """Return the time of the first n iterations, without the gaps between them."""
-    return stretch.end(n - 1) - stretch.begun - (n - 1) * stretch.gap if n else 0
-
-
 def _busy_until(stretch: Stretch, instant: int) -> int:
     """Return the time of its iterations up to an instant, without gaps."""
     n = stretch.ended_by(instant)
     current = instant - stretch.begins(n) if n < stretch.n else 0
-    return _busy(stretch, n) + max(0, current)
+    return stretch.busy(n) + max(0, current)

@@ -23,7 +23,7 @@ from simulate.trial import Trial, TrialResult
 MOST = 1024  # replicas that are tried
 SURE = 0.95  # the probability with which the fewest must suffice
 ATTAINMENT = 0.99  # unless it is given
-SEEDS = 40  # the least and the most of so many values enclose 95% of others (`predicted`)
+SEEDS = 40  # the least and the most of so many values enclose 95% of others (`coverage`)
 FEW = 3  # seeds of the search, before all of them judge a number and its neighbours
 LONG_S = 60.0  # of arrivals, unless --numsamples gives a number of requests
 FEWEST, MOST_REQUESTS = 1_000, 20_000  # more where the growth of a queue needs them
@@ -132,7 +132,7 @@ class Planner:
             statistics.mean(result.p99_e2el_ms for result in results),
             met / len(results),
             wilson(met, len(results)),
-            predicted(attainments),
+            (min(attainments), max(attainments)),
         )
         return self._judged[replicas]
 
@@ -264,15 +264,10 @@ def wilson(met: int, n: int) -> tuple[float, float]:
     return max(0.0, round(centre - half, 9)), min(1.0, round(centre + half, 9))
 
 
-def predicted(values: Sequence[float]) -> tuple[float, float]:
-    """Return the range in which one more value lies with probability `coverage(n)` or more: from
-    the least to the most of n values, whatever their distribution (order statistics; Wilks, 1941).
-    """
-    return min(values), max(values)
-
-
 def coverage(n: int) -> float:
-    """Return the probability of an interval by n values (`predicted`)."""
+    """Return the probability with which one more value lies between the least and the most of n,
+    whatever their distribution (order statistics; Wilks, 1941).
+    """
     return (n - 1) / (n + 1)
 
 

@@ -52,6 +52,10 @@ class Stretch(NamedTuple):
     def begins(self, k: int) -> int:
         return self.end(k - 1) + self.gap if k else self.begun
 
+    def busy(self, n: int) -> int:
+        """Return the time of the first n iterations, without the gaps between them."""
+        return self.end(n - 1) - self.begun - (n - 1) * self.gap if n else 0
+
     def begun_before(self, instant: int) -> int:
         """Count the iterations that begin before an instant."""
         return bisect_right(range(self.n), instant - 1, key=self.begins)

@@ -262,9 +262,8 @@ class _Run:
         ]
 
     def _computed(self, replica: int, stretch: Stretch) -> None:
-        begun, n = stretch.begun, stretch.n
-        duration = stretch.end(n - 1) - begun - (n - 1) * stretch.gap
-        record = IterationRecord(seconds(begun), duration / PS, stretch.iteration, n)
+        busy_s = stretch.busy(stretch.n) / PS
+        record = IterationRecord(seconds(stretch.begun), busy_s, stretch.iteration, stretch.n)
         for observer in self._observers:
             observer.iteration(record)
         self._server.occupancy.add(stretch, record)

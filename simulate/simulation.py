@@ -166,7 +166,7 @@ def parse(argv: Sequence[str]) -> Simulation:
         costs = load(known.costs)
     except CostsError as error:
         raise ConfigError(f"--costs: {error}") from None
-    layout = layout_of(known, known.seed)
+    layout = layout_of(known)
     options = Simulation(
         **chosen(known),
         costs=costs,
