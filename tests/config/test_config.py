@@ -130,23 +130,6 @@ def test_pytorch_agrees_about_this_processor() -> None:
     assert resolve.onednn_multiplies_bfloat16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-@pytest.mark.parametrize("native", ["yes", "no"])
-@pytest.mark.nightly
-def test_the_tests_and_their_servers_can_run_as_on_another_processor(native: str) -> None:
-    path = str(ROOT / "tests" / "processor")
-    program = (
-        "import config; "
-        "print(config.build('dynamic', {'model': 'gpt2-medium', 'device': 'cpu'}, {}).dtype)"
-    )
-    dtype = subprocess.check_output(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | {"NATIVE_BFLOAT16": native, "PYTHONPATH": path},
-        text=True,
-    )
-    assert dtype == {"yes": "bfloat16\n", "no": "float32\n"}[native]
-
-
 def test_kernels_plain_chooses_pytorchs_operations_and_a_part_is_chosen_before_it(
     gpu: None,
 ) -> None:
@@ -320,11 +303,3 @@ def test_a_setting_has_an_effect_beside_those_that_it_needs() -> None:
     assert has_effect("victim", plain | {"kv_reservation": "demand"})
     assert has_effect("bins", {"mode": "multibin"})
     assert has_effect("victim", {"mode": "dynamic"}), "of a run before there was a choice"
-
-
-def test_both_int8_settings_reach_the_sizes() -> None:
-    for dtype, least in (("bfloat16", 1.85), ("float32", 3.7)):
-        line = f"dynamic --model gpt2-medium --device cpu --kv-cache 0.5GB --dtype {dtype}"
-        int8 = parsed(f"{line} --kv-dtype int8 --linear int8")
-        assert int8.n_blocks / parsed(line).n_blocks > least
-        assert int8.multiplied_as == int8.kept_as == "int8"

@@ -92,7 +92,7 @@ ORDERS = {
     **{
         f"{mode} --order {order}": f"--order {order} pauses rows, and in mode {mode} a batch runs "
         "to its end; use mode dynamic, or one of the orders fcfs, priority, sjf, hrrn, prefix, fair"
-        for mode, order in (("static", "srpt"), ("windowed", "mlfq"), ("multibin", "srpt"))
+        for mode, order in (("static", "srpt"), ("windowed", "mlfq"))
     },
     "dynamic --order prefix": "holds; add --prefix-caching",
     **{f"dynamic{order} --max-wait-s 5": MAX_WAIT for order in ("", " --order fair")},

@@ -144,7 +144,9 @@ def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_an
 
 
 def test_the_sizes_of_blocks_and_steps_count_the_scales() -> None:
-    config = build("dynamic", {"model": "gpt2-medium", "device": "cpu", "kv_dtype": "int8"}, {})
+    both = {"kv_dtype": "int8", "linear": "int8"}
+    config = build("dynamic", {"model": "gpt2-medium", "device": "cpu", **both}, {})
+    assert config.multiplied_as == "int8"
     cache = KVCache(config.shape, 2, 16, torch.int8, "cpu")
     assert cache.scales is not None
     kept = sum(tensor.nbytes for tensor in (*cache.layers, *cache.scales))
