@@ -1,77 +1,149 @@
-"""What HTTP costs with an engine that computes nothing, and how soon rows of clients that leave are
-free.
+"""What HTTP and a front end cost, with an engine that takes next to no time; and how soon rows of
+clients that leave are free.
 
-    python -m benchmarks.http [--clients 64] [--tokens 64] [--seconds 5]
+    python -m benchmarks.http [--fronts plain,proxy,ray] [--clients 64] [--out FOLDER]
 
-A server in mode dynamic with `--model fake`, on the same machine as the clients. The fake engine
-sleeps 1 ms + 0.06 ms a row an iteration: at most 16,667 tokens a second, whatever HTTP costs.
+A server of the fake engine, alone (plain) or as the one replica behind HAProxy or Ray Serve, on the
+same machine as the clients, each of which asks again once it is answered. Rounds take turns.
+Nothing else should run.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import math
+import os
 import random
 import statistics
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from benchmarks.clients import load
+import aiohttp
+import numpy as np
+import psutil
+
 from benchmarks.faults.tools import Served, connect, post_bytes, serving, until
-from benchmarks.harness import Benchmark, Round, alternate, run, values
-from compare.report.tables import markdown
+from benchmarks.harness import Benchmark, Round, Times, alternate, mean, mean_ratio, run
+from client.calls import get
+from compare.deployments import Deployment
+from compare.report.tables import formatted, markdown
+from compare.servers import ALONE, server
+from deploy.kinds import KINDS
 
-REPEATS = 3
-GONE = 20
-COLUMNS = {  # heading and form; ms and µs are CPU time of the server, user and system
+SETTINGS = {"model": "fake", "fake_slowdown": 0.001, "max_batch_size": 256, "live": "off"}
+WARM_S = 1.0  # of clients, before their answers count
+GONE = 20  # clients that leave
+COLUMNS = {  # heading and form; CPU is that of all processes of the server
     "requests_per_s": ("requests/s", "{:,.0f}"),
     "tokens_per_s": ("tokens/s", "{:,.0f}"),
     "chunks_per_s": ("chunks/s", "{:,.0f}"),  # 0 for plain answers
-    "cpu_ms_per_request": ("server CPU a request, ms", "{:.2f}"),
-    "cpu_us_per_token": ("a token, µs", "{:.0f}"),
-    "cpu_us_per_chunk": ("a chunk, µs", "{:.0f}"),
-    "server_cores": ("cores of the server", "{:.2f}"),
-    "client_cores": ("of the clients", "{:.2f}"),
+    "p50_ms": ("latency p50, ms", "{:.2f}"),
+    "p99_ms": ("p99, ms", "{:.2f}"),
+    "cpu_ms_per_request": ("CPU a request, ms", "{:.2f}"),
+    "cpu_us_per_token": ("CPU a token, µs", "{:.0f}"),
 }
+COMPARED = ("p50_ms", "cpu_ms_per_request", "cpu_us_per_token")  # of front ends, as ratios
 BENCHMARK = Benchmark(
     "http",
-    "What HTTP costs with an engine that computes nothing.",
+    "What HTTP and a front end cost.",
     {
-        "--clients": (64, "connections"),
+        "--fronts": ("plain", f"of plain, {', '.join(KINDS)}, separated by commas"),
+        "--clients": (64, "connections; each kind of traffic is measured with one client, too"),
         "--tokens": (64, "completion tokens of a request"),
-        "--seconds": (5.0, f"of each round; there are {REPEATS} of each kind"),
+        "--seconds": (4.0, "of each kind of traffic in a round"),
+        "--rounds": (Times(3), "of each front end"),
+        "--out": (Path("runs/http"), "folder"),
     },
 )
 
 
-def kinds(tokens: int) -> dict[str, tuple[str, int, dict[str, Any]]]:
-    """Route, tokens and body of each kind of request."""
-    native, openai, stream = "/inference", "/v1/completions", {"stream": True}
+class Traffic(NamedTuple):
+    """Clients that all send the same request."""
+
+    clients: int
+    tokens: int
+    stream: bool = False
+    route: str = "/inference"
+
+    @property
+    def name(self) -> str:
+        answers = f"streams of {self.tokens}" if self.stream else f"answers of {self.tokens}"
+        form = " in OpenAI's form" if self.route != "/inference" else ""
+        return f"{self.clients} × {answers}{form}"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        limit = "num_tokens" if self.route == "/inference" else "max_tokens"
+        return {"prompt": "hi", "seed": 1, limit: self.tokens, "stream": self.stream}
+
+
+def kinds(clients: int, tokens: int) -> list[Traffic]:
+    return [
+        *(Traffic(n, *of) for n in (1, clients) for of in ((1,), (tokens,), (tokens, True))),
+        Traffic(clients, tokens, True, "/v1/completions"),
+    ]
+
+
+def processes(url: str) -> list[psutil.Process]:
+    """All processes of a server that this process started."""
+    [worker, *_] = get(url)["pids"]
+    chain = [psutil.Process(worker), *psutil.Process(worker).parents()]
+    [top] = [process for process in chain if process.ppid() == os.getpid()]
+    return [top, *top.children(recursive=True)]
+
+
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """CPU time so far, user and system."""
+    spent = [process.cpu_times() for process in processes]
+    return sum(each.user + each.system for each in spent)
+
+
+async def load(url: str, traffic: Traffic, seconds: float) -> dict[str, float]:
+    """Have clients ask again and again; return the measurements of COLUMNS, after WARM_S."""
+    latencies_s: list[float] = []
+    chunks = 0
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        nonlocal chunks
+        while True:
+            start = time.perf_counter()
+            async with session.post(url + traffic.route, json=traffic.body) as response:
+                async for data in response.content.iter_any():
+                    chunks += data.count(b"data: ")
+                assert response.status == 200, response.status
+            latencies_s.append(time.perf_counter() - start)
+
+    servers, connector = processes(url), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(session)) for _ in range(traffic.clients)]
+        await asyncio.sleep(WARM_S)
+        start, spent_s = time.perf_counter(), cpu_s(servers)
+        latencies_s.clear()
+        chunks = 0
+        await asyncio.sleep(seconds)
+        took_s, spent_s = time.perf_counter() - start, cpu_s(servers) - spent_s
+        seen, n_chunks = np.array(latencies_s), chunks
+        for task in tasks:
+            task.cancel()
     return {
-        "plain, 1 token": (native, 1, {"num_tokens": 1}),
-        "plain": (native, tokens, {"num_tokens": tokens}),
-        "streaming": (native, tokens, {"num_tokens": tokens} | stream),
-        "streaming, OpenAI": (openai, tokens, {"max_tokens": tokens} | stream),
+        "requests_per_s": len(seen) / took_s,
+        "tokens_per_s": traffic.tokens * len(seen) / took_s,
+        "chunks_per_s": n_chunks / took_s,
+        "p50_ms": 1e3 * float(np.percentile(seen, 50)),
+        "p99_ms": 1e3 * float(np.percentile(seen, 99)),
+        "cpu_ms_per_request": 1e3 * spent_s / len(seen),
+        "cpu_us_per_token": 1e6 * spent_s / (traffic.tokens * len(seen)),
     }
 
 
-def measure(
-    url: str, route: str, tokens: int, body: dict[str, Any], clients: int, seconds: float
-) -> dict[str, float]:
-    """One round: the measurements of COLUMNS."""
-    whole = {"prompt": "hi", "seed": 1} | body
-    seen = load(url, whole, clients, seconds, route)
-    answers = len(seen.latencies_s)
-    return {
-        "requests_per_s": seen.answers_per_s,
-        "tokens_per_s": tokens * seen.answers_per_s,
-        "chunks_per_s": seen.chunks / seen.seconds,
-        "cpu_ms_per_request": 1e3 * seen.server_cpu_s / answers,
-        "cpu_us_per_token": 1e6 * seen.server_cpu_s / (tokens * answers),
-        "cpu_us_per_chunk": 1e6 * seen.server_cpu_s / seen.chunks if seen.chunks else 0.0,
-        "server_cores": seen.server_cpu_s / seen.seconds,
-        "client_cores": seen.client_cpu_s / seen.seconds,
-    }
+def measure(front: str, traffics: Sequence[Traffic], seconds: float) -> dict[str, dict[str, float]]:
+    """One round of a front end: the measurements of each kind of traffic."""
+    start = ALONE if front == "plain" else Deployment(front, 1, KINDS[front].routers[0]).start
+    print(front, flush=True)
+    with server("dynamic", SETTINGS, name=front, start=start) as url:
+        return {each.name: asyncio.run(load(url, each, seconds)) for each in traffics}
 
 
 def freed_after_s(served: Served, stream: bool) -> float:
@@ -84,41 +156,55 @@ def freed_after_s(served: Served, stream: bool) -> float:
     return until(served.is_free, every_s=0.002) or math.inf
 
 
-def table(rounds: dict[str, list[Round]]) -> str:
-    """Medians of the rounds of each kind."""
-    rows = [["answers", *(heading for heading, _ in COLUMNS.values())]]
-    for name, measured in rounds.items():
-        medians = {key: statistics.median(values(measured, key)) for key in COLUMNS}
-        rows.append([name, *(form.format(medians[key]) for key, (_, form) in COLUMNS.items())])
-    return markdown(rows)
+def table(rounds: Mapping[str, Mapping[str, Sequence[Round]]]) -> str:
+    """A line for each kind of traffic and front end, and one of each other front end's ratios to
+    the first one's.
+    """
+    rows = [["traffic", "front end", *(heading for heading, _ in COLUMNS.values())]]
+    [base, *_] = rounds
+    for name in rounds[base]:
+        for front, measured in rounds.items():
+            cells = [formatted(mean(measured[name], key), form) for key, (_, form) in
+                     COLUMNS.items()]  # fmt: skip
+            rows.append([name, front, *cells])
+            if front != base:
+                ratios = {
+                    key: formatted(mean_ratio(measured[name], rounds[base][name], key), "{:.2f}")
+                    for key in COMPARED
+                }
+                rows.append([name, f"{front} ÷ {base}", *(ratios.get(key, "") for key in COLUMNS)])
+    return markdown(rows, left=2)
 
 
 def main() -> None:
     options = BENCHMARK.parse()
-    of_kind = kinds(options.tokens)
-    with serving({"max_batch_size": 256}) as served:
-
-        def turn(name: str) -> Round:
-            print(name, flush=True)
-            return measure(served.url, *of_kind[name], options.clients, options.seconds)
-
-        rounds = alternate(of_kind, turn, REPEATS)
-        gone = alternate(
-            ("plain", "streaming"), lambda name: freed_after_s(served, name == "streaming"), GONE
-        )
-    print(
-        f"\nMedians of {REPEATS} rounds, {options.clients} clients, {options.tokens} tokens a "
-        f"request:\n\n{table(rounds)}\n"
+    traffics = kinds(options.clients, options.tokens)
+    turns = alternate(
+        options.fronts.split(","),
+        lambda front: measure(front, traffics, options.seconds),
+        options.rounds,
     )
-    for name, seconds in gone.items():  # left alone such a request takes a second
-        print(
-            f"a {name} client goes away: its row and blocks are free after "
-            f"{1e3 * statistics.median(seconds):.0f} ms "
-            f"(median of {GONE}; longest {1e3 * max(seconds):.0f} ms)"
+    rounds = {
+        front: {each.name: [turn[each.name] for turn in taken] for each in traffics}
+        for front, taken in turns.items()
+    }
+    with serving({"max_batch_size": 256}) as served:
+        gone = alternate((False, True), lambda stream: freed_after_s(served, stream), GONE)
+    freed = [["a client that leaves during", "rows and blocks free after, ms", "at most, ms"]]
+    for stream, seconds in gone.items():  # left alone such a request takes a second
+        cells = (statistics.median(seconds), max(seconds))
+        freed.append(
+            ["a stream" if stream else "a plain answer", *(f"{1e3 * s:.0f}" for s in cells)]
         )
-    settings = {name: vars(options)[name] for name in ("clients", "tokens", "seconds")}
-    result = {**settings, "rounds": rounds, "freed_after_s": gone}
-    print(json.dumps(result | BENCHMARK.record()))
+    setup = (
+        f"one server in mode dynamic, {SETTINGS['max_batch_size']} rows, the fake engine's "
+        f"iterations at {SETTINGS['fake_slowdown']:g} of their time; means of {options.rounds} "
+        "rounds ± half of a 95% t interval; CPU is that of all processes of the server"
+    )
+    result = {"rounds": rounds, "freed_after_s": {"plain": gone[False], "streaming": gone[True]}}
+    body = f"{table(rounds)}\n\nMedian of {GONE} clients, at the usual speed:\n\n{markdown(freed)}"
+    record = result | BENCHMARK.record()
+    BENCHMARK.write(options.out, "What HTTP costs", setup, body, record)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""A server without HTTP, its engine in reach: what the benchmarks of the engine serve with."""
+"""A server without HTTP, and requests of the burst for it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.workload import LARGEST, Prompted, draw
 from config import Config, ConfigError
@@ -82,16 +81,11 @@ class OfflineServer:
         self.iterations: list[IterationRecord] = []
         self._config = config
         start = time.perf_counter()
-        server = Server(config, self._load)
-        self.scheduler, self.manager = server.scheduler, server.manager
+        self.manager = Server(config).manager
         self.manager.observe(self)
         if not self.manager.wait_until_loaded():
             raise self.manager.failure or RuntimeError("the engine did not load")
         self.load_s = time.perf_counter() - start
-
-    def _load(self, config: Config, path: Path | None, n_vocab: int) -> CachedGenerator:
-        self.engine = load_engine(config)
-        return self.engine
 
     def iteration(self, record: IterationRecord) -> None:
         self.iterations.append(record)

@@ -3,7 +3,7 @@
     python -m benchmarks.faults [--short] [--only WORDS] [--soak MINUTES] [--out DIR]
 
 Ten minutes at most. --short does the same smaller, for the tests; --soak adds so many minutes of
-load. Writes faults.md and faults.json (and soak.png) to --out. Ends with exit code 1 if a promise
+load. Writes faults.md and faults.json to --out. Ends with exit code 1 if a promise
 was broken.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.faults import connections, processes, replicas, soak
 from benchmarks.faults.tools import Fault, Seen
-from benchmarks.harness import Benchmark, draw, run
+from benchmarks.harness import Benchmark, run
 from compare.report.tables import markdown
 from config import ConfigError
 
@@ -72,10 +72,6 @@ def main() -> None:
         raise ConfigError(f"--only {options.only!r}: no fault has these words in its name")
     result["faults"] = [do(fault, options.short) for fault in chosen]
     hardware, body = result["hardware"], table(result["faults"])
-    if result.get("soak"):
-        caption = f"{hardware['cpu']} · commit {result['commit']} · {result['date'][:10]}"
-        draw(soak.figure(result["soak"], caption), options.out / "soak.png")
-        body += "\n\n![What a server held over time](soak.png)"
     kept = sum(each["kept"] for each in result["faults"])
     setup = (
         f"{kept} of {len(chosen)} promises kept, on {hardware['cpu']}, {hardware['cores']} cores, "

@@ -10,10 +10,8 @@ from functools import partial
 from typing import Any
 
 import aiohttp
-import matplotlib
 import numpy as np
 import psutil
-from matplotlib.figure import Figure
 
 from benchmarks.faults.tools import Fault, Finding, Served, until
 from client.calls import get, post
@@ -22,7 +20,6 @@ from client.traces import Request
 from client.wire import wire
 from client.workloads import Workload
 from compare.measure import Target, burst_size, measure_capacity
-from compare.report.drawing import STYLE, new_figure
 from config import build
 
 LOAD = 0.8  # of the capacity
@@ -32,14 +29,6 @@ MOST_DESCRIPTORS = 16  # that are no connections
 MOST_ROWS = 32  # of its server
 OPEN = 288  # requests at once before: a slow minute of the machine should not have more
 KINDS = ("plain", "stream", "openai", "group", "cut", "invalid")  # in turn
-PANELS = {  # of the figure: measurements of a sample
-    "rss_mb": "memory, MB (RSS)",
-    "threads": "threads",
-    "descriptors": "open descriptors",
-    "blocks_used": "KV blocks used, share of all",
-    "in_flight": "requests in flight",
-    "ended": "requests ended",
-}
 Sample = dict[str, float]
 
 
@@ -203,23 +192,3 @@ def findings(
     right = {"invalid 400", *(f"{kind} 200" for kind in KINDS if kind != "invalid")}
     if wrong := {kind: n for kind, n in counts.items() if kind not in right}:
         yield f"unexpected: {wrong}", False
-
-
-def figure(result: Mapping[str, Any], caption: str) -> Figure:
-    """The server over time, a panel a measurement; the time in which it may grow is grey."""
-    minutes = [sample["seconds"] / 60 for sample in result["samples"]]
-    kinds = f"a sixth each {', '.join(KINDS)}"
-    text = f"demo, {result['rate']:.1f} requests a second: {kinds} · {caption}"
-    with matplotlib.rc_context(STYLE):
-        drawn = new_figure((13, 6.2), text)
-        axes = drawn.subplots(2, 3, sharex=True)
-        for axis, (name, title) in zip(axes.flat, PANELS.items()):
-            axis.axvspan(0, WARM * minutes[-1], color="#efefef", lw=0)
-            measured = [sample[name] for sample in result["samples"]]
-            axis.plot(minutes, measured, color="#1b9e77", lw=1.5)
-            axis.set_title(title, fontsize=12)
-            axis.set(ylim=(0, None), xlim=(0, minutes[-1]))
-            axis.grid(alpha=0.25)
-        for axis in axes[-1]:
-            axis.set_xlabel("minutes")
-    return drawn

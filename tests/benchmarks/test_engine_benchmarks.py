@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -31,7 +28,7 @@ def test_the_burst_is_the_peers_burst() -> None:
     assert digest == "c35044afddcfb7aac5fa6016f150313ea3977fc65f35bfc168fd1b90038b8535"
 
 
-def test_the_burst_reports_every_mode_and_where_the_time_went(small: str, result_of: Run) -> None:
+def test_the_burst_reports_every_mode(small: str, result_of: Run) -> None:
     """The loop interval was recorded, and the engine's loop never heard of it."""
     result = result_of(burst, small, "--n 6 --modes dynamic,static --loop-interval-ms 5")
     folder = Path(small.split()[1])
@@ -42,27 +39,7 @@ def test_the_burst_reports_every_mode_and_where_the_time_went(small: str, result
         tokens = mode["completion_tokens"]
         assert tokens == sum(tokens for _, tokens in draw(6))
         assert mode["output_throughput"] == pytest.approx(tokens / mode["wall_clock_s"])
-        assert all(seconds >= 0 for seconds in mode["phases_s"].values())
-        assert sum(mode["phases_s"].values()) <= mode["timed_wall_clock_s"]
         assert mode["wall_clock_s"] >= 0.005 * (mode["iterations"] - 1)
-
-
-def test_the_burst_is_measured_beside_busy_loops(
-    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(burst, "SETTLE_S", 0.0)
-    mode = result_of(burst, small, "--n 2 --neighbours 2")["modes"]["dynamic"]
-    turns = mode["neighbours"]
-    assert turns["loops"] == 2 and len(turns["alone"]) == len(turns["beside"]) == burst.TURNS
-    assert turns["median_left"] > 0 and "phases_s" not in mode
-    loops = [process for process in psutil.Process().children() if burst.LOOP in process.cmdline()]
-    assert not loops, "they end with their turn"
-
-
-def test_a_busy_loop_ends_with_its_benchmark_however_that_ends() -> None:
-    another = os.getppid()  # the loop is a child of this process, and looks for another
-    loop = subprocess.run([sys.executable, "-c", burst.LOOP, str(another)], timeout=10)
-    assert loop.returncode == 0
 
 
 def test_the_bursts_requests_can_be_saved_for_a_comparison(

@@ -34,7 +34,6 @@ def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
         (burst, "--model demo", "name another --model"),
         (burst, "--model demo --n 65", "--n must be from 1 to 64"),
         (burst, "--model demo --modes orca", "unknown mode 'orca'"),
-        (burst, "--model demo --neighbours -1", "--neighbours must be from 0 to"),
         (burst, "--model fake", "leave out --model fake"),
         (burst, "--tokenizer bytes", "unknown flag --tokenizer"),
         (burst, "--batch-size-target 3", "--batch-size-target has no meaning in mode dynamic"),
