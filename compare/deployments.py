@@ -29,7 +29,7 @@ REPLICAS = 2
 LOST = ("total-elapsed-time", "throughput", "users", "priorities", *throughputs(0, 0, 0, 0.0))
 OF_EACH = {  # of each replica: heading in a report, form, and what it is multiplied with
     "completed": ("answered", "{:,}", 1),
-    "failed": ("", "", 1),  # in the JSON alone
+    "failed": ("failed", "{:,}", 1),
     "total_output_tokens": ("tokens", "{:,}", 1),
     "useful_fraction": ("useful rows, %", "{:.0f}", 100),
     "occupancy": ("occupancy, %", "{:.0f}", 100),

@@ -15,6 +15,12 @@ from client.outcomes import Outcomes
 from client.traces import ANONYMOUS, Request, Trace
 from stats import MEASURES, distribution
 
+STATISTICS = {  # of each group
+    "e2el": ("mean", "p50", "p99"),
+    "ttft": ("mean", "p50", "p99"),
+    "preempted": ("mean",),
+    "paused": ("mean",),
+}
 MOST_NAMED = 6  # users who are listed one by one
 Groups = dict[str, np.ndarray]  # {name of a group: numbers of its requests in the trace}
 
@@ -102,7 +108,7 @@ def _index_of_dispersion(at: np.ndarray) -> float | None:
 
 def described(load: Mapping[str, Any]) -> str:
     """Return the result of `describe` in words."""
-    talk = load.get("conversations")
+    talk, of = load.get("conversations"), ""
     rate = talk["rate"] if talk else load["requested_rate"]
     if load["users"]:
         when = f"{load['users']} users, each of whom sends the next when its last is answered"
@@ -112,25 +118,23 @@ def described(load: Mapping[str, Any]) -> str:
         when = f"{rate:.4g} {'conversations' if talk else 'requests'} a second"
         if load["index_of_dispersion"] is not None:
             when += f" with index of dispersion {load['index_of_dispersion']:.2f}"
-    of = f" in {talk['number']} conversation{'s' * (talk['number'] > 1)}" if talk else ""
     if talk:
+        of = f" in {talk['number']} conversation{'s' * (talk['number'] > 1)}"
         when += f", each later turn {talk['mean_think_s']:.3g} s on average after an answer"
-    text = (
-        f"{load['requests']:,} requests{of}, {load['mean_num_tokens']:.1f} completion tokens on "
-        f"average, {when}"
-    )
+    tokens = f"{load['mean_num_tokens']:.1f} completion tokens on average"
+    parts = [f"{load['requests']:,} requests{of}, {tokens}, {when}"]
     if users := load.get("by_user"):
         listed = [
             f"{user['requests']} of {name or 'nobody'} from {user['first_at']:.1f} to "
             f"{user['last_at']:.1f} s"
             for name, user in users.items()
         ]
-        text += f"; {', '.join(listed)}" if len(users) <= MOST_NAMED else f"; of {len(users)} users"
+        parts.append(", ".join(listed) if len(users) <= MOST_NAMED else f"of {len(users)} users")
     if levels := load.get("by_priority"):
-        names = [f"level {level}" if level != "0" else "the default level" for level in levels]
-        listed = [f"{n} of {name}" for name, n in zip(names, levels.values())]
-        text += f"; {', '.join(listed)}"
-    return text
+        names = {"0": "the default level"}
+        listed = [f"{n} of {names.get(level, f'level {level}')}" for level, n in levels.items()]
+        parts.append(", ".join(listed))
+    return "; ".join(parts)
 
 
 def by_groups(
@@ -162,12 +166,7 @@ def _numbers(outcomes: Outcomes, group: np.ndarray, wall_clock_s: float) -> dict
         "refused": int(rows["refused"].sum()),
         "output_throughput": tokens / wall_clock_s if wall_clock_s else 0.0,
     }
-    for name, statistics in (
-        ("e2el", ("mean", "p50", "p99")),
-        ("ttft", ("mean", "p50", "p99")),
-        ("preempted", ("mean",)),
-        ("paused", ("mean",)),
-    ):
+    for name, statistics in STATISTICS.items():
         values = distribution(name, answers.values(MEASURES[name]))
         result |= {key: values[key] for key in (f"{each}_{name}_ms" for each in statistics)}
     return result

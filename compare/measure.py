@@ -17,39 +17,34 @@ from client.traces import Request, Trace
 from client.wire import Wire
 from compare import analysis
 from compare.groups import by_groups, describe
-from compare.results import OURS
+from compare.results import ENGINE, OURS
 from compare.summary import summarise
 from config import Config
 from scheduling.policies import MODES, chosen
-from stats import DEFINITIONS, ROW_KINDS, Answer
+from stats import DEFINITIONS, Answer
 
 LEAST_BURST = 16
 BINS = 400  # of rows over time
 ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
-ENGINE = (
-    "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
-    "cached_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),
-)  # fmt: skip
 # /stats, rows over time, and config
 ServerReport = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 class Measurable(Protocol):
-    """A server that serves a trace, real or simulated."""
+    """A server that serves a trace, real or simulated.
+
+    are_several: servers that share the load. has_report: one that reports what it did, besides what
+    a client sees.
+    """
 
     @property
     def name(self) -> str: ...
-
     @property
     def ours(self) -> bool: ...
-
     @property
-    def are_several(self) -> bool:
-        """True of several servers that share the load."""
-
+    def are_several(self) -> bool: ...
     @property
-    def has_report(self) -> bool:
-        """True if it reports what it did, besides what a client sees."""
+    def has_report(self) -> bool: ...
 
     def begin(self) -> None:
         """Reset all counts, and empty the prefix cache. Raises ServerError."""

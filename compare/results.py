@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stats import MEASURES
+from stats import MEASURES, ROW_KINDS
 
 Part = Literal["point", "summary", "sweep", "group"]
 
@@ -93,12 +93,12 @@ KEYS = {key.name: key for key in (
     Key("capacity", "sweep", "capacity, requests/s", 1, "{:.3g}"),
     Key("goodput_rate", "sweep", "highest rate within the limits, requests/s", 1, "{:.3g}"),
 )}  # fmt: skip
-# of our own servers alone: reports of their iterations, and what follows from them
-OURS = (
-    "useful_fraction", "occupancy", "largest_batch", "live_rows", "idle_rows", "padding_rows",
-    "recomputed_rows", "preemptions", "recomputed_tokens", "cached_tokens", "cached_fraction",
-    "expected_useful_fraction", "littles_law",
+ENGINE = (  # as /stats of our own servers has them
+    "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
+    "cached_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),
 )  # fmt: skip
+# of our own servers alone, and what follows from them
+OURS = (*ENGINE, "cached_fraction", "expected_useful_fraction", "littles_law")
 
 
 def keys(*names: str) -> list[Key]:

@@ -71,11 +71,10 @@ def measured_part(run: Run) -> list[str]:
     """Return the section on real replicas, and how numbers of all are made from theirs; empty for a
     run whose servers were alone.
     """
-    shown = {key: column for key, column in OF_EACH.items() if column[0]}
-    rows = [["variant", "replica", *(heading for heading, _, _ in shown.values())]]
+    rows = [["variant", "replica", *(heading for heading, _, _ in OF_EACH.values())]]
     for name, result in run.results[0].items():
         for replica, numbers in result.get("server", {}).get("by_replica", {}).items():
-            cells = [form.format(scale * numbers[k]) for k, (_, form, scale) in shown.items()]
+            cells = [form.format(scale * numbers[k]) for k, (_, form, scale) in OF_EACH.items()]
             rows.append([escape(name), escape(replica), *cells])
     seed = [] if len(run.results) == 1 else [f"By replica, seed {run.first['seed']}:"]
     return ["## Replicas", SUMS, *seed, markdown(rows)] if rows[1:] else []

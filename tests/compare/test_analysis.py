@@ -22,9 +22,12 @@ from stats import Answer
 def test_the_interval_is_students() -> None:
     found = estimate([1, 2, 3, 4, 5])  # t(0.975, 4) = 2.776, s = 1.581
     assert found.mean == 3 and found.half == pytest.approx(2.776 * 1.5811 / 5**0.5, rel=1e-3)
-    assert estimate([7.0]).half is None and not estimate([7.0]).shown, (
-        "no interval is claimed for one seed"
-    )
+    assert estimate([7.0]).half is None and not estimate([7.0]).shown, "one seed has no interval"
+
+
+def test_equal_rates_of_a_lattice_may_differ_by_its_step() -> None:
+    assert estimate([2.0, 2.0], step=0.09).half == pytest.approx(0.18)
+    assert difference([2.0, 2.0], [4.0, 4.0], step=0.09).half == pytest.approx(0.36)
 
 
 def test_a_paired_difference_is_shown_where_seeds_differ_more_than_modes() -> None:

@@ -229,19 +229,17 @@ def test_progress_tells_rate_flight_failures_and_the_time_left(
     assert line.startswith("static: 3/10 ended, ") and line.endswith(" s left")
     assert "1 in flight, 1 failed, " in line
     assert capsys.readouterr().out == "", "a quick replay says nothing in between"
-    virtual = Replayed("static", Workload().requests(10, "constant:0.001"), None)
-    virtual._started -= 10
-    for request in requests[:4]:
-        virtual.sent()
-        virtual.ended(Outcome(request, 0, 0, 0))
-    assert str(virtual).endswith(" 0 failed, 15 s left"), "hours of a trace may pass in seconds"
     lines: list[str] = []
-    slow = Replayed("static", requests, lines.append)
+    slow = Replayed("static", Workload().requests(10, "constant:0.001"), lines.append)
+    slow._started -= 10
+    for request in requests[:4]:
+        slow.sent()
+        slow.ended(Outcome(request, 0, 0, 0))
+    assert str(slow).endswith(" 0 failed, 15 s left"), "hours of a trace may pass in seconds"
     slow._printed -= 11  # ten seconds have passed
-    slow.sent()
     slow.tick()
     slow.tick()
-    assert lines == ["static: 0/10 ended, 0.0 a second, 1 in flight, 0 failed"]
+    assert len(lines) == 1 and lines[0].startswith("static: 4/10 ended, ")
 
 
 def test_progress_moves_in_a_terminal() -> None:

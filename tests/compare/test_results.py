@@ -13,7 +13,7 @@ from client.outcomes import Outcome
 from client.traces import Request
 from compare import results
 from compare.measure import judged
-from compare.results import KEYS, Key, keys, of_point, of_summary
+from compare.results import KEYS, Key, of_point, of_summary
 from stats import Answer
 
 
@@ -34,13 +34,3 @@ def test_a_mistyped_number_is_an_error_and_not_a_null(
     monkeypatch.setattr(results, "KEYS", mistyped)
     with pytest.raises(KeyError, match="ouput_throughput"):
         part(measured())
-
-
-def test_tables_show_declared_numbers_alone() -> None:
-    assert [key.heading for key in keys("goodput")] == ["goodput, requests/s"]
-    with pytest.raises(KeyError, match="godput"):
-        keys("goodput", "godput")
-
-
-def test_a_rate_repeats_less_than_a_summary() -> None:
-    assert of_point(measured()).keys() < of_summary(measured()).keys()
