@@ -48,23 +48,23 @@ def estimate(values: Sequence[float], step: float = 0.0) -> Estimate:
     return _interval(values, step * float(np.mean(values)))
 
 
-def difference(first: Sequence[float], second: Sequence[float], step: float = 0.0) -> Estimate:
+def difference(
+    first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray, step: float = 0.0
+) -> Estimate:
     """second - first, paired: both ran each seed's trace, so what a trace does to both cancels.
 
     step: as in `estimate`.
     """
-    pairs = list(zip(first, second, strict=True))
-    return _interval([b - a for a, b in pairs], step * float(np.max(np.mean(pairs, axis=0))))
+    pairs = np.array(list(zip(first, second, strict=True)))
+    return _interval(np.diff(pairs)[:, 0], step * float(pairs.mean(axis=0).max()))
 
 
-def _interval(values: Sequence[float], width: float) -> Estimate:
-    n = len(values)
+def _interval(values: Sequence[float] | np.ndarray, width: float) -> Estimate:
+    n, mean = len(values), float(np.mean(values))
     if n < 2:
-        return Estimate(float(np.mean(values)), None)
+        return Estimate(mean, None)
     quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-    return Estimate(
-        float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / n**0.5 + width
-    )
+    return Estimate(mean, quantile * float(np.std(values, ddof=1)) / n**0.5 + width)
 
 
 def growth(answers: Answers | Iterable[Answer]) -> float:
@@ -244,13 +244,8 @@ def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
     W is the server's own mean latency.
     """
     server = result.get("server")
-    if (
-        not server
-        or not server["completed"]
-        or not result["mean_in_flight"]
-        or result["failed"]
-        or result["partial"]
-    ):
+    whole = result["mean_in_flight"] and not result["failed"] and not result["partial"]
+    if not whole or not server or not server["completed"]:
         return None
     # of all answers: its other latencies are of the last ones
     lengths = server["latency-by-requested-tokens"].values()
@@ -268,15 +263,16 @@ def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
         {r["id"]: r["text"] for r in result["requests"] if "text" in r}
         for result in results.values()
     ]
-    common = set.intersection(*(set(t) for t in texts)) if texts else set()
-    answers = [[t[i] for t in texts] for i in sorted(common)]
+    common = set.intersection(*map(set, texts)) if texts else set()
+    answers = [[text[i] for text in texts] for i in sorted(common)]
     different = [answer for answer in answers if len(set(answer)) > 1]
-    shared = [len(commonprefix(answer)) for answer in different]  # noqa: RUF071 - texts, no paths
-    parted = [round(n / max(map(len, answer)), 4) for n, answer in zip(shared, different)]
     return {
         "requests": len(answers),
         "identical": len(answers) - len(different),
-        "parted_after": parted,
+        "parted_after": [
+            round(len(commonprefix(answer)) / max(map(len, answer)), 4)  # noqa: RUF071 - no paths
+            for answer in different
+        ],
     }
 
 

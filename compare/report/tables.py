@@ -8,6 +8,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -62,23 +63,17 @@ def formatted(value: Estimate, form: str) -> str:
     return text if value.half is None else f"{text} ± {form.format(value.half)}"
 
 
-def cell(values: Sequence[float | None], scale: float, form: str, step: float = 0.0) -> str:
-    """A mean over seeds with its interval; a number alone for one seed. step: of the values'
-    lattice.
-    """
-    known = [value * scale for value in values if value is not None]
+def cell_of(key: Key, results: Sequence[Result]) -> str:
+    """A number of a result: its mean over seeds with its interval; a number alone for one seed."""
+    known = [value * key.scale for result in results if (value := key.of(result)) is not None]
     if not known:
         return NONE
-    if len(known) < len(values):  # an interval of those that have it would claim too much
-        mean = formatted(Estimate(estimate(known).mean, None), form)
-        return f"{mean} ({len(known)} of {len(values)} seeds)"
-    return formatted(estimate(known, step), form)
-
-
-def cell_of(key: Key, results: Sequence[Result]) -> str:
-    """A number of a result over its seeds."""
-    values = [key.of(result) for result in results]
-    return cell(values, key.scale, key.form, STEPS.get(key.name, 0.0))
+    found = estimate(known, STEPS.get(key.name, 0.0))
+    if len(known) == len(results):
+        return formatted(found, key.form)
+    # an interval of those that have it would claim too much
+    mean = formatted(Estimate(found.mean, None), key.form)
+    return f"{mean} ({len(known)} of {len(results)} seeds)"
 
 
 def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
@@ -161,18 +156,17 @@ def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
     Where a seed has no value of one of them, the difference has no interval: that of the others
     would claim too much.
     """
-    entries = []
+    entries, base = [], results[baseline]
     for name, seeds in results.items():
         if name == baseline:
             continue
         entry: dict[str, Any] = {"first": baseline, "second": name}
         for key in COMPARED:
-            both = [(key.of(a), key.of(b)) for a, b in zip(results[baseline], seeds)]
-            pairs = [(a, b) for a, b in both if a is not None and b is not None]
-            if pairs:
-                first, second = ([key.scale * value for value in values] for values in zip(*pairs))
+            both = [(key.of(a), key.of(b)) for a, b in zip(base, seeds)]
+            if pairs := [pair for pair in both if None not in pair]:
+                first, second = key.scale * np.array(pairs).T
                 apart = difference(first, second, STEPS.get(key.name, 0.0))
-                whole = len(pairs) == len(results[baseline]) == len(seeds)
+                whole = len(pairs) == len(base) == len(seeds)
                 entry[key.name] = apart if whole else Estimate(apart.mean, None)
         entries.append(entry)
     return entries
@@ -303,12 +297,13 @@ def point_verdict(point: Result) -> str:
 def point_line(name: str, point: Result) -> str:
     """A point of a sweep in a line, as it is measured."""
     latency, share = point["p50_normalized_latency_ms"], point["attainment"]
-    text = (
-        f"{name:>8} at {point['rate']:>6g} requests/s: {point['output_throughput']:>7,.0f} tok/s, "
-    )
-    text += f"{latency:,.1f} ms per token" if latency is not None else "no answer"
-    text += f", {100 * share:.0f}% within limits" if share is not None else ""
-    return f"{text}; {point_verdict(point)}"
+    parts = [
+        f"{name:>8} at {point['rate']:>6g} requests/s: {point['output_throughput']:>7,.0f} tok/s",
+        "no answer" if latency is None else f"{latency:,.1f} ms per token",
+    ]
+    if share is not None:
+        parts.append(f"{share:.0%} within limits")
+    return f"{', '.join(parts)}; {point_verdict(point)}"
 
 
 def result_line(name: str, result: Result) -> str:
