@@ -80,7 +80,7 @@ def measured(run: Run) -> dict[str, str]:
     texts: dict[str, str] = {}
     for path in paths:  # of servers one after another; the last ones are this run's, seed by seed
         names = [name for name in path_of if path_of[name] == path]
-        note = _joined(f"recorded: {Path(path).name}", shown_seed(run))
+        note = ", ".join(filter(None, (f"recorded: {Path(path).name}", shown_seed(run))))
         recordings = _recordings(Path(path), str(run.first["config"]["model"]), note)
         recordings = recordings[-len(names) * len(run.results) :][: len(names)]
         modes = [kept.history.about["mode"] for kept in recordings]
@@ -107,7 +107,8 @@ def again(run: Run) -> dict[str, str]:
     except CostsError as error:
         raise RunError(str(error)) from None
     requests = load_trace(trace)
-    note = _joined(shown_seed(run), f"commit {run.first['commit']}, {run.first['date']}")
+    commit = f"commit {run.first['commit']}, {run.first['date']}"
+    note = ", ".join(filter(None, (shown_seed(run), commit)))
     stream = bool(run.first["stream"])
     return {
         name: serve_again(name, Config(**result["config"]), costs, requests, note, stream)
@@ -135,10 +136,6 @@ def serve_again(
     server = SimulatedServer(name, config, costs, stream=stream, jump=False, observe=observe)
     server.replay(requests)
     return observers[0].json(name)
-
-
-def _joined(*parts: str) -> str:
-    return ", ".join(filter(None, parts))
 
 
 def chosen(texts: Mapping[str, str], names: list[str] | None) -> list[str]:

@@ -25,6 +25,7 @@ import pytest
 from benchmarks.faults import replicas, tools
 from benchmarks.faults.tools import Fault, Served
 from client.calls import ServerError, get, post
+from deploy import routers
 from deploy.kinds import KINDS
 from deploy.routers import PrefixAffinity
 from tests.servers import PATIENCE_S, free_port, launched, scrape, wait_until
@@ -197,6 +198,7 @@ def test_prompts_that_begin_alike_go_where_their_blocks_are() -> None:
 
 
 def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> None:
+    routers.report_ages_s.clear()
     fleet = Fleet("least_tokens", "a", "b")
     a, b = fleet.replicas
     began = time.time()
@@ -209,6 +211,7 @@ def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> No
     assert fleet.sent(Request([[1] * 10], 10)) == "a", "a new one, made before all that"
     b.routing_stats = {"at": time.time(), "tokens": 5}
     assert fleet.sent(Request([[1] * 10], 10)) == "b"
+    assert {round(age) for age in [*routers.report_ages_s][:2]} == {2}, "for report_age_ms"
 
 
 @pytest.mark.parametrize("name", KINDS["ray"].routers)
