@@ -6,14 +6,13 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from shlex import split
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import gammainc
+from scipy import stats
 
 from client import client
 from client.calls import get
@@ -43,45 +42,35 @@ def test_lengths_follow_their_distributions() -> None:
     uniform = tokens("uniform:10:20")
     assert (uniform.min(), uniform.max()) == (10, 20)
     assert uniform.mean() == pytest.approx(15, abs=0.3) and set(tokens("fixed:64")) == {64}
-    # ⌈x⌉ of an exponential is geometric: P(g <= k) = 1 - exp(-k / mean), until the cap takes the
-    # rest
-    exponential = tokens("exponential:50:100")
-    for k in (1, 20, 50, 99):
-        assert (exponential <= k).mean() == pytest.approx(1 - np.exp(-k / 50), abs=0.03)
-    assert exponential.max() == 100
-    assert (exponential == 100).mean() == pytest.approx(np.exp(-99 / 50), abs=0.03)
-    lognormal = tokens("lognormal:50:1.2:900")
-    for z, mass in ((-1, 0.1587), (0, 0.5), (1, 0.8413)):  # of a normal
-        share = (lognormal <= 50 * np.exp(1.2 * z)).mean()
-        assert share == pytest.approx(mass, abs=0.03)
-    assert lognormal.min() >= 1 and lognormal.max() == 900
+    for spec, distribution, cap in (
+        ("exponential:50:100", stats.expon(scale=50), 100),
+        ("lognormal:50:1.2:900", stats.lognorm(1.2, scale=50), 900),
+    ):
+        drawn = tokens(spec)  # rounded up: P(⌈x⌉ <= k) = P(x <= k), until the cap takes the rest
+        assert drawn.min() == 1 and drawn.max() == cap
+        for k in (1, 20, 50, 99):
+            assert (drawn <= k).mean() == pytest.approx(distribution.cdf(k), abs=0.03)
 
 
 def gaps(arrival: str, n: int = 5001) -> np.ndarray:
     return np.diff(arrivals(arrival, n, seed=1).at)
 
 
-def follows(gaps: np.ndarray, cdf: Callable[[np.ndarray], np.ndarray]) -> bool:
-    """Kolmogorov and Smirnov's test: the largest distance from the distribution is within what 1 in
-    1,000 samples passes.
+def follows(gaps: np.ndarray, distribution: Any) -> bool:
+    """Return whether 1 in 1,000 samples of a distribution is as far from it, by Kolmogorov and
+    Smirnov's test.
     """
-    ordered = cdf(np.sort(gaps))
-    n = len(gaps)
-    distance = max((np.arange(1, n + 1) / n - ordered).max(), (ordered - np.arange(n) / n).max())
-    return float(distance) < 1.95 / n**0.5
+    return bool(stats.kstest(gaps, distribution.cdf).pvalue > 1e-3)
 
 
 def test_arrivals_follow_their_distributions_and_begin_at_0() -> None:
-    assert follows(gaps("poisson:50"), lambda x: 1 - np.exp(-50 * x))
-    assert follows(gaps("wait:2"), lambda x: np.clip(x / 2, 0, 1))
+    poisson = stats.expon(scale=1 / 50)
+    assert follows(gaps("poisson:50"), poisson)
+    assert follows(gaps("wait:2"), stats.uniform(0, 2))
     for cv in (0.5, 1.0, 2.0):  # a gamma of this coefficient of variation: shape 1 / CV²
-        shape = cv**-2
         # slow, so that a trace's microseconds are fine enough for the shortest gaps
-        cdf = partial(lambda shape, x: gammainc(shape, shape * 0.01 * x), shape)
-        assert follows(gaps(f"gamma:0.01:{cv}"), cdf)
-    assert not follows(gaps("gamma:50:1.2"), lambda x: 1 - np.exp(-50 * x)), (
-        "the test tells a gamma from a Poisson process"
-    )
+        assert follows(gaps(f"gamma:0.01:{cv}"), stats.gamma(cv**-2, scale=cv**2 / 0.01))
+    assert not follows(gaps("gamma:50:1.2"), poisson), "the test tells them apart"
     assert gaps("constant:50") == pytest.approx(1 / 50, abs=2e-6)
     for spec, users in (("burst", None), ("closed:5", 5)):
         instants, n = arrivals(spec, 3, seed=1)
