@@ -73,7 +73,7 @@ def servers_of(url: str, key: str | None = None) -> list[str]:
     return found or [url]
 
 
-# ---- what they are asked
+# ---- requests
 
 JSON = {"Content-Type": "application/json"}
 COMPARED = (
@@ -86,13 +86,13 @@ OWN = re.compile(  # an answer's, or a process's
 )
 
 
-class Said(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: dict[str, str | None]
     body: bytes
 
     @property
-    def masked(self) -> Said:
+    def masked(self) -> Response:
         """Without what is this answer's alone."""
         return self._replace(body=OWN.sub(r"\1\g<2>0", self.body.decode()).encode())
 
@@ -111,8 +111,10 @@ def send(
         connection.request(method, path, raw, headers)
 
 
-def asked(url: str, method: str, path: str, body: Any = None, headers: Any = JSON) -> Said:
+def fetch(url: str, method: str, path: str, body: Any = None, headers: Any = JSON) -> Response:
     with contextlib.closing(connected(url)) as connection:
         send(connection, method, path, body, headers)
-        told = connection.getresponse()
-        return Said(told.status, {name: told.getheader(name) for name in COMPARED}, told.read())
+        response = connection.getresponse()
+        return Response(
+            response.status, {name: response.getheader(name) for name in COMPARED}, response.read()
+        )

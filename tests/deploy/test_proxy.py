@@ -30,7 +30,7 @@ from compare.servers import wait_until_ready
 from config import build
 from deploy.haproxy import find
 from deploy.kinds import with_shared_cores
-from tests.fronts import Said, asked, connected, send, skip_without
+from tests.fronts import Response, connected, fetch, send, skip_without
 from tests.programs import ran
 from tests.servers import PATIENCE_S, ROOT, free_port, metric, wait_until
 from tests.sse import events
@@ -94,11 +94,11 @@ def started(
 
 
 @contextmanager
-def in_flight(url: str, n: int, stream: bool) -> Iterator[list[Future[Said]]]:
+def in_flight(url: str, n: int, stream: bool) -> Iterator[list[Future[Response]]]:
     """n long requests that run while the block does."""
     with ThreadPoolExecutor(n) as pool:
         body = LONG | {"stream": stream}
-        yield [pool.submit(asked, url, "POST", "/inference", body) for _ in range(n)]
+        yield [pool.submit(fetch, url, "POST", "/inference", body) for _ in range(n)]
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def accepts(url: str) -> bool:
     return False
 
 
-def error(reply: Said) -> Any:
+def error(reply: Response) -> Any:
     return json.loads(reply.body)["error"]
 
 
@@ -194,37 +194,37 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
     with started(tmp_path, f"--header-timeout-s 1 --request-log {log}") as proxied:
         url = proxied.url
         wait_until(lambda: accepts(url))
-        early = asked(url, "GET", "/health")
+        early = fetch(url, "GET", "/health")
         assert early.status == 503 and error(early)["code"] == "no_server"
         assert early.headers["Retry-After"] == "1"
         wait_until_ready(proxied.process, url, PATIENCE_S)
         assert "\nready: 2 servers in mode dynamic on " + url in proxied.output
 
         for _ in range(4):
-            assert asked(url, "POST", "/inference", ASK).status == 200
+            assert fetch(url, "POST", "/inference", ASK).status == 200
         for k in (1, 2):
             assert get(f"{url}/replicas/{k}/stats")["completed"] == 2
             lines = (tmp_path / f"requests-{k}.jsonl").read_text().splitlines()
             assert len(lines) == 2, "each has a log of its own"
-        asked(url, "POST", "/replicas/1/stats/reset")
+        fetch(url, "POST", "/replicas/1/stats/reset")
         assert [get(f"{url}/replicas/{k}/stats")["completed"] for k in (1, 2)] == [0, 2]
         for path in ("/stats", "/metrics", "/stats/reset", "/live/events", "/timeline"):
-            reply = asked(url, "GET", path)
+            reply = fetch(url, "GET", path)
             assert reply.status == 404 and f"/replicas/2{path}" in error(reply)["message"]
         for method, path, means in (
             ("GET", "/%73tats?iterations=1", "/stats"),
             ("POST", "/stats%2f%2freset", "/stats/reset"),
             ("POST", "///%72eset_prefix_cache", "/reset_prefix_cache"),
         ):
-            reply = asked(url, method, path, {} if method == "POST" else None)
+            reply = fetch(url, method, path, {} if method == "POST" else None)
             assert reply.status == 404 and f"/replicas/2{means} and" in error(reply)["message"]
         assert get(f"{url}/replicas/2/stats")["completed"] == 2, "nobody was reset"
-        assert asked(url, "GET", "/live").headers["Location"] == "/replicas/1/live"
-        page = asked(url, "GET", "/replicas/2/", headers={"Accept": "text/html"})
+        assert fetch(url, "GET", "/live").headers["Location"] == "/replicas/1/live"
+        page = fetch(url, "GET", "/replicas/2/", headers={"Accept": "text/html"})
         assert (page.status, page.headers["Location"]) == (302, "/replicas/2/live")
-        body = asked(url, "GET", "/replicas/2/live").body  # its paths are relative
+        body = fetch(url, "GET", "/replicas/2/live").body  # its paths are relative
         assert b"live/events?" in body and b"/live/events" not in body
-        assert asked(url, "GET", "/replicas/3/stats").status == 404
+        assert fetch(url, "GET", "/replicas/3/stats").status == 404
 
         host, port = url.removeprefix("http://").split(":")
         for raw, status in (
@@ -240,7 +240,7 @@ def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_
             assert f"does not listen on {host}:{port}" in second.output
             assert "--port" in second.output
             assert second.remaining() == []
-        assert asked(url, "GET", "/ready").status == 200
+        assert fetch(url, "GET", "/ready").status == 200
 
 
 @pytest.mark.extra
@@ -251,7 +251,7 @@ def test_a_request_goes_to_the_server_with_the_fewest_in_flight(tmp_path: Path) 
             wait_until(lambda: running(url, 1) + running(url, 2) == 1)
             busy = 1 if running(url, 1) else 2
             for _ in range(6):
-                assert asked(url, "POST", "/inference", ASK).status == 200
+                assert fetch(url, "POST", "/inference", ASK).status == 200
             completed = [get(f"{url}/replicas/{k}/stats")["completed"] for k in (busy, 3 - busy)]
         assert completed == [0, 6]
 
@@ -330,11 +330,11 @@ def test_clients_of_a_killed_server_get_an_error_and_the_others_are_served(tmp_p
                     response.read()
             wait_until(lambda: "server 1 ended with exit code -9" in proxied.output)
             for _ in range(20):
-                assert asked(url, "POST", "/inference", ASK).status == 200
+                assert fetch(url, "POST", "/inference", ASK).status == 200
         replies = sorted((each.result() for each in plain), key=lambda each: each.status)
         assert [each.status for each in replies] == [200, 200, 502, 502]
         assert error(replies[2])["code"] == "server_ended"
-        assert asked(url, "GET", "/replicas/1/stats").status == 503
+        assert fetch(url, "GET", "/replicas/1/stats").status == 503
 
         os.killpg(proxied.pid(2), signal.SIGKILL)
         assert proxied.ends() == 1 and "no server is left" in proxied.output

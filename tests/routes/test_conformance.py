@@ -28,9 +28,9 @@ from tests.fronts import (
     FRONTS,
     JSON,
     Front,
-    Said,
-    asked,
+    Response,
     connected,
+    fetch,
     send,
     servers_of,
 )
@@ -53,11 +53,13 @@ INFERENCE, COMPLETIONS, CHATS = "/inference", "/v1/completions", "/v1/chat/compl
 
 def reference(
     client: FlaskClient, method: str, path: str, body: Any = None, headers: Any = JSON
-) -> Said:
-    """What an app in this process says."""
+) -> Response:
+    """Return the answer of an app in this process."""
     raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    told = client.open(path, method=method, data=raw, headers=headers)
-    return Said(told.status_code, {name: told.headers.get(name) for name in COMPARED}, told.data)
+    response = client.open(path, method=method, data=raw, headers=headers)
+    return Response(
+        response.status_code, {name: response.headers.get(name) for name in COMPARED}, response.data
+    )
 
 
 @pytest.fixture(scope="module", params=EVERY_FRONT)
@@ -100,8 +102,8 @@ def test_a_plain_answer_is_the_reference_s(
     fast: str, client_of: Callable[..., FlaskClient], path: str, body: Any
 ) -> None:
     ours = reference(client_of(**FAST), "POST", path, body)
-    told = asked(fast, "POST", path, body, WITH_KEY)
-    assert told.status == 200 and told.masked == ours.masked
+    response = fetch(fast, "POST", path, body, WITH_KEY)
+    assert response.status == 200 and response.masked == ours.masked
 
 
 @pytest.mark.parametrize("path", TOLD)
@@ -110,19 +112,19 @@ def test_what_a_server_says_of_itself_is_the_reference_s(
 ) -> None:
     client = client_of(**FAST, api_key=KEY)
     wait_until(lambda: reference(client, "GET", "/ready").status == 200)
-    told = asked(fast, "GET", path, headers=WITH_KEY)
-    assert told.status == 200
-    assert told.masked == reference(client, "GET", path, headers=WITH_KEY).masked
+    response = fetch(fast, "GET", path, headers=WITH_KEY)
+    assert response.status == 200
+    assert response.masked == reference(client, "GET", path, headers=WITH_KEY).masked
 
 
 def test_a_head_has_no_body(fast: str) -> None:
-    told = asked(fast, "HEAD", "/health")
-    assert (told.status, told.body) == (200, b"")
+    response = fetch(fast, "HEAD", "/health")
+    assert (response.status, response.body) == (200, b"")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_a_request_s_id_comes_back_once_and_one_without_gets_one(fast: str, stream: bool) -> None:
-    def told(headers: Any) -> str:
+    def id_of(headers: Any) -> str:
         with closing(connected(fast)) as connection:
             send(connection, "POST", INFERENCE, ASK | {"stream": stream}, headers)
             response = connection.getresponse()
@@ -131,9 +133,9 @@ def test_a_request_s_id_comes_back_once_and_one_without_gets_one(fast: str, stre
             [id_] = response.headers.get_all("X-Request-Id") or []
             return str(id_)
 
-    assert told(WITH_KEY | {"X-Request-Id": "trace-7"}) == "trace-7"
-    assert told(JSON | {"X-Request-Id": "trace-8"}) == "trace-8"
-    assert told(WITH_KEY) != told(WITH_KEY)
+    assert id_of(WITH_KEY | {"X-Request-Id": "trace-7"}) == "trace-7"
+    assert id_of(JSON | {"X-Request-Id": "trace-8"}) == "trace-8"
+    assert id_of(WITH_KEY) != id_of(WITH_KEY)
 
 
 # ---- refusals
@@ -159,12 +161,12 @@ def test_a_refusal_is_the_reference_s_and_names_the_same_field(
     fast: str, client_of: Callable[..., FlaskClient], status: int, method: str, path: str, body: Any
 ) -> None:
     ours = reference(client_of(**FAST), method, path, body)
-    told = asked(fast, method, path, body, WITH_KEY)
-    assert told.status == status and told.headers == ours.headers
+    response = fetch(fast, method, path, body, WITH_KEY)
+    assert response.status == status and response.headers == ours.headers
     # refusals that no app sees have no end of the line
-    assert told.body.rstrip(b"\n") == ours.body.rstrip(b"\n")
-    assert set(json.loads(told.body)["error"]) == {"message", "type", "param", "code"}
-    assert bool(told.headers["Allow"]) == (status == 405)
+    assert response.body.rstrip(b"\n") == ours.body.rstrip(b"\n")
+    assert set(json.loads(response.body)["error"]) == {"message", "type", "param", "code"}
+    assert bool(response.headers["Allow"]) == (status == 405)
 
 
 REFUSED_HEADERS: list[tuple[int, str, dict[str, str]]] = [
@@ -179,13 +181,13 @@ def test_a_refusal_by_headers_is_the_reference_s(
     fast: str, client_of: Callable[..., FlaskClient], status: int, path: str, headers: Any
 ) -> None:
     ours = reference(client_of(**FAST, api_key=KEY), "POST", path, ASK, headers)
-    told = asked(fast, "POST", path, ASK, headers)
-    assert told.status == status and told.masked == ours.masked
-    assert told.headers["WWW-Authenticate"] == ("Bearer" if status == 401 else None)
+    response = fetch(fast, "POST", path, ASK, headers)
+    assert response.status == status and response.masked == ours.masked
+    assert response.headers["WWW-Authenticate"] == ("Bearer" if status == 401 else None)
 
 
 def test_what_watches_a_process_needs_no_key(fast: str) -> None:
-    assert [asked(fast, "GET", path).status for path in ("/health", "/ready")] == [200, 200]
+    assert [fetch(fast, "GET", path).status for path in ("/health", "/ready")] == [200, 200]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
@@ -206,8 +208,8 @@ def test_beyond_the_queue_it_is_a_429_that_says_when_to_come_again(
     completed, refusals, cancelled = counted()
     with ThreadPoolExecutor(held + 4) as pool:
         body = ASK | {"num_tokens": 100, "stream": stream}
-        told = list(pool.map(lambda _: asked(slow, "POST", INFERENCE, body), range(held + 4)))
-    refused = [each for each in told if each.status != 200]
+        response = list(pool.map(lambda _: fetch(slow, "POST", INFERENCE, body), range(held + 4)))
+    refused = [each for each in response if each.status != 200]
     assert len(refused) == 4, "all servers were filled, and none beyond what it holds"
     assert counted() == [completed + held, refusals + 4, cancelled], "each of them once"
     for each in refused:
@@ -256,11 +258,14 @@ def test_a_stream_is_the_reference_s(
     slow: str, client_of: Callable[..., FlaskClient], path: str, body: Any
 ) -> None:
     ours = reference(client_of(**SLOW), "POST", path, body)
-    told = asked(slow, "POST", path, body)
-    assert told.status == 200 and told.headers == ours.headers
-    assert str(told.headers["Content-Type"]).startswith("text/event-stream")
-    assert told.headers["Cache-Control"] == "no-cache" and told.headers["X-Accel-Buffering"] == "no"
-    assert joined(told.masked.body) == joined(ours.masked.body)
+    response = fetch(slow, "POST", path, body)
+    assert response.status == 200 and response.headers == ours.headers
+    assert str(response.headers["Content-Type"]).startswith("text/event-stream")
+    assert (
+        response.headers["Cache-Control"] == "no-cache"
+        and response.headers["X-Accel-Buffering"] == "no"
+    )
+    assert joined(response.masked.body) == joined(ours.masked.body)
 
 
 @pytest.mark.parametrize(("path", "body"), [(INFERENCE, ASK), (CHATS, CHAT)], ids=["own", "chat"])
@@ -278,12 +283,12 @@ def test_a_deadline_that_passes_is_a_504_and_in_a_stream_an_event(
     slow: str, client_of: Callable[..., FlaskClient]
 ) -> None:
     client, late = client_of(**SLOW), LONG | {"timeout_s": 0.2}
-    told = asked(slow, "POST", INFERENCE, late)
-    assert told.status == 504
-    assert told.masked == reference(client, "POST", INFERENCE, late).masked
-    told = asked(slow, "POST", INFERENCE, late | {"stream": True})
-    *pieces, last = events(told.body)
-    assert told.status == 200 and 0 < len(pieces) < 100
+    response = fetch(slow, "POST", INFERENCE, late)
+    assert response.status == 504
+    assert response.masked == reference(client, "POST", INFERENCE, late).masked
+    response = fetch(slow, "POST", INFERENCE, late | {"stream": True})
+    *pieces, last = events(response.body)
+    assert response.status == 200 and 0 < len(pieces) < 100
     *_, ours = events(reference(client, "POST", INFERENCE, late | {"stream": True}).body)
     assert last == ours and last["error"]["code"] == "deadline_passed"
 

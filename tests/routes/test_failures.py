@@ -43,10 +43,10 @@ class Scripted(Generator):
 
 
 def started(generator: Generator) -> tuple[BatchingManager, list[BaseException]]:
-    told: list[BaseException] = []
+    failures: list[BaseException] = []
     manager = BatchingManager(make_scheduler(Dynamic(), max_batch_size=2), lambda: generator)
-    manager.on_failure(told.append)
-    return manager, told
+    manager.on_failure(failures.append)
+    return manager, failures
 
 
 def wait(*inferences: Inference) -> None:
@@ -73,10 +73,10 @@ def ended(manager: BatchingManager) -> None:
 def test_failures_with_a_success_between_them_end_nothing() -> None:
     broken = RuntimeError("no luck")
     engine = Scripted(*[broken] * (FAILURES - 1), None, *[broken] * (FAILURES - 1), None)
-    manager, told = started(engine)
+    manager, failures = started(engine)
     errors = [ask(manager, engine).error for _ in range(2 * FAILURES)]
     assert [error is None for error in errors] == 2 * [*[False] * (FAILURES - 1), True]
-    assert manager.not_ready_because() is None and told == []
+    assert manager.not_ready_because() is None and failures == []
     manager.close()
 
 
@@ -85,7 +85,7 @@ def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_t
     200.
     """
     engine = Scripted(RuntimeError("illegal memory access"))
-    manager, told = started(engine)
+    manager, failures = started(engine)
     inferences = [Inference([0], 5) for _ in range(9)]  # of which two run at a time
     manager.enqueue(inferences)
     engine.go.release(FAILURES)
@@ -97,14 +97,14 @@ def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_t
     assert manager.not_ready_because() == why and why in str(inferences[-1].error)
     with pytest.raises(EngineFailed, match="send the request to another one"):
         manager.enqueue([Inference([0], 1)])
-    assert [str(error) for error in told] == [why]
-    manager.on_failure(told.append)
-    assert len(told) == 2, "who asks later is told at once"
+    assert [str(error) for error in failures] == [why]
+    manager.on_failure(failures.append)
+    assert len(failures) == 2, "a later observer is notified at once"
     manager.close()
 
 
 def test_a_defect_of_the_loop_itself_is_no_silence() -> None:
-    manager, told = started(Scripted(None))
+    manager, failures = started(Scripted(None))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manager._scheduler, "next_deadline", lambda: 1 / 0)
         patch.setattr(manager._scheduler, "schedule", lambda now: (Iteration([], 0, 1, 0), None))
@@ -112,7 +112,7 @@ def test_a_defect_of_the_loop_itself_is_no_silence() -> None:
         manager.enqueue([inference])
         wait(inference)
         ended(manager)
-    assert isinstance(inference.error, EngineFailed) and isinstance(told[0], ZeroDivisionError)
+    assert isinstance(inference.error, EngineFailed) and isinstance(failures[0], ZeroDivisionError)
     why = "the handler thread ended with ZeroDivisionError: division by zero"
     assert manager.not_ready_because() == why
     manager.close()
@@ -140,12 +140,12 @@ def test_a_listener_that_raises_disturbs_nobody() -> None:
     def listener(update: TokenEvent) -> None:
         raise ValueError("a defect")
 
-    manager, told = started(FakeGenerator(lambda seconds: None))
+    manager, failures = started(FakeGenerator(lambda seconds: None))
     heard, other = Inference([0], 3, listener=listener), Inference([0], 3)
     manager.enqueue([heard, other])
     wait(heard, other)
     assert heard.error is None and len(heard.tokens) == 3
-    assert not told and manager.not_ready_because() is None
+    assert not failures and manager.not_ready_because() is None
     manager.close()
 
 

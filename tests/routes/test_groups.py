@@ -66,7 +66,7 @@ def test_n_streams_interleave_by_index_on_every_route(
     client_of: Callable[..., FlaskClient],
 ) -> None:
     demo = client_of(model="demo", max_batch_size=4)
-    # 9 tokens of all three are computed before the first is told
+    # 9 tokens of all three are computed before the first is sent
     asked = {"num_tokens": 600, "temperature": 1.0, "seed": 7, "n": 3}
     plain = answer(demo, asked | {"prompt": "The file"})
     stream = demo.post("/inference", json=asked | {"prompt": "The file", "stream": True})

@@ -233,8 +233,8 @@ def test_a_server_that_others_reach_without_a_key_says_so() -> None:
 
 
 def test_a_command_is_saved_without_its_key() -> None:
-    told = command_line("x", ["--api-key", KEY, f"--api-key={KEY}", "--url", "u"])
-    assert KEY not in told and told.endswith("--url u") and told.count("--api-key") == 2
+    saved = command_line("x", ["--api-key", KEY, f"--api-key={KEY}", "--url", "u"])
+    assert KEY not in saved and saved.endswith("--url u") and saved.count("--api-key") == 2
 
 
 @pytest.fixture
@@ -312,13 +312,13 @@ def test_without_a_key_a_name_that_nobody_allowed_is_a_403(
     """A site whose name leads to this machine could have a browser load and reset the server."""
     client = client_of(allowed_hosts="llm.example, other")
     for path in ("/stats", "/live", "/"):
-        told = client.get(path, headers={"Host": host})
-        assert (told.status_code == 403) == (not known), path
+        response = client.get(path, headers={"Host": host})
+        assert (response.status_code == 403) == (not known), path
     asked = client.post("/stats/reset", json={}, headers={"Host": host})
     assert asked.status_code == (200 if known else 403)
     assert known or "--allowed-hosts" in asked.get_json()["error"]["message"]
     assert client.get("/ready", headers={"Host": host}).status_code == 200, "of probes"
     with_key = {"Authorization": f"Bearer {KEY}"}
     for open_ in ({"api_key": KEY}, {"allowed_hosts": "*"}):
-        told = client_of(**open_).get("/openapi.json", headers=with_key | {"Host": host})
-        assert told.status_code == 200
+        response = client_of(**open_).get("/openapi.json", headers=with_key | {"Host": host})
+        assert response.status_code == 200

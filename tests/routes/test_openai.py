@@ -77,21 +77,23 @@ def test_tokens_of_a_text_are_those_that_its_completion_goes_by(
 ) -> None:
     client = client_of()
 
-    def told(**body: Any) -> Any:
+    def tokenized(**body: Any) -> Any:
         return client.post("/tokenize", json=body).get_json()
 
     text = "user: hi\nassistant:"
     ids = [*text.encode()]
     expected = {"count": 19, "max_model_len": 1024, "tokens": ids, "token_strs": None}
     assert (
-        told(prompt=text) == told(prompt=text, model="fake", add_special_tokens=False) == expected
+        tokenized(prompt=text)
+        == tokenized(prompt=text, model="fake", add_special_tokens=False)
+        == expected
     )
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    assert told(messages=chat["messages"], prompt=None) == expected
+    assert tokenized(messages=chat["messages"], prompt=None) == expected
     usage = client.post("/v1/chat/completions", json=chat).get_json()["usage"]
     assert usage["prompt_tokens"] == expected["count"]
-    assert told(prompt="")["tokens"] == []
-    assert told(prompt="x" * 2000)["count"] == 2000, "by how much it is too long can be asked"
+    assert tokenized(prompt="")["tokens"] == []
+    assert tokenized(prompt="x" * 2000)["count"] == 2000, "by how much it is too long can be asked"
     wrong: list[tuple[str | None, dict[str, Any]]] = [
         ("model", {"prompt": "hi", "model": "another"}), ("prompt", {"prompt": "x" * 131_073}),
         ("messages", {"messages": []}),
@@ -99,7 +101,7 @@ def test_tokens_of_a_text_are_those_that_its_completion_goes_by(
         (None, {"prompt": "hi", "messages": chat["messages"]}),
     ]  # fmt: skip
     for field, body in wrong:
-        assert told(**body)["error"]["param"] == field
+        assert tokenized(**body)["error"]["param"] == field
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -85,8 +85,8 @@ def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Gate])
 def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> None:
     inference = Inference([1], 5, tokens=list("a€b".encode()))
     part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
-    told = [part.read(TokenEvent(inference, n, n == 5)) for n in range(1, 6)]
-    assert told == [("a", 1), ("", 0), ("", 0), ("€", 3), ("b", 1)]
+    pieces = [part.read(TokenEvent(inference, n, n == 5)) for n in range(1, 6)]
+    assert pieces == [("a", 1), ("", 0), ("", 0), ("€", 3), ("b", 1)]
 
 
 def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> None:
@@ -94,8 +94,8 @@ def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> Non
     part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
 
     class Terse(Reply):
-        def piece(self, *told: Any) -> Any:
-            return [*told]
+        def piece(self, *values: Any) -> Any:
+            return [*values]
 
         def end(self) -> Any:
             return "end"
@@ -132,7 +132,7 @@ def test_an_engine_that_fails_before_the_first_token_gives_the_stream_its_status
 def test_a_deadline_is_kept_while_an_iteration_or_the_loading_of_the_model_takes_long(
     client_of: Callable[..., FlaskClient], gated: tuple[FlaskClient, Gate]
 ) -> None:
-    client, gate = gated  # an iteration that ends when it is told to
+    client, gate = gated  # an iteration that ends when it may
     loading = threading.Event()
 
     def load() -> Gate:

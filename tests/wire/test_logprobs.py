@@ -166,22 +166,22 @@ def ask(client: FlaskClient, path: str = "/v1/completions", **body: Any) -> Any:
     """What it answers, as the document describes it."""
     response = client.post(path, json=body)
     assert response.status_code == 200, response.data
-    told = events(response.data) if body.get("stream") else response.get_json()
+    result = events(response.data) if body.get("stream") else response.get_json()
     kinds = (
         (ChatCompletion, ChatCompletionChunk) if "chat" in path else (Completion, CompletionChunk)
     )
-    for each in told if body.get("stream") else [told]:
+    for each in result if body.get("stream") else [result]:
         kinds[bool(body.get("stream"))].model_validate(each)
-    return told
+    return result
 
 
 def joined(chunks: list[Any]) -> dict[str, list[Any]]:
     """The logprobs of a stream as those of a plain answer."""
-    told: dict[str, list[Any]] = {}
+    result: dict[str, list[Any]] = {}
     for chunk in chunks:
         for name, values in chunk["choices"][0]["logprobs"].items():
-            told.setdefault(name, []).extend(values)
-    return told
+            result.setdefault(name, []).extend(values)
+    return result
 
 
 def test_completions_have_openais_lists_and_streams_the_same(client: FlaskClient) -> None:
@@ -264,7 +264,7 @@ def test_stop_ids_end_a_text_before_them_and_min_tokens_puts_all_ends_off(
     put_off = greedy | {"stop": text[at - 1 : at + 1], "min_tokens": at + 1}
     assert ask(client, **greedy | {"stop": put_off["stop"]})["choices"][0]["text"] == text[: at - 1]
     for stream in (False, True):
-        told = ask(client, **put_off, stream=stream)
-        parts = [chunk["choices"][0] for chunk in (told if stream else [told])]
+        result = ask(client, **put_off, stream=stream)
+        parts = [chunk["choices"][0] for chunk in (result if stream else [result])]
         shown = "".join(part["text"] for part in parts)
         assert text.startswith(shown) and len(shown) > at

@@ -114,8 +114,8 @@ def test_every_kind_of_answer_is_as_the_document_says(api: Any) -> None:
         stream = response.headers["content-type"][0].startswith("text/event-stream")
         assert stream == bool(isinstance(body, dict) and body.get("stream"))
     for query in ({}, {"iterations": "1"}, {"iterations": "1", "since": 2}):
-        told = api["/stats"]["GET"].Case(query=query).call_and_validate(checks=CHECKS).json()
-        assert ("next_iteration" in told) == bool(query)
+        stats = api["/stats"]["GET"].Case(query=query).call_and_validate(checks=CHECKS).json()
+        assert ("next_iteration" in stats) == bool(query)
 
 
 class Failing(Quick):
