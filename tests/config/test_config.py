@@ -157,6 +157,8 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_prevent_i
     given = parsed("dynamic --device cpu --decoder-batch-sizes 4,1,4")
     assert given.decoder_batch_sizes == (32, 4, 1), "as in RBLN, with the maximum"
     assert parsed("dynamic --device cpu").decoder_batch_sizes == ()
+    naive = parsed("dynamic --generator naive")
+    assert naive.attention == "plain" and naive.decoder_batch_sizes == ()
 
 
 def test_a_gpu_without_triton_runs_pytorchs_attention_and_a_warning_names_the_fix(

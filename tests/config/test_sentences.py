@@ -213,7 +213,13 @@ def test_on_a_gpu_other_parts_are_refused(line: str, monkeypatch: pytest.MonkeyP
     assert ON_GPU[line] in refused(line)
 
 
-def test_heads_that_a_kernel_cannot_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Config, "shape", Shape(n_layer=1, n_head=1, n_embd=512))
+def test_heads_that_a_kernel_cannot_take_are_refused_and_auto_is_plain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = Shape(n_layer=1, n_head=1, n_embd=512)
+    monkeypatch.setattr(Config, "shape", shape)
+    monkeypatch.setattr(resolve, "shape_of", lambda model: shape)
+    config = parse(["dynamic", "--device", "cpu", "--tokenizer", "bytes"], {}, dotenv=None)
+    assert config.attention == "plain"
     message = "attention kernel takes heads of at most 256; use --attention plain"
     assert message in refused("dynamic --attention kernel")
