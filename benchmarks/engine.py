@@ -8,7 +8,8 @@ It cannot be shorter than reading every weight and live key and value once, nor 
 the bound is the larger of the two, as if they overlapped wholly. A CPU's reading is measured with
 loads like the kernels' over as many bytes as the step reads, for caches hold a part of them. Steps
 and probes take turns, and each step is held against the faster probe of the two beside it.
---prompts: steps of 8 decode rows with a prompt of so many tokens besides. Writes a figure to --out.
+--prompts: steps of 8 decode rows with a prompt of so many tokens besides. Writes engine.md,
+engine.json and a figure to --out.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from benchmarks.offline import (
     refuse_what_does_not_fit,
 )
 from compare.report.drawing import STYLE, caption_of, plain_log
+from compare.report.tables import markdown
 from config import ONLY_IN, Config, ConfigError
 from config.resolve import native_bfloat16
 from generate.cached import CachedGenerator
@@ -55,7 +57,7 @@ BENCHMARK = Benchmark(
         "--contexts": (Numbers("64,256"), "tokens of each row"),
         "--prompts": (Numbers, f"tokens of a prompt beside {BESIDE} rows"),
         "--repeats": (Times(7), "steps, of which the median counts"),
-        "--out": (Path("runs/engine"), "folder for the figure"),
+        "--out": (Path("runs/engine"), "folder"),
     },
     # neither a scheduler nor its loop
     NO_HTTP | PREFIXES | {"mode", "max_waiting", "loop_interval_ms", *ONLY_IN},
@@ -200,15 +202,13 @@ def measure(
         )
     fill(engine.attention.cache)
     steps, mixed = [], []
-    print("  rows  context    step, ms    tok/s  memory bound, ms  arithmetic bound, ms  reached")
     for context in contexts:
         for n in rows:
             step = against_bound(engine, machine, config, n, context, repeats)
             steps.append(step)
             print(
-                f"{n:6} {context:8} {1e3 * step['seconds']:11.2f} {n / step['seconds']:8.1f} "
-                f"{1e3 * step['memory_s']:17.2f} {1e3 * step['arithmetic_s']:21.2f} "
-                f"{100 * step['reached']:7.0f}% "
+                f"{n} rows of context {context}: {1e3 * step['seconds']:.2f} ms, "
+                f"{100 * step['reached']:.0f}% of the bound "
                 f"({100 * step['reached_least']:.0f} to {100 * step['reached_most']:.0f})",
                 flush=True,
             )
@@ -231,6 +231,24 @@ def measure(
         "steps": steps,
         "with_a_prompt": mixed,
     }
+
+
+def table(steps: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each number of rows and context; the bound is the larger of its two."""
+    lines = [["rows", "context", "step, ms", "bound, ms", "reached, %", "tok/s"]]
+    for step in steps:
+        bound_s = max(step["memory_s"], step["arithmetic_s"])
+        lines.append(
+            [
+                f"{step['rows']}",
+                f"{step['context']}",
+                f"{1e3 * step['seconds']:.2f}",
+                f"{1e3 * bound_s:.2f}",
+                f"{100 * step['reached']:.0f}",
+                f"{step['rows'] / step['seconds']:,.1f}",
+            ]
+        )
+    return markdown(lines, left=0)
 
 
 def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
@@ -286,7 +304,10 @@ def main() -> None:
         f"{result['flops_per_s'] / 1e9:,.0f} GFLOP/s"
     )
     draw(step_time(result["steps"], caption), options.out / "step_time.png")
-    print(json.dumps(result))
+    body = f"{table(result['steps'])}\n\n![Step time against the bound](step_time.png)"
+    setup = f"medians of {options.repeats} steps; {caption}"
+    BENCHMARK.write(options.out, "Step time against the machine's bound", setup, body, result)
+    print(json.dumps(result))  # for benchmarks.gpu
 
 
 if __name__ == "__main__":

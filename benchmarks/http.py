@@ -43,6 +43,7 @@ COLUMNS = {  # heading and form; CPU is that of all processes of the server
     "p99_ms": ("p99, ms", "{:.2f}"),
     "cpu_ms_per_request": ("CPU a request, ms", "{:.2f}"),
     "cpu_us_per_token": ("CPU a token, µs", "{:.0f}"),
+    "cpu_us_per_chunk": ("CPU a chunk, µs", "{:.0f}"),  # 0 for plain answers
 }
 COMPARED = ("p50_ms", "cpu_ms_per_request", "cpu_us_per_token")  # of front ends, as ratios
 BENCHMARK = Benchmark(
@@ -135,6 +136,7 @@ async def load(url: str, traffic: Traffic, seconds: float) -> dict[str, float]:
         "p99_ms": 1e3 * float(np.percentile(seen, 99)),
         "cpu_ms_per_request": 1e3 * spent_s / len(seen),
         "cpu_us_per_token": 1e6 * spent_s / (traffic.tokens * len(seen)),
+        "cpu_us_per_chunk": 1e6 * spent_s / n_chunks if n_chunks else 0.0,
     }
 
 

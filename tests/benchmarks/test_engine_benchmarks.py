@@ -66,6 +66,9 @@ def test_a_step_is_compared_with_what_the_machine_allows(
     assert all(0 < s["reached_least"] <= s["reached"] <= s["reached_most"] for s in steps)
     assert [step["prompt_tokens"] for step in result["with_a_prompt"]] == [5, 33]
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
+    page = (tmp_path / "engine.md").read_text()
+    assert "| rows | context | step, ms | bound, ms | reached, % | tok/s |" in page
+    assert f"| 3 | 70 | {1e3 * steps[3]['seconds']:.2f} |" in page
 
 
 @pytest.mark.parametrize("step_bytes", [80_000, 8_000])

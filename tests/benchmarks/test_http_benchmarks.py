@@ -36,6 +36,7 @@ def test_plain_answers_and_streams_are_measured(
         tokens = 1 if "of 1" in name else 4
         assert measured["tokens_per_s"] == pytest.approx(tokens * measured["requests_per_s"])
         assert (measured["chunks_per_s"] > 0) == ("streams" in name)
+        assert (measured["cpu_us_per_chunk"] > 0) == ("streams" in name)
         assert measured["p99_ms"] >= measured["p50_ms"] > 0 < measured["cpu_ms_per_request"]
         clients = int(name.split()[0])
         # each asks again once it has an answer, and half of the answers took the median at most
