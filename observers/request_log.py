@@ -54,8 +54,8 @@ class RequestLog:
             "state": i.state.value,
             "finish_reason": i.finish_reason if i.state is State.FINISHED else None,
             "error": i.error.code if i.error else None,
-            "batch_id": i.batch if admitted else None,
-            "position": i.position if admitted else None,
+            "batch_id": i.standing.batch if admitted else None,
+            "position": i.standing.position if admitted else None,
             "prompt_tokens": len(i.prompt_ids) if i.leader is None else 0,  # it counts once
             "cached_tokens": i.cached_tokens if i.leader is None else 0,
             "num_tokens": i.num_tokens,

@@ -75,12 +75,10 @@ class QueuePolicies(Extension):
             self._timeouts.add(now + timeout_s, group)
 
     def wait(self, inference: Inference, now: float) -> None:
-        if self._policies:
-            self._sizes[inference.priority] += 1
+        self._sizes[inference.priority] += 1
 
     def leave(self, inference: Inference) -> None:
-        if self._policies:
-            self._sizes[inference.priority] -= 1
+        self._sizes[inference.priority] -= 1
 
     @property
     def next_due(self) -> float | None:

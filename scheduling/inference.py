@@ -42,13 +42,15 @@ class TokenEvent(NamedTuple):
 
 @dataclass(slots=True)
 class Standing:
-    """Place of an inference in the waiting queue, and what its order remembers of it."""
+    """Place of an inference in the waiting queue and its batch, and its order's record of it."""
 
     key: tuple[Any, ...] = ()  # to sort by; set when it begins to wait, or is paused
     bin: int = 0  # its queue, in modes with several
     # expected completion tokens, of its group's longest; orders never see the true number
     predicted_tokens: int = 0
     state: Any = None  # the order's own record
+    batch: int = -1  # number of its iteration, among those that admitted anything
+    position: int = -1  # rows before it when it was admitted
 
 
 @dataclass(slots=True)
@@ -101,8 +103,6 @@ class Inference:
     arrived_at: float = 0.0
     admitted_at: float | None = None
     answered_at: float | None = None
-    batch: int = -1  # number of its iteration, among those that admitted anything
-    position: int = -1  # rows before it when it was admitted
     standing: Standing = field(default_factory=Standing)
     interruptions: Interruptions = field(default_factory=Interruptions)
 

@@ -186,7 +186,8 @@ class Scheduler:
         inference.state = State.RUNNING
         if inference.admitted_at is None:
             inference.admitted_at = now
-            inference.batch, inference.position = self._batches, len(self.running)
+            inference.standing.batch = self._batches
+            inference.standing.position = len(self.running)
             self.pool.count_query(inference)
         inference.interruptions.end(now)
         self.running[inference.id] = inference

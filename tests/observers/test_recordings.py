@@ -80,21 +80,9 @@ CHANGES: dict[str, tuple[dict[str, Any], Callable[[Entry], Any], str]] = {
         {"rows": ...}, lambda entry: entry["rows"][0][6].__setitem__(0, 7),
         "row 0 of request 0: blocks is [7, 1] in the recording, and [0, 1] in the replay",
     ),
-    "number of rows": (
-        {"running": 4}, lambda entry: entry["rows"].pop(),
-        "rows: 3 in the recording, 4 in the replay",
-    ),
-    "waiting requests": (
-        {"waiting": 3}, lambda entry: entry.update(waiting=2),
-        "waiting is 2 in the recording, and 3 in the replay",
-    ),
     "reason of a refusal": (
         {"error": ...}, lambda entry: entry.update(error="rate_limit_exceeded"),
         'error is "rate_limit_exceeded" in the recording, and "overloaded" in the replay',
-    ),
-    "a refusal": (
-        {"ids": [3]}, lambda entry: entry.update(error="overloaded"),
-        'error is "overloaded" in the recording, and nothing in the replay',
     ),
     "answered requests": (
         {"answered": ..., "call": "apply"}, lambda entry: entry["answered"].append(5),

@@ -333,4 +333,4 @@ def test_a_request_is_never_split_by_its_window() -> None:
     scheduler.enqueue(a, 1.0)
     scheduler.enqueue(b, 2.0)
     drive(scheduler, [], lambda _: 1.0)
-    assert [i.batch for i in (*b, *a)] == [1, 1, 2, 2]
+    assert [i.standing.batch for i in (*b, *a)] == [1, 1, 2, 2]

@@ -37,10 +37,6 @@ def test_what_can_never_fit_is_refused_at_the_door() -> None:
     together = make_scheduler(Static(), n_blocks=3, block_size=4)
     with pytest.raises(InvalidRequest, match="needs 4 KV blocks"):
         together.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)
-    with pytest.raises(
-        InvalidRequest, match="Maximum batch size exceeded: 3 completions in one request, at most 2"
-    ):
-        together.enqueue([Inference([0], 1) for _ in range(3)], now=0.0)
 
 
 def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> None:

@@ -72,8 +72,8 @@ def serve(
     loop.serve([(ask.at, group) for ask, group in zip(asks, groups)], replica)
     served = [
         [
-            i.id, i.state, i.admitted_at, i.answered_at, i.token_times, i.tokens, i.batch,
-            i.position, i.interruptions, i.cached_tokens, type(i.error), i.keys,
+            i.id, i.state, i.admitted_at, i.answered_at, i.token_times, i.tokens, i.standing.batch,
+            i.standing.position, i.interruptions, i.cached_tokens, type(i.error), i.keys,
         ]
         for group in groups
         for i in group
