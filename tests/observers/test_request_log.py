@@ -94,13 +94,6 @@ def test_a_line_has_the_request_s_id_which_its_answer_tells(
     assert len(set(found)) == 7 and all(re.fullmatch("[0-9a-f]{32}", id_) for id_ in found[4:])
 
 
-def test_a_refusal_tells_the_request_s_id_too(client_of: Callable[..., FlaskClient]) -> None:
-    client = client_of(api_key="sesame")
-    for path in ("/stats", "/nope", "/inference", "/health"):
-        told = client.get(path, headers={"X-Request-Id": "mine"})
-        assert told.headers["X-Request-Id"] == "mine"
-
-
 def test_a_line_says_whose_a_request_is_its_level_and_what_was_predicted_of_its_length(
     client_of: Callable[..., FlaskClient], tmp_path: Path
 ) -> None:
