@@ -305,7 +305,7 @@ class MadeLoad(_Answer):
 
 
 class Events(_Answer):
-    """What happened, for the page; docs/live.md has the format of the lists."""
+    """Events for the page; docs/live.md has the format of the lists."""
 
     about: dict[str, Any]
     now: float

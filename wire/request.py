@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 GREEDY = Sampling()
 Body = TypeVar("Body", bound=BaseModel)
+# fields that all routes have under one name
+SHARED = {"timeout_s", "queue_timeout_s", "user", "priority", "n", "cache_salt", "stream"}
 Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
 
 
@@ -117,7 +119,7 @@ class RequestReader:
             body.seed,
             alone=is_alone(prompt),
             echo=body.echo,
-            **_shared(body),
+            **body.model_dump(include=SHARED),
         )
 
     def completion(self, raw: bytes) -> Request:
@@ -197,7 +199,7 @@ class RequestReader:
             form=form,
             echo=echo,
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
-            **_shared(body),
+            **body.model_dump(include=SHARED),
         )
 
     def _encode(
@@ -248,11 +250,3 @@ class RequestReader:
             raise InvalidRequest(
                 f"{which} must be in 0 … {self.tokenizer.n_vocab - 1}.", param=field
             )
-
-
-SHARED = ("timeout_s", "queue_timeout_s", "user", "priority", "n", "cache_salt", "stream")
-
-
-def _shared(body: BaseModel) -> dict[str, Any]:
-    """Return the fields that all routes have under one name."""
-    return {name: getattr(body, name) for name in SHARED}

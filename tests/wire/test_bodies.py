@@ -86,6 +86,8 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"stop_token_ids": [1] * 65}, "stop_token_ids", ""),
         ({"max_tokens": 0}, "max_tokens", '0 without "echo": true asks for nothing'),
         ({"max_tokens": 5000}, "max_tokens", CONTEXT),
+        # one token is computed in any case
+        ({"prompt": "x" * 1024, "max_tokens": 0, "echo": True}, "prompt", CONTEXT),
         ({"top_p": -0.1}, "top_p", ""),
         ({"top_p": 1.1}, "top_p", ""),
         ({"top_k": -2}, "top_k", ""),
