@@ -81,7 +81,7 @@ STUDY = Study(
     name="memory",
     title="KV blocks reserved, or on demand",
     question="What does reserving KV blocks cost, and what does taking them on demand?",
-    source="the choice of who gives way decides what is recomputed, least computed < newest < most "
+    source="the choice of the victim decides what is recomputed, least computed < newest < most "
     "computed (vLLM issue 54644)",
     workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most {ROWS} rows; "
     f"{VIRTUAL}",

@@ -1,6 +1,4 @@
-"""What an iteration costs: a line in what it computes, in whole picoseconds; files of it; and how
-it is fitted to an engine.
-"""
+"""Costs of an iteration: a line in what it computes, in whole picoseconds; and their files."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ PROMPT_END = st.builds(prompt_end, st.integers(0, 900), st.integers(1, 256))
 
 def test_a_line_counts_what_an_iteration_computes() -> None:
     """Two rows attend 10 and 20 positions; a chunk of 3 tokens from position 4 on attends 5, 6 and
-    7; and there is a row of nobody.
+    7; and there is a padding row.
     """
     mixed = iteration([decode_row(10), decode_row(20, idle=True), chunk(4, 3)], padding=1)
     assert work(mixed) == (1, 4, 30, 3, 18)
@@ -111,11 +109,11 @@ def test_a_slower_server_is_slow_between_iterations_too() -> None:
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    told = Costs(
+    costs = Costs(
         "mine", LINE, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, {4: LINE}, {"config": {"model": "demo"}}
     )
-    save(told, path := tmp_path / "new" / "mine.json")
-    assert load(path) == told and load(str(path)) == told
+    save(costs, path := tmp_path / "new" / "mine.json")
+    assert load(path) == costs == load(str(path))
 
 
 def test_costs_that_are_not_there_are_said_with_those_that_are(
@@ -124,8 +122,8 @@ def test_costs_that_are_not_there_are_said_with_those_that_are(
     monkeypatch.setattr(costs, "FOLDER", tmp_path)
     save(Costs("", LINE), tmp_path / "demo.json")
     assert load("demo").name == "demo"
-    said = r"no costs 'dmeo'; name one of fake, second, demo, .*benchmarks"
-    with pytest.raises(CostsError, match=said):
+    sentence = r"no costs 'dmeo'; name one of fake, second, demo, .*benchmarks"
+    with pytest.raises(CostsError, match=sentence):
         load("dmeo")
     with pytest.raises(CostsError, match="there are no costs"):
         load(tmp_path / "nowhere.json")

@@ -80,7 +80,7 @@ def test_one_row_is_pollaczeks_and_khinchines() -> None:
 
 @pytest.mark.nightly
 def test_rows_that_cost_nothing_are_servers_of_one_queue() -> None:
-    """M/M/k: Erlang's C. Who comes waits for the end of an iteration besides."""
+    """M/M/k: Erlang's C. An arrival waits for the end of an iteration besides."""
     rows, load, mean = 8, 0.85, 25.0
     rate = load * rows / (mean * TOKEN_S)
     trace = poisson(rate, geometric(mean, 20_000, 1), 2)
@@ -172,7 +172,7 @@ def test_what_a_failing_replica_has_ends_and_a_new_one_comes() -> None:
 
 
 def test_requests_and_answers_of_a_server_come_one_after_another() -> None:
-    """Iterations of 10 ms; 4 ms a request and 3 ms an answer, of three who come at once."""
+    """Iterations of 10 ms; 4 ms a request and 3 ms an answer, of three that come at once."""
     ms = PS // 1000
     costs = replace(COSTS, request_turn=4 * ms, answer_turn=3 * ms)
     loop, left = Loop(), {}
@@ -216,16 +216,17 @@ def test_who_only_looks_ends_once_nothing_else_happens() -> None:
     loop = Loop()
     seen: list[tuple[int, str]] = []
 
-    def look(who: str) -> None:
-        seen.append((loop.now, who))
+    def look(observer: str) -> None:
+        seen.append((loop.now, observer))
         if not loop.is_over:
-            loop.at(loop.now + 10, OBSERVE, look, who)
+            loop.at(loop.now + 10, OBSERVE, look, observer)
 
-    for who in ("one", "another"):
-        loop.at(0, OBSERVE, look, who)
-    loop.at(20, ARRIVE, seen.append, (20, "somebody"))
+    for observer in ("one", "another"):
+        loop.at(0, OBSERVE, look, observer)
+    loop.at(20, ARRIVE, seen.append, (20, "an arrival"))
     loop.serve([], SimulatedReplica(loop, make_scheduler(Dynamic()), COSTS))
-    assert [who for _, who in seen] == ["one", "another"] * 2 + ["somebody", "one", "another"]
+    pair = ["one", "another"]
+    assert [observer for _, observer in seen] == [*pair, *pair, "an arrival", *pair]
     assert loop.now == 20
 
 
@@ -264,13 +265,13 @@ def test_replicas_follow_the_load_and_those_that_stop_finish_what_they_have() ->
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "sentence"),
     [
         ({"replicas": 0}, "at least 1"),
         ({"router": "best"}, "valid ones are"),
         ({"replicas": 2, "slow": {2: 2.0}}, "no replica 2"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_layout_that_cannot_be_is_refused(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
         Layout(**wrong)

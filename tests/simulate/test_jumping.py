@@ -54,17 +54,10 @@ def serve(
                 (row.inference.id, row.start, row.n_tokens, row.idle, row.blocks[:])
                 for row in stretch.rows(k)
             ]
-            told = stretch.iteration
-            iterations.append(
-                (
-                    stretch.begins(k),
-                    stretch.end(k),
-                    rows,
-                    told.padding,
-                    told.running,
-                    told.preempted,
-                )
-            )
+            facts = [
+                getattr(stretch.iteration, name) for name in ("padding", "running", "preempted")
+            ]
+            iterations.append((stretch.begins(k), stretch.end(k), rows, *facts))
 
     replica = SimulatedReplica(loop, scheduler, costs, computed=computed, jump=jump)
     for after, ask, group in zip(leaves, asks, groups):

@@ -159,8 +159,8 @@ def test_limits_within_the_uncertainty_of_the_costs_have_no_answer(tmp_path: Pat
     }
     save(replace(FAKE, source=source), costs := tmp_path / "unsure.json")
     limits = ["--slo", "tpot:1.16", "--numsamples", "30", "--repeats", "8"]
-    asked = ["--modes", "nobatch", "--lengths", "fixed:10", "--arrival", "poisson:50"]
-    done = ran("simulate", "--plan", *asked, *limits, "--costs", str(costs))
+    traffic = ["--modes", "nobatch", "--lengths", "fixed:10", "--arrival", "poisson:50"]
+    done = ran("simulate", "--plan", *traffic, *limits, "--costs", str(costs))
     assert done.returncode == 2
     assert "more are no better" in done.stderr, done.stderr
 

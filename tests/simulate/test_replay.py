@@ -86,7 +86,7 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
     group = Exchange(server, request).group
     if draw.random() < 0.3:  # as routes.streams.Streamer.follow has it
         for member in group:
-            member.listener, member.streamed = lambda news: None, True
+            member.listener, member.streamed = lambda event: None, True
     return group
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from scheduling.errors import DeadlinePassed, Overloaded
 from scheduling.inference import Inference, Iteration
 from scheduling.policies import Dynamic, Windowed
+from scheduling.scheduler import Scheduler
 from simulate import Arrival, drive
 from tests.virtual import make_scheduler
 
@@ -24,51 +24,53 @@ from tests.virtual import make_scheduler
 #         A1 A1       B  B  A2 C
 
 
+End = tuple[float, Inference, type[BaseException] | None]
+
+
+def serve(
+    scheduler: Scheduler,
+    trace: list[Arrival],
+    follows: Inference,
+    after_s: float,
+    following: Inference,
+) -> list[End]:
+    """Serve a trace, in which a request comes after the end of another one; return all ends."""
+    ends: list[End] = []
+
+    def ended(now: float, inference: Inference) -> Iterable[Arrival]:
+        ends.append((now, inference, type(inference.error) if inference.error else None))
+        return [(now + after_s, [following])] if inference is follows else []
+
+    end = drive(scheduler, trace, lambda _: 1.0, ended=ended)
+    assert end == ends[-1][0]
+    return ends
+
+
 def test_a_turn_comes_a_thinking_time_after_the_answer_before_it() -> None:
     a1, a2, b, c = (Inference([0], tokens) for tokens in (2, 1, 2, 1))
-    told: list[tuple[Any, ...]] = []
-
-    def ended(now: float, inference: Inference) -> Iterable[Arrival]:
-        told.append((now, inference))
-        return [(now + 2.0, [a2])] if inference is a1 else []
-
     scheduler = make_scheduler(Dynamic(), max_batch_size=1)
-    end = drive(scheduler, [(0.0, [a1]), (4.0, [b]), (5.0, [c])], lambda _: 1.0, ended=ended)
+    ends = serve(scheduler, [(0.0, [a1]), (4.0, [b]), (5.0, [c])], a1, 2.0, a2)
     assert [i.arrived_at for i in (a1, b, a2, c)] == [0.0, 4.0, 4.0, 5.0]
-    assert told == [(2.0, a1), (6.0, b), (7.0, a2), (8.0, c)] and end == 8.0
+    assert ends == [(2.0, a1, None), (6.0, b, None), (7.0, a2, None), (8.0, c, None)]
 
 
-def test_who_is_refused_has_ended_and_may_come_back() -> None:
+def test_a_refused_request_has_ended_and_may_come_back() -> None:
     """One in flight at most: B, which comes at 0.5, is back 2 s later."""
     a, b, again = Inference([0], 2), Inference([0], 1), Inference([0], 1)
-    told: list[tuple[Any, ...]] = []
-
-    def ended(now: float, inference: Inference) -> Iterable[Arrival]:
-        told.append((now, inference, type(inference.error)))
-        return [(now + 2.0, [again])] if inference is b else []
-
-    scheduler = make_scheduler(Dynamic(), max_in_flight=1)
-    drive(scheduler, [(0.0, [a]), (0.5, [b])], lambda _: 1.0, ended=ended)
-    none = type(None)
-    assert told == [(0.5, b, Overloaded), (2.0, a, none), (3.5, again, none)]
+    ends = serve(
+        make_scheduler(Dynamic(), max_in_flight=1), [(0.0, [a]), (0.5, [b])], b, 2.0, again
+    )
+    assert ends == [(0.5, b, Overloaded), (2.0, a, None), (3.5, again, None)]
 
 
-def test_who_is_late_has_ended_and_may_come_back_at_once() -> None:
+def test_a_late_request_has_ended_and_may_come_back_at_once() -> None:
     """A and B wait for a third; A's deadline passes at 3, another comes for it then, and
-    B has waited for ten seconds before anybody runs.
+    B has waited for ten seconds before anything runs.
     """
     policy = Windowed(max_batch_delay_ms=10_000, batch_size_target=3)
     a, b, again = Inference([0], 1, deadline=3.0), Inference([0], 1), Inference([0], 1)
-    told: list[tuple[Any, ...]] = []
-
-    def ended(now: float, inference: Inference) -> Iterable[Arrival]:
-        told.append((now, inference, type(inference.error)))
-        return [(now, [again])] if inference is a else []
-
-    scheduler = make_scheduler(policy, max_batch_size=3)
-    drive(scheduler, [(0.0, [a, b])], lambda _: 1.0, ended=ended)
-    none = type(None)
-    assert told == [(3.0, a, DeadlinePassed), (11.0, b, none), (11.0, again, none)]
+    ends = serve(make_scheduler(policy, max_batch_size=3), [(0.0, [a, b])], a, 0.0, again)
+    assert ends == [(3.0, a, DeadlinePassed), (11.0, b, None), (11.0, again, None)]
     assert again.arrived_at == 3.0
 
 

@@ -188,7 +188,7 @@ def test_a_deadline_ends_who_waits_and_a_full_queue_refuses_who_comes() -> None:
 
 
 def test_users_and_levels_have_their_own_numbers() -> None:
-    """The last to come has the highest level, and goes before him who waits."""
+    """The last to come has the highest level, and goes before the one that waits."""
     requests = [
         ask(0, user="ann", priority=2),
         ask(1, 1 * ms, user="ann", priority=2),
@@ -227,7 +227,7 @@ def test_step_computes_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_requests_that_bring_no_seed_are_mispredicted_each_in_its_own_way() -> None:
-    """As by a server, which then counts seeds; here all had the same error, which orders nobody."""
+    """As by a server, which counts seeds; once all had the same error, which orders nothing."""
 
     def ends(asks: Sequence[Request]) -> list[float]:
         _, outcomes = served(asks, order="sjf", length_predictor="noisy:1")
@@ -299,7 +299,7 @@ def saved(out: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Costs that were fitted on a processor that nobody has."""
+    """Costs that were fitted on a processor that does not exist."""
     path = tmp_path_factory.mktemp("costs") / "abacus.json"
     config = build("dynamic", {"model": "demo", "device": "cpu"}, {}).model_dump(mode="json")
     source = {"hardware": {"cpu": "Abacus 3000"}, "commit": "0123456789", "date": "2026-01-02T03"}
@@ -325,9 +325,9 @@ def simulated(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Path
 
 def test_all_that_is_written_says_that_nothing_was_measured(simulated: Path) -> None:
     """Sentences, tables, captions; and whose costs they were."""
-    told = saved(simulated)["simulated"]
-    assert told["costs"] == "abacus" and told["hardware"] == {"cpu": "Abacus 3000"}
-    assert told["commit"] == "0123456789" and told["engine"]["model"] == "demo"
+    simulated_by = saved(simulated)["simulated"]
+    assert simulated_by["costs"] == "abacus" and simulated_by["hardware"] == {"cpu": "Abacus 3000"}
+    assert simulated_by["commit"] == "0123456789" and simulated_by["engine"]["model"] == "demo"
     text = (simulated / "report.md").read_text()
     assert text.startswith("# static, dynamic on demo (simulated)\n\n| variant (simulated) |")
     assert (
@@ -362,9 +362,9 @@ def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
     run = runs.load(tmp_path)
     panels = report.drawings(run)["replicas"]().axes
     assert [axes.get_title(loc="left") for axes in panels] == ["nobatch", "dynamic"]
-    for axes, mine in zip(panels, replicas.simulated(run).values()):
+    for axes, replica in zip(panels, replicas.simulated(run).values()):
         every, up = (patch for patch in axes.patches if isinstance(patch, StepPatch))
-        most = max(up for _, up, _ in mine["changes"])
+        most = max(up for _, up, _ in replica["changes"])
         assert max(up.get_data()[0]) == most <= max(every.get_data()[0])
 
 

@@ -1,4 +1,4 @@
-"""What a sweep's capacity is made of: scaled traces, stretches in which requests always wait, and
+"""Parts of a sweep's capacity: scaled traces, stretches in which requests always wait, and
 the truth in virtual time.
 """
 
@@ -22,9 +22,9 @@ from studies import capacity
 def test_a_scaled_trace_asks_for_what_its_names_say(lengths: str) -> None:
     data = Workload(lengths, seed=5)
     for arrival in ("poisson:5", "gamma:5:2", "constant:5", "wait:0.4"):
-        asked = describe(data.requests(200, arrival, scaled=True))
-        assert asked["requested_rate"] == pytest.approx(5, rel=1e-4)
-        assert asked["mean_num_tokens"] == pytest.approx(data.mean_num_tokens, rel=0.01)
+        load = describe(data.requests(200, arrival, scaled=True))
+        assert load["requested_rate"] == pytest.approx(5, rel=1e-4)
+        assert load["mean_num_tokens"] == pytest.approx(data.mean_num_tokens, rel=0.01)
     scaled, drawn = ([r.num_tokens for r in data.requests(200, scaled=s)] for s in (True, False))
     if lengths not in ("normal", "lognormal:50:1:1000"):
         assert set(scaled) <= set(drawn), "no length that is not the distribution's"
@@ -46,7 +46,7 @@ def test_tokens_count_while_requests_always_wait() -> None:
     queue = [answer(i, 4.0 * i, 4, 1.0) for i in range(4)]
     assert always_waiting(queue) == (8, 8.0), "from the second admission to the last"
     later = [*queue, answer(30.0, 30.0, 4, 1.0)]
-    assert always_waiting(later) == (8, 8.0), "what came to an idle server waited for nobody"
+    assert always_waiting(later) == (8, 8.0), "what came to an idle server waited for nothing"
     assert always_waiting(queue[:1]) == always_waiting([]) == (0, 0.0)
 
 
