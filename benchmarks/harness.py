@@ -1,8 +1,8 @@
 """The frame of every benchmark: its command line, alternating turns, and how results are written.
 
 The speed of a shared machine changes by the minute, so what is compared takes turns, and ratios are
-those of neighbours in time. Each result carries its machine, commit, date and command, and ends as
-one JSON line. Knows no torch.
+those of neighbours in time. Each result carries its machine, commit, date and command, in one JSON
+line at the end or in a file beside its page. Knows no torch.
 """
 
 from __future__ import annotations
@@ -220,18 +220,14 @@ def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(first, second, strict=True)]
 
 
-def values(rounds: Sequence[Round], name: str) -> list[float]:
-    return [each[name] for each in rounds]
-
-
 def mean(rounds: Sequence[Round], name: str) -> Estimate:
     """The mean of a measurement over rounds, with its interval."""
-    return estimate(values(rounds, name))
+    return estimate([turn[name] for turn in rounds])
 
 
 def mean_ratio(rounds: Sequence[Round], base: Sequence[Round], name: str) -> Estimate:
     """The mean ratio of a measurement to the base's of the same round, with its interval."""
-    return estimate(ratios(values(rounds, name), values(base, name)))
+    return estimate([a[name] / b[name] for a, b in zip(rounds, base, strict=True)])
 
 
 def run(main: Callable[[], None]) -> None:
