@@ -79,7 +79,7 @@ def test_the_report_shows_intervals_rates_and_figures(swept: Path) -> None:
     text = (swept / "report.md").read_text()
     assert "| dynamic − static |" in text and " ± " in text and "Means over 2 seeds" in text
     assert "## From light load to beyond capacity" in text
-    assert "highest rate within the limits" in text
+    assert "highest rate within the limits" in text and "Each seed has quarters of its own" in text
     assert re.search(r"\| static \| 30 tokens \| \d+ \| [\d.]+ ± [\d.]+ \|", text)
     assert text.count("the queue only grows |") >= 4 and "Seed 1:" in text
     assert re.search(r"Little's law: .* differ by [+−]\d+\.\d% at most", text)
@@ -133,6 +133,8 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     assert "# seed-0 (simulated) against other (simulated)" in text
     assert "| 0123456789 |" in text and "| block_size | 16 | 8 |" in text
     assert "replayed the same traces" in text
+    assert "| max_batch_size |" not in text, "settings that are the same"
+    assert "client can send" not in text and "kept its schedule" not in text, "nothing was sent"
     assert re.search(r"\| static \| other \(simulated\) \| [\d,]+ \(× 2\.00\) \|", text)
     names = {path.name for path in out.iterdir()}
     assert names == {"report.md", "report.html", "distributions.png"}

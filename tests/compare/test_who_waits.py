@@ -117,6 +117,8 @@ def test_tables_have_a_row_for_each_variant_and_group_with_intervals_over_seeds(
     lacking = {"static": [result_of(1.0, {"ann": 4}), result_of(1.0, {"ann": 4, "bob": 4})]}
     ann, bob = who_waits.table(lacking, "by_user").splitlines()[2:]
     assert "(1 of 2 seeds)" in bob and "seeds" not in ann
+    fewer = lacking | {"dynamic": [result_of(1.0, {"ann": 1})]}  # interrupted
+    assert who_waits.groups(fewer, "by_user")[0].size == "8 requests"
     # of many users those with most requests are shown
     many = {"static": [result_of(0.1, {f"user-{i}": i + 1 for i in range(20)})]}
     table = who_waits.table(many, "by_user")

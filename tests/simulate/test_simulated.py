@@ -362,6 +362,8 @@ def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
     run = runs.load(tmp_path)
     panels = report.drawings(run)["replicas"]().axes
     assert [axes.get_title(loc="left") for axes in panels] == ["nobatch", "dynamic"]
+    rows = report.drawings(run)["occupancy"]().axes[0].get_ylim()[1]
+    assert rows == 4 * run.first["config"]["max_batch_size"], "those of all replicas"
     for axes, replica in zip(panels, replicas.simulated(run).values()):
         every, up = (patch for patch in axes.patches if isinstance(patch, StepPatch))
         most = max(up for _, up, _ in replica["changes"])
