@@ -227,17 +227,6 @@ def expected_useful_fraction(
     return sum(sizes) * float(np.mean(lengths)) / computed
 
 
-def pollaczek_khinchine(rate: float, service_s: Sequence[float]) -> float:
-    """Mean queue time in seconds of one server under Poisson arrivals: λ E[S²] / 2(1 - ρ).
-
-    Raises ValueError for ρ >= 1.
-    """
-    service = np.array(service_s, float)
-    if (load := rate * service.mean()) >= 1:
-        raise ValueError(f"a load of {load:.2f} has no steady state; lower the rate")
-    return float(rate * np.mean(service**2) / (2 * (1 - load)))
-
-
 def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
     """L, the mean of counts that this client took at random instants, and λ · W.
 

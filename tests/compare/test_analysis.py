@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client.draws import arrivals
 from client.workloads import Workload
 from compare.analysis import (
-    GROWTH,
     batch_sizes,
     difference,
     estimate,
     expected_useful_fraction,
     growth,
-    pollaczek_khinchine,
 )
 from stats import Answer
 
@@ -49,39 +46,6 @@ def answers(at: np.ndarray, waits: np.ndarray, late: float = 0.0) -> list[Answer
     return [Answer(i, t, s, s + w, s + w, s + w, 1, 1, [], None) for i, (t, s, w) in asked]
 
 
-def static_batches(at: np.ndarray, tokens: np.ndarray, step_s: float) -> np.ndarray:
-    """Waits for the first token in request-level batches of 32, whose length is their longest
-    request's.
-    """
-    waits, now, i = np.zeros(len(at)), 0.0, 0
-    while i < len(at):
-        now = max(now, at[i])
-        j = min(i + 32, int(np.searchsorted(at, now, side="right")))
-        waits[i:j] = now - at[i:j]
-        now += tokens[i:j].max() * step_s
-        i = j
-    return waits
-
-
-@pytest.mark.parametrize(
-    ("load", "least", "most"),
-    [(0.3, 0, 0), (0.8, 0, 0.05), (0.9, 0, 0.15), (1.2, 0.8, 1), (1.5, 0.99, 1)],
-)
-def test_growth_tells_a_queue_that_only_grows(load: float, least: float, most: float) -> None:
-    """How often a sweep's point of 20 s is taken for one beyond the capacity, over 100 seeds:
-    rarely below, mostly above.
-    """
-    verdicts = []
-    capacity = 32 / (200 * 0.0055)
-    for seed in range(100):
-        tokens = np.array([request.num_tokens for request in Workload(seed=seed).requests(400)])
-        n = max(30, int(20 * load * capacity))
-        at = np.array(arrivals(f"poisson:{load * capacity}", n, seed).at)
-        waits = static_batches(at, np.resize(tokens, n), 0.0055)
-        verdicts.append(growth(answers(at, waits)) > GROWTH)
-    assert least <= np.mean(verdicts) <= most
-
-
 def test_growth_is_the_excess_of_the_rate_and_not_the_clients_lateness() -> None:
     at = np.arange(0, 20, 0.1)
     assert growth(answers(at, 0.5 * at)) == pytest.approx(0.5)  # half again what the server can do
@@ -114,8 +78,3 @@ def test_batches_are_the_requests_admitted_together() -> None:
     instants = [(5.0, 1.0), (1.7e9, 0.3), (5.0, 4.0), (1.7e9 + 0.002, 0.1)]
     assert batch_sizes([admitted(*each) for each in instants]) == [2, 1, 1]
     assert batch_sizes([]) == []
-
-
-def test_where_more_comes_than_is_served_theory_has_no_answer() -> None:
-    with pytest.raises(ValueError, match="no steady state"):
-        pollaczek_khinchine(1.0, [1.0])

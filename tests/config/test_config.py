@@ -279,6 +279,7 @@ def test_what_cannot_be_served_ends_the_launcher_with_2_and_a_sentence(
     shape = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
+    os.mkfifo(pipe := tmp_path / "pipe")  # without a reader
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -288,11 +289,19 @@ def test_what_cannot_be_served_ends_the_launcher_with_2_and_a_sentence(
             (f"--model {tmp_path} --tokenizer bytes", "damaged or no safetensors file"),
             (f"--model fake --port {port}", "Address already in use); choose another --port"),
             (f"--model fake --request-log {tmp_path}/none/log", "choose another --request-log"),
+            (f"--model fake --request-log {pipe}", "choose another --request-log"),
+            (f"--model fake --record {tmp_path}", "choose another --record"),
         ):
             with pytest.raises(SystemExit, match="2"):
                 launch.main(["dynamic", *flags.split()])
             error = capsys.readouterr().err
             assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
+
+
+def test_files_are_those_of_the_folder_in_which_the_command_was_given() -> None:
+    config = parsed("dynamic --request-log log --record recording")
+    assert config.request_log == str(Path("log").absolute())
+    assert config.record == str(Path("recording").absolute())
 
 
 def test_a_setting_has_an_effect_beside_those_that_it_needs() -> None:

@@ -23,13 +23,12 @@ from generate import OutOfMemory, load_generator, loading, memory_for
 from generate.attention import PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
-from generate.linear import pad_head
 from generate.loading import fitting_blocks
-from generate.norms import TritonAddNorm, fuse_norms
+from generate.norms import TritonAddNorm
 from generate.sampling import sample
 from model import GPT2, AddNorm, KVCache
 from scheduling.inference import Inference, Iteration, Row
-from scheduling.policies import Dynamic, NoBatching, Static
+from scheduling.policies import Dynamic, NoBatching, Policy, Static
 from scheduling.sampling import Sampling
 from shapes import Shape
 from tests.oracle import N_VOCAB, Oracle, enliven, serve
@@ -170,22 +169,6 @@ class Replaying:
         return replay
 
 
-@pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda policy: type(policy).__name__)
-def test_what_was_captured_once_computes_any_iteration(tiny: GPT2, policy: Any) -> None:
-    """A graph repeats what was recorded, so nothing but the content of the buffers may matter."""
-    expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
-    fused = copy.deepcopy(tiny)
-    fuse_norms(fused, TritonAddNorm)
-    pad_head(fused)
-    cache = KVCache(TINY, 30, 4, torch.float32, "cpu")
-    generator = CachedGenerator(fused, N_VOCAB, TritonAttention(cache, 40), sample, max_tokens=40)
-    capture = Replaying()
-    generator.capture([1, 3, 7], capture)
-    limits = {"n_blocks": 30, "max_batch_size": 3, "token_budget": 6, "decoder_batch_sizes": [3, 1]}
-    assert serve(policy, generator, requests(), **limits) == expected
-    assert set(capture.replayed) == {1, 3, 7}, "decodes of two sizes, and some with a prompt"
-
-
 def test_a_batch_of_sampled_ids_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a tensor is where a host waits for its GPU. (Operations that wait inside PyTorch are
     not seen here.)
@@ -254,15 +237,18 @@ def test_memory_that_runs_out_names_the_settings_to_lower(
         load_generator(gpu_config(), None, 257)
 
 
+@pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda policy: type(policy).__name__)
 def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: GPT2
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: GPT2
 ) -> None:
-    """All that load_generator does there, but for CUDA's own calls."""
+    """All that load_generator does there, but for CUDA's own calls. A graph repeats what was
+    recorded, so nothing but the content of the buffers may matter.
+    """
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 64, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
-    limits: dict[str, Any] = {"max_batch_size": 3, "token_budget": 150}
-    settings = limits | {"decoder_batch_sizes": "3,1", "block_size": 4, "dtype": "float32"}
+    settings = {"max_batch_size": 7, "token_budget": 150, "decoder_batch_sizes": "7,3,1"}
+    settings |= {"block_size": 4, "dtype": "float32"}
     config = gpu_config(model=str(tmp_path), tokenizer="bytes", **settings)
     config = config.model_copy(update={"device": "cpu"})
     captures: list[Replaying] = []
@@ -283,6 +269,7 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     engines = sum(type(thing) is CachedGenerator for thing in gc.get_objects())
     assert engines == 1, "the trial is gone"
     expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
-    limits |= {"n_blocks": 23, "decoder_batch_sizes": [3, 1]}
-    assert serve(Dynamic(), generator, requests(), **limits) == expected
-    assert len(captures) == 2 and set(captures[1].replayed) == {1, 3}
+    limits = {"n_blocks": 23, "max_batch_size": 3, "token_budget": 6}
+    served = serve(policy, generator, requests(), **limits, decoder_batch_sizes=[3, 1])
+    assert served == expected and len(captures) == 2
+    assert set(captures[1].replayed) == {1, 3, 7}, "decodes of two sizes, and some with a prompt"

@@ -1,13 +1,10 @@
-"""Weights and tokens, keys and values rounded to int8: how near the answers come to float32's, and
-that they are the same in every batch.
-"""
+"""Weights and tokens, keys and values rounded to int8: how near the answers come to float32's."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import math
-import random
 
 import pytest
 import torch
@@ -16,18 +13,12 @@ from torch.nn import functional as F
 from config import build
 from demo.evaluate import bits_of_bytes, causal_logits
 from generate.attention import KernelAttention, PlainAttention
-from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.linear import pack
 from generate.norms import KernelAddNorm, fuse_norms
-from generate.sampling import sample_on_cpu
 from model import GPT2, KVCache
 from scheduling.inference import Inference, Row
-from scheduling.policies import Policy
-from scheduling.prefix_cache import block_keys
 from shapes import SHAPES, Shape
-from tests.counts import nightly_but
-from tests.oracle import N_VOCAB, POLICIES, serve
 from weights import DEMO, locate
 
 TEXT = (DEMO / "held_out.txt").read_bytes()
@@ -96,51 +87,6 @@ def test_demo_predicts_nearly_as_well_with_int8_weights(demo: GPT2, rounded: GPT
     with torch.inference_mode():
         difference = causal_logits(rounded, ids, positions) - causal_logits(demo, ids, positions)
     assert difference.abs().max() < LOGITS and difference.abs().mean() < MEAN_LOGITS
-
-
-def conversations(block_size: int, caching: bool) -> list[Inference]:
-    """Prompts of the held-out text, some that begin alike."""
-    rng = random.Random(2)
-    starts = [1000 * (i % 3) for i in range(9)]
-    prompts = [list(TEXT[at : at + 30 + rng.randrange(60)]) for at in starts]
-    return [
-        Inference(ids, 20, keys=block_keys(ids, block_size) if caching else None) for ids in prompts
-    ]
-
-
-def texts_of(model: GPT2, policy: Policy, kept: torch.dtype) -> list[list[list[int]]]:
-    """Answers in several batches, chunks and blocks, with prefix caching and without."""
-    texts = []
-    for block_size, budget, rows, caching in (
-        (16, 256, 1, False),
-        (16, 256, 5, False),
-        (16, 13, 3, False),
-        (16, 40, 3, True),
-        (4, 256, 9, True),
-    ):
-        requests = conversations(block_size, caching)
-        cache = KVCache(model.shape, 120, block_size, kept, "cpu")
-        generator = CachedGenerator(model, N_VOCAB, KernelAttention(cache), sample_on_cpu, 300)
-        limits = {"max_batch_size": rows, "token_budget": budget, "n_blocks": 120}
-        texts.append(serve(policy, generator, requests, block_size=block_size, **limits))
-        assert bool(sum(request.cached_tokens for request in requests)) == caching
-    return texts
-
-
-MODELS = [("demo", torch.int8), ("rounded", torch.int8), ("rounded", torch.float32)]
-
-
-@pytest.mark.parametrize(("name", "kept"), nightly_but(MODELS[:2], MODELS))
-@pytest.mark.parametrize("policy", nightly_but([POLICIES[1], POLICIES[-1]], POLICIES), ids=str)
-def test_texts_are_the_same_in_every_mode_batch_and_chunk_with_prefix_caching_and_without(
-    name: str, kept: torch.dtype, policy: Policy, request: pytest.FixtureRequest
-) -> None:
-    """Greedy, so that the noise of another chunk's or block's order of sums does not show, unless
-    it turns a rounding.
-    """
-    first, *others = texts_of(request.getfixturevalue(name), policy, kept)
-    assert all(texts == first for texts in others)
-    assert len({tuple(text) for text in first}) > 1
 
 
 def test_the_sizes_of_blocks_and_steps_count_the_scales() -> None:

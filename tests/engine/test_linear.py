@@ -124,23 +124,6 @@ def test_every_processor_comes_to_the_same_bits(
             assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("build", nightly_but(["this processor"], FUSED), indirect=True)
-def test_a_bfloat16_sum_takes_of_each_pair_the_second_product_first(build: str) -> None:
-    """The order of the instruction, in float64, which holds a product and the sum before it
-    exactly: two roundings to float32 a pair.
-    """
-    if build in TILED:
-        pytest.skip("tiles add in another order")
-    weight, bias, x = random_layer(64, 40, torch.bfloat16, 8)
-    weight[::7] = 1  # no subnormal numbers
-    sums = bias.float().expand(8, 40).clone()
-    for i in range(0, 64, 2):
-        for k in (i + 1, i):
-            product = x[:, k, None].double() * weight[k].double()
-            sums = (sums.double() + product).float()
-    assert torch.equal(KernelLinear(weight, bias)(x), sums.bfloat16())
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_an_int8_layer_is_exact_where_nothing_is_rounded(dtype: torch.dtype, build: str) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-import launch
-from config import ConfigError, build
+from config import build
 from observers.recording import END, Entry, line_of, record
 from scheduling.policies import Dynamic, Plan, View
 from scheduling.scheduler import Scheduler
@@ -76,17 +75,9 @@ CHANGES: dict[str, tuple[dict[str, Any], Callable[[Entry], Any], str]] = {
         {"now": 1.0, "rows": ...}, lambda entry: entry["rows"][1].__setitem__(1, 77),
         "row 1 of request 1: start is 77 in the recording, and 8 in the replay",
     ),
-    "blocks of a row": (
-        {"rows": ...}, lambda entry: entry["rows"][0][6].__setitem__(0, 7),
-        "row 0 of request 0: blocks is [7, 1] in the recording, and [0, 1] in the replay",
-    ),
     "reason of a refusal": (
         {"error": ...}, lambda entry: entry.update(error="rate_limit_exceeded"),
         'error is "rate_limit_exceeded" in the recording, and "overloaded" in the replay',
-    ),
-    "answered requests": (
-        {"answered": ..., "call": "apply"}, lambda entry: entry["answered"].append(5),
-        "answered is ",
     ),
     "an instant": (
         {"call": "expire"}, lambda entry: entry.update(now=4.25),
@@ -265,11 +256,3 @@ writer.close()
     assert [line["n"] for line in whole] == list(range(1, 1 + len(whole))) != []
     assert len(whole) < 40 and "File too large; lines are lost" in ended.stderr
     assert "lines were lost" in ended.stderr
-
-
-def test_a_file_that_cannot_be_written_and_one_for_two_purposes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the recording .* cannot be written .*another --record"):
-        launch._check_files(build("dynamic", {"model": "fake", "record": str(tmp_path)}, {}))
-    both = dict.fromkeys(("record", "request_log"), str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"record and request_log are both .*another --record"):
-        build("dynamic", {"model": "fake"} | both, {})

@@ -5,11 +5,8 @@ without it.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +23,7 @@ from compare.servers import wait_until_ready
 from config import MODES
 from scheduling.inference import Generator, Inference, Iteration, Standing
 from tests.counts import nightly_but
-from tests.servers import PATIENCE_S, ROOT, asks, assert_all_answered, free_port, launched, server
+from tests.servers import PATIENCE_S, asks, assert_all_answered, free_port, launched, server
 
 FIELDS = (
     "id group leader request_id user priority predicted_tokens mode state finish_reason error "
@@ -171,27 +168,3 @@ def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     assert len(lines(path)) == 50
-
-
-@pytest.mark.nightly
-def test_a_comparison_started_elsewhere_writes_its_modes_into_one_log_there(tmp_path: Path) -> None:
-    command = (
-        "-m compare --model fake --modes nobatch,static --numsamples 3 --arrival burst "
-        "--request-log log.jsonl --out out --skip-calibration"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, *shlex.split(command)]
-    subprocess.run(argv, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    assert {line["mode"] for line in lines(tmp_path / "log.jsonl")} == {"nobatch", "static"}
-
-
-@pytest.mark.parametrize("path", ["/nowhere/log.jsonl", ".", "pipe without a reader"])
-def test_a_log_that_cannot_be_written_ends_the_launcher_with_a_sentence(
-    path: str, tmp_path: Path
-) -> None:
-    if path.startswith("pipe"):
-        os.mkfifo(path := str(tmp_path / "pipe"))
-    command = [*LAUNCH, "--port", str(free_port()), "--request-log", path]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert ended.returncode == 2 and "Traceback" not in ended.stderr
-    assert "choose another --request-log" in ended.stderr

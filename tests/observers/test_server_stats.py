@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 from flask.testing import FlaskClient
 
-from client.outcomes import Answers
-from client.traces import Trace
-from client.wire import wire
 from compare import measure
 from observers import server_stats
 from observers.ring import Ring
@@ -20,7 +17,6 @@ from observers.run import added
 from observers.server_stats import ServerStats
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Iteration, IterationRecord, Row, State
-from tests.servers import asks
 
 
 def finished(arrived: float, tokens: int, answered: float) -> Inference:
@@ -164,16 +160,12 @@ def test_the_client_reads_every_page(
 
     def get(url: str, *_: object, key: str | None = None) -> dict[str, object]:
         urls.append(url)
-        return dict(client.get(url.removeprefix("http://x") or "/").get_json())
+        return dict(client.get(url.removeprefix("http://x")).get_json())
 
     monkeypatch.setattr(measure, "get", get)
-    target = measure.Target("dynamic", "http://x", wire("inference"))
-    found = measure._engine(target, Trace.of(asks(1, 30)), Answers.of([]))
-    over_time, server = found["occupancy_over_time"], found["server"]
-    assert len(urls) == 6 and server["iterations_lost"] == 0 and "next_iteration" not in server
-    assert sum(over_time["live"]) * over_time["bin_s"] == pytest.approx(
-        server["busy_s"], rel=0.05
-    ), "all 30 rows are there"
+    engine, iterations = measure.stats_of("http://x")
+    assert len(urls) == 5 and len(iterations) == 30
+    assert engine["iterations_lost"] == 0 and "next_iteration" not in engine
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ totals.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,8 @@ from observers.server_stats import ServerStats
 from observers.tallies import ENDINGS, MOST_NAMES, OTHERS
 from scheduling.errors import DeadlinePassed
 from scheduling.inference import Inference, State
+from tests.observers.test_metrics import metrics
 from tests.observers.test_server_stats import finished
-from tests.servers import wait_until
 
 COUNTED = ("completed", "failed", "cancelled", "expired", "refused")
 # totals of /stats, and their parts of a user or a priority
@@ -79,6 +78,15 @@ def test_users_and_priorities_have_measures_of_their_own(
         assert found == pytest.approx(expected, abs=0.002)
         assert 0 <= users[name]["mean_queue_time_ms"] <= users[name]["p99_e2el_ms"]
     assert_adds_up(stats)
+    for label, kind in (("user", "users"), ("priority", "priorities")):
+        for name, in_metrics in scraped(client, label).items():
+            of = stats[kind][name]
+            for tokens in ("prompt_tokens", "completion_tokens"):
+                assert in_metrics[f"{tokens}_total"] == of[tokens]
+            for measure, key in (("e2e_latency", "e2el"), ("queue_time", "queue_time")):
+                n, sum_s = (in_metrics[f"{measure}_seconds_{part}"] for part in ("count", "sum"))
+                assert n == of["completed"]
+                assert sum_s * 1e3 == pytest.approx(of[f"mean_{key}_ms"] * n, abs=0.1)
     assert {"users", "priorities"} <= set(stats["definitions"])
     client.post("/stats/reset", json={})
     assert stats_of(client)["users"] == stats_of(client)["priorities"] == {}
@@ -114,56 +122,13 @@ def test_every_ending_is_its_users(client_of: Callable[..., FlaskClient]) -> Non
     assert stats["users"]["late"]["mean_e2el_ms"] is stats["users"]["many"]["p99_e2el_ms"] is None
     assert stats["priorities"]["2"]["refused"] == 2 and stats["invalid"] == 1
     assert_adds_up(stats)
+    reasons = {"stop": 0, "length": 1, "abort": 1, "timeout": 1, "error": 0}
+    total = metrics(client)
+    assert {reason: total[f"vllm:request_success_total/{reason}"] for reason in reasons} == reasons
     states = {"late": "expired", "gone": "cancelled", "many": "refused", "fine": "finished"}
     for name, told in scraped(client, "user").items():
         n = {ending: told[f"requests_total/{ending}"] for ending in ENDINGS}
         assert n == dict.fromkeys(ENDINGS, 0) | {states[name]: 2 if name == "many" else 1}
-
-
-def test_totals_are_the_sums_over_users_at_every_moment_of_a_load(
-    client_of: Callable[..., FlaskClient],
-) -> None:
-    """More users than have measures of their own, on eight threads; some are turned away, and some
-    give up.
-    """
-    client = client_of(max_batch_size=4, max_waiting=3)
-    application = client.application
-    remaining = [40] * 8
-
-    def ask(thread: int) -> None:
-        own = application.test_client()
-        while remaining[thread]:
-            i = remaining[thread] = remaining[thread] - 1
-            body = HI | {"user": f"user {thread * 5 + i % 5}", "priority": i % 3, "n": 1 + i % 2}
-            if i % 10 == 0:
-                body |= {"num_tokens": 900, "timeout_s": 0.01}
-            own.post("/inference", json=body | {"stream": i % 3 == 0}).get_data()
-
-    threads = [threading.Thread(target=ask, args=[n]) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    reads = 0
-    while any(thread.is_alive() for thread in threads):
-        assert_adds_up(stats_of(client))
-        reads += 1
-    for thread in threads:
-        thread.join()
-    wait_until(lambda: application.extensions["server"].manager.snapshot().running == 0)
-    stats = stats_of(client)
-    assert_adds_up(stats)
-    assert reads > 3 and stats["refused"] and stats["expired"] and stats["completed"]
-    assert len(stats["users"]) == MOST_NAMES + 1 and stats["users"][OTHERS]["completed"]
-    assert set(stats["priorities"]) == {"0", "1", "2"}
-    for label, kind in (("user", "users"), ("priority", "priorities")):
-        for name, scraped_of in scraped(client, label).items():
-            of = stats[kind][name]
-            assert scraped_of["completion_tokens_total"] == of["completion_tokens"]
-            assert scraped_of["prompt_tokens_total"] == of["prompt_tokens"]
-            for each in ("e2e_latency", "queue_time"):
-                n, sum_s = (scraped_of[f"{each}_seconds_{part}"] for part in ("count", "sum"))
-                mean_ms = of[f"mean_{each.replace('e2e_latency', 'e2el')}_ms"]
-                assert n == of["completed"]
-                assert sum_s * 1e3 == pytest.approx((mean_ms or 0.0) * n, abs=0.1)
 
 
 def test_a_late_user_is_one_of_the_others_and_requests_without_one_never_are() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generate import fake
+from generate.fake import FakeGenerator
 from scheduling.inference import Inference, Iteration, Row
 from simulate import costs
 from simulate.costs import FAKE, Costs, CostsError, Line, load, save, work
@@ -60,6 +61,12 @@ def test_a_line_counts_what_an_iteration_computes() -> None:
 def test_a_prompt_of_one_token_is_prefill() -> None:
     row = Row(Inference([0], 5), 0, 1, [], samples=True, idle=False)
     assert work(iteration([row])) == (1, 1, 0, 1, 1)
+
+
+def test_the_fake_engine_sleeps_so_many_times_as_long() -> None:
+    slept: list[float] = []
+    FakeGenerator(slept.append, slowdown=50).generate(iteration([decode_row(2)]))
+    assert slept == [pytest.approx(50 * 1.06e-3)]
 
 
 @given(iterations(DECODE, PREFILL))

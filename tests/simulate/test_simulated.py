@@ -442,6 +442,7 @@ def test_a_sample_of_a_large_run_is_kept_and_its_measures_are_of_all_requests(
     [
         ("--costs abacus", "no costs 'abacus'; name one of fake,"),
         ("--dtype float32", "--dtype float32: the costs fake know no --dtype; leave it out"),
+        ("--fake-slowdown 4 --costs fake-server", "costs fake-server know no --fake-slowdown"),
         ("--model demo", "--model demo: the costs fake are of --model fake; leave it out"),
         ("--variant 'a=dynamic --threads 2'", "--threads 2: the costs fake know no"),
         ("--port 8501", "--port is of servers that run, and here none does; leave it out"),
