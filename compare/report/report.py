@@ -265,6 +265,9 @@ def show(run: Run, console: Console) -> None:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():
             say(f"{name:>8}: {tables.line_text(result['latency_line'])}")
+    for kind in ("by_user", "by_priority"):
+        if table := who_waits.terminal_table(run.variants, kind):
+            console.print(table)
     if run.points:
         console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))
     say("\n" + unescape("\n".join(sentences.sentences(run))))

@@ -5,19 +5,20 @@ Groups are those of compare.groups; of many users or levels those with the most 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from rich.table import Table
 
 from compare.quoting import escape
 from compare.report import tables
 from compare.report.drawing import INK, legend_below, looks, new_figure, plain_log, styled
 from compare.report.tables import Result, Results
-from compare.results import keys
+from compare.results import Key, keys
 
 LATENCIES = keys("mean_e2el_ms", "p50_e2el_ms", "p99_e2el_ms")
 SET_ASIDE = keys("mean_preempted_ms", "mean_paused_ms")
@@ -52,7 +53,7 @@ def groups(results: Results, kind: str) -> list[Group]:
     """Return the groups of a kind that are shown; none where the trace has none."""
     by_seed = [result[kind] for seeds in results.values() for result in seeds]
     every = []
-    for name in dict.fromkeys(name for seed in by_seed for name in seed):
+    for name in _names(results, kind):
         numbers = {v: [each[kind].get(name, {}) for each in seeds] for v, seeds in results.items()}
         # an interrupted variant has fewer than others
         requests = max(_sum(each, "completed") + _sum(each, "failed") for each in numbers.values())
@@ -68,6 +69,17 @@ def groups(results: Results, kind: str) -> list[Group]:
     return every if len(every) <= MOST else most
 
 
+def _names(results: Results, kind: str) -> list[str]:
+    """Return the names of all groups of a kind, in their own order."""
+    return [*dict.fromkeys(name for seeds in results.values() for r in seeds for name in r[kind])]
+
+
+def _title(results: Results, kind: str) -> str:
+    """Return the name of a kind, and which of its groups are shown where that is not all."""
+    n = len(_names(results, kind))
+    return HEAD[kind] + (f": the {MOST} of {n} with most requests" if n > MOST else "")
+
+
 def _tokens(numbers: Sequence[Result]) -> str:
     """Return the lengths of a quarter, averaged over seeds, whose traces differ a little."""
     least, most = (round(mean(n[f"{end}_tokens"] for n in numbers)) for end in ("least", "most"))
@@ -80,17 +92,29 @@ def _sum(numbers: Sequence[Result], what: str) -> int:
 
 def table(results: Results, kind: str) -> str:
     """A row for each variant and group; columns without a number are left out."""
-    shown, by_length = groups(results, kind), kind == "by_length"
-    columns = [*LATENCIES, *SET_ASIDE] if by_length else COLUMNS
-    columns = tables.present(columns, [group.numbers for group in shown])
-    rows = [["variant", HEAD[kind], "answered", *(key.heading for key in columns)]]
+    columns = [*LATENCIES, *SET_ASIDE] if kind == "by_length" else COLUMNS
+    columns = tables.present(columns, [group.numbers for group in groups(results, kind)])
+    rows = _rows(results, kind, {key: key.heading for key in columns})
+    return tables.markdown([rows[0], *([row[0], escape(row[1]), *row[2:]] for row in rows[1:])], 2)
+
+
+def terminal_table(results: Results, kind: str) -> Table | None:
+    """Users or levels, for the terminal; None where the trace has none."""
+    if not groups(results, kind):
+        return None
+    shown = {key: key.short for key in COLUMNS[:4] if key.short}
+    return tables.terminal(_rows(results, kind, shown), left=2)
+
+
+def _rows(results: Results, kind: str, headings: Mapping[Key, str]) -> list[list[str]]:
+    rows = [["variant", _title(results, kind), "answered", *headings.values()]]
     for variant, seeds in results.items():
-        for group in shown:
+        for group in groups(results, kind):
             numbers = group.numbers[variant]
-            name = ": ".join(filter(None, (group.name, group.size if by_length else "")))
-            cells = [tables.cell_of(key, numbers) for key in columns]
-            rows.append([tables.label(variant, seeds), escape(name), _answered(numbers), *cells])
-    return tables.markdown(rows, left=2)
+            name = ": ".join(filter(None, (group.name, group.size if kind == "by_length" else "")))
+            cells = [tables.cell_of(key, numbers) for key in headings]
+            rows.append([tables.label(variant, seeds), name, _answered(numbers), *cells])
+    return rows
 
 
 def _answered(numbers: Sequence[Result]) -> str:
@@ -125,8 +149,8 @@ def figure(results: Results, caption: str) -> Figure:
     the right is a longer wait in any of them.
     """
     drawn: list[tuple[str, list[Group]]] = []
-    for kind, title in HEAD.items():
-        title = "length of the completion" if kind == "by_length" else title
+    for kind in HEAD:
+        title = "length of the completion" if kind == "by_length" else _title(results, kind)
         if len(section := groups(results, kind)) > (kind != "by_length"):
             rows = [section[i : i + WIDTH] for i in range(0, len(section), WIDTH)]
             drawn += zip([f"Who waits: latency by {title}", *[""] * len(rows)], rows)
