@@ -123,6 +123,7 @@ def test_tables_have_a_row_for_each_variant_and_group_with_intervals_over_seeds(
     many = {"static": [result_of(0.1, {f"user-{i}": i + 1 for i in range(20)})]}
     table = who_waits.table(many, "by_user")
     assert len(table.splitlines()) == 2 + 8 and "user-19" in table and "user-3 " not in table
+    assert "| user: the 8 of 20 with most requests |" in table
 
 
 def titles(results: Any) -> list[str]:

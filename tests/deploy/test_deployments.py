@@ -99,7 +99,9 @@ def test_an_impossible_deployment_is_refused_before_any_server_starts(
 
 def test_two_replicas_with_power_of_two_are_the_default() -> None:
     skip_without("ray")
-    assert options.parse(["--deploy", "ray"]).deployment == Deployment("ray", 2, "power_of_two")
+    deployment = options.parse(["--deploy", "ray"]).deployment
+    assert deployment == Deployment("ray", 2, "power_of_two")
+    assert deployment.start[-2:] == ["--router", "power_of_two"]
 
 
 def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:

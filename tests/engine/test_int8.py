@@ -98,6 +98,7 @@ def test_the_sizes_of_blocks_and_steps_count_the_scales() -> None:
     kept = sum(tensor.nbytes for tensor in (*cache.layers, *cache.scales))
     assert 2 * config.block_bytes == kept
     shape = SHAPES["gpt2"]
+    assert shape.step_bytes(0, 0, "int8", "int8") == shape.parameters - shape.n_ctx * shape.n_embd
     bfloat16, int8 = (
         shape.step_bytes(8, 256, "bfloat16", kept) - shape.step_bytes(0, 0, "bfloat16", kept)
         for kept in ("bfloat16", "int8")
