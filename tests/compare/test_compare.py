@@ -290,28 +290,6 @@ def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:
     assert [r.body() for r in after] == [r.body() for r in before]
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_conversations_give_the_same_texts_in_every_mode_and_are_replayed(tmp_path: Path) -> None:
-    drawn = "--numsamples 8 --lengths uniform:5:20 --sessions 3:0.05 --arrival poisson:20"
-    first, again = tmp_path / "first", tmp_path / "again"
-    done = compare(f"--modes static,dynamic --seed 3 {drawn}", first)
-    assert done.returncode == 0, done.stderr
-    assert f"All 8 {SAME_TEXT}" in " ".join(done.stdout.split())
-    report = (first / "report.md").read_text()
-    assert "8 requests in 3 conversations" in report and "sessions `3:0.05`" in report
-    turns = read(first / "dynamic.json")["requests"][:3]
-    trace = load_trace(first / "trace.jsonl")
-    for before, later, request in zip(turns, turns[1:], trace[1:]):
-        tokens = before["prompt_tokens"] + before["completion_tokens"] + len(str(request.prompt))
-        assert later["prompt_tokens"] == tokens, (
-            "a byte is a token: nothing of the conversation is lost, and nothing comes twice"
-        )
-        assert later["scheduled_at"] == pytest.approx(before["answered_at"] + request.think_s)
-    done = compare(f"--modes dynamic --seed 3 --trace {first / 'trace.jsonl'}", again)
-    assert done.returncode == 0, done.stderr
-    assert texts_of(first, "dynamic") == texts_of(again, "dynamic")
-
-
 @pytest.mark.nightly
 @pytest.mark.usefixtures("undrawn")
 def test_mooncakes_trace_is_replayed_and_fits_at_a_smaller_scale(tmp_path: Path) -> None:

@@ -94,24 +94,20 @@ def test_a_client_that_falls_behind_ends_the_sweep_without_a_capacity() -> None:
     assert "at least 98.7" in capacity_table({"dynamic": [found]}, goodput=False)
 
 
-def test_a_server_that_fails_at_every_rate_ends_the_sweep() -> None:
+def test_a_sweep_of_a_server_that_answers_nothing_ends() -> None:
     found = sweep.outcome(points := swept(0.0, busy=False))
     assert len(points) < 10 and found["capacity"] is None and found["point"] is None
     cells = f"| – | below {points[-1]['rate']:.3g} | – |"
     assert cells in capacity_table({"dynamic": [found]}, goodput=True)
-
-
-def test_a_server_that_answers_nothing_at_once_has_no_rates() -> None:
-    points: list[Point] = []
-    replayed = []
+    replayed: list[str] = []
+    none: list[Point] = []
 
     def replay(what: str, requests: Sequence[Request]) -> dict[str, int]:
         replayed.append(what)
         return {"completed": 0}
 
-    sweep.sweep(replay, Workload(), "poisson:1", 8, None, points.append)
-    assert replayed == ["all at once"] and points == []
-    assert sweep.outcome(points)["capacity"] is None
+    sweep.sweep(replay, Workload(), "poisson:1", 8, None, none.append)
+    assert replayed == ["all at once"] and none == [] and sweep.outcome(none)["capacity"] is None
 
 
 CALM = {"failed": 0, "completed": 100, "growth": 0.01, "growth_in_flight": 0.01}

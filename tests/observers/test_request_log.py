@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,18 +17,16 @@ from flask.testing import FlaskClient
 from client.calls import get
 from client.load import replay
 from client.workloads import Workload
-from compare.servers import wait_until_ready
 from config import MODES
 from scheduling.inference import Generator, Inference, Iteration, Standing
 from tests.counts import nightly_but
-from tests.servers import PATIENCE_S, asks, assert_all_answered, free_port, launched, server
+from tests.servers import assert_all_answered, server
 
 FIELDS = (
     "id group leader request_id user priority predicted_tokens mode state finish_reason error "
     "batch_id position prompt_tokens cached_tokens num_tokens completion_tokens preemptions "
     "preempted_s paused_s recomputed_tokens arrived_at admitted_at token_times answered_at"
 )
-LAUNCH = [sys.executable, "launch.py", "dynamic", "--model", "fake"]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -132,9 +128,6 @@ def test_paused_time_is_the_same_in_the_answer_the_log_and_the_stats(
     assert [timings["paused_s"] for timings in told] == [0.25, 0.5]
     assert [line["paused_s"] for line in lines(path)] == [0.25, 0.5]
     assert (stats["paused_s"], stats["preempted_s"]) == (0.75, 0.0)
-    assert "paused_s" in stats["definitions"]
-    client.post("/stats/reset", json={})
-    assert client.get("/stats").get_json()["paused_s"] == 0.0
 
 
 def test_what_ended_otherwise_is_a_line_too(
@@ -157,14 +150,3 @@ def test_what_ended_otherwise_is_a_line_too(
     assert expired | late == expired
     drained = {"state": "failed", "error": "draining", "batch_id": 0, "position": 0}
     assert stopped | drained == stopped
-
-
-def test_what_was_answered_before_sigterm_is_in_the_log(tmp_path: Path) -> None:
-    port, path = free_port(), tmp_path / "log.jsonl"
-    command = [*LAUNCH, "--port", str(port), "--request-log", str(path)]
-    with launched(*command) as process:
-        wait_until_ready(process, f"http://127.0.0.1:{port}")
-        assert_all_answered(replay(f"http://127.0.0.1:{port}", asks(50, 2)))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
-    assert len(lines(path)) == 50

@@ -14,7 +14,6 @@ from generate.fake import FakeGenerator
 from scheduling.inference import Inference, Iteration, Row
 from simulate import costs
 from simulate.costs import FAKE, Costs, CostsError, Line, load, save, work
-from simulate.replica import Stretch
 from simulate.time import PS
 
 LINE = Line(iteration=500, row=70, context=3, prefill=11, chunk_context=2)
@@ -31,10 +30,6 @@ def chunk(start: int, n: int) -> Row:
     return Row(Inference([0] * (start + n + 1), 1), start, n, [], samples=False, idle=False)
 
 
-def prompt_end(start: int, n: int) -> Row:
-    return Row(Inference([0] * (start + n), 9), start, n, [], samples=True, idle=False)
-
-
 def iteration(rows: list[Row], padding: int = 0) -> Iteration:
     return Iteration(rows, len(rows), 0, 0, padding=padding)
 
@@ -46,7 +41,6 @@ def iterations(*kinds: st.SearchStrategy[Row]) -> st.SearchStrategy[Iteration]:
 
 DECODE = st.builds(decode_row, st.integers(2, 1024), st.booleans())
 PREFILL = st.builds(chunk, st.integers(0, 900), st.integers(1, 256))
-PROMPT_END = st.builds(prompt_end, st.integers(0, 900), st.integers(1, 256))
 
 
 def test_a_line_counts_what_an_iteration_computes() -> None:
@@ -74,15 +68,6 @@ def test_fakes_costs_are_its_generators(some: Iteration) -> None:
     assert FAKE.of(some) / PS == pytest.approx(fake.cost_s(some), rel=1e-12)
     assert load("fake") is FAKE
     assert load("second").of(some) == PS
-
-
-@given(iterations(DECODE, PROMPT_END), st.sampled_from([GRAPHS, FAKE, Costs("line", LINE)]))
-def test_what_follows_takes_what_it_computes(some: Iteration, of: Costs) -> None:
-    stretch = Stretch(some, 0, of.of(some), *of.following(some), gap=7, n=3)
-    for k in (1, 2):
-        later = iteration(stretch.rows(k), some.padding)
-        assert stretch.end(k) - stretch.begins(k) == of.of(later)
-        assert stretch.after(k).first == of.of(later)
 
 
 def test_decode_rows_alone_have_lines_of_their_own() -> None:

@@ -20,7 +20,7 @@ from scheduling.scheduler import Scheduler
 from simulate import PS, Arrival, Loop, SimulatedReplica
 from simulate.costs import Costs, Line
 from simulate.fleet import Failure, Fleet, Layout
-from simulate.loop import ARRIVE, OBSERVE
+from simulate.loop import ARRIVE
 from tests.virtual import make_scheduler
 
 TOKEN_S = 0.01
@@ -210,24 +210,6 @@ def test_a_failure_that_hits_nobody_is_told() -> None:
     missed = [Failure(0, 1.2), Failure(0, 5.0)]  # while it starts again, and when all is done
     fleet = serve(trace, Layout(1, start_s=2.0, failures=[Failure(0, 1.0), *missed]))
     assert fleet.missed == missed
-
-
-def test_who_only_looks_ends_once_nothing_else_happens() -> None:
-    loop = Loop()
-    seen: list[tuple[int, str]] = []
-
-    def look(observer: str) -> None:
-        seen.append((loop.now, observer))
-        if not loop.is_over:
-            loop.at(loop.now + 10, OBSERVE, look, observer)
-
-    for observer in ("one", "another"):
-        loop.at(0, OBSERVE, look, observer)
-    loop.at(20, ARRIVE, seen.append, (20, "an arrival"))
-    loop.serve([], SimulatedReplica(loop, make_scheduler(Dynamic()), COSTS))
-    pair = ["one", "another"]
-    assert [observer for _, observer in seen] == [*pair, *pair, "an arrival", *pair]
-    assert loop.now == 20
 
 
 def test_a_policy_that_runs_nobody_is_found_out_though_replicas_are_counted() -> None:

@@ -24,6 +24,7 @@ ODD = Costs(
     *(PS // 333, 77, PS // 55, 9, 5),  # gaps
     request_turn=PS // 13,
     answer_turn=PS // 31,
+    decode={1: Line(PS // 9, context=5), 3: Line(PS // 8, context=1)},
 )
 # so that requests come, and leave, when iterations begin and end
 EVEN = Costs("even", Line(PS // 10), gap=PS // 10)

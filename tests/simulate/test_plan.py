@@ -1,4 +1,6 @@
-"""How many replicas: the answer of a case that can be worked out, and questions without one."""
+"""How many replicas: the answer of a case that can be worked out, and questions without one. (Those
+that cannot be are in test_simulated.py.)
+"""
 
 from __future__ import annotations
 
@@ -163,33 +165,6 @@ def test_limits_within_the_uncertainty_of_the_costs_have_no_answer(tmp_path: Pat
     done = ran("simulate", "--plan", *traffic, *limits, "--costs", str(costs))
     assert done.returncode == 2
     assert "more are no better" in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("argv", "reason"),
-    [
-        (f"--plan {' '.join(ASKED)}", "--slo ttft:200"),
-        ("--plan --slo ttft:9", "--arrival poisson:200"),
-        (f"--plan {' '.join(ASKED)} --slo ttft:9 --replicas 3", "leave out --replicas"),
-        ("--plan --slo ttft:9 --arrival poisson:x", "unknown arrival 'poisson:x'"),
-        ("--plan --slo ttft:9 --trace nowhere --arrival burst", "needs the rate"),
-        ("--plan --slo ttft:9 --trace nowhere", "cannot read the trace nowhere"),
-        (f"--plan {' '.join(ASKED)} --slo ttft:9 --autoscale min_replicas=1", "max_replicas=8"),
-        (
-            f"--plan {' '.join(ASKED)} --slo ttft:9 --autoscale max_replicas=4 --replicas=4",
-            "more than min_replicas and --replicas",
-        ),
-        (f"--plan {' '.join(ASKED)} --slo ttft:9 --attainment 99", "1 at most"),
-        (f"--plan {' '.join(ASKED)} --slo tokens:9", "--slo 'tokens:9': give ttft:MS"),
-        (f"--plan {' '.join(ASKED)} --slo ttft:9 --step", "leave out --step"),
-        ("--slo ttft:9", "of --plan; add it"),
-        ("--replay=calls.jsonl --step", "leave out all else"),
-        ("--router random", "add --replicas"),
-    ],
-)
-def test_a_question_that_cannot_be_is_refused(argv: str, reason: str) -> None:
-    done = ran("simulate", *argv.split())
-    assert done.returncode == 2 and reason in done.stderr
 
 
 def test_intervals() -> None:

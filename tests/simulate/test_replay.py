@@ -5,7 +5,6 @@ test_recordings.)
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import random
@@ -14,10 +13,12 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
+from urllib.request import Request as Post
+from urllib.request import urlopen
 
-import aiohttp
 import pytest
 
+from client.load import replay
 from config import build
 from generate.fake import FakeGenerator, FaultyGenerator
 from scheduling.errors import ServingError
@@ -26,7 +27,7 @@ from scheduling.policies import ORDERS, Victim
 from serving import Exchange, Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES
-from tests.servers import PATIENCE_S, server, wait_until_free
+from tests.servers import PATIENCE_S, asks, assert_all_answered, server, wait_until_free
 from wire.request import Request
 
 SMALL = {
@@ -227,27 +228,20 @@ def test_so_they_do_with_every_other_setting_that_they_depend_on(name: str, tmp_
     assert ways <= {*witness.seen}
 
 
-async def ask_all(url: str) -> None:
-    """Ask for plain answers and streams; the client of every fourth leaves a long stream early."""
-    async with aiohttp.ClientSession(url) as session:
-
-        async def ask(i: int) -> None:
-            leaves = i % 4 == 0
-            body = {"prompt": f"one two three {i % 7}", "num_tokens": 500 if leaves else 50}
-            body["stream"] = i % 2 == 0
-            async with session.post("/inference", json=body) as response:
-                await (response.content.readany() if leaves else response.read())
-
-        await asyncio.gather(*map(ask, range(60)))
-
-
 def test_so_they_do_over_http(tmp_path: Path) -> None:
     """Also those of clients that leave; and the file has its end when the server has ended."""
     path = tmp_path / "recording.jsonl"
     limits = {"model": "fake", "max_batch_size": 8, "max_waiting": 60, "kv_cache": "70blocks"}
     memory = {"kv_reservation": "demand", "prefix_caching": True, "order": "fair"}
     with server("dynamic", limits | memory | {"record": str(path)}) as url:
-        asyncio.run(ask_all(url))
+        body = {"prompt": "one two three", "num_tokens": 500, "stream": True}
+        stream = Post(
+            f"{url}/inference", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        for _ in range(4):
+            with urlopen(stream) as response:
+                response.readline()
+        assert_all_answered(replay(url, asks(40, 50)))
         wait_until_free(url)
     result = replay_file(str(path))
     assert result.first_difference is None and result.unfinished == 0
