@@ -14,11 +14,11 @@ engine.json and a figure to --out.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -201,28 +201,11 @@ def measure(
             "the KV cache does not hold that many rows of that context; raise --kv-cache"
         )
     fill(engine.attention.cache)
-    steps, mixed = [], []
-    for context in contexts:
-        for n in rows:
-            step = against_bound(engine, machine, config, n, context, repeats)
-            steps.append(step)
-            print(
-                f"{n} rows of context {context}: {1e3 * step['seconds']:.2f} ms, "
-                f"{100 * step['reached']:.0f}% of the bound "
-                f"({100 * step['reached_least']:.0f} to {100 * step['reached_most']:.0f})",
-                flush=True,
-            )
-    print(
-        f"the {config.device}, {config.threads} threads: reads up to "
-        f"{machine.bytes_per_s / 1e9:,.1f} GB/s, {machine.flops_per_s / 1e9:,.0f} GFLOP/s "
-        f"({machine.dtype})"
-    )
-    for tokens in prompts or ():
-        mixed.append(beside_a_prompt(engine, config, contexts[0], tokens, repeats))
-        print(
-            f"{BESIDE} rows of context {contexts[0]} and a prompt of {tokens} tokens: "
-            f"{1e3 * mixed[-1]['seconds']:.2f} ms"
-        )
+    steps = []
+    for context, n in product(contexts, rows):
+        steps.append(against_bound(engine, machine, config, n, context, repeats))
+        print(f"{n} rows of context {context}: {1e3 * steps[-1]['seconds']:.2f} ms", flush=True)
+    mixed = [beside_a_prompt(engine, config, contexts[0], n, repeats) for n in prompts or ()]
     return {
         "bytes_per_s": machine.bytes_per_s,
         "flops_per_s": machine.flops_per_s,
@@ -233,21 +216,18 @@ def measure(
     }
 
 
-def table(steps: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each number of rows and context; the bound is the larger of its two."""
+def table(result: Mapping[str, Any]) -> str:
+    """A line for each kind of step; the bound, the larger of its two, is of decode rows alone."""
     lines = [["rows", "context", "step, ms", "bound, ms", "reached, %", "tok/s"]]
-    for step in steps:
-        bound_s = max(step["memory_s"], step["arithmetic_s"])
-        lines.append(
-            [
-                f"{step['rows']}",
-                f"{step['context']}",
-                f"{1e3 * step['seconds']:.2f}",
-                f"{1e3 * bound_s:.2f}",
-                f"{100 * step['reached']:.0f}",
-                f"{step['rows'] / step['seconds']:,.1f}",
-            ]
-        )
+    for step in result["steps"]:
+        seconds, bound_s = step["seconds"], max(step["memory_s"], step["arithmetic_s"])
+        cells = [f"{1e3 * seconds:.2f}", f"{1e3 * bound_s:.2f}", f"{100 * step['reached']:.0f}"]
+        rows = step["rows"]
+        lines.append([str(rows), str(step["context"]), *cells, f"{rows / seconds:,.1f}"])
+    for step in result["with_a_prompt"]:
+        rows = f"{BESIDE} and a prompt of {step['prompt_tokens']}"
+        lines.append([rows, str(result["steps"][0]["context"]), f"{1e3 * step['seconds']:.2f}"])
+        lines[-1] += ["–"] * 3
     return markdown(lines, left=0)
 
 
@@ -304,10 +284,9 @@ def main() -> None:
         f"{result['flops_per_s'] / 1e9:,.0f} GFLOP/s"
     )
     draw(step_time(result["steps"], caption), options.out / "step_time.png")
-    body = f"{table(result['steps'])}\n\n![Step time against the bound](step_time.png)"
+    body = f"{table(result)}\n\n![Step time against the bound](step_time.png)"
     setup = f"medians of {options.repeats} steps; {caption}"
     BENCHMARK.write(options.out, "Step time against the machine's bound", setup, body, result)
-    print(json.dumps(result))  # for benchmarks.gpu
 
 
 if __name__ == "__main__":

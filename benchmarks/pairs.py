@@ -23,16 +23,22 @@ BENCHMARK = Benchmark(
 )
 
 
-def throughput(command: str) -> float:
-    """Run a command; return the tok/s that it prints. Raises ValueError if it prints none."""
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
+def throughput(command: str) -> tuple[float, str]:
+    """Run a command; return the tok/s that it prints, and the line up to there.
+
+    Raises ConfigError if it fails or prints none.
+    """
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    except OSError as error:
+        raise ConfigError(str(error)) from None
     output = done.stdout + done.stderr
-    printed = re.search(r"([\d,]+(?:\.\d+)?) tok/s", output)
-    if done.returncode or not printed:
-        raise ValueError(
+    line = re.search(r".*?([\d,]+(?:\.\d+)?) tok/s", output)
+    if done.returncode or not line:
+        raise ConfigError(
             f"{command} ended with {done.returncode} and printed no tok/s: …{output[-500:]}"
         )
-    return float(printed[1].replace(",", ""))
+    return float(line[1].replace(",", "")), line[0]
 
 
 def main() -> None:
@@ -40,21 +46,17 @@ def main() -> None:
     parser.add_argument("ours")
     parser.add_argument("peer")
     options = parser.parse_args()
-
     commands = {"ours": options.ours, "peer": options.peer}
 
-    def measured(name: str) -> float:
-        tokens_per_s = throughput(commands[name])
-        print(f"{name} {tokens_per_s:9,.1f} tok/s", flush=True)
+    def turn(name: str) -> float:
+        tokens_per_s, line = throughput(commands[name])
+        print(f"{name}: {line}", flush=True)
         return tokens_per_s
 
-    try:
-        found = alternate(commands, measured, options.pairs)
-    except (OSError, ValueError) as error:
-        raise ConfigError(str(error)) from None
-    ratio = statistics.median(ratios(found["ours"], found["peer"]))
+    speeds = alternate(commands, turn, options.pairs)
+    ratio = statistics.median(ratios(speeds["ours"], speeds["peer"]))
     print(f"median of {options.pairs} pairs: {ratio:.2f} times")
-    pairs = list(zip(found["ours"], found["peer"]))
+    pairs = list(zip(speeds["ours"], speeds["peer"]))
     print(json.dumps({"pairs": pairs, "median_ratio": ratio, **commands} | BENCHMARK.record()))
 
 

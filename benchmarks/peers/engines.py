@@ -3,10 +3,12 @@
     VLLM-ENV/bin/python -m benchmarks.peers.engines vllm --model FOLDER [--n 64] [--dtype bfloat16]
     PEERS-ENV/bin/python -m benchmarks.peers.engines openvino --model FOLDER …
     PEERS-ENV/bin/python -m benchmarks.peers.engines ctranslate2 --model FOLDER …
+    python -m benchmarks.peers.engines huggingface --model gpt2-medium [--device cuda] …
 
 vLLM needs benchmarks/requirements-vllm.txt, and where there is apt: apt install
-libtcmalloc-minimal4; the others need benchmarks/requirements-peers.txt. FOLDER is made by
-benchmarks.peers.checkpoint.
+libtcmalloc-minimal4; OpenVINO and CTranslate2 need benchmarks/requirements-peers.txt. FOLDER is
+made by benchmarks.peers.checkpoint. Hugging Face's generate() runs in our environment, needs
+requirements-dev.txt, and has random weights, so that a model's name is enough.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from benchmarks.workload import LARGEST, Prompted, draw
 
 THREADS = 2
+Options = argparse.Namespace  # model, n, dtype and device
 Serve = Callable[[Sequence[Prompted]], Sequence[int]]  # returns how many tokens each got
 VLLM_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GB, as ours
@@ -69,14 +72,14 @@ def start_again() -> None:
     os.execv(sys.executable, [sys.executable, "-m", "benchmarks.peers.engines", *sys.argv[1:]])
 
 
-def vllm(model: Path, dtype: str) -> tuple[str, Serve]:
+def vllm(options: Options) -> tuple[str, Serve]:
     """vLLM's CPU engine."""
     from vllm import LLM, SamplingParams, __version__
 
     engine = LLM(
-        str(model),
+        str(options.model),
         skip_tokenizer_init=True,
-        dtype=dtype,
+        dtype=options.dtype,
         max_num_seqs=LARGEST,
         max_model_len=1024,
         enable_prefix_caching=False,  # the burst is served twice
@@ -95,10 +98,10 @@ def vllm(model: Path, dtype: str) -> tuple[str, Serve]:
     return f"vLLM {__version__}", serve
 
 
-def openvino(model: Path, dtype: str) -> tuple[str, Serve]:
+def openvino(options: Options) -> tuple[str, Serve]:
     """OpenVINO GenAI's continuous batching."""
-    products, keys, weights = OPENVINO_PRECISIONS[dtype]
-    folder = form(model, weights)
+    products, keys, weights = OPENVINO_PRECISIONS[options.dtype]
+    folder = form(options.model, weights)
     import openvino
     import openvino_genai as genai
 
@@ -135,15 +138,15 @@ def steps(requests: Sequence[Prompted]) -> list[int]:
     return [len(prompt) - at_once + tokens for prompt, tokens in requests]
 
 
-def ctranslate2(model: Path, dtype: str) -> tuple[str, Serve]:
+def ctranslate2(options: Options) -> tuple[str, Serve]:
     """CTranslate2: one batch, which rows leave as they end.
 
     It has no continuous batching; a burst of as many requests as rows needs none.
     """
-    folder = form(model, "ctranslate2")
+    folder = form(options.model, "ctranslate2")
     import ctranslate2
 
-    generator = ctranslate2.Generator(folder, compute_type=dtype, intra_threads=THREADS)
+    generator = ctranslate2.Generator(folder, compute_type=options.dtype, intra_threads=THREADS)
 
     def serve(requests: Sequence[Prompted]) -> list[int]:
         ends, ran = steps(requests), [0] * len(requests)
@@ -164,10 +167,52 @@ def ctranslate2(model: Path, dtype: str) -> tuple[str, Serve]:
     return f"CTranslate2 {ctranslate2.__version__}", serve
 
 
-ENGINES: dict[str, tuple[Callable[[Path, str], tuple[str, Serve]], Sequence[str]]] = {
-    "vllm": (vllm, ("bfloat16", "float32")),
-    "openvino": (openvino, tuple(OPENVINO_PRECISIONS)),
-    "ctranslate2": (ctranslate2, ("int8",)),
+def huggingface(options: Options) -> tuple[str, Serve]:
+    """Hugging Face's generate(), a user's first program: one static batch, padded on the left, that
+    runs until the longest completion is done; of each only the requested tokens count.
+    """
+    import torch
+    import transformers
+
+    from shapes import shape_of
+
+    torch.set_num_threads(THREADS)
+    shape = shape_of(str(options.model))
+    sizes = {"n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd}
+    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    model = model.to(options.device, getattr(torch, options.dtype)).eval()
+
+    def serve(requests: Sequence[Prompted]) -> list[int]:
+        width = max(len(prompt) for prompt, _ in requests)
+        padding = [width - len(prompt) for prompt, _ in requests]
+        ids = [[0] * n + prompt for n, (prompt, _) in zip(padding, requests)]
+        mask = [[0] * n + [1] * (width - n) for n in padding]
+        answers = model.generate(
+            torch.tensor(ids, device=options.device),
+            attention_mask=torch.tensor(mask, device=options.device),
+            max_new_tokens=max(tokens for _, tokens in requests),
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        ).tolist()  # waits for a GPU
+        return [len(answer[width:][:tokens]) for answer, (_, tokens) in zip(answers, requests)]
+
+    return f"generate() of transformers {transformers.__version__}", serve
+
+
+class Engine(NamedTuple):
+    """A peer: how it starts, its kinds of numbers, and what has to be installed for it."""
+
+    start: Callable[[Options], tuple[str, Serve]]
+    dtypes: Sequence[str]
+    requirements: str = "benchmarks/requirements-peers.txt"
+
+
+ENGINES = {
+    "vllm": Engine(vllm, ("bfloat16", "float32"), "benchmarks/requirements-vllm.txt"),
+    "openvino": Engine(openvino, tuple(OPENVINO_PRECISIONS)),
+    "ctranslate2": Engine(ctranslate2, ("int8",)),
+    "huggingface": Engine(huggingface, ("bfloat16", "float32"), "requirements-dev.txt"),
 }
 
 
@@ -196,15 +241,20 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="of benchmarks.peers.checkpoint")
     parser.add_argument("--n", type=int, default=LARGEST, help=f"requests (default: {LARGEST})")
     parser.add_argument("--dtype", help="default: the engine's first")
+    parser.add_argument("--device", default="cpu", help="of huggingface (default: cpu)")
     options = parser.parse_args()
-    engine, dtypes = ENGINES[options.engine]
-    dtype = options.dtype or dtypes[0]
-    if dtype not in dtypes:
-        fail(f"--dtype {dtype}: {options.engine} computes in {' or '.join(dtypes)} here")
+    engine = ENGINES[options.engine]
+    options.dtype = options.dtype or engine.dtypes[0]
+    if options.dtype not in engine.dtypes:
+        known = " or ".join(engine.dtypes)
+        fail(f"--dtype {options.dtype}: {options.engine} computes in {known} here")
     if not 1 <= options.n <= LARGEST:
         fail(f"--n must be from 1 to {LARGEST}")
-    name, serve = engine(options.model, dtype)
-    measure(f"{name}, {dtype}", options.n, serve)
+    try:
+        name, serve = engine.start(options)
+    except ImportError as error:
+        fail(f"{error}; install {engine.requirements} in an environment of its own")
+    measure(f"{name}, {options.dtype}", options.n, serve)
 
 
 if __name__ == "__main__":

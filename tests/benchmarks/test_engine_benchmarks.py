@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,11 +54,13 @@ def test_the_bursts_requests_can_be_saved_for_a_comparison(
 
 
 def test_a_step_is_compared_with_what_the_machine_allows(
-    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     sizes = "--rows 1,3 --contexts 20,70 --prompts 5,33 --repeats 2 --max-batch-size 9"
-    result = result_of(engine, sizes, small, f"--out {tmp_path}")
+    monkeypatch.setattr(sys, "argv", ["engine", *shlex.split(f"{sizes} {small} --out {tmp_path}")])
+    engine.main()
+    result = json.loads((tmp_path / "engine.json").read_text())
     steps = result["steps"]
     places = [(step["rows"], step["context"]) for step in steps]
     assert places == [(1, 20), (3, 20), (1, 70), (3, 70)]
@@ -69,6 +72,7 @@ def test_a_step_is_compared_with_what_the_machine_allows(
     page = (tmp_path / "engine.md").read_text()
     assert "| rows | context | step, ms | bound, ms | reached, % | tok/s |" in page
     assert f"| 3 | 70 | {1e3 * steps[3]['seconds']:.2f} |" in page
+    assert "| 8 and a prompt of 33 | 20 | " in page
 
 
 @pytest.mark.parametrize("step_bytes", [80_000, 8_000])

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,25 +14,27 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import agreement, burst, engine, gpu, huggingface
+from benchmarks import agreement, burst, engine, gpu
+from benchmarks.peers import engines
 from config import ConfigError
 from tests.servers import wait_until
 
 
 def test_every_part_gets_the_settings_that_it_knows() -> None:
-    settings = {"model": "gpt2", "tokenizer": "bytes", "max_batch_size": 16, "loop_interval_ms": 1}
-    options = SimpleNamespace(rows="1", context="9", prompts="9", n=3, numsamples=5)
+    chosen = {"max_batch_size": 16, "loop_interval_ms": 1}
+    options = Namespace(rows="1", context="9", prompts="9", n=3, numsamples=5, **chosen)
+    config: Any = SimpleNamespace(model="gpt2", dtype="float32", device="cuda")
     flags = ("--tokenizer", "--max-batch-size", "--loop-interval-ms")
     found = {
         name: [word for word in command if word in flags]
-        for name, command in gpu.commands(options, settings, True, Path("out")).items()
+        for name, command in gpu.commands(options, config, Path("out")).items()
     }
     assert found == {
         "agreement": ["--max-batch-size"],
         "steps": ["--max-batch-size"],
-        "steps_eager": ["--max-batch-size"],
+        "eager": ["--max-batch-size"],
         "burst": ["--max-batch-size", "--loop-interval-ms"],
-        "burst_huggingface": [],
+        "generate": [],
         "comparison": [*flags],
     }
 
@@ -40,18 +43,19 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
 def test_every_part_is_reported_or_said_to_be_missing(
     small: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
-    parts = {f"benchmarks.{each.BENCHMARK.name}": each for each in
-             (agreement, engine, burst, huggingface)}  # fmt: skip
+    parts = {part.__name__: part for part in (agreement, engine, burst, engines)}
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
 
-    def here(command: list[str], log: Path, seconds: float) -> tuple[str | None, list[str]]:
+    def here(command: list[str], log: Path, seconds: float) -> str | None:
         """The part in this process; the comparison, which other tests run, ends out of time."""
         assert 0 < seconds <= 9 * 60
         if command[0] not in parts:
-            return "no time was left to finish it", []
+            return "no time was left to finish it"
         monkeypatch.setattr(sys, "argv", [*command])
+        capsys.readouterr()
         parts[command[0]].main()
-        return None, capsys.readouterr().out.splitlines()
+        log.write_text(capsys.readouterr().out)
+        return None
 
     monkeypatch.setattr(gpu, "call", here)
     monkeypatch.setattr(gpu, "startup_s", lambda settings, seconds: 4.25)
@@ -66,23 +70,24 @@ def test_every_part_is_reported_or_said_to_be_missing(
         "\nfloat32: 10 of 10 requests have the oracle's ids",
         "\nA server is ready 4.2 s after its start.",
         " times the throughput of Hugging Face's generate().",
-        "8 rows of context 20 and a prompt of 16 tokens: ",
+        "[All of it](steps/engine.md):\n\n| rows |",
+        "\n| 8 and a prompt of 16 | 20 |",
         "\ndynamic: 3 requests, ",
         "**Missing: comparison** (no time was",
     ):
         assert text in page
-    assert json.loads((out / "gpu.json").read_text())["commit"] and (out / "step_time.png").exists()
+    assert json.loads((out / "gpu.json").read_text())["commit"]
 
 
 @pytest.mark.nightly
 def test_a_part_that_fails_is_told_from_one_that_ran(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert gpu.call(["benchmarks.engine", "--rows", "x"], tmp_path / "log", 100)[0] == (
+    assert gpu.call(["benchmarks.engine", "--rows", "x"], tmp_path / "log", 100) == (
         "exit code 2: error: 'x' is no list of positive numbers such as 1,8,64"
     )
     assert "positive numbers" in (tmp_path / "log").read_text()
-    assert gpu.call(["benchmarks.engine"], tmp_path / "log", -1.0) == ("no time was left", [])
+    assert gpu.call(["benchmarks.engine"], tmp_path / "log", -1.0) == "no time was left"
     (tmp_path / "notes").touch()
     monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--out", str(tmp_path)])
     with pytest.raises(ConfigError, match="holds no earlier run of this; choose another --out"):
@@ -106,14 +111,14 @@ def test_a_comparison_that_runs_out_of_time_leaves_no_server(
     class OutOfTime(subprocess.Popen):  # type: ignore[type-arg]
         """Its time is over once it has a server, however slow the machine is."""
 
-        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+        def wait(self, timeout: float | None = None) -> Any:
             if timeout == 0.5:
                 wait_until(lambda: any("gunicorn" in each for each in running()))
-            return super().communicate(input, timeout)
+            return super().wait(timeout)
 
     monkeypatch.setattr(subprocess, "Popen", OutOfTime)
     words = [*command.split(), "--out", str(tmp_path / "out")]
-    problem, lines = gpu.call(words, tmp_path / "log", 0.5)
-    assert problem == "no time was left to finish it"
-    assert "interrupted; the servers are stopped" in " ".join(lines), "it had to be killed"
+    assert gpu.call(words, tmp_path / "log", 0.5) == "no time was left to finish it"
+    printed = (tmp_path / "log").read_text()
+    assert "interrupted; the servers are stopped" in printed, "it had to be killed"
     assert running() == []
