@@ -61,6 +61,12 @@ def enliven(model: GPT2) -> GPT2:
     return model
 
 
+def row(start: int, n_tokens: int, blocks: list[int], samples: bool = True) -> Row:
+    """A row of an iteration; one without blocks is idle."""
+    ids = [(7 * start + 3 * i) % 250 for i in range(start + n_tokens)]
+    return Row(Inference(ids, 1), start, n_tokens, blocks, samples, idle=not blocks)
+
+
 def engine(
     model: GPT2, n_blocks: int, block_size: int, path: str = "kernels in one call"
 ) -> CachedGenerator:

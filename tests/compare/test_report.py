@@ -78,6 +78,7 @@ def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_togeth
 def test_the_report_shows_intervals_rates_and_figures(swept: Path) -> None:
     text = (swept / "report.md").read_text()
     assert "| dynamic − static |" in text and " ± " in text and "Means over 2 seeds" in text
+    assert "found cached" not in text.split("## Definitions")[0], "there is no prefix cache"
     assert "## From light load to beyond capacity" in text
     assert "highest rate within the limits" in text and "Each seed has quarters of its own" in text
     assert re.search(r"\| static \| 30 tokens \| \d+ \| [\d.]+ ± [\d.]+ \|", text)

@@ -10,18 +10,14 @@ from torch import Tensor
 
 from generate.attention import KernelAttention, PlainAttention
 from model import KVCache
-from scheduling.inference import Inference, Row
+from scheduling.inference import Row
 from shapes import Shape
 from tests.counts import tenth
+from tests.oracle import row
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02}  # of values around 1; bfloat16 keeps 8 bits
 DTYPES = list(TOLERANCE)
 KEPT = [(dtype, dtype) for dtype in DTYPES] + [(dtype, torch.int8) for dtype in DTYPES]
-
-
-def row(start: int, n_tokens: int, blocks: list[int]) -> Row:
-    inference = Inference([0] * (start + n_tokens), 1)
-    return Row(inference, start, n_tokens, blocks, samples=True, idle=not blocks)
 
 
 def rows_of(

@@ -14,11 +14,11 @@ from config.resolve import onednn_multiplies_bfloat16
 from generate.checkpoint import load_model
 from generate.naive import NaiveGenerator
 from model import GPT2
-from scheduling.inference import Generator, Inference, Iteration, Row
+from scheduling.inference import Generator, Inference, Iteration
 from scheduling.policies import Dynamic, NoBatching
 from scheduling.sampling import Sampling
 from tests.counts import nightly_but
-from tests.oracle import N_VOCAB, PATHS, POLICIES, SHAPE, Oracle, engine, serve, workload
+from tests.oracle import N_VOCAB, PATHS, POLICIES, SHAPE, Oracle, engine, row, serve, workload
 
 SAMPLINGS = [
     Sampling(),
@@ -38,10 +38,6 @@ def path(request: pytest.FixtureRequest) -> str:
 def greedy(model: GPT2) -> list[list[int]]:
     """The oracle's tokens of workload(14, Sampling())."""
     return serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, Sampling()))
-
-
-def row(inference: Inference, start: int, n_tokens: int, blocks: list[int]) -> Row:
-    return Row(inference, start, n_tokens, blocks, samples=True, idle=not blocks)
 
 
 @pytest.mark.parametrize("sampling", nightly_but([SAMPLINGS[0], SAMPLINGS[-1]], SAMPLINGS), ids=str)
@@ -102,7 +98,7 @@ def test_memory_of_a_kv_block_is_touched_when_it_is_used(model: GPT2, path: str)
     before = psutil.Process().memory_info().rss
     generator = engine(model, 500_000, 16, path)  # 4 GB of keys and values
     generator.warm_up(max_batch_size=8, token_budget=64, prompt_tokens=64, block_size=16)
-    rows = [row(Inference([1] * 40, 1), 0, 40, [0, 9, 499_999])]
+    rows = [row(0, 40, [0, 9, 499_999])]
     assert generator.generate(Iteration(rows, running=1, waiting=0, blocks_used=3))
     assert psutil.Process().memory_info().rss - before < 200e6
 
@@ -113,7 +109,7 @@ def test_bfloat16_logits_are_near_float32s(model: GPT2, path: str) -> None:
     # bfloat16 keeps 8 bits: logits of size ~20 differ by some tenths
     low = load_model(SHAPE, None, seed=3, dtype=torch.bfloat16, device="cpu")
     low.load_state_dict(model.state_dict())
-    rows = [row(Inference(list(range(30)), 1), 0, 30, list(range(8)))]
+    rows = [row(0, 30, list(range(8)))]
     expected = engine(model, 8, 4, path).logits(rows)
     difference = engine(low, 8, 4, path).logits(rows).float() - expected
     assert difference.abs().max() < 0.05 * expected.abs().max()

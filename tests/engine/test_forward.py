@@ -16,13 +16,8 @@ from generate.cached import CachedGenerator
 from generate.forward import KernelForward
 from generate.linear import KINDS as LINEAR
 from scheduling.inference import Inference, Row
+from tests.oracle import row
 from weights import locate
-
-
-def row(start: int, n_tokens: int, blocks: list[int], samples: bool = True) -> Row:
-    ids = [(7 * start + 3 * i) % 250 for i in range(start + n_tokens)]
-    return Row(Inference(ids, 1), start, n_tokens, blocks, samples, idle=not blocks)
-
 
 # rows that decode, a first chunk, a later one that samples nothing, an idle row
 BATCHES = {

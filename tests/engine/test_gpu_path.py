@@ -27,11 +27,11 @@ from generate.loading import fitting_blocks
 from generate.norms import TritonAddNorm
 from generate.sampling import sample
 from model import GPT2, AddNorm, KVCache
-from scheduling.inference import Inference, Iteration, Row
+from scheduling.inference import Inference, Iteration
 from scheduling.policies import Dynamic, NoBatching, Policy, Static
 from scheduling.sampling import Sampling
 from shapes import Shape
-from tests.oracle import N_VOCAB, Oracle, enliven, serve
+from tests.oracle import N_VOCAB, Oracle, enliven, row, serve
 from tests.servers import ROOT
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
@@ -47,18 +47,12 @@ def test_the_kernel_agrees_with_pytorchs_attention_and_stores_the_same(
     caches = [KVCache(shape, 40, 4, dtype, "cpu") for _ in range(2)]
     caches[0].layers[0].copy_(torch.randn(caches[0].layers[0].shape, generator=rng))
     caches[1].layers[0].copy_(caches[0].layers[0])
-    inference = Inference([0] * 200, 1)
     rows = [
-        # decodes; its cache takes two rounds of keys
-        Row(inference, 70, 1, list(range(19, 37)), samples=True, idle=False),
-        # has no blocks any more
-        Row(inference, 0, 1, [], samples=True, idle=True),
-        # a prompt of three tiles
-        Row(inference, 0, 37, [1, 3, 5, 7, 9, 11, 13, 15, 17, 0], samples=True, idle=False),
-        # a chunk that starts inside a block
-        Row(inference, 6, 21, [2, 4, 6, 8, 10, 12, 14], samples=False, idle=False),
-        # computes its last position again
-        Row(inference, 3, 1, [38], samples=True, idle=True),
+        row(70, 1, list(range(19, 37))),  # decodes; its cache takes two rounds of keys
+        row(0, 1, []),  # has no blocks any more
+        row(0, 37, [1, 3, 5, 7, 9, 11, 13, 15, 17, 0]),  # a prompt of three tiles
+        row(6, 21, [2, 4, 6, 8, 10, 12, 14], samples=False),  # a chunk inside a block
+        row(3, 1, [38])._replace(idle=True),  # computes its last position again
     ]
     qkv = torch.randn(61, 3, 2, head_size, generator=rng).to(dtype)
     plain, triton = (
@@ -135,15 +129,6 @@ def requests() -> list[Inference]:
         prompt = [rng.randrange(N_VOCAB) for _ in range(n_prompt)]
         inferences.append(Inference(prompt, n_tokens, Sampling(temperature=i / 2, seed=i)))
     return inferences
-
-
-def test_the_largest_iteration_fits_the_buffers_of_a_pool_for_one_request(tiny: GPT2) -> None:
-    """On a GPU the first pool is that small, and a token budget may hold several of the longest
-    prompts.
-    """
-    cache = KVCache(TINY, 16, 1, torch.float32, "cpu")
-    generator = CachedGenerator(tiny, N_VOCAB, TritonAttention(cache, 43), sample, max_tokens=43)
-    generator.warm_up(max_batch_size=3, token_budget=40, prompt_tokens=15, block_size=1)
 
 
 class Replaying:
@@ -224,10 +209,9 @@ def test_memory_that_runs_out_names_the_settings_to_lower(
     cache = KVCache(TINY, 4, 4, torch.float32, "cpu")
     generator = CachedGenerator(tiny, N_VOCAB, PlainAttention(cache), sample, 40)
     monkeypatch.setattr(generator, "sample", run_out)
-    row = Row(Inference([1], 1), 0, 1, [0], samples=True, idle=False)
     message = "does not hold an iteration of 1 rows; lower --token-budget, --max-batch-size or "
     with pytest.raises(OutOfMemory, match=message):
-        generator.generate(Iteration([row], 1, 0, 1))
+        generator.generate(Iteration([row(0, 1, [0])], 1, 0, 1))
     with pytest.raises(torch.AcceleratorError, match="illegal"), memory_for("anything"):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)

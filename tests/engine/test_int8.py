@@ -17,8 +17,8 @@ from generate.checkpoint import load_model
 from generate.linear import pack
 from generate.norms import KernelAddNorm, fuse_norms
 from model import GPT2, KVCache
-from scheduling.inference import Inference, Row
 from shapes import SHAPES, Shape
+from tests.oracle import row
 from weights import DEMO, locate
 
 TEXT = (DEMO / "held_out.txt").read_bytes()
@@ -65,8 +65,7 @@ def test_demo_predicts_as_well_with_int8_keys_and_values(
     windows = [torch.tensor(list(TEXT[at : at + n + 1])) for at in range(0, 8 * n, n)]
     for kept, ids in itertools.product(logits, windows):
         cache = KVCache(demo.shape, n // 16, 16, kept, "cpu")
-        row = Row(Inference([0] * n, 1), 0, n, list(range(n // 16)), samples=True, idle=False)
-        attend = attention(cache).prepare([row])
+        attend = attention(cache).prepare([row(0, n, list(range(n // 16)))])
         with torch.inference_mode():
             computed = demo(ids[:-1], torch.arange(n), attend, torch.arange(n))
         logits[kept].append(computed)

@@ -186,14 +186,13 @@ def test_what_cannot_be_replayed_says_why(
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
-    [(b"", "no recording"), (b"\xff\xfe\x00", "not text"), (None, "No such file")],
+    ("content", "sentence"), [("", "no recording"), ("\xff", "not text"), (None, "No such file")]
 )
 def test_a_file_that_is_no_recording_is_refused(
-    content: bytes | None, sentence: str, tmp_path: Path
+    content: str | None, sentence: str, tmp_path: Path
 ) -> None:
     if content is not None:
-        (tmp_path / "file").write_bytes(content)
+        (tmp_path / "file").write_text(content, "latin-1")
     with pytest.raises(ReplayError, match=sentence):
         replay_file(str(tmp_path / "file"))
 
@@ -201,23 +200,13 @@ def test_a_file_that_is_no_recording_is_refused(
 def test_no_token_is_in_a_recording_and_of_a_request_what_scheduling_goes_by(
     lines: list[str],
 ) -> None:
-    of_calls: dict[str, set[str]] = {}
-    for entry in map(json.loads, lines):
-        of_calls.setdefault(entry.get("call", "others"), set()).update(entry)
-    common = {"n", "call", "now"}
-    reported = {"running", "waiting", "blocks_used", "reason", "preempted", "rows"}
-    assert of_calls == {
-        "others": {"recording", "settings", "end"},
-        "enqueue": common | {"group", "ids", "error"},
-        "schedule": common | reported,
-        "apply": common | {"keys", "answered"},
-        "expire": common | {"answered"},
-        "forget_prefixes": {"n", "call"},
-    }
-    enqueued = [json.loads(line) for line in lines if '"enqueue"' in line]
-    assert {name for entry in enqueued for member in entry["group"] for name in member} == {
+    entries = [json.loads(line) for line in lines]
+    members = [member for entry in entries for member in entry.get("group", [])]
+    assert {name for member in members for name in member} == {
         "prompt_tokens", "num_tokens", "seed", "keys", "leader", "user", "streamed", "deadline"
     }  # fmt: skip
+    applied = {name for entry in entries if entry.get("call") == "apply" for name in entry}
+    assert applied == {"n", "call", "now", "keys", "answered"}
 
 
 def test_a_server_that_is_not_recorded_has_a_plain_scheduler() -> None:
