@@ -1,20 +1,22 @@
 """Traffic that shows what iterations cost, and a real server's report of it.
 
-In rounds, each with traffic to be fitted and other traffic to be held against the fit. They are
+In rounds, each with traffic to be fitted and other traffic that is held out of the fit. They are
 kept, since the speed of a shared machine changes by the minute: `--more` goes on with them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import pickle
 import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from benchmarks.fitting import Observed, Served, observe
+from pydantic import BaseModel
+
+from benchmarks.fitting import Served
 from client.calls import ServerError, get, post
 from client.load import Watch, replay
 from client.outcomes import Outcome
@@ -31,17 +33,25 @@ KEPT = ROOT / "runs" / "costs"  # rounds, for --more
 LOADS = (0.5, 0.85)  # of held-out traffic, as parts of the rate of a burst of it
 
 
+Arrivals = Literal["burst", "loop", "poisson"]  # at once, a closed loop, a Poisson process
+
+
 class Segment(NamedTuple):
     """Requests that one server answered, beginning with none in flight."""
 
-    users: int | None  # of a closed loop
-    rate: float | None  # requests a second, as a Poisson process; neither: all at once
+    arrivals: Arrivals
     streamed: bool
-    observed: list[Observed]
+    held_out: bool  # of the fit
     served: list[Served]
+    iterations: list[list[float]]  # [started_at, seconds, live rows] each
 
 
-Round = tuple[list[Segment], list[Segment]]  # traffic to be fitted, and held-out traffic
+class Rounds(BaseModel):
+    """Traffic of a server with these settings; a file of it is for `--more`."""
+
+    config: Config
+    number: int = 0
+    segments: list[Segment] = []
 
 
 class _Senders(Watch):
@@ -74,14 +84,14 @@ class Traffic:
         """n rows that decode for as long, of contexts of any length."""
         return [self._request(i, self._any(self._longest), self._most) for i in range(n)]
 
-    def by_users(self, users: int) -> list[Request]:
+    def loop(self, users: int) -> list[Request]:
         """A closed loop: rows come and go."""
         return [
             self._request(i, self._any(self._longest), self._any(self._most), users=users)
             for i in range(2 * users + 6)
         ]
 
-    def other(self, n: int, rate: float | None) -> list[Request]:
+    def other(self, n: int, rate: float | None = None) -> list[Request]:
         """Requests of other lengths, all at once or as a Poisson process of `rate` a second."""
         rng, at, requests = self._rng, 0.0, []
         for i in range(n):
@@ -106,17 +116,20 @@ class TrafficServer:
         self._epoch = max(time.time() - time.perf_counter() for _ in range(100))
 
     def serve(
-        self, requests: Sequence[Request], stream: bool = False, rate: float | None = None
+        self,
+        arrivals: Arrivals,
+        requests: Sequence[Request],
+        stream: bool = False,
+        held_out: bool = False,
     ) -> Segment:
         """Raises ServerError if a request fails."""
         post(f"{self._url}/stats/reset")
         senders = _Senders()
         outcomes = replay(self._url, requests, wire("inference", stream=stream), watch=senders)
-        _, iterations = stats_of(self._url)
+        iterations = [iteration[:3] for iteration in stats_of(self._url)[1]]
         begun_at = min(senders.at) - min(outcome.sent_at for outcome in outcomes)
         served = [self._served(outcome, begun_at, stream) for outcome in outcomes]
-        observed = observe(self.config, served, iterations)
-        return Segment(requests[0].users, rate, stream, observed, served)
+        return Segment(arrivals, stream, held_out, served, iterations)
 
     def _served(self, outcome: Outcome, begun_at: float, stream: bool) -> Served:
         answer = outcome.answer
@@ -135,29 +148,30 @@ class TrafficServer:
         )
 
 
-def served(server: TrafficServer, seconds: float, seed: int) -> Iterator[Round]:
+def measure(server: TrafficServer, seconds: float, seed: int) -> Iterator[list[Segment]]:
     """Rounds until so many seconds are over; one at least."""
-    start, number = time.monotonic(), 0
+    start = time.monotonic()
     rows = server.config.max_batch_size
     few = sorted({1, math.isqrt(rows), rows})
     rng = random.Random(seed)
     fitted, other = (Traffic(server.config, seed + k, server.tokens) for k in (0, 1))
-    while number == 0 or time.monotonic() < start + seconds:
-        kinds = [(fitted.together(n), False) for n in at_once(server.config)]
-        kinds += [(fitted.by_users(users), False) for users in few]
-        kinds += [(fitted.together(n), True) for n in few]
+    for load in itertools.cycle(LOADS):
+        kinds: list[Any] = [("burst", fitted.together(n)) for n in at_once(server.config)]
+        kinds += [("loop", fitted.loop(users)) for users in few]
+        kinds += [("burst", fitted.together(n), True) for n in few]
         rng.shuffle(kinds)
-        train = [server.serve(*each) for each in kinds]
-        burst = server.serve(other.other(2 * rows, None))
+        segments = [server.serve(*kind) for kind in kinds]
+        burst = server.serve("burst", other.other(2 * rows), held_out=True)
         sent, received = zip(*((each.sent_at, each.received_at) for each in burst.served))
-        rate = LOADS[number % len(LOADS)] * len(burst.served) / (max(received) - min(sent))
-        train.append(server.serve(fitted.other(rows, rate), rate=rate))
-        test = [burst]
-        test += [server.serve(other.other(rows, rate), stream, rate) for stream in (False, True)]
-        n = sum(len(segment.observed) for segment in train + test)
+        rate = load * len(burst.served) / (max(received) - min(sent))
+        segments += [burst, server.serve("poisson", fitted.other(rows, rate))]
+        for stream in (False, True):
+            segments.append(server.serve("poisson", other.other(rows, rate), stream, True))
+        n = sum(len(segment.iterations) for segment in segments)
         print(f"{time.monotonic() - start:5.0f} s: {n:,} iterations", flush=True)
-        yield train, test
-        number += 1
+        yield segments
+        if time.monotonic() > start + seconds:
+            return
 
 
 def at_once(config: Config) -> list[int]:
@@ -168,18 +182,17 @@ def at_once(config: Config) -> list[int]:
     return sorted(config.decoder_batch_sizes or (n for n in sizes if n <= config.max_batch_size))
 
 
-def keep(name: str, config: Config, rounds: list[Round]) -> None:
+def keep(name: str, rounds: Rounds) -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
-    (KEPT / f"{name}.pickle").write_bytes(pickle.dumps((config, rounds)))
+    (KEPT / f"{name}.json").write_text(rounds.model_dump_json())
 
 
-def kept(name: str, config: Config) -> list[Round]:
+def kept(name: str, config: Config) -> Rounds:
     """The rounds of earlier calls. Raises ConfigError if there are none, or of other settings."""
     try:
-        before, rounds = pickle.loads((KEPT / f"{name}.pickle").read_bytes())
-    except (OSError, EOFError, AttributeError, ImportError, TypeError, ValueError,
-            pickle.PickleError):  # fmt: skip
+        rounds = Rounds.model_validate_json((KEPT / f"{name}.json").read_text())
+    except (OSError, ValueError):
         raise ConfigError(f"--more: no rounds of {name} are kept here; leave it out") from None
-    if before.model_copy(update={"port": config.port}) != config:
+    if rounds.config.model_copy(update={"port": config.port}) != config:
         raise ConfigError(f"--more: the rounds of {name} are of other settings; leave it out")
-    return list(rounds)
+    return rounds

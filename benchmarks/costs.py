@@ -4,8 +4,8 @@
 
 A real server gets many kinds of iterations, and what it reports of them is fitted: every number of
 rows with contexts up to the longest, chunks of prompts alone and beside rows that decode. Rounds of
-this traffic are as short as they can be and take turns with other traffic, which is not fitted but
-held against the fit: the speed of a shared machine changes by the minute. Writes the costs with the
+this traffic are as short as they can be and take turns with other traffic, which is held out of
+the fit: the speed of a shared machine changes by the minute. Writes the costs with the
 residuals of both. Takes two minutes for `demo`, and three for GPT-2 on a CPU.
 """
 
@@ -19,17 +19,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.calibration import Round, Segment, TrafficServer, at_once, keep, kept, served
-from benchmarks.fitting import fit, residuals
+import numpy as np
+
+from benchmarks.calibration import Rounds, Segment, TrafficServer, at_once, keep, kept, measure
+from benchmarks.fitting import fit, observe, residuals
 from benchmarks.harness import PREFIXES, Benchmark, chosen_settings, run
 from compare.machine import processor
 from compare.servers import server
-from config import ONLY_IN, ONLY_OVER_HTTP, Config, ConfigError
+from config import ONLY_IN, ONLY_OVER_HTTP, ConfigError
 from simulate import PS
-from simulate.costs import FAKE, FOLDER, Costs, save
+from simulate.costs import FOLDER, STATED, Costs, save
 
-AROUND = ("gap", "gap_row", "gap_answer", "gap_answer_row", "gap_stream", "gap_stream_row",
-          "request", "answer", "request_turn", "answer_turn")  # fmt: skip
+HTTP = ("request", "answer", "request_turn", "answer_turn")
 BENCHMARK = Benchmark(
     "costs",
     "What an iteration costs on this machine, for simulations: about two minutes for demo and "
@@ -45,16 +46,38 @@ BENCHMARK = Benchmark(
 )
 
 
-def with_http(costs: Costs, segments: Sequence[Segment]) -> Costs:
-    """Add the medians of a request's time between client and scheduler while others come and go,
-    and of the time between requests and answers that are sent at once.
+def fitted(name: str, rounds: Rounds) -> Costs:
+    """The costs by all rounds, with the residuals."""
+    config = rounds.config
+    runs = [(run, observe(config, run.served, run.iterations)) for run in rounds.segments]
+    train = [(run, observed) for run, observed in runs if not run.held_out]
+    mixed = [observed for run, observed in train if run.arrivals != "burst" and not run.streamed]
+    everything = [each for _, observed in train for each in observed]
+    costs = fit(name, everything, at_once(config), mixed)
+    costs = replace(costs, **http([run for run, _ in train]))
+    errors = {
+        part: residuals(
+            costs,
+            [seen for run, seen in runs if (run.held_out, run.streamed) == (held_out, streamed)],
+        )
+        for part, held_out, streamed in (
+            ("fitted", False, False),
+            ("held_out", True, False),
+            ("held_out_streams", True, True),
+        )
+    }
+    return replace(costs, source={"residuals": errors, "rounds": rounds.number})
+
+
+def http(segments: Sequence[Segment]) -> dict[str, Any]:
+    """Medians of a request's time between client and scheduler while others come and go, and of
+    the time between requests and answers that are sent at once.
     """
-    served = [each for segment in segments if segment.rate for each in segment.served]
+    served = [each for part in segments if part.arrivals == "poisson" for each in part.served]
     request = statistics.median(each.arrived_at - each.sent_at for each in served)
     answer = statistics.median(each.received_at - each.answered_at for each in served)
-    times = (max(0, round(each * PS)) for each in (request, answer, *turns(segments)))
-    names = ("request", "answer", "request_turn", "answer_turn")
-    return replace(costs, **dict[str, Any](zip(names, times)))
+    times = (request, answer, *turns(segments))
+    return {name: max(0, round(seconds * PS)) for name, seconds in zip(HTTP, times)}
 
 
 def turns(segments: Sequence[Segment]) -> tuple[float, float]:
@@ -64,9 +87,9 @@ def turns(segments: Sequence[Segment]) -> tuple[float, float]:
     coming: list[list[float]] = []
     going: list[list[float]] = []
     for segment in segments:
-        if segment.users is None and segment.rate is None and not segment.streamed:
+        if segment.arrivals == "burst" and not segment.streamed:
             coming.append([each.arrived_at for each in segment.served])
-            begun = [each.started_at for each in segment.observed]
+            begun = [started_at for started_at, *_ in segment.iterations]
             answers = defaultdict(list)
             for each in segment.served:
                 answers[bisect_left(begun, each.answered_at)].append(each.received_at)
@@ -82,58 +105,32 @@ def _apart(bursts: Sequence[Sequence[float]]) -> float:
     return statistics.median(steps) if steps else 0.0
 
 
-def fitted(config: Config, name: str, rounds: Sequence[Round]) -> Costs:
-    """The costs by all rounds, with the residuals."""
-    train, test = ([each for some in sides for each in some] for sides in zip(*rounds))
-    everything = [each for segment in train for each in segment.observed]
-    mixed = [each.observed for each in train if (each.users or each.rate) and not each.streamed]
-    costs = with_http(fit(name, everything, at_once(config), mixed), train)
-    found = {
-        name: residuals(costs, [each.observed for each in segments if each.streamed == streamed])
-        for name, segments, streamed in (
-            ("fitted", train, False),
-            ("held_out", test, False),
-            ("held_out_streams", test, True),
-        )
-    }
-    return replace(costs, source={"residuals": found, "rounds": len(rounds)})
-
-
 def show(costs: Costs) -> None:
     """Print the costs under the names that simulate/costs.py explains, and the residuals."""
-    decode = [(f"decode {n}", line) for n, line in costs.decode.items()]
-    for name, line in [("line", costs.line), *decode]:
-        terms = {term: value for term, value in asdict(line).items() if value}
-        print(f"{name}: " + ", ".join(f"{t} {value / 1e6:,.4g} µs" for t, value in terms.items()))
-    for name in AROUND:
-        print(f"{name}: {getattr(costs, name) / 1e6:,.0f} µs")
-    for name, found in costs.source["residuals"].items():
-        low, middle, high = found["of_runs_percent"]
-        print(
-            f"{name}: all time {found['whole_percent']:+.1f}%; of runs {low:+.1f}%, "
-            f"{middle:+.1f}%, {high:+.1f}%"
-        )
-        if found["calm"]:
-            print(
-                f"    of {found['calm']:,} iterations 90% within {found['p5_percent']:+.1f}% and "
-                f"{found['p95_percent']:+.1f}%, median {found['p50_percent']:+.1f}%, mean |error| "
-                f"{found['mean_absolute_percent']:.1f}%"
-            )
+    parts = {"line": asdict(costs.line)}
+    parts |= {f"decode {n}": asdict(line) for n, line in costs.decode.items()}
+    parts["around"] = {name: n for name, n in vars(costs).items() if isinstance(n, int)}
+    for name, terms in parts.items():
+        times = [f"{term} {value / 1e6:,.4g} µs" for term, value in terms.items() if value]
+        print(f"{name}: {', '.join(times)}")
+    for name, errors in costs.source["residuals"].items():
+        print(f"{name}: " + ", ".join(f"{key} {np.round(n, 1)}" for key, n in errors.items()))
 
 
 def main() -> None:
     options, [config] = BENCHMARK.configs()
-    name = options.name or Path(config.model).name
-    if name == FAKE.name:
-        if options.name:
-            raise ConfigError(f"{name} are the costs that need no file; give another --name")
-        name = "fake-server"
+    model = Path(config.model).name
+    name = options.name or {"fake": "fake-server"}.get(model, model)
+    if name in STATED:
+        raise ConfigError(f"{name} are the costs that need no file; give another --name")
     with server("dynamic", chosen_settings(options)) as url:
         traffic = TrafficServer(url)
-        rounds = kept(name, traffic.config) if options.more else []
-        rounds += served(traffic, options.seconds, options.seed + len(rounds))
-    keep(name, traffic.config, rounds)
-    costs = fitted(traffic.config, name, rounds)
+        rounds = kept(name, traffic.config) if options.more else Rounds(config=traffic.config)
+        for segments in measure(traffic, options.seconds, options.seed + rounds.number):
+            rounds.segments.extend(segments)
+            rounds.number += 1
+    costs = fitted(name, rounds)
+    keep(name, rounds)
     show(costs)
     record = BENCHMARK.record([config])
     settings = traffic.config.model_dump(mode="json")
@@ -145,7 +142,6 @@ def main() -> None:
         **record,
         "config": settings,
     }
-    options.out.mkdir(parents=True, exist_ok=True)
     save(replace(costs, source=source), options.out / f"{name}.json")
     print(f"{options.out / name}.json")
 

@@ -8,9 +8,11 @@ state machine: driven once more, it makes the same iterations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +56,7 @@ class Observed:
     seconds: float
     gap: float | None  # until the next one began; None: there was no work
     answered: int  # requests, by it
-    beside: float  # turns of requests' threads that fell into it and its gap
+    beside: bool  # turns of requests' threads fell into it or its gap
 
     @property
     def rows(self) -> int:
@@ -71,7 +73,7 @@ class Observed:
 
     @property
     def calm(self) -> bool:
-        """Return whether nothing happened beside it."""
+        """Return whether no thread ran beside it."""
         return not (self.beside or streams(self.iteration))
 
 
@@ -84,48 +86,38 @@ def observe(
     clock of `served`. Raises ValueError where the two do not go together.
     """
     again = scheduler.build(config)
-    coming = sorted(served, key=lambda request: request.arrived_at)
+    waiting = deque(sorted(served, key=lambda request: request.arrived_at))
     turns = _turns([t for each in served for t in (each.arrived_at, each.answered_at)])
     observed: list[Observed] = []
-    joined = 0
     for k, (started_at, seconds, live, *_) in enumerate(iterations):
-        while joined < len(coming) and coming[joined].admitted_at <= started_at:
-            request = coming[joined]
+        while waiting and waiting[0].admitted_at <= started_at:
+            request = waiting.popleft()
             inference = Inference([0] * request.prompt_tokens, request.completion_tokens)
             inference.streamed = request.streamed
             again.enqueue([inference], started_at)
-            joined += 1
         iteration, _ = again.schedule(started_at)
         if len(iteration.rows) != live:
             raise ValueError(
                 f"iteration {k} had {live:g} rows and not {len(iteration.rows)}: another client "
                 f"used this server, or the machine's clock was set; run it again"
             )
-        ended_at = started_at + seconds
+        next_at = ended_at = started_at + seconds
         answered = len(again.apply(iteration, any_ids(iteration), ended_at))
-        goes_on = again.has_work and k + 1 < len(iterations)
-        next_at = iterations[k + 1][0] if goes_on else ended_at
-        observed.append(
-            Observed(
-                iteration,
-                started_at,
-                seconds,
-                next_at - ended_at if goes_on else None,
-                answered,
-                turns(next_at) - turns(started_at),
-            )
-        )
+        gap = None
+        if again.has_work and k + 1 < len(iterations):
+            next_at = iterations[k + 1][0]
+            gap = next_at - ended_at
+        beside = bisect_right(turns, started_at - TURN_S) < bisect_left(turns, next_at)
+        observed.append(Observed(iteration, started_at, seconds, gap, answered, beside))
     return observed
 
 
-def _turns(instants: Sequence[float]) -> Callable[[float], float]:
-    """The number of threads' turns, each due at one of the instants, that are over by a time."""
+def _turns(instants: Sequence[float]) -> list[float]:
+    """Beginnings of threads' turns, each due at one of the instants."""
     begun: list[float] = []
     for instant in sorted(instants):
         begun.append(max(instant, begun[-1] + TURN_S) if begun else instant)
-    corners = [at for start in begun for at in (start, start + TURN_S)]
-    done = [n for i in range(len(begun)) for n in (i, i + 1)]
-    return lambda time: float(np.interp(time, corners, done))
+    return begun
 
 
 def fit(
@@ -136,47 +128,49 @@ def fit(
 ) -> Costs:
     """The costs of an engine and of the server around it, without HTTP's.
 
-    sizes: numbers of rows of which decode rows alone have a line each, if they occur. mixed: of the
-    observed those, a run each, in which requests come and go all the time.
+    sizes: numbers of rows of which decode rows alone have a line each, if they occur. mixed: runs
+    in which requests come and go all the time. The time that requests' threads take from the
+    iterations beside which they run is charged to those that answer them: by a run's sum, since
+    which iteration a thread delayed is not known. Bursts are not mixed: in them requests share
+    turns, as few do in traffic.
     """
     calm = [each for each in observed if each.calm]
     decode = _by_rows([each for each in calm if each.decodes], sizes)
     # a server of two rows admits every request at once: of its prefills few are calm, or none
-    rest = [[each for each in some if not (decode and each.decodes)] for some in (calm, observed)]
-    others = rest[0] or rest[1]
+    others, noisy = (
+        [each for each in some if not (decode and each.decodes)] for some in (calm, observed)
+    )
+    others = others or noisy
     terms = np.array([work(each.iteration) for each in others], float)
-    line = Line(*map(_picoseconds, relative(terms, np.array([each.seconds for each in others]))))
+    line = Line(*_picoseconds(relative(terms, np.array([each.seconds for each in others]))))
+    costs = Costs(name, line, decode=decode)
+
     gaps = [each for each in calm if each.gap and each.gap < STALL_S and not each.answered]
-    terms = np.array([(1, each.rows) for each in gaps], float).reshape(-1, 2)
-    gap, gap_row = relative(terms, np.array([each.gap for each in gaps]))
-    costs = Costs(name, line, _picoseconds(gap), _picoseconds(gap_row), decode=decode)
-    costs = _with_answers(costs, mixed)
-    sent = [each for each in observed if streams(each.iteration) and each.gap and not each.beside]
-    if sent:
-        kept, late, due = _late(costs, sent)
-        terms = np.array([(1, streams(each.iteration)) for each in kept], float)
-        once, row = nonnegative(terms, late, 1 / due)
-        costs = replace(costs, gap_stream=_picoseconds(once), gap_stream_row=_picoseconds(row))
-    return costs
+    terms = _straight([each.rows for each in gaps])
+    gap, gap_row = _picoseconds(relative(terms, np.array([each.gap for each in gaps])))
+    costs = replace(costs, gap=gap, gap_row=gap_row)
 
-
-def _with_answers(costs: Costs, runs: Sequence[Sequence[Observed]]) -> Costs:
-    """Add the time that requests' threads take from the iterations beside which they run, charged
-    to those that answer them: by a run's sum, since which iteration a thread delayed is not known.
-
-    Bursts are no such runs: in them requests share turns, as few do in traffic.
-    """
-    terms, late_s = [], []
-    for run in runs:
+    rows, late_s = [], []  # of an answered request, in each run
+    for run in mixed:
         kept, late, _ = _late(costs, [each for each in run if each.beside])
-        gone = [each for each in kept if each.answered and each.gap]
-        if n := sum(each.answered for each in gone):
-            rows = sum(each.answered * each.rows for each in gone)
-            terms.append((1.0, -rows / n))
+        answering = [each for each in kept if each.answered and each.gap]
+        if n := sum(each.answered for each in answering):
+            rows.append(sum(each.answered * each.rows for each in answering) / n)
             late_s.append(late.sum() / n)
-    each = np.ones(len(terms))
-    answer, row = nonnegative(np.array(terms).reshape(-1, 2), np.array(late_s), each)
-    return replace(costs, gap_answer=_picoseconds(answer), gap_answer_row=_picoseconds(row))
+    terms = _straight([-n for n in rows])
+    answer, answer_row = _picoseconds(nonnegative(terms, np.array(late_s), np.ones(len(rows))))
+    costs = replace(costs, gap_answer=answer, gap_answer_row=answer_row)
+
+    sent = [each for each in observed if streams(each.iteration) and each.gap and not each.beside]
+    kept, late, due = _late(costs, sent)
+    terms = _straight([streams(each.iteration) for each in kept])
+    stream, stream_row = _picoseconds(nonnegative(terms, late, 1 / due))
+    return replace(costs, gap_stream=stream, gap_stream_row=stream_row)
+
+
+def _straight(values: Sequence[float]) -> np.ndarray:
+    """Terms of a straight line: a constant and a slope."""
+    return np.column_stack([np.ones(len(values)), values])
 
 
 def _late(
@@ -185,15 +179,16 @@ def _late(
     """Iterations that the machine did not hold up, and the seconds by which each, with its gap, was
     longer than expected, and those expected.
     """
-    due = np.array([_expected(costs, each) for each in observed]) / PS
+    due = _expected_s(costs, observed)
     late = np.array([each.whole for each in observed]) - due
     inside = late < np.maximum(STALL_S, due)
     return [each for each, is_in in zip(observed, inside) if is_in], late[inside], due[inside]
 
 
-def _expected(costs: Costs, observed: Observed) -> int:
-    between = costs.between(observed.iteration, observed.answered) if observed.gap else 0
-    return costs.of(observed.iteration) + between
+def _expected_s(costs: Costs, observed: Sequence[Observed]) -> np.ndarray:
+    """Seconds of each iteration with its gap, by the costs."""
+    gaps = [costs.between(o.iteration, o.answered) if o.gap else 0 for o in observed]
+    return np.array([costs.of(o.iteration) + gap for o, gap in zip(observed, gaps)]) / PS
 
 
 def _by_rows(observed: Sequence[Observed], sizes: Sequence[int]) -> dict[int, Line]:
@@ -210,12 +205,12 @@ def _by_rows(observed: Sequence[Observed], sizes: Sequence[int]) -> dict[int, Li
     context = [work(each.iteration).context for each in observed]
     terms = np.column_stack([np.ones(len(rows)), *ways, context])[inside]
     *steps, slope = relative(terms, np.array([each.seconds for each in observed])[inside])
-    times = np.cumsum(steps)
-    return {n: Line(_picoseconds(t), context=_picoseconds(slope)) for n, t in zip(knots, times)}
+    times = _picoseconds(np.cumsum(steps))
+    return {n: Line(time, context=round(slope * PS)) for n, time in zip(knots, times)}
 
 
-def _picoseconds(seconds: float) -> int:
-    return round(float(seconds) * PS)
+def _picoseconds(seconds: np.ndarray) -> list[int]:
+    return [round(each * PS) for each in seconds.tolist()]
 
 
 def relative(terms: np.ndarray, seconds: np.ndarray, outlier: float = OUTLIER) -> np.ndarray:
@@ -251,8 +246,8 @@ def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any
     p50 and p95; and of the iterations beside which nothing happened.
     """
     spent = np.array([sum(each.whole for each in run) for run in runs])
-    expected = np.array([sum(_expected(costs, each) for each in run) / PS for run in runs])
-    calm = [each for run in runs for each in run if each.calm]
+    expected = np.array([_expected_s(costs, run).sum() for run in runs])
+    calm = [each for each in chain(*runs) if each.calm]
     result: dict[str, Any] = {
         "iterations": sum(map(len, runs)),
         "whole_percent": 100 * (float(spent.sum() / expected.sum()) - 1),
@@ -261,10 +256,12 @@ def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any
     }
     if calm:
         errors = 100 * np.array([each.seconds * PS / costs.of(each.iteration) - 1 for each in calm])
-        result |= zip(
-            ("p5_percent", "p50_percent", "p95_percent"),
-            np.percentile(errors, (5, 50, 95)).tolist(),
-        )
-        result["mean_absolute_percent"] = float(np.abs(errors).mean())
-        result["outliers_percent"] = 100 * float((errors > 100 * (OUTLIER - 1)).mean())
+        p5, p50, p95 = np.percentile(errors, (5, 50, 95)).tolist()
+        result |= {
+            "p5_percent": p5,
+            "p50_percent": p50,
+            "p95_percent": p95,
+            "mean_absolute_percent": float(np.abs(errors).mean()),
+            "outliers_percent": 100 * float((errors > 100 * (OUTLIER - 1)).mean()),
+        }
     return result
