@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,13 +61,6 @@ def load(config: Config) -> Generator:
     return load_generator(config, locate(config), config.shape.vocab_size)
 
 
-def load_oracle(config: Config) -> tuple[Config, NaiveGenerator]:
-    plain = config.model_copy(update=PLAIN)
-    oracle = load(plain)
-    assert isinstance(oracle, NaiveGenerator)
-    return plain, oracle
-
-
 def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
     """Return whether the oracle's choice, after logits [V], hangs on rounding."""
     if sampling.temperature == 0:
@@ -95,47 +90,47 @@ def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, A
         return inferences
 
     engine = load(config)
-    found = served(config, engine) + served(static, engine)
+    inferences = served(config, engine) + served(static, engine)
     del engine  # its memory is the oracle's now
-    plain, oracle = load_oracle(config)
-    result = {"requests": 2 * len(requests), "equal": 0, "undecided": 0, "different": 0}
-    for ours, expected in zip(found, 2 * served(plain, oracle)):
-        pairs = enumerate(zip(ours.tokens, expected.tokens))
-        first = next((i for i, (a, b) in pairs if a != b), None)
-        if first is None:
-            result["equal"] += 1
-            continue
-        with torch.inference_mode():
-            logits = oracle.logits(expected, len(expected.prompt_ids) + first)[0].float()
-        result["undecided" if undecided(logits, expected.sampling, first) else "different"] += 1
-    return result
+    plain = config.model_copy(update=PLAIN)
+    oracle = load(plain)
+    assert isinstance(oracle, NaiveGenerator)
+    verdicts = Counter(
+        verdict(oracle, expected, inference.tokens)
+        for inference, expected in zip(inferences, 2 * served(plain, oracle))
+    )
+    return {"requests": 2 * len(requests), "equal": 0, "undecided": 0, "different": 0} | verdicts
+
+
+def verdict(oracle: NaiveGenerator, expected: Inference, tokens: Sequence[int]) -> str:
+    """Compare an engine's tokens with the oracle's: equal, undecided or different."""
+    pairs = enumerate(zip(tokens, expected.tokens))
+    first = next((i for i, (ours, oracles) in pairs if ours != oracles), None)
+    if first is None:
+        return "equal"
+    with torch.inference_mode():
+        logits = oracle.logits(expected, len(expected.prompt_ids) + first)[0].float()
+    return "undecided" if undecided(logits, expected.sampling, first) else "different"
 
 
 def near_logits(config: Config, n: int) -> dict[str, float]:
     """Bfloat16: how far logits are apart at most, after a prompt and after one more token."""
     n_vocab = config.shape.vocab_size
-    engine, (_, oracle) = load(config), load_oracle(config)
-    assert isinstance(engine, CachedGenerator)
-    inferences = [
-        Inference([token % n_vocab for token in prompt], 2, tokens=[1]) for prompt, _ in draw(n)
-    ]
-    tables = block_tables(n, 65, config.block_size)
+    engine, oracle = load(config), load(config.model_copy(update=PLAIN))
+    assert isinstance(engine, CachedGenerator) and isinstance(oracle, NaiveGenerator)
+    prompts, decode = [], []
+    for blocks, (prompt, _) in zip(block_tables(n, 65, config.block_size), draw(n)):
+        inference = Inference([token % n_vocab for token in prompt], 2, tokens=[1])
+        prompts.append(Row(inference, 0, len(prompt), blocks, samples=True, idle=False))
+        decode.append(Row(inference, len(prompt), 1, blocks, samples=True, idle=False))
     worst = largest = 0.0
-    for decode in (False, True):
-        rows = []
-        for each, blocks in zip(inferences, tables):
-            length = len(each.prompt_ids)
-            start, n_tokens = (length, 1) if decode else (0, length)
-            rows.append(Row(each, start, n_tokens, blocks, samples=True, idle=False))
-        if decode:
-            found = engine.logits(rows)
-        else:  # prompts one by one; a graph's logits are overwritten by the next's
-            found = torch.cat([engine.logits([row]).clone() for row in rows])
+    for rows in (*([row] for row in prompts), decode):
+        found = engine.logits(rows)[:, :n_vocab].float()
         with torch.inference_mode():
             expected = torch.cat(
                 [oracle.logits(row.inference, row.start + row.n_tokens) for row in rows]
             ).float()
-        worst = max(worst, float((found[:, :n_vocab].float() - expected).abs().max()))
+        worst = max(worst, float((found - expected).abs().max()))
         largest = max(largest, float(expected.abs().max()))
     return {
         "largest_difference": worst,

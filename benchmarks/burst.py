@@ -4,14 +4,13 @@
         [any server setting]
 
 The requests are those of the peers' scripts: lengths of the original experiment, 6,904 completion
-tokens for 64. `--save-trace` writes them for `./compare.sh --trace`, which serves them over HTTP.
+tokens for 64.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ import psutil
 from benchmarks.harness import NO_HTTP, Benchmark, run
 from benchmarks.offline import OfflineServer, burst, refuse_few_ids
 from benchmarks.workload import LARGEST, Prompted
-from client.traces import Request, save_trace
 from config import MODES, Config, ConfigError
 from scheduling.sampling import Sampling
 
@@ -32,7 +30,6 @@ BENCHMARK = Benchmark(
         "--modes": ("dynamic", f"of {', '.join(MODES)}, separated by commas"),
         "--temperature": (0.0, "0 is greedy"),
         "--top-p": (float, "as of a request"),
-        "--save-trace": (Path, "write the requests to this file, for compare.sh --trace, and stop"),
     },
     NO_HTTP | {"mode"},  # the results are by mode
 )
@@ -78,13 +75,6 @@ def main() -> None:
     requests = burst(options.n)
     if options.temperature < 0 or not 0 < (options.top_p or 1) <= 1:
         raise ConfigError("--temperature must be 0 or more, and --top-p above 0 and at most 1")
-    if options.save_trace:
-        trace = [
-            Request(id=i, at=0.0, prompt_ids=ids, num_tokens=tokens)
-            for i, (ids, tokens) in enumerate(requests)
-        ]
-        save_trace(options.save_trace, trace)
-        return
     sampling = Sampling(options.temperature, top_p=options.top_p)
     results = {}
     for config in configs:

@@ -29,14 +29,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import kernels
-from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, Numbers, Times, draw, made_by, run
+from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, Numbers, run
 from benchmarks.offline import (
     block_tables,
     decode_rows,
     load_engine,
     refuse_what_does_not_fit,
 )
-from compare.report.drawing import STYLE, caption_of, plain_log
+from compare.machine import processor
+from compare.report.drawing import STYLE, caption_of, plain_log, save
 from compare.report.tables import markdown
 from config import ONLY_IN, Config, ConfigError
 from config.resolve import native_bfloat16
@@ -56,7 +57,7 @@ BENCHMARK = Benchmark(
         "--rows": (Numbers("1,2,4,8,16,32,64"), "rows of a step"),
         "--contexts": (Numbers("64,256"), "tokens of each row"),
         "--prompts": (Numbers, f"tokens of a prompt beside {BESIDE} rows"),
-        "--repeats": (Times(7), "steps, of which the median counts"),
+        "--repeats": (7, "steps, of which the median counts"),
         "--out": (Path("runs/engine"), "folder"),
     },
     # neither a scheduler nor its loop
@@ -193,9 +194,7 @@ def measure(
     # before the engine, which on a GPU takes what memory is left
     most = config.shape.step_bytes(max(rows), max(contexts), config.multiplied_as, config.kept_as)
     machine = Machine(config, most, max(rows))
-    start = time.perf_counter()
     engine = load_engine(config)
-    load_s = time.perf_counter() - start
     if max(rows) * -(-max(contexts) // config.block_size) > (engine.n_blocks or 0):
         raise ConfigError(
             "the KV cache does not hold that many rows of that context; raise --kv-cache"
@@ -210,7 +209,6 @@ def measure(
         "bytes_per_s": machine.bytes_per_s,
         "flops_per_s": machine.flops_per_s,
         "flops_dtype": str(machine.dtype),
-        "load_s": load_s,
         "steps": steps,
         "with_a_prompt": mixed,
     }
@@ -221,50 +219,46 @@ def table(result: Mapping[str, Any]) -> str:
     lines = [["rows", "context", "step, ms", "bound, ms", "reached, %", "tok/s"]]
     for step in result["steps"]:
         seconds, bound_s = step["seconds"], max(step["memory_s"], step["arithmetic_s"])
-        cells = [f"{1e3 * seconds:.2f}", f"{1e3 * bound_s:.2f}", f"{100 * step['reached']:.0f}"]
-        rows = step["rows"]
-        lines.append([str(rows), str(step["context"]), *cells, f"{rows / seconds:,.1f}"])
+        median, least, most = (
+            f"{100 * step[name]:.0f}" for name in ("reached", "reached_least", "reached_most")
+        )
+        lines.append(
+            [
+                f"{step['rows']}",
+                f"{step['context']}",
+                f"{1e3 * seconds:.2f}",
+                f"{1e3 * bound_s:.2f}",
+                f"{median} ({least} to {most})",
+                f"{step['rows'] / seconds:,.1f}",
+            ]
+        )
     for step in result["with_a_prompt"]:
-        rows = f"{BESIDE} and a prompt of {step['prompt_tokens']}"
-        lines.append([rows, str(result["steps"][0]["context"]), f"{1e3 * step['seconds']:.2f}"])
-        lines[-1] += ["–"] * 3
+        rows, context = f"{BESIDE} and a prompt of {step['prompt_tokens']}", lines[1][1]
+        lines.append([rows, context, f"{1e3 * step['seconds']:.2f}", "–", "–", "–"])
     return markdown(lines, left=0)
 
 
-def step_time(points: Sequence[Mapping[str, float]], caption: str) -> Figure:
-    """Step time against rows, a colour a context, and what memory and arithmetic bound it by.
-
-    A roofline. points: {"rows", "context", "seconds", "memory_s", "arithmetic_s", "reached",
-    "reached_least", "reached_most"} each. The right panel: which part of the bound (the larger of
-    the two, as if they overlapped wholly) a step reaches, median and range.
-    """
-    contexts = sorted({int(point["context"]) for point in points})
-    shades = [matplotlib.colormaps["viridis"](x) for x in np.linspace(0.1, 0.75, len(contexts))]
+def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
+    """A roofline: step time against rows, a colour a context, and the bound as a dashed line."""
+    contexts = sorted({int(step["context"]) for step in steps})
+    shades = matplotlib.colormaps["viridis"](np.linspace(0.1, 0.75, len(contexts)))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(12, 4.8), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        figure = Figure(figsize=(8, 4.8), layout="constrained")
+        axis = figure.subplots()
         for context, shade in zip(contexts, shades):
-            mine = sorted((p for p in points if p["context"] == context), key=lambda p: p["rows"])
-            rows = [p["rows"] for p in mine]
-            measured = [1e3 * p["seconds"] for p in mine]
-            bound = [1e3 * max(p["memory_s"], p["arithmetic_s"]) for p in mine]
-            left.plot(rows, measured, "o-", color=shade, label=f"measured, context {context}")
-            left.plot(rows, bound, "--", color=shade, lw=1.2, label=f"bound, context {context}")
-            reached, least, most = (
-                [100 * p[f"reached{which}"] for p in mine] for which in ("", "_least", "_most")
-            )
-            right.plot(rows, reached, "o-", color=shade, label=f"context {context}")
-            right.fill_between(rows, least, most, color=shade, alpha=0.12, lw=0)
-        for axis in (left, right):
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(ticks := sorted({p["rows"] for p in points}), map(str, ticks))
-            axis.set_xlabel("rows")
-            axis.grid(alpha=0.25)
-        left.set_yscale("log")
-        plain_log(left.yaxis)
-        left.set(ylabel="step time, ms (log scale)", title="What an iteration takes")
-        right.set(ylabel="bound / measured, %", ylim=(0, 105), title="How near the machine's limit")
-        left.legend(fontsize=9.5, ncols=2)
+            line = sorted((s for s in steps if s["context"] == context), key=lambda s: s["rows"])
+            rows = [step["rows"] for step in line]
+            measured = [1e3 * step["seconds"] for step in line]
+            bound = [1e3 * max(step["memory_s"], step["arithmetic_s"]) for step in line]
+            axis.plot(rows, measured, "o-", color=shade, label=f"measured, context {context}")
+            axis.plot(rows, bound, "--", color=shade, lw=1.2, label=f"bound, context {context}")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks := sorted({step["rows"] for step in steps}), map(str, ticks))
+        axis.set_yscale("log")
+        plain_log(axis.yaxis)
+        axis.set(xlabel="rows", ylabel="step time, ms", title="The time of an iteration")
+        axis.grid(alpha=0.25)
+        axis.legend(fontsize=9.5, ncols=2)
         caption_of(figure, caption)
     return figure
 
@@ -279,14 +273,16 @@ def main() -> None:
         )
     result = measure(config, options.rows, options.contexts, options.prompts, options.repeats)
     result |= BENCHMARK.record([config])
+    settings = result["config"]
     caption = (
-        f"{made_by(result)} · {result['bytes_per_s'] / 1e9:,.1f} GB/s, "
+        f"{settings['model']}, {settings['dtype']} · {processor(result['hardware'], settings)} · "
+        f"commit {result['commit']} · {result['bytes_per_s'] / 1e9:,.1f} GB/s, "
         f"{result['flops_per_s'] / 1e9:,.0f} GFLOP/s"
     )
-    draw(step_time(result["steps"], caption), options.out / "step_time.png")
     body = f"{table(result)}\n\n![Step time against the bound](step_time.png)"
     setup = f"medians of {options.repeats} steps; {caption}"
     BENCHMARK.write(options.out, "Step time against the machine's bound", setup, body, result)
+    save(step_time(result["steps"], caption), options.out / "step_time.png")
 
 
 if __name__ == "__main__":

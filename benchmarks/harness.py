@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from matplotlib.figure import Figure
-
 from client.calls import ServerError
 from compare.analysis import Estimate, estimate
-from compare.machine import command_line, processor, stamp
-from compare.report import drawing
+from compare.machine import command_line, stamp
 from config import (
     ONLY_OVER_HTTP,
     Config,
@@ -57,13 +54,6 @@ class Numbers(tuple[int, ...]):
 
     def __str__(self) -> str:
         return ",".join(map(str, self))
-
-
-class Times(int):
-    """A number of repetitions, one at least."""
-
-    def __new__(cls, text: str | int) -> Times:
-        return super().__new__(cls, max(1, int(text)))
 
 
 @dataclass(frozen=True)
@@ -104,17 +94,15 @@ class Benchmark:
     def configs(
         self,
         modes: Callable[[argparse.Namespace], Sequence[str]] = lambda options: ["dynamic"],
-        more: Sequence[str] = (),
         **defaults: Any,
     ) -> tuple[argparse.Namespace, list[Config]]:
         """Parse options and settings; return the options, and a Config for each mode.
 
-        more: words after those of the command line. defaults: settings that no one has chosen,
-        values or functions of the options. Raises ConfigError.
+        defaults: values of settings, or functions of the options. Raises ConfigError.
         """
         parser = self.parser()
         add_settings(parser, self.unused)
-        options, unknown = parser.parse_known_args([*sys.argv[1:], *more])
+        options, unknown = parser.parse_known_args()
         refuse_unknown(parser, unknown)
         values = {
             name: str(value(options) if callable(value) else value)
@@ -123,14 +111,16 @@ class Benchmark:
         values = {name: value for name, value in values.items() if name not in self.unused}
         if "tokenizer" in self.unused:
             values["tokenizer"] = "bytes"  # which fits every vocabulary
-        flags, chosen = chosen_settings(options), list(modes(options))
-        known = {name for name in flags if any(meaningful(name, mode) for mode in chosen)}
-        return options, [
-            # a flag that no mode knows stays, so that `build` refuses it
-            build(mode, {n: v for n, v in flags.items() if n not in known or meaningful(n, mode)},
-                  values)
-            for mode in chosen
-        ]  # fmt: skip
+        chosen, configs = chosen_settings(options), []
+        for mode in modes(options):
+            elsewhere = {
+                name
+                for name in chosen
+                if not meaningful(name, mode) and any(meaningful(name, m) for m in modes(options))
+            }  # a flag that no mode knows stays, so that `build` refuses it
+            flags = {name: value for name, value in chosen.items() if name not in elsewhere}
+            configs.append(build(mode, flags, values))
+        return options, configs
 
     def engine_configs(
         self, *arguments: Any, **defaults: Any
@@ -183,25 +173,9 @@ class Benchmark:
         print(f"{page}\n{self.name}.md and {self.name}.json: {folder}")
 
 
-def draw(figure: Figure, path: Path) -> None:
-    """Write a figure, and where it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawing.save(figure, path)
-    print(f"figure: {path}")
-
-
 def chosen_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings among the options that a user has typed."""
     return {name: value for name, value in vars(options).items() if name in Config.model_fields}
-
-
-def made_by(record: Mapping[str, Any]) -> str:
-    """Model, precision, processor and commit, for a figure."""
-    config = record["config"]
-    return (
-        f"{config['model']}, {config['dtype']} · {processor(record['hardware'], config)} · "
-        f"commit {record['commit']}"
-    )
 
 
 def alternate(

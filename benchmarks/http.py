@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks.faults.tools import Served, connect, post_bytes, serving, until
-from benchmarks.harness import Benchmark, Round, Times, alternate, mean, mean_ratio, run
+from benchmarks.harness import Benchmark, Round, alternate, mean, mean_ratio, run
 from client.calls import get
 from compare.deployments import Deployment
 from compare.report.tables import formatted, markdown
@@ -54,7 +54,7 @@ BENCHMARK = Benchmark(
         "--clients": (64, "connections; each kind of traffic is measured with one client, too"),
         "--tokens": (64, "completion tokens of a request"),
         "--seconds": (4.0, "of each kind of traffic in a round"),
-        "--rounds": (Times(3), "of each front end"),
+        "--rounds": (3, "of each front end"),
         "--out": (Path("runs/http"), "folder"),
     },
 )

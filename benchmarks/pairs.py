@@ -13,13 +13,13 @@ import shlex
 import statistics
 import subprocess
 
-from benchmarks.harness import Benchmark, Times, alternate, ratios, run
+from benchmarks.harness import Benchmark, alternate, ratios, run
 from config import ConfigError
 
 BENCHMARK = Benchmark(
     "pairs",
     "Two commands run in turn, and the ratio of their throughputs.",
-    {"--pairs": (Times(3), "how often each command runs")},
+    {"--pairs": (3, "how often each command runs")},
 )
 
 

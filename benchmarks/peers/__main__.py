@@ -23,7 +23,7 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Benchmark, Times, ratios, run
+from benchmarks.harness import Benchmark, ratios, run
 from benchmarks.pairs import throughput
 from benchmarks.peers.engines import THREADS
 from benchmarks.workload import LARGEST
@@ -38,7 +38,7 @@ BENCHMARK = Benchmark(
     "Ours and its peers in turn.",
     {
         "--out": (Path("runs/peers"), "folder"),
-        "--pairs": (Times(5), "rounds of a case"),
+        "--pairs": (5, "rounds of a case"),
         "--peers-python": (sys.executable, "interpreter that has OpenVINO and CTranslate2"),
         "--vllm-python": (sys.executable, "interpreter that has vLLM"),
     },

@@ -17,7 +17,6 @@ import torch
 import kernels
 from benchmarks import agreement, burst, engine, scheduler
 from benchmarks.workload import draw
-from client.traces import load_trace
 from config import build
 from tests.benchmarks.conftest import Run
 
@@ -41,16 +40,6 @@ def test_the_burst_reports_every_mode(small: str, result_of: Run) -> None:
         assert tokens == sum(tokens for _, tokens in draw(6))
         assert mode["output_throughput"] == pytest.approx(tokens / mode["wall_clock_s"])
         assert mode["wall_clock_s"] >= 0.005 * (mode["iterations"] - 1)
-
-
-def test_the_bursts_requests_can_be_saved_for_a_comparison(
-    small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    trace = tmp_path / "trace.jsonl"
-    words = [*small.split(), "--n", "5", "--save-trace", str(trace)]
-    monkeypatch.setattr(sys, "argv", ["burst", *words])
-    burst.main()
-    assert [(r.prompt_ids, r.num_tokens) for r in load_trace(trace)] == draw(5)
 
 
 def test_a_step_is_compared_with_what_the_machine_allows(
