@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import kernels
-from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, Numbers, run
+from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, run
 from benchmarks.offline import (
     block_tables,
     decode_rows,
@@ -54,15 +54,23 @@ BENCHMARK = Benchmark(
     "engine",
     "Step time by rows and context, against the machine's bound.",
     {
-        "--rows": (Numbers("1,2,4,8,16,32,64"), "rows of a step"),
-        "--contexts": (Numbers("64,256"), "tokens of each row"),
-        "--prompts": (Numbers, f"tokens of a prompt beside {BESIDE} rows"),
+        "--rows": ("1,2,4,8,16,32,64", "rows of a step"),
+        "--contexts": ("64,256", "tokens of each row"),
+        "--prompts": ("", f"tokens of a prompt beside {BESIDE} rows"),
         "--repeats": (7, "steps, of which the median counts"),
         "--out": (Path("runs/engine"), "folder"),
     },
     # neither a scheduler nor its loop
     NO_HTTP | PREFIXES | {"mode", "max_waiting", "loop_interval_ms", *ONLY_IN},
 )
+
+
+def numbers(text: str) -> list[int]:
+    """Positive numbers as a user types them: 1,8,64. Raises ConfigError."""
+    found = [int(part) if part.isdigit() else 0 for part in text.split(",")]
+    if min(found) < 1:
+        raise ConfigError(f"{text!r} is no list of positive numbers such as 1,8,64")
+    return found
 
 
 def fastest(function: Callable[[], Any], repeats: int) -> float:
@@ -188,7 +196,11 @@ def beside_a_prompt(
 
 
 def measure(
-    config: Config, rows: Numbers, contexts: Numbers, prompts: Numbers | None, repeats: int
+    config: Config,
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    prompts: Sequence[int],
+    repeats: int,
 ) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     # before the engine, which on a GPU takes what memory is left
@@ -204,7 +216,7 @@ def measure(
     for context, n in product(contexts, rows):
         steps.append(against_bound(engine, machine, config, n, context, repeats))
         print(f"{n} rows of context {context}: {1e3 * steps[-1]['seconds']:.2f} ms", flush=True)
-    mixed = [beside_a_prompt(engine, config, contexts[0], n, repeats) for n in prompts or ()]
+    mixed = [beside_a_prompt(engine, config, contexts[0], n, repeats) for n in prompts]
     return {
         "bytes_per_s": machine.bytes_per_s,
         "flops_per_s": machine.flops_per_s,
@@ -264,14 +276,17 @@ def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
 
 
 def main() -> None:
-    options, [config] = BENCHMARK.engine_configs(max_batch_size=lambda options: max(options.rows))
-    prompts = options.prompts or ()
-    refuse_what_does_not_fit(config, options.rows, (*options.contexts, *prompts))
+    options, [config] = BENCHMARK.engine_configs(
+        max_batch_size=lambda options: max(numbers(options.rows))
+    )
+    rows, contexts = numbers(options.rows), numbers(options.contexts)
+    prompts = numbers(options.prompts) if options.prompts else []
+    refuse_what_does_not_fit(config, rows, contexts + prompts)
     if prompts and (config.max_batch_size <= BESIDE or max(prompts) > config.token_budget):
         raise ConfigError(
             f"--prompts needs a --max-batch-size over {BESIDE} and a --token-budget of its largest"
         )
-    result = measure(config, options.rows, options.contexts, options.prompts, options.repeats)
+    result = measure(config, rows, contexts, prompts, options.repeats)
     result |= BENCHMARK.record([config])
     settings = result["config"]
     caption = (

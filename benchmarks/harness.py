@@ -43,19 +43,6 @@ Name = TypeVar("Name")
 Result = TypeVar("Result")
 
 
-class Numbers(tuple[int, ...]):
-    """Positive numbers as a user types them: 1,8,64."""
-
-    def __new__(cls, text: str) -> Numbers:
-        numbers = [int(part) if part.isdigit() else 0 for part in text.split(",")]
-        if min(numbers) < 1:
-            raise ConfigError(f"{text!r} is no list of positive numbers such as 1,8,64")
-        return super().__new__(cls, numbers)
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self))
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """The command line of `python -m benchmarks.NAME`, and the writer of its results.
@@ -194,14 +181,10 @@ def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(first, second, strict=True)]
 
 
-def mean(rounds: Sequence[Round], name: str) -> Estimate:
-    """The mean of a measurement over rounds, with its interval."""
-    return estimate([turn[name] for turn in rounds])
-
-
-def mean_ratio(rounds: Sequence[Round], base: Sequence[Round], name: str) -> Estimate:
-    """The mean ratio of a measurement to the base's of the same round, with its interval."""
-    return estimate([a[name] / b[name] for a, b in zip(rounds, base, strict=True)])
+def mean(rounds: Sequence[Round], name: str, base: Sequence[Round] | None = None) -> Estimate:
+    """The mean of a measurement over rounds, or of its ratio to base's in each; with interval."""
+    values = [turn[name] for turn in rounds]
+    return estimate(ratios(values, [turn[name] for turn in base]) if base else values)
 
 
 def run(main: Callable[[], None]) -> None:

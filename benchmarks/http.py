@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks.faults.tools import Served, connect, post_bytes, serving, until
-from benchmarks.harness import Benchmark, Round, alternate, mean, mean_ratio, run
+from benchmarks.harness import Benchmark, Round, alternate, mean, run
 from client.calls import get
 from compare.deployments import Deployment
 from compare.report.tables import formatted, markdown
@@ -171,7 +171,7 @@ def table(rounds: Mapping[str, Mapping[str, Sequence[Round]]]) -> str:
             rows.append([name, front, *cells])
             if front != base:
                 ratios = {
-                    key: formatted(mean_ratio(measured[name], rounds[base][name], key), "{:.2f}")
+                    key: formatted(mean(measured[name], key, rounds[base][name]), "{:.2f}")
                     for key in COMPARED
                 }
                 rows.append([name, f"{front} ÷ {base}", *(ratios.get(key, "") for key in COLUMNS)])

@@ -54,8 +54,8 @@ def refuse_what_does_not_fit(config: Config, rows: Sequence[int], contexts: Sequ
         )
     if max(rows) > config.max_batch_size:
         raise ConfigError(
-            f"--rows {rows}: the engine is built for --max-batch-size {config.max_batch_size} "
-            f"at most"
+            f"--rows {max(rows)}: the engine is built for --max-batch-size "
+            f"{config.max_batch_size} at most"
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import agreement, burst, costs, engine, gpu, harness, pairs
 from benchmarks.faults import __main__ as faults
-from benchmarks.harness import alternate, mean, mean_ratio
+from benchmarks.harness import alternate, mean
 from tests.benchmarks.conftest import Run
 
 
@@ -24,7 +24,7 @@ def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
 
     found = alternate(("ours", "peer"), turn, 2)
     assert order == ["ours", "peer", "peer", "ours"]
-    ratio = mean_ratio(found["ours"], found["peer"], "speed")
+    ratio = mean(found["ours"], "speed", found["peer"])
     assert (ratio.mean, ratio.half) == (3, 0) and mean(found["peer"], "speed").mean == 1.5
 
 
