@@ -56,7 +56,7 @@ BENCHMARK = Benchmark(
     {
         "--rows": ("1,2,4,8,16,32,64", "rows of a step"),
         "--contexts": ("64,256", "tokens of each row"),
-        "--prompts": ("", f"tokens of a prompt beside {BESIDE} rows"),
+        "--prompts": (str, f"tokens of a prompt beside {BESIDE} rows"),
         "--repeats": (7, "steps, of which the median counts"),
         "--out": (Path("runs/engine"), "folder"),
     },

@@ -114,12 +114,10 @@ class Benchmark:
     ) -> tuple[argparse.Namespace, list[Config]]:
         """Return the same as `configs`; engines that are not ours to measure are refused."""
         options, configs = self.configs(*arguments, **defaults)
-        for config in configs:
-            if config.model == "fake" or config.generator != "cached":
-                raise ConfigError(
-                    "this benchmark measures the engine: leave out --model fake and --generator "
-                    "naive"
-                )
+        if any(config.model == "fake" or config.generator != "cached" for config in configs):
+            raise ConfigError(
+                "this benchmark measures the engine: leave out --model fake and --generator naive"
+            )
         return options, configs
 
     def record(self, configs: Sequence[Config] = ()) -> dict[str, Any]:
@@ -139,12 +137,7 @@ class Benchmark:
         } | stamp()
 
     def write(
-        self,
-        folder: Path,
-        title: str,
-        setup: str,
-        body: str,
-        result: Mapping[str, Any],
+        self, folder: Path, title: str, setup: str, body: str, result: Mapping[str, Any]
     ) -> None:
         """Write NAME.md and NAME.json; print the page.
 
