@@ -85,7 +85,7 @@ def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, A
 
     def served(config: Config, generator: Generator) -> list[Inference]:
         inferences = [inference(config, *request) for request in requests]
-        arrivals = [(0.0, [each]) for each in inferences]
+        arrivals = [(0.0, [inference]) for inference in inferences]
         drive(scheduler.build(config), arrivals, lambda _: 0.0, generator.generate)
         return inferences
 
@@ -125,12 +125,12 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
         decode.append(Row(inference, len(prompt), 1, blocks, samples=True, idle=False))
     worst = largest = 0.0
     for rows in (*([row] for row in prompts), decode):
-        found = engine.logits(rows)[:, :n_vocab].float()
+        logits = engine.logits(rows)[:, :n_vocab].float()
         with torch.inference_mode():
             expected = torch.cat(
                 [oracle.logits(row.inference, row.start + row.n_tokens) for row in rows]
             ).float()
-        worst = max(worst, float((found - expected).abs().max()))
+        worst = max(worst, float((logits - expected).abs().max()))
         largest = max(largest, float(expected.abs().max()))
     return {
         "largest_difference": worst,
@@ -151,7 +151,7 @@ def main() -> None:
             "--n must be from 1 to 64 and --max-batch-size, "
             "and --tokens leave room for a prompt of 64"
         )
-    config, static = (each.model_copy(update={"dtype": "float32"}) for each in configs)
+    config, static = (config.model_copy(update={"dtype": "float32"}) for config in configs)
     ids = same_ids(config, static, options.n, options.tokens)
     print(
         f"float32: {ids['equal']} of {ids['requests']} requests have the oracle's ids; "

@@ -67,10 +67,10 @@ BENCHMARK = Benchmark(
 
 def numbers(text: str) -> list[int]:
     """Positive numbers as a user types them: 1,8,64. Raises ConfigError."""
-    found = [int(part) if part.isdigit() else 0 for part in text.split(",")]
-    if min(found) < 1:
+    values = [int(part) if part.isdigit() else 0 for part in text.split(",")]
+    if min(values) < 1:
         raise ConfigError(f"{text!r} is no list of positive numbers such as 1,8,64")
-    return found
+    return values
 
 
 def fastest(function: Callable[[], Any], repeats: int) -> float:

@@ -64,10 +64,10 @@ def start_again() -> None:
     A process cannot preload a library for itself.
     """
     openmp, malloc = Path(sys.prefix, "lib", "libiomp5.so"), "tcmalloc_minimal"
-    found = [ctypes.util.find_library(malloc), str(openmp) if openmp.exists() else None]
-    if None in found:
+    libraries = [ctypes.util.find_library(malloc), str(openmp) if openmp.exists() else None]
+    if None in libraries:
         print("libtcmalloc_minimal or libiomp5 is missing, without which vLLM is slower")
-    preload = [library for library in (*found, os.environ.get("LD_PRELOAD")) if library]
+    preload = [library for library in (*libraries, os.environ.get("LD_PRELOAD")) if library]
     os.environ.update(VLLM_SETTINGS | {"LD_PRELOAD": ":".join(preload)})
     os.execv(sys.executable, [sys.executable, "-m", "benchmarks.peers.engines", *sys.argv[1:]])
 
