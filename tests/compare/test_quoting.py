@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -45,25 +44,19 @@ def test_quoted_text_is_shown_as_it_is_in_a_sentence_and_in_a_table(text: str) -
 
 
 class Evil(Handler):
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if body["max_tokens"] == 9:
+    def _stream(self, stub: Stub, tokens: int) -> None:
+        if tokens == 9:
             self._whole(500, {"error": {"message": EVIL}})
         else:
-            self._stream(self.server, body["max_tokens"])
-
-
-class EvilStub(Stub):
-    def __init__(self) -> None:
-        super().__init__(models=(f"{EVIL}/..{EVIL.replace('/', '')}",))
-        self.RequestHandlerClass = Evil
+            super()._stream(stub, tokens)
 
 
 def test_a_report_fetches_nothing_that_a_servers_errors_and_names_tell_it_to(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
-    with stub(EvilStub) as server:
+    with stub(models=(f"{EVIL}/..{EVIL.replace('/', '')}",)) as server:
+        server.RequestHandlerClass = Evil
         words = "--api openai --numsamples 6 --lengths choice:3,9 --arrival burst --quiet"
         places = ["--out", str(out), "--figure", str(tmp_path / "figure.png")]
         arguments = client.parse([*words.split(), *places])

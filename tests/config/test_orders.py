@@ -73,8 +73,6 @@ def test_settings_come_from_the_environment_too_and_reach_the_scheduler(tmp_path
     assert scheduler._ordering is None
     in_order = {"EB_PRESERVE_ORDERING": "true", "EB_MODEL": "fake"}
     assert scheduler_of(parse(["static"], in_order, dotenv=None))._ordering is not None
-    flags = parse(["windowed", "--priority-levels", "5"], environ, dotenv)
-    assert (flags.priority_levels, flags.default_priority_level) == (5, 2)
 
 
 def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() -> None:

@@ -26,12 +26,17 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def reader(pipe: Path) -> Iterator[int]:
+def opened(pipe: Path) -> int:
+    """A reader, and a pipe that takes no more than 4,096 bytes."""
     file = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(file, True)
-    yield file
+    return file
+
+
+@pytest.fixture
+def reader(pipe: Path) -> Iterator[int]:
+    yield (file := opened(pipe))
     os.close(file)
 
 
@@ -73,17 +78,14 @@ def test_a_reader_that_stands_still_loses_lines_and_never_halves(
 
 
 def test_the_next_reader_gets_the_rest_of_a_line_that_the_last_one_left(pipe: Path) -> None:
-    first = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(first, fcntl.F_SETPIPE_SZ, 4096)
+    first = opened(pipe)
     log = RequestLog(str(pipe), "dynamic", 0.0)
-    os.set_blocking(first, True)
     for n in range(3):
         log.answered(ended(n))
     found = read_until(lambda found: len(found) > 6000, first, at_once=1000)
     os.close(first)
     wait_until(lambda: log._lines._lost > 0)  # the thread has found that nobody reads
-    second = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(second, True)
+    second = opened(pipe)
     wait_until(log._lines._queue.empty)
     log.answered(ended(7))
     found = read_until(lambda found: b'"id": 7,' in found and found.endswith(b"\n"), second, found)
