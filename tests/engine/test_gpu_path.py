@@ -231,7 +231,8 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 64, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
-    settings = {"max_batch_size": 7, "token_budget": 150, "decoder_batch_sizes": "7,3,1"}
+    # a budget of three of the longest prompts, in which the pool of the trial holds one
+    settings = {"max_batch_size": 7, "token_budget": 189, "decoder_batch_sizes": "7,3,1"}
     settings |= {"block_size": 4, "dtype": "float32"}
     config = gpu_config(model=str(tmp_path), tokenizer="bytes", **settings)
     config = config.model_copy(update={"device": "cpu"})
