@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import psutil
 
@@ -47,11 +47,45 @@ def server(
     it is no single server. Raises ServerError with the end of the server's own output if it does
     not come up.
     """
-    port = free_port()
-    command = [sys.executable, *start, mode, "--host", "127.0.0.1", "--port", str(port)]
+    words = [*start, mode]
     for setting, value in flags.items():
         if meaningful(setting, mode) and setting != "api_key":
-            command += as_flag(setting, value)
+            words += as_flag(setting, value)
+    with launched(words, key) as ours:
+        try:
+            wait_until_ready(ours.process, ours.url, patience_s)
+            pids = get(ours.url, key=key)["pids"]
+            if not any(started(ours.process, pid) for pid in pids):
+                raise ServerError(
+                    f"{ours.url} is another server (processes {pids}, ours is {ours.process.pid}); "
+                    f"run the comparison again"
+                )
+            yield ours.url
+        except ServerError as error:
+            output = ours.output.strip()[-2000:]
+            output = f"\nThe server said:\n{output}" if output else ""
+            raise ServerError(f"{name or mode}: {error}{output}") from None
+
+
+class Launched(NamedTuple):
+    """A server's process, its URL, and the file of its output."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    file: IO[bytes]
+
+    @property
+    def output(self) -> str:
+        """Its own output so far."""
+        self.file.seek(0)
+        return self.file.read().decode(errors="replace")
+
+
+@contextlib.contextmanager
+def launched(words: Sequence[str], key: str | None = None) -> Iterator[Launched]:
+    """Start Python with these arguments and a free port; stop it whatever happens."""
+    port = free_port()
+    command = [sys.executable, *words, "--host", "127.0.0.1", "--port", str(port)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     ours = {"EB_API_KEY": key or "none", "EB_API_KEYS": "none", "PYTHONPATH": path}
     environment = os.environ | ours
@@ -61,21 +95,8 @@ def server(
         process = subprocess.Popen(
             command, stdout=output, stderr=output, start_new_session=True, env=environment
         )
-        url = f"http://127.0.0.1:{port}"
         try:
-            wait_until_ready(process, url, patience_s)
-            pids = get(url, key=key)["pids"]
-            if not any(started(process, pid) for pid in pids):
-                raise ServerError(
-                    f"{url} is another server (processes {pids}, ours is {process.pid}); run the "
-                    f"comparison again"
-                )
-            yield url
-        except ServerError as error:
-            output.seek(0)
-            words = output.read().decode(errors="replace").strip()[-2000:]
-            words = f"\nThe server said:\n{words}" if words else ""
-            raise ServerError(f"{name or mode}: {error}{words}") from None
+            yield Launched(process, f"http://127.0.0.1:{port}", output)
         finally:
             _stop(process)
 

@@ -47,58 +47,48 @@ def fault(minutes: float, result: dict[str, Any]) -> Fault:
 
 
 def soak(minutes: float, result: dict[str, Any], served: Served, short: bool) -> Iterator[Finding]:
-    rate = _rate(served)
-    _fill(served)
+    rate = _rate(served.url)
+    # every row at its whole context, since the KV cache takes a page when it is first written; and
+    # OPEN requests at once, since the server keeps a thread for each
+    lengths = [1000] * MOST_ROWS + [1] * (OPEN - MOST_ROWS)
+    filling = [Request(id=i, at=0, prompt="x", num_tokens=n) for i, n in enumerate(lengths)]
+    replay(served.url, filling)
     post(f"{served.url}/stats/reset")
-    samples, counts = asyncio.run(_load(served, rate, 60 * minutes, min(10.0, 6 * minutes)))
+    samples, counts = asyncio.run(_load(served, rate, 60 * minutes))
     stats = get(f"{served.url}/stats")
     result |= {"minutes": minutes, "rate": rate, "samples": samples, "counts": counts}
     result["stats"] = stats
     yield from findings(samples, counts, stats)
 
 
-def _rate(served: Served) -> float:
+def _rate(url: str) -> float:
     """Requests a second at LOAD of the capacity that a burst shows.
 
     Cut and invalid requests compute next to nothing.
     """
     burst = Workload().requests(burst_size(build("dynamic", {"model": "demo"}, {})), "burst")
-    target = Target("dynamic", served.url, wire("inference"))
+    target = Target("dynamic", url, wire("inference"))
     capacity = measure_capacity(target, burst, 600, Watch())["output_throughput"]
     tokens = sum(request.num_tokens for request in burst) / len(burst)
     return LOAD * float(capacity) / (tokens * (len(KINDS) - 2) / len(KINDS))
 
 
-def _fill(served: Served) -> None:
-    """Have every row at its whole context, since the KV cache takes a page when it is first
-    written; and OPEN requests at once, since the server keeps a thread for each.
-    """
-    lengths = [1000] * MOST_ROWS + [1] * (OPEN - MOST_ROWS)
-    filling = [Request(id=i, at=0, prompt="x", num_tokens=n) for i, n in enumerate(lengths)]
-    replay(served.url, filling)
-
-
-def _body(kind: str, request: Request) -> tuple[str, dict[str, Any]]:
-    """Route and body of a request of this kind."""
-    prompt, tokens = request.prompt, request.num_tokens
-    if kind == "openai":
-        stop = {"stop": ["\n\n\n"], "timeout_s": 60}
-        return "/v1/completions", {"prompt": prompt, "max_tokens": tokens} | stop
-    changes: dict[str, dict[str, Any]] = {
-        "stream": {"stream": True},
-        "cut": {"stream": True},
-        "group": {"prompt": [prompt] * 2, "num_tokens": max(1, tokens // 2)},
-        "invalid": {"num_tokens": -1},
-    }
-    body = {"prompt": prompt, "num_tokens": tokens, "temperature": 1.0}
-    return "/inference", body | changes.get(kind, {})
-
-
-async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Request) -> str:
+async def _send(session: aiohttp.ClientSession, kind: str, request: Request) -> str:
     """Send one request of a kind; return its status, or the name of the error."""
-    route, body = _body(kind, request)
+    prompt, tokens = request.prompt, request.num_tokens
+    route = "/inference"
+    body: dict[str, Any] = {"prompt": prompt, "num_tokens": tokens, "temperature": 1.0}
+    if kind == "openai":
+        route, stop = "/v1/completions", ["\n\n\n"]
+        body = {"prompt": prompt, "max_tokens": tokens, "stop": stop, "timeout_s": 60}
+    elif kind == "group":
+        body |= {"prompt": [prompt] * 2, "num_tokens": max(1, tokens // 2)}
+    elif kind == "invalid":
+        body["num_tokens"] = -1
+    elif kind in ("stream", "cut"):
+        body["stream"] = True
     try:
-        async with session.post(url + route, json=body) as response:
+        async with session.post(route, json=body) as response:
             if kind == "cut":
                 await response.content.readany()
                 response.close()
@@ -109,9 +99,7 @@ async def _send(session: aiohttp.ClientSession, url: str, kind: str, request: Re
         return type(error).__name__
 
 
-async def _load(
-    served: Served, rate: float, seconds: float, every_s: float
-) -> tuple[list[Sample], Counter[str]]:
+async def _load(served: Served, rate: float, seconds: float) -> tuple[list[Sample], Counter[str]]:
     """Poisson arrivals; samples of the server, the last when it is idle; {"kind outcome": n}."""
     worker = served.worker
     requests = Workload(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
@@ -137,14 +125,13 @@ async def _load(
     async def watch() -> None:
         while True:
             await asyncio.to_thread(sample)
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(min(10.0, seconds / 10))
 
     async def send(kind: str, request: Request) -> None:
-        outcome = await _send(session, served.url, kind, request)
-        counts[f"{kind} {outcome}"] += 1
+        counts[f"{kind} {await _send(session, kind, request)}"] += 1
 
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=300)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    async with aiohttp.ClientSession(served.url, connector=connector, timeout=timeout) as session:
         watching = asyncio.create_task(watch())
         async with asyncio.TaskGroup() as tasks:
             for i, request in enumerate(requests):

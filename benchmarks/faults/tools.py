@@ -10,8 +10,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 import urllib.parse
@@ -26,14 +24,14 @@ from client.calls import ServerError, get, get_text, post
 from client.load import replay
 from client.outcomes import Outcome
 from client.traces import Request
-from compare.servers import ROOT, as_flag, free_port, wait_until_ready
+from compare.servers import ALONE, Launched, as_flag, launched, wait_until_ready
 
 PATIENCE_S = 60.0
 # what a fault may make another client wait, beyond its waits at a server without the fault
 DELAY_S = 0.1
 SLACK = 5  # times as long in the short form, which runs beside other tests
 CLOSE = "Connection: close\r\n"
-SERVER = ("launch.py", "dynamic")
+SERVER = (*ALONE, "dynamic")
 Settings = Mapping[str, Any]
 NO_SETTINGS: Settings = {}
 Finding = tuple[str, bool]  # a sentence for the report, and whether it is as promised
@@ -119,21 +117,12 @@ def poll(url: str, over: threading.Event) -> tuple[float, list[str]]:
     return longest_s, errors
 
 
-class Served:
+class Served(Launched):
     """A running server: the launcher's process, now gunicorn's master, and the worker's."""
-
-    def __init__(self, process: subprocess.Popen[bytes], url: str, output: Any):
-        self.process, self.url, self._output = process, url, output
 
     @property
     def worker(self) -> psutil.Process:
         return psutil.Process(get(self.url)["pids"][0])
-
-    @property
-    def output(self) -> str:
-        """Its own output so far."""
-        self._output.seek(0)
-        return str(self._output.read(), "utf-8", "replace")
 
     def address(self) -> tuple[str, int]:
         parts = urllib.parse.urlsplit(self.url)
@@ -165,23 +154,13 @@ class Served:
 
 @contextlib.contextmanager
 def serving(settings: Settings, program: Sequence[str] = SERVER) -> Iterator[Served]:
-    """A real server in a session of its own, on the fake model by default; killed at the end."""
-    port = free_port()
-    command = [sys.executable, *program, "--host", "127.0.0.1", "--port", str(port)]
+    """A real server, on the fake model by default."""
+    words = [*program]
     for name, value in ({"model": "fake"} | dict(settings)).items():
-        command += as_flag(name, value)
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
-        )
-        served = Served(process, f"http://127.0.0.1:{port}", output)
-        try:
-            wait_until_ready(process, served.url, PATIENCE_S)
-            yield served
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        words += as_flag(name, value)
+    with launched(words) as server:
+        wait_until_ready(server.process, server.url, PATIENCE_S)
+        yield Served(*server)
 
 
 def requests_of(n: int, num_tokens: int, a_second: float = 0.0) -> list[Request]:
