@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
+from routes.threads import started
 from scheduling.inference import Inference, TokenEvent
 from wire.events import Events
 
@@ -25,14 +26,12 @@ class Streamer:
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Stream, TokenEvent]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._runs = False
+        self._thread: threading.Thread | None = None
 
     def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
-        """Write `stream` as `group`, which is not queued yet, advances."""
+        """Write `stream` as `group`, which is not queued yet, advances. Raises Overloaded."""
         with self._lock:
-            if not self._runs:
-                threading.Thread(target=self._run, name="streamer", daemon=True).start()
-                self._runs = True
+            self._thread = self._thread or started("streamer", self._run)
         for member in group:
             member.listener, member.streamed = (
                 lambda update: self._queue.put((stream, update)),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from batching import BatchingManager
+from routes.threads import started
 from scheduling.inference import Inference
 
 # POLLRDHUP is Linux's; elsewhere a poll for POLLIN reports POLLHUP
@@ -29,7 +30,7 @@ class Watcher:
         self._interval_s = interval_s
         self._watched: dict[int, Sequence[Inference]] = {}  # by the connection's file descriptor
         self._lock = threading.Lock()
-        self._runs = False
+        self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
     def watching(
@@ -37,16 +38,14 @@ class Watcher:
     ) -> Iterator[None]:
         """Cancel `group` if its connection closes in this block.
 
-        Without a connection (a test client) do nothing.
+        Without a connection (a test client) do nothing. Raises Overloaded.
         """
         if connection is None:
             yield
             return
         number = connection.fileno()
         with self._lock:
-            if not self._runs:
-                threading.Thread(target=self._run, name="watcher", daemon=True).start()
-                self._runs = True
+            self._thread = self._thread or started("watcher", self._run)
             self._watched[number] = group
         try:
             yield
