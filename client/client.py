@@ -123,6 +123,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         )
     if arguments.prompt is not None and len(arguments.url) > 1:
         parser.error("--prompt asks one server; give --url once")
+    if len(set(arguments.url)) < len(arguments.url):
+        parser.error("--url names one server twice; leave it out once")
     if arguments.numsamples is not None and arguments.numsamples < 1:
         parser.error("--numsamples must be at least 1")
     return arguments

@@ -12,6 +12,7 @@ its prompt (`hash_ids`), equal where prompts are the same so far.
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -253,7 +254,11 @@ class Mooncake(BaseModel):
 
 
 def _is_mooncakes(line: str) -> bool:
-    return any(f'"{name}":' in line for name in Mooncake.model_fields)
+    try:
+        keys = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(keys, dict) and not keys.keys().isdisjoint(Mooncake.model_fields)
 
 
 def _of_mooncake(path: Path, lines: Sequence[str], scale: int) -> list[Request]:

@@ -276,6 +276,7 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
         ("--users a,2,normal b,2,normal", "give --prompt TEXT, --numsamples N or"),
         ("--users a,2,normal b,2,normal,0-3 --prompt hi", "contradict each other"),
         ("--url a --url b --prompt hi", "--prompt asks one server; give --url"),
+        ("--url a --url a --numsamples 3", "--url names one server twice"),
     ],
 )
 def test_a_bad_command_line_exits_with_2(
