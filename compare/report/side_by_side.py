@@ -57,6 +57,7 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
             "## What differs",
             tables.markdown(_differing(named), left=1 + len(runs)),
             SAME if same else OTHER,
+            *_foreign_costs(named),
             *remarks,
             "## Variants",
             tables.runs_table({label: run.variants for label, run in named.items()}, paired=same),
@@ -86,6 +87,23 @@ def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
         if len(set(settings)) > 1:
             rows.append([escape(name), *settings])
     return rows
+
+
+def _foreign_costs(runs: Mapping[str, Run]) -> list[str]:
+    """Return a warning for each simulation whose costs are of another processor than a measured run
+    beside it had.
+    """
+    cpus = {name: r.first["hardware"]["cpu"] for name, r in runs.items() if not marked(r)}
+    warnings = []
+    for name, run in runs.items():
+        fitted = (run.first.get("simulated") or {}).get("hardware")
+        if fitted and (others := [other for other, cpu in cpus.items() if cpu != fitted["cpu"]]):
+            warnings.append(
+                f"**{name} has another machine's costs**: they were fitted on "
+                f"{escape(fitted['cpu'])}, and {', '.join(others)} ran on "
+                f"{escape(cpus[others[0]])}; fit them there with `python -m benchmarks.costs`."
+            )
+    return warnings
 
 
 def _remarks(run: Run) -> list[str]:

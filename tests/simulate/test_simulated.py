@@ -366,18 +366,23 @@ def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_measured_run_stands_beside_a_simulated_one(simulated: Path, tmp_path: Path) -> None:
+def test_a_measured_run_stands_beside_a_simulated_one(
+    simulated: Path, elsewhere: Path, tmp_path: Path
+) -> None:
     trace, measured = str(simulated / "trace.jsonl"), tmp_path / "measured"
     alike = ["--trace", trace, "--modes", "dynamic", "--max-batch-size", "4"]
     real = ["--model", "fake", "--skip-calibration", "--out", str(measured)]
     done = ran("compare", *real, *alike)
     assert done.returncode == 0, done.stderr
-    again = tmp_path / "again"
+    again, others = tmp_path / "again", tmp_path / "others"
     assert simulate(again, *alike).returncode == 0
+    assert simulate(others, *alike, "--costs", str(elsewhere)).returncode == 0
     side_by_side.compare_runs([runs.load(measured), runs.load(again)], out := tmp_path / "both")
     text = (out / "report.md").read_text()
-    assert "All replayed the same traces" in text
+    assert "All replayed the same traces" in text and "another machine's costs" not in text
     assert "| dynamic | measured |" in text and "| dynamic | again (simulated) |" in text
+    side_by_side.compare_runs([runs.load(measured), runs.load(others)], out)
+    assert "**others (simulated) has another machine's costs**" in (out / "report.md").read_text()
     first, second = (json.loads((run / "dynamic.json").read_text()) for run in (measured, again))
     for key in ("completed", "failed", "total_input_tokens", "total_output_tokens"):
         assert first[key] == second[key], key
