@@ -5,12 +5,11 @@
 The default is gpt2-medium with random weights, without a download. Each part is a command of its
 own, whose output is kept in FOLDER; one that fails or runs out of time leaves the others. Ends with
 exit code 1 unless all of them ran. `--device cpu` runs the same on a CPU, which is how it is
-tested.
+tested. Needs `timeout`, of GNU coreutils.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import subprocess
@@ -32,6 +31,7 @@ from config.resolve import VOCABULARIES
 
 MINUTES = 8.5
 STOP_S = 30  # for the last part to stop in
+OUT_OF_TIME = (124, -9, 137)  # exit codes of `timeout`, if the part ended by SIGTERM, or did not
 DEFAULTS = {"model": "gpt2-medium", "weights": "random", "tokenizer": "bytes", "device": "cuda"}
 UNUSED = {  # settings without effect on a part
     f"benchmarks.{part.BENCHMARK.name}": part.BENCHMARK.unused
@@ -99,18 +99,13 @@ def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
     """Run `python -m …`, whose output goes to `log`; return the problem, if any."""
     if seconds <= 0:
         return "no time was left"
+    # after SIGTERM a comparison stops its servers and keeps what it has
+    limit = ["timeout", f"--kill-after={STOP_S}", f"{seconds:.3f}"]
     with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, "-m", *command], stdout=file, stderr=file)
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # a comparison then stops its servers and keeps what it has
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            return "no time was left to finish it"
+        words = [*limit, sys.executable, "-m", *command]
+        code = subprocess.run(words, stdout=file, stderr=file).returncode
+    if code in OUT_OF_TIME:
+        return "no time was left to finish it"
     return f"exit code {code}: {log.read_text().strip()[-300:]}" if code else None
 
 
@@ -123,14 +118,11 @@ def startup_s(settings: Mapping[str, Any], seconds: float) -> float:
 
 def page(result: Mapping[str, Any], config: Config, texts: Mapping[str, str]) -> str:
     """gpu.md."""
-    hardware, speeds = result["hardware"], result["burst_tokens_per_s"]
+    hardware = result["hardware"]
     made_on = processor(hardware, config.model_dump())
     blocks = [f"# {Path(config.model).name}, {config.dtype}, on {made_on}"]
     if "startup_s" in result:
         blocks.append(f"A server is ready {result['startup_s']:.1f} s after its start.")
-    if speeds.keys() == {"burst", "generate"}:
-        ratio = speeds["burst"] / speeds["generate"]
-        blocks.append(f"The burst: {ratio:.1f} times the throughput of Hugging Face's generate().")
     for name, text in texts.items():
         blocks += [f"## {HEADINGS[name]}", text]
     if config.tokenizer == "bytes":
@@ -153,12 +145,9 @@ def main() -> None:
     shutil.rmtree(out, ignore_errors=True)  # no part of an earlier run stands under this one's name
     out.mkdir(parents=True)
     problems: dict[str, str] = {}
-    speeds: dict[str, float] = {}
     result: dict[str, Any] = {
         "command": command_line("benchmarks/gpu.sh", sys.argv[1:]),
         "config": config.model_dump(exclude={*ONLY_OVER_HTTP}),
-        "burst_requests": options.n,
-        "burst_tokens_per_s": speeds,
         "problems": problems,
     } | stamp()
     try:
@@ -172,13 +161,9 @@ def main() -> None:
         print(f"\n$ python -m {shlex.join(command)}", flush=True)
         problem = call(command, out / f"{name}.txt", deadline - time.monotonic())
         texts[name] = text_of(name, out)
-        print(texts[name], flush=True)
+        print(texts[name], problem or "", flush=True)
         if problem:
-            print(problem)
             problems[name] = problem
-        elif name in ("burst", "generate"):
-            [printed] = re.findall(r"(\d[\d,.]*) tok/s", texts[name])
-            speeds[name] = float(printed.replace(",", ""))
     save_json(out / "gpu.json", result)
     (out / "gpu.md").write_text(page(result, config, texts))
     print(f"\n{(out / 'gpu.md').read_text()}\nwritten to {out}")

@@ -1,5 +1,4 @@
-"""What HTTP and a front end cost, with an engine that takes next to no time; and how soon rows of
-clients that leave are free.
+"""What HTTP and a front end cost, with an engine that takes next to no time.
 
     python -m benchmarks.http [--fronts plain,proxy,ray] [--clients 64] [--out FOLDER]
 
@@ -11,10 +10,7 @@ Nothing else should run.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
-import random
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +20,6 @@ import aiohttp
 import numpy as np
 import psutil
 
-from benchmarks.faults.tools import Served, connect, post_bytes, serving, until
 from benchmarks.harness import Benchmark, Round, alternate, mean, run
 from client.calls import get
 from compare.deployments import Deployment
@@ -34,7 +29,6 @@ from deploy.kinds import KINDS
 
 SETTINGS = {"model": "fake", "fake_slowdown": 0.001, "max_batch_size": 256, "live": "off"}
 WARM_S = 1.0  # of clients, before their answers count
-GONE = 20  # clients that leave
 COLUMNS = {  # heading and form; CPU is that of all processes of the server
     "requests_per_s": ("requests/s", "{:,.0f}"),
     "tokens_per_s": ("tokens/s", "{:,.0f}"),
@@ -148,16 +142,6 @@ def measure(front: str, traffics: Sequence[Traffic], seconds: float) -> dict[str
         return {each.name: asyncio.run(load(url, each, seconds)) for each in traffics}
 
 
-def freed_after_s(served: Served, stream: bool) -> float:
-    """Seconds from the close of a running request's connection until nothing of it is taken."""
-    body = {"prompt": "hi", "num_tokens": 1000, "stream": stream}
-    connection = connect(served, post_bytes(body))
-    until(lambda: not served.is_free())
-    time.sleep(random.random() / 4)  # the watcher looks four times a second
-    connection.close()
-    return until(served.is_free, every_s=0.002) or math.inf
-
-
 def table(rounds: Mapping[str, Mapping[str, Sequence[Round]]]) -> str:
     """A line for each kind of traffic and front end, and one of each other front end's ratios to
     the first one's.
@@ -190,23 +174,13 @@ def main() -> None:
         front: {each.name: [turn[each.name] for turn in taken] for each in traffics}
         for front, taken in turns.items()
     }
-    with serving({"max_batch_size": 256}) as served:
-        gone = alternate((False, True), lambda stream: freed_after_s(served, stream), GONE)
-    freed = [["a client that leaves during", "rows and blocks free after, ms", "at most, ms"]]
-    for stream, seconds in gone.items():  # left alone such a request takes a second
-        cells = (statistics.median(seconds), max(seconds))
-        freed.append(
-            ["a stream" if stream else "a plain answer", *(f"{1e3 * s:.0f}" for s in cells)]
-        )
     setup = (
         f"one server in mode dynamic, {SETTINGS['max_batch_size']} rows, the fake engine's "
         f"iterations at {SETTINGS['fake_slowdown']:g} of their time; means of {options.rounds} "
         "rounds ± half of a 95% t interval; CPU is that of all processes of the server"
     )
-    result = {"rounds": rounds, "freed_after_s": {"plain": gone[False], "streaming": gone[True]}}
-    body = f"{table(rounds)}\n\nMedian of {GONE} clients, at the usual speed:\n\n{markdown(freed)}"
-    record = result | BENCHMARK.record()
-    BENCHMARK.write(options.out, "What HTTP costs", setup, body, record)
+    result = {"rounds": rounds} | BENCHMARK.record()
+    BENCHMARK.write(options.out, "What HTTP costs", setup, table(rounds), result)
 
 
 if __name__ == "__main__":

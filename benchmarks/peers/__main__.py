@@ -5,13 +5,11 @@
 
 FOLDER: made by benchmarks.peers.checkpoint. A case is a model, a number of rows (a burst of 64, and
 one) and a kind of numbers; in each of its rounds every engine runs once, one after another, since
-only neighbours in time compare. `peers.json` is saved after each round, and a run that was
-interrupted goes on where it was; `peers.md` is written at the end.
+only neighbours in time compare. `peers.json` is saved after each case, and `peers.md` at the end.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 import statistics
 import sys
@@ -23,7 +21,7 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Benchmark, ratios, run
+from benchmarks.harness import Benchmark, alternate, ratios, run
 from benchmarks.pairs import throughput
 from benchmarks.peers.engines import THREADS
 from benchmarks.workload import LARGEST
@@ -80,18 +78,6 @@ def is_ours(name: str) -> bool:
     return name.startswith("ours")
 
 
-def saved_rounds(file: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rounds of an interrupted run. Raises ConfigError if another machine or commit made them."""
-    if not file.exists():
-        return []
-    before = json.loads(file.read_text())
-    old, new = (f"commit {r['commit']} on {r['hardware']['cpu']}" for r in (before, record))
-    if old != new:
-        raise ConfigError(f"{file} was made by {old}, and this is {new}; name another --out")
-    rounds: list[dict[str, Any]] = before["rounds"]
-    return rounds
-
-
 def without_paths(text: str, options: Namespace) -> str:
     """A text without the places of models and interpreters, which mean nothing elsewhere."""
     for model in options.model:
@@ -120,12 +106,19 @@ def measure(name: str, words: str, model: Path, rows: int, options: Namespace) -
     return result
 
 
-def remaining(case: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A case's engines without those that failed before; none if there is nothing to compare."""
-    failed = {run["runner"] for turn in before for run in turn["runs"] if "error" in run}
-    engines = kinds(native_bfloat16())[case["kind"]].items()
-    ran = {name: words for name, words in engines if name not in failed}
-    return ran if len({is_ours(name) for name in ran}) == 2 else {}
+def rounds_of(model: Path, rows: int, kind: str, options: Namespace) -> list[dict[str, Any]]:
+    """The rounds of a case. An engine that failed is not started again."""
+    engines, failed = kinds(native_bfloat16())[kind], dict[str, Any]()
+
+    def turn(name: str) -> dict[str, Any]:
+        result = failed.get(name) or measure(name, engines[name], model, rows, options)
+        if "error" in result:
+            failed[name] = result
+        return result
+
+    runs = alternate(engines, turn, options.pairs)
+    case = {"model": model.name, "rows": rows, "kind": kind}
+    return [case | {"runs": list(turns)} for turns in zip(*runs.values())]
 
 
 def span(values: Sequence[float], form: str) -> str:
@@ -180,22 +173,14 @@ def main() -> None:
             raise ConfigError(
                 f"{model} is no model; make it by python -m benchmarks.peers.checkpoint"
             )
-    native, file = native_bfloat16(), options.out / "peers.json"
-    part = file.with_suffix(".part")  # a run may be interrupted while it writes
-    result = BENCHMARK.record() | {"native_bfloat16": native}
+    native = native_bfloat16()
+    result = BENCHMARK.record() | {"native_bfloat16": native, "rounds": []}
     result["command"] = without_paths(result["command"], options)
-    rounds = result["rounds"] = saved_rounds(file, result)
     options.out.mkdir(parents=True, exist_ok=True)
     for model, rows, kind in product(options.model, ROWS, kinds(native)):
-        case = {"model": model.name, "rows": rows, "kind": kind}
-        before = [turn for turn in rounds if case.items() <= turn.items()]
-        while len(before) < options.pairs and (engines := remaining(case, before)):
-            print(f"{model.name}, {rows} rows, {kind}: round {len(before) + 1} of {options.pairs}")
-            runs = [measure(*engine, model, rows, options) for engine in engines.items()]
-            before.append({**case, "runs": runs})
-            rounds.append(before[-1])
-            save_json(part, result)
-            part.replace(file)
+        print(f"{model.name}, {rows} rows, {kind}: {options.pairs} rounds")
+        result["rounds"] += rounds_of(model, rows, kind, options)
+        save_json(options.out / "peers.json", result)
     write(result, options.out)
 
 

@@ -64,7 +64,8 @@ def test_all_run_in_turn_and_ratios_are_of_neighbours(
     of_bfloat16 = [line for line in ran if "int8" not in line]
     programs = [" ".join(line.split()[1:3]).removesuffix(" --threads") for line in of_bfloat16]
     peer = "benchmarks.peers.engines"
-    assert programs == ["benchmarks.burst", f"{peer} vllm", f"{peer} openvino"] * 2
+    once = ["benchmarks.burst", f"{peer} vllm", f"{peer} openvino"]
+    assert programs == once + once[::-1]
     assert all(f"--model {tmp_path / 'small'} --n 64" in line for line in ran)
     first, second = (r for r in saved(tmp_path)["rounds"] if r["kind"] == "bfloat16")
     assert [run["runner"] for run in first["runs"]] == BFLOAT16
@@ -79,27 +80,13 @@ def test_all_run_in_turn_and_ratios_are_of_neighbours(
     assert not any(str(tmp_path / name) in everything for name in ("small", "peer", "ours"))
 
 
-def test_a_run_goes_on_where_it_was_and_a_failed_peer_is_named_and_runs_once(
+def test_a_failed_peer_is_named_and_runs_once(
     bench: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    assert len(bench("--pairs", "1")) == 7, "three, and in int8 ours twice and two peers"
+    ran = bench("--pairs", "2")
+    assert [sum(f"{peer} --" in line for line in ran if "int8" in line) for peer in
+            ("burst", "openvino", "ctranslate2")] == [4, 1, 1]  # fmt: skip
     assert "no int8 here" in (tmp_path / "out" / "peers.md").read_text()
-    again = bench("--pairs", "2")
-    assert len(again) == 3 and not any("int8" in line for line in again)
-    assert len([r for r in saved(tmp_path)["rounds"] if r["kind"] == "bfloat16"]) == 2
-    assert bench("--pairs", "2") == []
-
-
-def test_another_commit_or_machine_is_not_mixed_in(
-    bench: Callable[..., list[str]], tmp_path: Path, capsys: Any
-) -> None:
-    bench("--pairs", "1")
-    found = saved(tmp_path) | {"commit": "0123456789"}
-    (tmp_path / "out" / "peers.json").write_text(json.dumps(found))
-    with pytest.raises(SystemExit) as ended:
-        bench("--pairs", "2")
-    assert ended.value.code == 2
-    assert "was made by commit 0123456789" in capsys.readouterr().err
 
 
 def test_without_native_bfloat16_peers_run_in_float32() -> None:
