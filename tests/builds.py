@@ -11,7 +11,7 @@ import kernels
 
 OWN = kernels.FLAGS
 try:
-    with open("/proc/cpuinfo") as file:  # the real one, whatever NATIVE_BFLOAT16 is
+    with open("/proc/cpuinfo") as file:
         FLAGS = {*next((line for line in file if line.startswith("flags")), "").split()}
 except OSError:
     FLAGS = set()

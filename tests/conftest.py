@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -46,11 +45,6 @@ os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 # torch's threads otherwise wait by spinning, and take the cores from the other workers and their
 # servers: twice the CPU
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# a processor that computes bfloat16 natively, or one that does not: `yes` or `no`
-if os.environ.get("NATIVE_BFLOAT16"):
-    processor = Path(__file__).parent / "processor"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(processor), os.environ.get("PYTHONPATH", "")])
-    runpy.run_path(str(processor / "sitecustomize.py"))
 
 REAPER = """
 import sys, psutil

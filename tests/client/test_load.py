@@ -213,6 +213,7 @@ def test_a_sigterm_that_comes_while_an_object_is_deleted_ends_the_replay_too() -
             signal.signal(each, handler)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
     with stub() as server:
         load = f"--url {server.url}/v1 --api openai --numsamples 8 --arrival closed:2 --quiet"

@@ -56,6 +56,7 @@ def test_the_files_are_small_and_of_the_shape_in_the_code() -> None:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F16"}  # noqa: SIM118
 
 
+@pytest.mark.nightly
 def test_both_loaders_give_the_same_logits(model: GPT2) -> None:
     from transformers import GPT2LMHeadModel
 

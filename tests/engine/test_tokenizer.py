@@ -120,21 +120,6 @@ def test_tokens_may_end_inside_a_character_and_hold_a_stop_string_in_their_middl
     assert shown == "日本 and then h"
 
 
-@pytest.mark.parametrize("end_of_text", [True, False])
-def test_end_of_text_ends_a_completion_unless_it_is_ignored_and_is_not_shown(
-    end_of_text: bool,
-) -> None:
-    tokenizer = load_tokenizer("bytes")
-    rule = StopRule(tokenizer, ["<|endoftext|>"], {256} if end_of_text else ())
-    ids = [104, 105, 256, 106]
-    got = until_stopped(rule, ids)
-    assert got == (ids[:3] if end_of_text else ids)
-    shown = Detokenizer(tokenizer, rule).completion(got, last=True)
-    assert shown == ("hi" if end_of_text else "hij")
-    every = Detokenizer(tokenizer).completion(ids, last=True)
-    assert every == "hi<|endoftext|>j", "/inference shows every token"
-
-
 def test_an_echoed_prompt_may_hold_a_stop_string_and_end_inside_a_character() -> None:
     tokenizer = load_tokenizer("bytes")
     detokenizer = Detokenizer(tokenizer, StopRule(tokenizer, ["a"], {256}))

@@ -28,9 +28,11 @@ from tests.servers import (
 )
 from tests.sse import events, text_of
 
+FAST = {"model": "fake", "fake_slowdown": 0.1}
+
 
 def test_256_rows_are_filled_and_1200_requests_at_once_are_all_answered() -> None:
-    with server("dynamic", {"model": "fake", "max_batch_size": 256}) as url:
+    with server("dynamic", FAST | {"max_batch_size": 256}) as url:
         assert_all_answered(replay(url, asks(256, 200)))
         assert get(f"{url}/stats")["largest_batch"] == 256
         assert_all_answered(replay(url, asks(1200, 5)))
@@ -62,7 +64,7 @@ def test_ctrl_c_ends_at_once_and_notifies_those_in_flight() -> None:
 
 
 def test_a_reader_that_stands_still_slows_nobody_and_gets_what_piled_up_in_few_pieces() -> None:
-    with server("dynamic", {"model": "fake", "max_batch_size": 36}) as url:
+    with server("dynamic", FAST | {"max_batch_size": 36}) as url:
         ask = {"prompt": ["hi"] * 32, "max_tokens": 1000, "seed": 1, "stream": True}
         slow = send(url, ask, "/v1/completions")  # its answer is larger than what the sockets hold
         wait_until_running(url, 32)

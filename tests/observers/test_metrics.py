@@ -15,7 +15,7 @@ from client.calls import get, post
 from client.load import replay
 from client.workloads import Workload
 from config import MODES
-from scheduling.inference import Generator, Inference, Iteration
+from scheduling.inference import Inference
 from stats import IN_RESULTS
 from tests.counts import SOME_MODES, nightly_but
 from tests.servers import scrape, server, wait_until
@@ -127,19 +127,6 @@ def test_the_gauges_are_of_this_moment(client_of: Callable[..., FlaskClient]) ->
     assert now["vllm:kv_cache_usage_perc"] == pytest.approx((64 + 32) / 128)
     manager.cancel([*long, *waiting])
     assert metrics(client)["vllm:num_requests_running"] == 0
-
-
-def test_an_engine_that_fails_ends_a_request_with_an_error_and_no_token(
-    client_of: Callable[..., FlaskClient],
-) -> None:
-    class Broken(Generator):
-        def generate(self, iteration: Iteration) -> list[int]:
-            raise RuntimeError("no luck")
-
-    broken = client_of(engine=Broken)
-    broken.post("/inference", json={"prompt": "hi", "num_tokens": 2})
-    assert metrics(broken)["vllm:request_success_total/error"] == 1
-    assert metrics(broken)["vllm:generation_tokens_total"] == 0
 
 
 def test_two_apps_in_one_process_count_apart(client_of: Callable[..., FlaskClient]) -> None:

@@ -268,6 +268,7 @@ def test_a_comparison_gives_its_key_to_its_own_servers_alone_and_tells_nobody(
     assert KEY not in done.stdout + done.stderr
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_client_sends_its_key_to_the_server_that_is_named(
     tmp_path: Path,
     heard: list[str | None],

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from wire.routes import ROUTES
+
 JSON = "application/json"
 HI = {"prompt": "hi", "num_tokens": 5}
 NOT_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
@@ -45,13 +47,6 @@ def test_a_prompt_is_completed_with_usage_timings_and_the_seed(client: FlaskClie
     assert sum(timings["itl_s"]) == pytest.approx(timings["decode_s"], abs=1e-5)
     parts = timings["ttft_s"] + timings["decode_s"] + timings["held_s"]
     assert timings["e2e_s"] == pytest.approx(parts, abs=1e-5)
-
-
-def test_echo_gives_the_prompt_back_too_and_ids_are_prompts_as_well(client: FlaskClient) -> None:
-    text = infer(client, HI | {"echo": True})["completion"]
-    assert text.startswith("hi") and len(text) == 7
-    by_ids = {"prompt_ids": [104, 105], "num_tokens": 5, "echo": True, "seed": 0}
-    assert infer(client, by_ids)["completion"] == text
 
 
 @pytest.mark.parametrize(
@@ -90,32 +85,17 @@ def test_a_deadline_is_the_request_s_or_else_the_server_s(
 
 
 def test_stats_count_one_run_and_start_anew_after_a_reset(client: FlaskClient) -> None:
-    for tokens in (3, 3, 5):
-        infer(client, {"prompt": "hi", "num_tokens": tokens})
-    error(client.post("/inference", json={"prompt": "", "num_tokens": 1}), 400)
+    for tokens in (3, 5):
+        infer(client, HI | {"num_tokens": tokens})
+    error(client.post("/inference", json=HI | {"prompt": ""}), 400)
     stats = client.get("/stats?iterations=1").get_json()
-    assert stats["total-tokens-handled"] == 11 and stats["completed"] == 3 and stats["invalid"] == 1
-    assert stats["throughput"] == pytest.approx(11 / stats["total-elapsed-time"])
-    assert stats["latency-by-requested-tokens"]["3"]["requests"] == 2
-    assert stats["largest_batch"] == 1 and stats["useful_fraction"] == 1.0
-    assert len(stats["iterations"]) == 11
-    assert {"mean_ttft_ms", "p99_tpot_ms", "mean_queue_time_ms", "definitions"} <= set(stats)
-    assert client.get("/stats").get_json() == client.get("/stats").get_json()
+    assert [stats[name] for name in ("total-tokens-handled", "completed", "invalid")] == [8, 2, 1]
+    assert len(stats["iterations"]) == 8
     client.post("/stats/reset", json={})
     assert client.get("/stats").get_json()["completed"] == 0
 
 
-def test_the_front_page_describes_the_server_and_every_route_of_it_answers(
-    client: FlaskClient,
-) -> None:
+def test_the_front_page_describes_the_server(client: FlaskClient) -> None:
     page = client.get("/").get_json()
     assert page["mode"] == "dynamic" and page["model"] == "fake"
-    assert page["config"]["max_batch_size"] == 32
-    bodies = {
-        "/live/load": {"rate": 0},
-        "/v1/completions": {"prompt": "hi"},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
-    }
-    for route in page["routes"]:
-        method, path = route.replace("{name}", "fake").split()
-        assert client.open(path, method=method, json=bodies.get(path, HI)).status_code == 200
+    assert page["config"]["max_batch_size"] == 32 and page["routes"].keys() == ROUTES.keys()

@@ -4,7 +4,7 @@ server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -12,8 +12,8 @@ import pytest
 from flask.testing import FlaskClient
 from openai import OpenAI
 
-from scheduling.inference import Generator, Iteration
 from tests.servers import Serve
+from tests.spelling import Spelling
 from tests.sse import events
 from wire.answers import Completion, CompletionChunk
 
@@ -24,25 +24,6 @@ FORMS = {
     "ids": [104, 105],
     "lists of ids": [[104, 105], [116, 104, 101, 114, 101]],
 }
-
-
-class Letters(Generator):
-    """An engine that spells a text, token by token, whoever asks."""
-
-    def __init__(self, text: bytes | list[int]) -> None:
-        self.text = list(text)
-
-    def generate(self, iteration: Iteration) -> list[int]:
-        return [
-            self.text[len(row.inference.tokens) % len(self.text)]
-            for row in iteration.rows
-            if row.samples
-        ]
-
-
-@pytest.fixture
-def spelling(client_of: Callable[..., FlaskClient]) -> Callable[[bytes | list[int]], FlaskClient]:
-    return lambda text: client_of(engine=lambda: Letters(text))
 
 
 def plain(client: FlaskClient, body: dict[str, Any]) -> Completion:
@@ -165,9 +146,9 @@ def test_the_bodies_that_real_clients_send_are_answered(
 
 
 def test_a_stop_string_ends_the_text_before_it_and_the_row_with_it(
-    spelling: Callable[..., FlaskClient],
+    client_of: Callable[..., FlaskClient],
 ) -> None:
-    client = spelling(b"one two three ")
+    client = client_of(engine=lambda: Spelling(b"one two three "))
     body = {"prompt": "x", "max_tokens": 200, "stop": ["thr", "two t"]}
     answer = plain(client, body)
     assert answer.choices[0].text == "one " and answer.choices[0].finish_reason == "stop"
@@ -183,16 +164,17 @@ def test_a_stop_string_ends_the_text_before_it_and_the_row_with_it(
 
 
 def test_end_of_text_ends_a_completion_here_and_not_on_inference(
-    spelling: Callable[..., FlaskClient],
+    client_of: Callable[..., FlaskClient],
 ) -> None:
-    client = spelling([104, 105, 256, 33])
+    client = client_of(engine=lambda: Spelling([104, 105, 256, 33]))
     answer = plain(client, ASK)
     assert answer.choices[0].text == "hi" and answer.choices[0].finish_reason == "stop"
     assert answer.usage.completion_tokens == 3
     chunks = streamed(client, ASK)
     assert text(chunks) == "hi" and chunks[-1].choices[0].finish_reason == "stop"
     ignored = plain(client, ASK | {"ignore_eos": True})
-    assert ignored.choices[0].finish_reason == "length" and ignored.usage.completion_tokens == 6
+    assert ignored.choices[0].text == "hi!hi" and ignored.choices[0].finish_reason == "length"
+    assert ignored.usage.completion_tokens == 6
     own = client.post("/inference", json={"prompt": "x", "num_tokens": 4}).get_json()
     assert own["completion"] == "hi<|endoftext|>!"
     stopped = '{finished_reason="stop",mode="dynamic",model_name="fake"} 2.0'
@@ -227,34 +209,29 @@ def test_a_model_that_is_not_here_is_a_404_that_names_the_one_that_is(
     assert "'fake'" in error["message"] and client.get("/stats").get_json()["invalid"] == 1
 
 
-# ---- the official client
-
-
-@pytest.fixture(scope="module")
-def url(shared_server: Serve) -> Iterator[str]:
-    with shared_server("dynamic", {"model": "demo"}) as found:
-        yield f"{found}/v1"
-
-
 PROMPT = "If the file"
 
 
-def test_the_official_client_completes_streams_chats_and_sees_errors(url: str) -> None:
-    ask: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
+def test_the_official_client_completes_streams_chats_and_sees_errors(
+    shared_server: Serve,
+) -> None:
+    ask: dict[str, Any] = {"model": "fake", "prompt": PROMPT, "max_tokens": 20, "seed": 1}
     messages: list[Any] = [{"role": "user", "content": PROMPT}]
-    with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == ["demo"]
-        assert client.models.retrieve("demo").id == "demo"
+    with (
+        shared_server("dynamic", {"model": "fake"}) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        assert [model.id for model in client.models.list()] == ["fake"]
+        assert client.models.retrieve("fake").id == "fake"
         answer = client.completions.create(**ask)
         *chunks, last = client.completions.create(
             **ask, stream=True, stream_options={"include_usage": True}
         )
         assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
         assert last.usage == answer.usage and last.choices == []
-        chat = client.chat.completions.create(model="demo", messages=messages, temperature=0)
-        stream = client.chat.completions.create(
-            model="demo", messages=messages, temperature=0, stream=True
-        )
+        talk: dict[str, Any] = {"model": "fake", "messages": messages, "max_tokens": 20, "seed": 1}
+        chat = client.chat.completions.create(**talk)
+        stream = client.chat.completions.create(**talk, stream=True)
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         assert text == chat.choices[0].message.content and text
         with pytest.raises(openai.BadRequestError) as bad:
@@ -262,6 +239,6 @@ def test_the_official_client_completes_streams_chats_and_sees_errors(url: str) -
         assert bad.value.param == "best_of" and bad.value.type == "invalid_request_error"
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="gpt-4", prompt=PROMPT)
-        late = ask | {"max_tokens": 1000, "extra_body": {"timeout_s": 0.2, "ignore_eos": True}}
+        late = ask | {"max_tokens": 1000, "extra_body": {"timeout_s": 0.1, "ignore_eos": True}}
         with pytest.raises(openai.APIError, match="deadline"):
             list(client.completions.create(**late, stream=True))

@@ -12,9 +12,9 @@ import pytest
 from flask.testing import FlaskClient
 
 from routes.streams import Stream
-from scheduling.inference import Generator, Inference, Iteration, TokenEvent
-from tests.counts import SOME_MODES
+from scheduling.inference import Inference, TokenEvent
 from tests.servers import PATIENCE_S, wait_until
+from tests.spelling import Spelling
 from tests.sse import events
 from tokenizer import Detokenizer, load_tokenizer
 from wire.events import Events, Part
@@ -24,41 +24,18 @@ from wire.request import Request
 ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
 
 
-class Gate(Generator):
-    """An engine that computes an iteration when it may: then the next letters of a word."""
-
-    def __init__(self, word: bytes = b"abcdefghijklmnopqrstuvwxyz") -> None:
-        self.word = word
-        self.go = threading.Semaphore(0)
-        self.fails = False
-
-    def generate(self, iteration: Iteration) -> list[int]:
-        assert self.go.acquire(timeout=20)
-        if self.fails:
-            raise RuntimeError("no luck")
-        sampled = [row.inference for row in iteration.rows if row.samples]
-        return [self.word[len(each.tokens) % len(self.word)] for each in sampled]
-
-
 @pytest.fixture
-def gated(client_of: Callable[..., FlaskClient]) -> tuple[FlaskClient, Gate]:
-    gate = Gate()
+def gated(client_of: Callable[..., FlaskClient]) -> tuple[FlaskClient, Spelling]:
+    gate = Spelling(gated=True)
     return client_of(engine=lambda: gate, max_batch_size=2), gate
 
 
-def stream(client: FlaskClient, body: dict[str, Any]) -> list[Any]:
-    response = client.post("/inference", json=body | {"stream": True})
-    assert response.status_code == 200 and response.content_type.startswith("text/event-stream")
-    return events(response.data)
-
-
-@pytest.mark.parametrize("mode", SOME_MODES)
 def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(
-    mode: str, client_of: Callable[..., FlaskClient]
+    client_of: Callable[..., FlaskClient],
 ) -> None:
-    client = client_of(mode)
-    plain = client.post("/inference", json=ASK | {"echo": True}).get_json()
-    *chunks, last = stream(client, ASK | {"echo": True})
+    client, body = client_of(), ASK | {"echo": True}
+    plain = client.post("/inference", json=body).get_json()
+    *chunks, last = events(client.post("/inference", json=body | {"stream": True}).data)
     assert "".join(chunk["text"] for chunk in chunks) == plain["completion"]
     assert sum(chunk["tokens"] for chunk in chunks) == 8
     assert {chunk["index"] for chunk in chunks} == {0}
@@ -66,7 +43,7 @@ def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(
     assert set(last["timings"]) == set(plain["timings"]) and len(last["timings"]["itl_s"]) == 7
 
 
-def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Gate]) -> None:
+def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Spelling]) -> None:
     client, gate = gated
     gate.go.release()
     response = client.post(
@@ -121,21 +98,25 @@ def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> Non
 
 
 def test_an_engine_that_fails_before_the_first_token_gives_the_stream_its_status(
-    gated: tuple[FlaskClient, Gate],
+    gated: tuple[FlaskClient, Spelling],
 ) -> None:
     client, gate = gated
     gate.fails = True
     gate.go.release()
     assert client.post("/inference", json=ASK | {"stream": True}).status_code == 500
+    ended = (
+        'vllm:request_success_total{finished_reason="error",mode="dynamic",model_name="fake"} 1.0'
+    )
+    assert ended in client.get("/metrics").get_data(as_text=True)
 
 
 def test_a_deadline_is_kept_while_an_iteration_or_the_loading_of_the_model_takes_long(
-    client_of: Callable[..., FlaskClient], gated: tuple[FlaskClient, Gate]
+    client_of: Callable[..., FlaskClient], gated: tuple[FlaskClient, Spelling]
 ) -> None:
     client, gate = gated  # an iteration that ends when it may
     loading = threading.Event()
 
-    def load() -> Gate:
+    def load() -> Spelling:
         assert loading.wait(PATIENCE_S)
         return gate
 
@@ -150,7 +131,7 @@ def test_a_deadline_is_kept_while_an_iteration_or_the_loading_of_the_model_takes
 
 
 def test_a_group_of_which_one_fails_is_not_computed_to_its_end(
-    gated: tuple[FlaskClient, Gate],
+    gated: tuple[FlaskClient, Spelling],
 ) -> None:
     client, gate = gated
     gate.fails = True
@@ -163,7 +144,7 @@ def test_a_group_of_which_one_fails_is_not_computed_to_its_end(
     assert client.post("/inference", json={"prompt": "a", "num_tokens": 1}).status_code == 200
 
 
-def test_a_stream_that_is_closed_gives_its_row_back(gated: tuple[FlaskClient, Gate]) -> None:
+def test_a_stream_that_is_closed_gives_its_row_back(gated: tuple[FlaskClient, Spelling]) -> None:
     client, gate = gated
     gate.go.release()
     response = client.post("/inference", json=ASK | {"stream": True}, buffered=False)
