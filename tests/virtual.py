@@ -38,15 +38,15 @@ def every_policy() -> list[Policy]:
 
 def any_policy() -> st.SearchStrategy[Policy]:
     """A policy of any mode with any settings, within the limits that its fields state."""
-    return st.one_of([_any(kind) for kind in MODES.values()])
+    return st.one_of([any_of(kind) for kind in MODES.values()])
 
 
 def any_order() -> st.SearchStrategy[Order]:
     """Any order with any settings, within the limits that its fields state."""
-    return st.one_of([_any(kind) for kind in ORDERS.values()])
+    return st.one_of([any_of(kind) for kind in ORDERS.values()])
 
 
-def _any(kind: type[Any]) -> st.SearchStrategy[Any]:
+def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
     types = get_type_hints(kind)
     return st.builds(kind, **{field.name: _values(field, types) for field in fields(kind)})
 

@@ -164,7 +164,7 @@ class Sjf(ByWork, Bounded):
 
 
 def oldest_sorted(
-    queue: Queue, n: int, key: Callable[[Sequence[Inference]], float]
+    queue: Queue, n: int, key: Callable[[Sequence[Inference]], Any]
 ) -> Iterator[Inference]:
     """Return the n oldest requests, smallest key first; then the others as they came."""
     requests: Iterator[Sequence[Inference]] = (

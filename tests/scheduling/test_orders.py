@@ -211,7 +211,7 @@ def test_orders_never_read_how_long_an_answer_may_be(order: type[Order]) -> None
         ledger.wait(inference, 0.0)
         queue.add(inference, own.by_user)
     pool = PrefixCache(9, 4)
-    limits = Limits(2, 9, 4)
+    limits = Limits(2, 99, 4)
     view = View(9.0, [queue], [], pool, pool.finder(), limits, own, ledger=ledger)
     assert len(list(view.waiting)) == 6
     for inference in queue.by_arrival.values():

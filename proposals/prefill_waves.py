@@ -1,0 +1,41 @@
+"""vLLM pull request 56455, "[Perf]Support Support bounded prefill admission for scheduler." (open).
+
+Read: its description in part, and its code and tests (prefill_admission.py). Taken: when a wave
+begins, its size, and that rows which it displaces keep their KV blocks. Chosen here: `max_num_seqs`
+is `--max-batch-size` without the slots, since no more requests run here than that. The description
+has an example of 25 slots for 128 rows; the default below is about that share of 32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scheduling.inference import Inference
+from scheduling.policies.base import Plan, View, setting
+from scheduling.policies.dynamic import Dynamic
+
+
+@dataclass(frozen=True)
+class PrefillWaves(Dynamic):
+    """`dynamic`, but when all rows but `prefill_slots` decode, they do so alone. Once fewer do, as
+    many prompts as there are slots go before them, and the rows that they displace are paused.
+    """
+
+    prefill_slots: int = setting(5, "prompts that are computed at once", ge=1)
+
+    def plan(self, view: View) -> Plan:
+        plan = super().plan(view)
+        slots = min(self.prefill_slots, view.limits.max_batch_size - 1)
+        if not slots or plan.preempt:
+            return plan
+        rows = view.limits.max_batch_size - slots
+        decoding = [row for row in plan.run if row[0].decodes]
+        if len(decoding) >= rows:
+            return Plan(run=decoding[:rows])
+        prompts = [row for row in plan.run if not row[0].decodes]
+        running = sum(not inference.decodes for inference in view.running)
+        admit = plan.admit[: max(0, slots - running)]
+        left_out = {inference.id for inference, _ in plan.admit[len(admit) :]}
+        wave = [row for row in prompts if row[0].id not in left_out][:rows]
+        run: list[tuple[Inference, int]] = decoding[: rows - len(wave)] + wave
+        return replace(plan, run=run, admit=admit, reason="join" if admit else "")

@@ -1,0 +1,120 @@
+"""The proposals of `proposals/`: the contract of policies, and an example that shows each rule."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import GPT2
+from scheduling.policies import Dynamic, Fcfs, Order, Policy
+from tests.counts import examples
+from tests.oracle import engine, model, serve  # noqa: F401
+from tests.scheduling import test_orders, test_policies
+from tests.scheduling.test_texts import DEMAND, conversations, expected  # noqa: F401
+from tests.servers import ROOT
+from tests.virtual import Ask, any_of, run
+
+KINDS: dict[str, type[Any]] = {}
+for file in sorted((ROOT / "proposals").glob("*.py")):
+    name = file.stem.title().replace("_", "")
+    KINDS[file.stem] = getattr(importlib.import_module(f"proposals.{file.stem}"), name)
+EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+never_reads = test_orders.test_orders_never_read_how_long_an_answer_may_be
+any_workload: Any = test_policies.test_any_workload_is_served_once_within_every_limit
+
+
+def as_pair(made: Any, on_demand: bool) -> tuple[Policy, Order]:
+    """Return a policy and an order, of which `made` is one."""
+    if isinstance(made, Order):
+        return (DEMAND[0] if on_demand else Dynamic()), made
+    return replace(made, kv_reservation="demand" if on_demand else "whole"), Fcfs()
+
+
+@EVERY
+def test_any_workload_is_served_within_every_limit(kind: type[Any]) -> None:
+    @examples(60)
+    @given(
+        made=any_of(kind), on_demand=st.booleans(), asks=test_policies.ASKS, rows=st.integers(4, 6),
+        budget=st.integers(1, 40), spare_blocks=st.integers(0, 40),
+    )  # fmt: skip
+    def holds(made: Any, on_demand: bool, **more: Any) -> None:
+        policy, order = as_pair(made, on_demand)
+        any_workload.hypothesis.inner_test(
+            policy, order, length_predictor="exact", preserve_ordering=False, **more
+        )
+
+    holds()
+    if issubclass(kind, Order):
+        never_reads(kind)
+
+
+@EVERY
+def test_tokens_are_those_of_each_request_alone(
+    model: GPT2,  # noqa: F811
+    expected: list[list[int]],  # noqa: F811
+    kind: type[Any],
+) -> None:
+    asks = conversations()
+    n_blocks = 3 + max(-(-each.total_tokens // 4) for each in asks)
+    policy, order = as_pair(kind(), on_demand=True)
+    served = serve(policy, engine(model, n_blocks, 4), asks, order=order, n_blocks=n_blocks)
+    assert served == expected
+
+
+# an iteration a second, blocks of 4; A runs when the others come
+WARM, COLD = Ask(0.0, prompt=9, tokens=3, content=1), Ask(0.1, prompt=5)
+LATE = Ask(0.2, prompt=9, content=1)  # finds two blocks of A's prompt
+SESSIONS = [replace(WARM, user="u"), COLD, replace(LATE, user="u"), replace(LATE, user="u")]
+TIERS = [Ask(0.0, prompt=3, priority=priority) for priority in (1, 1, 2)]
+EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
+    ("weighted_sjf", {"sjf_length_median": 4},
+     [Ask(0.0, tokens=3), Ask(0.1, 8), Ask(2.5)], {}, "A A A C B"),
+    ("weighted_sjf", {"sjf_length_median": 4, "sjf_time_median_s": 1.0},
+     [Ask(0.0, tokens=3), Ask(0.1, 8), Ask(2.5)], {}, "A A A B C"),
+    ("residual_sjf", {}, [WARM, COLD, LATE], {}, "A A A C B"),
+    ("residual_sjf", {"residual_max_wait_s": 2.5}, [WARM, COLD, LATE], {}, "A A A B C"),
+    ("ewsjf", {"ewsjf_range": 4, "ewsjf_weight": 0.0},  # at 3 B has 2.9 / 3, at 4 D 1.1
+     [Ask(0.0, tokens=3), Ask(0.1, 9), Ask(0.2), Ask(2.9)], {}, "A A A C B D"),
+    ("cache_affinity", {"affinity_max_wait_s": 9.0}, [WARM, COLD, LATE], {}, "A A A C B"),
+    ("cache_affinity", {}, [WARM, COLD, LATE], {}, "A A A B C"),
+    ("session_affinity", {"session_max_wait_s": 9.0}, SESSIONS, {}, "A A A C D B"),
+    ("session_affinity", {"session_max_wait_s": 3.5}, SESSIONS, {}, "A A A C B D"),
+    ("sla_tiers", {}, TIERS, {"max_batch_size": 3, "token_budget": 8}, "AC B"),
+    ("sla_tiers", {}, [Ask(0.0, priority=n) for n in (3, 0, 2, 1)], {}, "D B C A"),
+    ("slo_bias", {}, [Ask(0.0, tokens=3), Ask(0.1, 50), Ask(0.12)], {}, "A A A C B"),
+    ("slo_bias", {"slo_bias": -10.0, "slo_short_tokens": 9},
+     [Ask(0.0, tokens=3), Ask(0.1), Ask(1.0, 50)], {}, "A A A C B"),
+    ("small_chunks", {"small_chunk_tokens": 8, "small_chunk_delay_ms": 1e6},
+     [Ask(0.0, tokens=5), Ask(0.5, 3), Ask(2.5, 5)], {"max_batch_size": 3}, "A A A ABC A"),
+    ("small_chunks", {"small_chunk_tokens": 8, "small_chunk_delay_ms": 1e3},
+     [Ask(0.0, tokens=5), Ask(0.5, 3), Ask(2.5, 5)], {"max_batch_size": 3}, "A A AB A AC"),
+    ("prefill_waves", {"prefill_slots": 2},  # A is paused for B and C, and they for A
+     [Ask(0.0, tokens=5), *2 * [Ask(0.5, tokens=2)]], {"max_batch_size": 4}, "A BC AB AC A A"),
+    ("few_prefills", {"max_prefills": 1},
+     [Ask(0.0, 25, tokens=2), Ask(0.0)], {"max_batch_size": 2, "token_budget": 10}, "A A A AB"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings", "asks", "limits", "batches"), EXAMPLES)
+def test_a_proposal_serves_its_worked_example(
+    name: str, settings: dict[str, Any], asks: list[Ask], limits: dict[str, Any], batches: str
+) -> None:
+    policy, order = as_pair(KINDS[name](**settings), on_demand=False)
+    served = run(policy, asks, order=order, **({"max_batch_size": 1} | limits))
+    assert " ".join(served.batches) == batches
+
+
+@pytest.mark.parametrize("name", ["residual_sjf", "cache_affinity", "session_affinity"])
+def test_none_starves_that_a_proposal_promises_not_to_starve(name: str) -> None:
+    """Others are preferred, and come twice as fast as they are served."""
+    others = [Ask(0.2 + i / 2, prompt=9, content=1, user="u") for i in range(100)]
+    asks = [replace(WARM, user="u"), Ask(0.1, prompt=50), *others]
+    [bound] = [each.name for each in fields(KINDS[name]) if each.name.endswith("max_wait_s")]
+    order = KINDS[name](**{bound: 20.0})
+    served = run(Dynamic(), asks, order=order, max_batch_size=1)
+    assert served.admitted_at[1] == 21.0
