@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sortedcontainers import SortedDict
 
-from scheduling.extensions import Extension
 from scheduling.inference import Inference, State
-from scheduling.policies.orders import Order
+
+if TYPE_CHECKING:  # a file with an order of its own may need this module before those are complete
+    from scheduling.extensions import Extension
+    from scheduling.policies.orders import Order
 
 SPARE = 64  # obsolete entries that may be kept, besides as many as are valid
 
