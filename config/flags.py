@@ -35,6 +35,7 @@ UNUSED = {
     ("generator", "naive"): ("kernels", *OPERATIONS, "kv_dtype", "prefix_caching"),
     ("model", "fake"): ("kernels", *OPERATIONS, "kv_dtype"),
 }
+FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
 
 
@@ -106,7 +107,7 @@ def build(
     mode: str | None,
     flags: Mapping[str, Any],
     values: Mapping[str, str],
-    fill_in: Callable[[Mapping[str, Any]], dict[str, Any]] = resolve,
+    fill_in: FillIn = resolve,
 ) -> Config:
     """Return the Config of a mode from flags over environment values. Raises ConfigError.
 
@@ -183,7 +184,10 @@ def _meaningless_here(config: Config, flags: Mapping[str, Any]) -> Iterator[str]
 
 
 def parse(
-    argv: Sequence[str], environ: Mapping[str, str] = os.environ, dotenv: Path | None = DOTENV
+    argv: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    dotenv: Path | None = DOTENV,
+    fill_in: FillIn = resolve,
 ) -> Config:
     """Parse a server's command line. Raises ConfigError; exits 0 after --help."""
     parser = Parser(
@@ -196,7 +200,7 @@ def parse(
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     flags = vars(known)
-    return build(flags.pop("mode"), flags, from_environment(environ, dotenv))
+    return build(flags.pop("mode"), flags, from_environment(environ, dotenv), fill_in)
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:

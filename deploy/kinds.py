@@ -4,10 +4,10 @@ that servers of one machine cannot share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from config import Config, from_environment
+from config.resolve import resolve
 
 APPENDED = ("request_log", "record")  # files of one server
 
@@ -36,10 +36,15 @@ KINDS = {
 }
 
 
-def with_shared_cores(
-    config: Config, replicas: int, environ: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Return the environment of servers, which share the cores unless the user set --threads."""
-    if "threads" in from_environment(environ):
-        return environ
-    return {**environ, "EB_THREADS": str(max(1, config.threads // replicas))}
+def sharing_cores(servers: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return `resolve` for servers of one machine: they share the cores, unless the user has set
+    --threads.
+    """
+
+    def fill_in(settings: Mapping[str, Any]) -> dict[str, Any]:
+        resolved = resolve(settings)
+        if settings.get("threads") in (None, "", "auto"):
+            resolved["threads"] = max(1, resolved["threads"] // servers)
+        return resolved
+
+    return fill_in

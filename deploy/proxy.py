@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from config import Config, ConfigError, Parser, flag, parse
 from deploy import haproxy
-from deploy.kinds import APPENDED, with_shared_cores
+from deploy.kinds import APPENDED, sharing_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.1
@@ -124,7 +124,7 @@ class Proxy:
 
     def _start(self) -> None:
         self._wait(self._listens)
-        environment = with_shared_cores(self.config, len(self.ports), os.environ)
+        environment = os.environ | {"EB_THREADS": str(self.config.threads)}
         self.servers = [
             ServerProcess(k, port, command(self.config, self.settings, k, port), environment)
             for k, port in enumerate(self.ports, 1)
@@ -289,7 +289,7 @@ def read(argv: Sequence[str]) -> tuple[int, list[str]]:
 def main() -> None:
     try:
         replicas, settings = read(sys.argv[1:])
-        config, program = parse(settings), haproxy.find()
+        config, program = parse(settings, fill_in=sharing_cores(replicas)), haproxy.find()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from config import Config, ConfigError, Parser, flag, parse
 from config.ports import check_port
 from deploy.autoscaling import Autoscaling, read_autoscaling
-from deploy.kinds import APPENDED, KINDS, with_shared_cores
+from deploy.kinds import APPENDED, KINDS, sharing_cores
 from deploy.replica import needs
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
@@ -29,7 +29,6 @@ FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)
 
 def main(argv: Sequence[str]) -> None:
     try:
-        check_port(read(argv).config)
         serve(argv)
     except FAULTS as error:
         print(f"error: {error}", file=sys.stderr)
@@ -77,7 +76,7 @@ def read(argv: Sequence[str]) -> Fleet:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     most = rule.max_replicas if rule else known.replicas
-    config = parse(settings, with_shared_cores(parse(settings), most, os.environ))
+    config = parse(settings, fill_in=sharing_cores(most))
     load_tokenizer(config.tokenizer)
     locate(config)
     for name in APPENDED:
@@ -106,6 +105,7 @@ def serve(argv: Sequence[str]) -> None:
 
     fleet = read(argv)
     config = fleet.config
+    check_port(config)
     # a replica that hangs finishes nothing, however long Ray waits; its controller inherits this
     os.environ["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"
     ray.init(

@@ -27,9 +27,9 @@ import pytest
 
 from client.calls import ServerError, get
 from compare.servers import wait_until_ready
-from config import build
+from config import parse, resolve
 from deploy.haproxy import find
-from deploy.kinds import with_shared_cores
+from deploy.kinds import sharing_cores
 from tests.fronts import Response, connected, fetch, send, skip_without
 from tests.programs import ran
 from tests.servers import PATIENCE_S, ROOT, free_port, metric, wait_until
@@ -176,11 +176,17 @@ def test_an_haproxy_on_the_path_is_used_and_without_any_a_sentence_says_how_to_g
     assert find() == str(own)
 
 
-def test_servers_share_the_cores_unless_a_user_sets_the_threads_of_each() -> None:
-    config = build("dynamic", {"model": "fake", "threads": "8"}, {})
-    assert with_shared_cores(config, 3, {"A": "b"}) == {"A": "b", "EB_THREADS": "2"}
-    assert with_shared_cores(config, 16, {})["EB_THREADS"] == "1"
-    assert with_shared_cores(config, 3, {"EB_THREADS": "8"}) == {"EB_THREADS": "8"}
+def test_servers_share_the_cores_unless_a_user_sets_the_threads_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resolve, "physical_cores", lambda: 8)
+
+    def threads(servers: int, **environment: str) -> int:
+        argv = ["dynamic", "--model", "gpt2", "--weights", "random", "--device", "cpu"]
+        return parse(argv, environment, None, sharing_cores(servers)).threads
+
+    assert [threads(3), threads(16), threads(3, EB_THREADS="auto")] == [2, 1, 2]
+    assert threads(3, EB_THREADS="8") == 8
 
 
 # ---- what it answers itself

@@ -34,17 +34,7 @@ def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.M
         serve.serve(["dynamic", "--model", "fake"])
 
 
-def test_replicas_share_the_cores_unless_a_user_sets_their_threads() -> None:
-    argv = [
-        "dynamic",
-        "--model",
-        "demo",
-        "--device",
-        "cpu",
-        "--replicas",
-        "2",
-        "--autoscale",
-        "max_replicas=64",
-    ]
-    assert serve.read(argv).config.threads == 1
-    assert serve.read([*argv, "--threads=2"]).config.threads == 2
+def test_an_earlier_setting_is_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings were parsed twice: once more for the threads."""
+    serve.read(["dynamic", "--model", "fake", "--replicas", "2", "--kv-blocks", "99"])
+    assert capsys.readouterr().err.count("warning: ") == 1
