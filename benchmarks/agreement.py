@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import NO_HTTP, Benchmark, run
-from benchmarks.offline import block_tables, inference
-from benchmarks.workload import LARGEST, draw
+from benchmarks.offline import block_tables, burst, inference, load
 from config import Config, ConfigError
-from generate import load_generator
 from generate.cached import CachedGenerator
 from generate.naive import NaiveGenerator
 from generate.sampling import uniform
@@ -33,7 +31,6 @@ from scheduling import scheduler
 from scheduling.inference import Generator, Inference, Row
 from scheduling.sampling import Sampling
 from simulate import drive
-from weights import locate
 
 # a decision of the oracle closer than this may go either way: the sums' order differs
 LOGIT_MARGIN = 1e-3
@@ -57,10 +54,6 @@ BENCHMARK = Benchmark(
 )
 
 
-def load(config: Config) -> Generator:
-    return load_generator(config, locate(config), config.shape.vocab_size)
-
-
 def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
     """Return whether the oracle's choice, after logits [V], hangs on rounding."""
     if sampling.temperature == 0:
@@ -75,12 +68,10 @@ def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, A
 
     They are served in two modes, with the settings of `config` and of `static`.
     """
-    n_vocab = config.shape.vocab_size
-    prompts = [prompt for prompt, _ in draw(n)]
-    prompts += [list(range(min(length, config.max_model_len - tokens))) for length in LONG]
+    prompts = [prompt for prompt, _ in burst(config, n)]
+    prompts += [[i % 256 for i in range(min(long, config.max_model_len - tokens))] for long in LONG]
     requests = [
-        ([token % n_vocab for token in prompt], tokens, Sampling(float(i % 2), seed=i))
-        for i, prompt in enumerate(prompts)
+        (prompt, tokens, Sampling(float(i % 2), seed=i)) for i, prompt in enumerate(prompts)
     ]
 
     def served(config: Config, generator: Generator) -> list[Inference]:
@@ -119,8 +110,8 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
     engine, oracle = load(config), load(config.model_copy(update=PLAIN))
     assert isinstance(engine, CachedGenerator) and isinstance(oracle, NaiveGenerator)
     prompts, decode = [], []
-    for blocks, (prompt, _) in zip(block_tables(n, 65, config.block_size), draw(n)):
-        inference = Inference([token % n_vocab for token in prompt], 2, tokens=[1])
+    for blocks, (prompt, _) in zip(block_tables(n, 65, config.block_size), burst(config, n)):
+        inference = Inference(prompt, 2, tokens=[1])
         prompts.append(Row(inference, 0, len(prompt), blocks, samples=True, idle=False))
         decode.append(Row(inference, len(prompt), 1, blocks, samples=True, idle=False))
     worst = largest = 0.0
@@ -145,12 +136,10 @@ def main() -> None:
         token_budget=280,
         kv_cache="1GB",  # the oracle needs memory beside the engine
     )
-    most = min(LARGEST, configs[0].max_batch_size)
-    if not (1 <= options.n <= most and 1 <= options.tokens <= configs[0].max_model_len - 64):
-        raise ConfigError(
-            "--n must be from 1 to 64 and --max-batch-size, "
-            "and --tokens leave room for a prompt of 64"
-        )
+    if options.n > configs[0].max_batch_size:
+        raise ConfigError("--n must be at most --max-batch-size")
+    if not 1 <= options.tokens <= configs[0].max_model_len - 64:
+        raise ConfigError("--tokens must be at least 1 and leave room for a prompt of 64")
     config, static = (config.model_copy(update={"dtype": "float32"}) for config in configs)
     ids = same_ids(config, static, options.n, options.tokens)
     print(

@@ -10,6 +10,7 @@ tokens for 64.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,12 @@ import numpy as np
 import psutil
 
 from benchmarks.harness import NO_HTTP, Benchmark, run
-from benchmarks.offline import OfflineServer, burst, refuse_few_ids
+from benchmarks.offline import burst, inference
 from benchmarks.workload import LARGEST, Prompted
 from config import MODES, Config, ConfigError
+from scheduling.inference import Inference, IterationRecord
 from scheduling.sampling import Sampling
+from serving import Server
 
 BENCHMARK = Benchmark(
     "burst",
@@ -35,52 +38,71 @@ BENCHMARK = Benchmark(
 )
 
 
+class Iterations:
+    """An observer that keeps every iteration."""
+
+    def __init__(self) -> None:
+        self.records: list[IterationRecord] = []
+
+    def iteration(self, record: IterationRecord) -> None:
+        self.records.append(record)
+
+    def answered(self, inference: Inference) -> None:
+        pass
+
+
 def measure(config: Config, requests: Sequence[Prompted], sampling: Sampling) -> dict[str, Any]:
     """Serve the burst in one mode: throughput, latency and memory."""
-    server = OfflineServer(config)
-    seconds, inferences = server.serve(requests, sampling)
+    start = time.perf_counter()
+    manager, seen = Server(config).manager, Iterations()
+    manager.observe(seen)
+    if not manager.wait_until_loaded():
+        raise manager.failure or RuntimeError("the engine did not load")
+    load_s = time.perf_counter() - start
+    inferences = [inference(config, *request, sampling) for request in requests]
+    start = time.perf_counter()
+    manager.enqueue(inferences)
+    for each in inferences:
+        each.done.wait()
+        if each.error:
+            raise each.error
+    seconds = time.perf_counter() - start
     tokens = sum(len(inference.tokens) for inference in inferences)
     latencies = [(inference.answered_at or 0.0) - inference.arrived_at for inference in inferences]
-    most_blocks = max(record.iteration.blocks_used for record in server.iterations)
+    most_blocks = max(record.iteration.blocks_used for record in seen.records)
     result = {
         "output_throughput": tokens / seconds,
         "wall_clock_s": seconds,
         "mean_e2el_ms": 1e3 * float(np.mean(latencies)),
         "completion_tokens": tokens,
-        "iterations": len(server.iterations),
-        "load_s": server.load_s,
-        "kv_blocks": server.manager.snapshot().n_blocks,
+        "iterations": len(seen.records),
+        "load_s": load_s,
+        "kv_blocks": manager.snapshot().n_blocks,
         "resident_gb": psutil.Process().memory_info().rss / 1e9,
         "weights_gb": config.shape.weight_bytes(config.dtype, config.multiplied_as) / 1e9,
         "kv_used_gb": most_blocks * config.block_bytes / 1e9,
     }
-    server.manager.close()
-    return result
-
-
-def show(mode: str, requests: int, result: dict[str, Any]) -> None:
+    manager.close()
     print(
-        f"{mode}: {requests} requests, {result['completion_tokens']:,} tokens in "
-        f"{result['wall_clock_s']:.1f} s, {result['output_throughput']:.1f} tok/s, "
+        f"{config.mode}: {len(requests)} requests, {tokens:,} tokens in {seconds:.1f} s, "
+        f"{result['output_throughput']:.1f} tok/s, "
         f"mean latency {result['mean_e2el_ms'] / 1e3:.2f} s; "
         f"{result['resident_gb']:.2f} GB resident "
         f"({result['weights_gb']:.2f} weights, {result['kv_used_gb']:.2f} KV blocks)"
     )
+    return result
 
 
 def main() -> None:
     options, configs = BENCHMARK.engine_configs(
         lambda options: options.modes.split(","), max_batch_size=lambda options: max(1, options.n)
     )
-    requests = burst(options.n)
     if options.temperature < 0 or not 0 < (options.top_p or 1) <= 1:
         raise ConfigError("--temperature must be 0 or more, and --top-p above 0 and at most 1")
     sampling = Sampling(options.temperature, top_p=options.top_p)
-    results = {}
-    for config in configs:
-        refuse_few_ids(config)
-        results[config.mode] = measure(config, requests, sampling)
-        show(config.mode, len(requests), results[config.mode])
+    results = {
+        config.mode: measure(config, burst(config, options.n), sampling) for config in configs
+    }
     print(json.dumps({"modes": results} | BENCHMARK.record(configs)))
 
 

@@ -15,7 +15,7 @@ import statistics
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,10 @@ def fitted(name: str, rounds: Rounds) -> Costs:
     everything = [each for _, observed in train for each in observed]
     costs = fit(name, everything, at_once(config), mixed)
     costs = replace(costs, **http([run for run, _ in train]))
+    parts = {"fitted": (False, False), "held_out": (True, False), "held_out_streams": (True, True)}
     errors = {
-        part: residuals(
-            costs,
-            [seen for run, seen in runs if (run.held_out, run.streamed) == (held_out, streamed)],
-        )
-        for part, held_out, streamed in (
-            ("fitted", False, False),
-            ("held_out", True, False),
-            ("held_out_streams", True, True),
-        )
+        part: residuals(costs, [seen for run, seen in runs if (run.held_out, run.streamed) == kind])
+        for part, kind in parts.items()
     }
     return replace(costs, source={"residuals": errors, "rounds": rounds.number})
 
@@ -105,18 +99,6 @@ def _apart(bursts: Sequence[Sequence[float]]) -> float:
     return statistics.median(steps) if steps else 0.0
 
 
-def show(costs: Costs) -> None:
-    """Print the costs under the names that simulate/costs.py explains, and the residuals."""
-    parts = {"line": asdict(costs.line)}
-    parts |= {f"decode {n}": asdict(line) for n, line in costs.decode.items()}
-    parts["around"] = {name: n for name, n in vars(costs).items() if isinstance(n, int)}
-    for name, terms in parts.items():
-        times = [f"{term} {value / 1e6:,.4g} µs" for term, value in terms.items() if value]
-        print(f"{name}: {', '.join(times)}")
-    for name, errors in costs.source["residuals"].items():
-        print(f"{name}: " + ", ".join(f"{key} {np.round(n, 1)}" for key, n in errors.items()))
-
-
 def main() -> None:
     options, [config] = BENCHMARK.configs()
     model = Path(config.model).name
@@ -131,7 +113,8 @@ def main() -> None:
             rounds.number += 1
     costs = fitted(name, rounds)
     keep(name, rounds)
-    show(costs)
+    for part, errors in costs.source["residuals"].items():
+        print(f"{part}: " + ", ".join(f"{key} {np.round(n, 1)}" for key, n in errors.items()))
     record = BENCHMARK.record([config])
     settings = traffic.config.model_dump(mode="json")
     source = {

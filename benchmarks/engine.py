@@ -30,12 +30,7 @@ from torch import Tensor
 
 import kernels
 from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, run
-from benchmarks.offline import (
-    block_tables,
-    decode_rows,
-    load_engine,
-    refuse_what_does_not_fit,
-)
+from benchmarks.offline import block_tables, decode_rows, load
 from compare.machine import processor
 from compare.report.drawing import STYLE, caption_of, plain_log, save
 from compare.report.tables import markdown
@@ -206,7 +201,8 @@ def measure(
     # before the engine, which on a GPU takes what memory is left
     most = config.shape.step_bytes(max(rows), max(contexts), config.multiplied_as, config.kept_as)
     machine = Machine(config, most, max(rows))
-    engine = load_engine(config)
+    engine = load(config)
+    assert isinstance(engine, CachedGenerator)
     if max(rows) * -(-max(contexts) // config.block_size) > (engine.n_blocks or 0):
         raise ConfigError(
             "the KV cache does not hold that many rows of that context; raise --kv-cache"
@@ -230,20 +226,12 @@ def table(result: Mapping[str, Any]) -> str:
     """A line for each kind of step; the bound, the larger of its two, is of decode rows alone."""
     lines = [["rows", "context", "step, ms", "bound, ms", "reached, %", "tok/s"]]
     for step in result["steps"]:
-        seconds, bound_s = step["seconds"], max(step["memory_s"], step["arithmetic_s"])
-        median, least, most = (
-            f"{100 * step[name]:.0f}" for name in ("reached", "reached_least", "reached_most")
-        )
-        lines.append(
-            [
-                f"{step['rows']}",
-                f"{step['context']}",
-                f"{1e3 * seconds:.2f}",
-                f"{1e3 * bound_s:.2f}",
-                f"{median} ({least} to {most})",
-                f"{step['rows'] / seconds:,.1f}",
-            ]
-        )
+        rows, context, seconds = step["rows"], step["context"], step["seconds"]
+        bound_s = max(step["memory_s"], step["arithmetic_s"])
+        part, least, most = (100 * step[f"reached{end}"] for end in ("", "_least", "_most"))
+        times = f"{1e3 * seconds:.2f}", f"{1e3 * bound_s:.2f}"
+        reached = f"{part:.0f} ({least:.0f} to {most:.0f})"
+        lines.append([str(rows), str(context), *times, reached, f"{rows / seconds:,.1f}"])
     for step in result["with_a_prompt"]:
         rows, context = f"{BESIDE} and a prompt of {step['prompt_tokens']}", lines[1][1]
         lines.append([rows, context, f"{1e3 * step['seconds']:.2f}", "–", "–", "–"])
@@ -281,7 +269,10 @@ def main() -> None:
     )
     rows, contexts = numbers(options.rows), numbers(options.contexts)
     prompts = numbers(options.prompts) if options.prompts else []
-    refuse_what_does_not_fit(config, rows, contexts + prompts)
+    if max(contexts + prompts) > config.max_model_len:
+        raise ConfigError(f"this model's rows hold at most {config.max_model_len} tokens")
+    if max(rows) > config.max_batch_size:
+        raise ConfigError(f"--rows {max(rows)}: raise --max-batch-size, {config.max_batch_size}")
     if prompts and (config.max_batch_size <= BESIDE or max(prompts) > config.token_budget):
         raise ConfigError(
             f"--prompts needs a --max-batch-size over {BESIDE} and a --token-budget of its largest"

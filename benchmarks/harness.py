@@ -98,14 +98,11 @@ class Benchmark:
         values = {name: value for name, value in values.items() if name not in self.unused}
         if "tokenizer" in self.unused:
             values["tokenizer"] = "bytes"  # which fits every vocabulary
-        chosen, configs = chosen_settings(options), []
-        for mode in modes(options):
-            elsewhere = {
-                name
-                for name in chosen
-                if not meaningful(name, mode) and any(meaningful(name, m) for m in modes(options))
-            }  # a flag that no mode knows stays, so that `build` refuses it
-            flags = {name: value for name, value in chosen.items() if name not in elsewhere}
+        chosen, names, configs = chosen_settings(options), modes(options), []
+        for mode in names:
+            # a flag that no mode knows stays, so that `build` refuses it
+            elsewhere = {name for name in chosen if any(meaningful(name, other) for other in names)}
+            flags = {k: v for k, v in chosen.items() if meaningful(k, mode) or k not in elsewhere}
             configs.append(build(mode, flags, values))
         return options, configs
 

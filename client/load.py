@@ -66,7 +66,7 @@ def replay(
     Raises Interrupted on Ctrl-C. `key`: the server's API key. `others`: more servers; all get
     requests in turn (round robin), in the order in which those are sent.
     """
-    _allow_open_files(len(requests) + 64)
+    allow_open_files(len(requests) + 64)
     run = _Replay([url, *others], requests, wire or Plain(), watch or Watch())
     try:
         with _no_pauses():
@@ -202,9 +202,12 @@ def _no_pauses() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _allow_open_files(n: int) -> None:
-    """Raise the limit on open files, often 1,024: each request in flight is an open socket."""
+def allow_open_files(n: int) -> int:
+    """Let this process and those that it starts open n files, or as many as they may; return how
+    many. The limit is often 1,024, and each request in flight is an open socket.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = n if hard == resource.RLIM_INFINITY else min(n, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most

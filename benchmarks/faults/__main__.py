@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import connections, processes, replicas, soak
-from benchmarks.faults.tools import Fault, Seen
+from benchmarks.faults.tools import Fault
 from benchmarks.harness import Benchmark, run
 from compare.report.tables import markdown
 from config import ConfigError
@@ -38,19 +38,14 @@ def do(fault: Fault, short: bool) -> dict[str, Any]:
     """Do it; an exception on the way is a broken promise too."""
     start = time.monotonic()
     try:
-        seen = fault.run(short)
+        seen, kept = fault.run(short)
     except Exception as error:
-        seen = Seen(f"{type(error).__name__}: {str(error)[:300]}", False)
+        seen, kept = f"{type(error).__name__}: {str(error)[:300]}", False
     seconds = round(time.monotonic() - start, 1)
-    verdict = "kept  " if seen.kept else "BROKEN"
-    print(f"{verdict} {seconds:6.1f} s  {fault.name}: {seen.text}", flush=True)
-    return {
-        "fault": fault.name,
-        "promise": fault.promise,
-        "seen": seen.text,
-        "kept": seen.kept,
-        "seconds": seconds,
-    }
+    verdict = "kept  " if kept else "BROKEN"
+    print(f"{verdict} {seconds:6.1f} s  {fault.name}: {seen}", flush=True)
+    result = {"fault": fault.name, "promise": fault.promise, "seen": seen}
+    return result | {"kept": kept, "seconds": seconds}
 
 
 def table(faults: Sequence[Mapping[str, Any]]) -> str:

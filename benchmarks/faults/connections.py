@@ -24,7 +24,6 @@ from benchmarks.faults.tools import (
     Finding,
     Served,
     after,
-    allow_open_files,
     connect,
     post_bytes,
     read_to_end,
@@ -33,7 +32,7 @@ from benchmarks.faults.tools import (
     until,
 )
 from client.calls import get
-from client.load import replay
+from client.load import allow_open_files, replay
 from generate.fake import ITERATION_S, ROW_S
 
 REFUSED_S = 1.0  # the longest wait for a refusal
@@ -199,10 +198,8 @@ def half_close(served: Served, short: bool) -> Iterator[Finding]:
     connection.shutdown(socket.SHUT_WR)
     freed = until(served.is_free, 10)
     connection.close()
-    yield (
-        f"its row and blocks, taken for 20 s by its answer, are free {after(freed)}",
-        freed is not None,
-    )
+    text = f"its row and blocks, taken for 20 s by its answer, are free {after(freed)}"
+    yield text, freed is not None
 
 
 def pipeline(served: Served, short: bool) -> Iterator[Finding]:

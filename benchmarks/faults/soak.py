@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import aiohttp
@@ -29,7 +30,6 @@ MOST_DESCRIPTORS = 16  # that are no connections
 MOST_ROWS = 32  # of its server
 OPEN = 288  # requests at once before: a slow minute of the machine should not have more
 KINDS = ("plain", "stream", "openai", "group", "cut", "invalid")  # in turn
-Sample = dict[str, float]
 
 
 def fault(minutes: float, result: dict[str, Any]) -> Fault:
@@ -55,6 +55,8 @@ def soak(minutes: float, result: dict[str, Any], served: Served, short: bool) ->
     replay(served.url, filling)
     post(f"{served.url}/stats/reset")
     samples, counts = asyncio.run(_load(served, rate, 60 * minutes))
+    is_free = until(served.is_free) is not None
+    yield f"{'nothing' if is_free else 'something'} is left in rows or blocks", is_free
     stats = get(f"{served.url}/stats")
     result |= {"minutes": minutes, "rate": rate, "samples": samples, "counts": counts}
     result["stats"] = stats
@@ -99,12 +101,14 @@ async def _send(session: aiohttp.ClientSession, kind: str, request: Request) -> 
         return type(error).__name__
 
 
-async def _load(served: Served, rate: float, seconds: float) -> tuple[list[Sample], Counter[str]]:
-    """Poisson arrivals; samples of the server, the last when it is idle; {"kind outcome": n}."""
+async def _load(
+    served: Served, rate: float, seconds: float
+) -> tuple[list[dict[str, float]], Counter[str]]:
+    """Poisson arrivals; samples of the server's process, and {"kind outcome": n}."""
     worker = served.worker
     requests = Workload(seed=1).requests(int(rate * seconds), f"poisson:{rate}")
     counts: Counter[str] = Counter()
-    samples: list[Sample] = []
+    samples: list[dict[str, float]] = []
     start = time.perf_counter()
 
     def sample() -> None:
@@ -116,15 +120,13 @@ async def _load(served: Served, rate: float, seconds: float) -> tuple[list[Sampl
                 "rss_mb": worker.memory_info().rss / 1e6,
                 "threads": worker.num_threads(),
                 "descriptors": worker.num_fds(),
-                "blocks_used": served.metric("vllm:kv_cache_usage_perc"),
-                "in_flight": served.running + served.metric("vllm:num_requests_waiting"),
                 "ended": counts.total(),
             }
         )
 
     async def watch() -> None:
         while True:
-            await asyncio.to_thread(sample)
+            sample()
             await asyncio.sleep(min(10.0, seconds / 10))
 
     async def send(kind: str, request: Request) -> None:
@@ -134,11 +136,10 @@ async def _load(served: Served, rate: float, seconds: float) -> tuple[list[Sampl
     async with aiohttp.ClientSession(served.url, connector=connector, timeout=timeout) as session:
         watching = asyncio.create_task(watch())
         async with asyncio.TaskGroup() as tasks:
-            for i, request in enumerate(requests):
+            for kind, request in zip(cycle(KINDS), requests):
                 await asyncio.sleep(max(0.0, start + request.at - time.perf_counter()))
-                tasks.create_task(send(KINDS[i % len(KINDS)], request))
+                tasks.create_task(send(kind, request))
         watching.cancel()
-    until(served.is_free)
     sample()
     return samples, counts
 
@@ -166,9 +167,6 @@ def findings(
     descriptors = more([sample["descriptors"] - sample["connections"] for sample in late])
     text = f"descriptors beside connections {descriptors:+.0f}"
     yield text, descriptors <= MOST_DESCRIPTORS
-    taken = bool(samples[-1]["blocks_used"] or samples[-1]["in_flight"])
-    yield f"{'something is' if taken else 'nothing is'} left in rows or blocks", not taken
-
     invalid = counts.get("invalid 400", 0)
     valid = {kind: n for kind, n in counts.items() if not kind.startswith("invalid")}
     # a group is two inferences; a cut one may have had its last token before its client had left

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -34,14 +33,7 @@ CLOSE = "Connection: close\r\n"
 SERVER = (*ALONE, "dynamic")
 Settings = Mapping[str, Any]
 NO_SETTINGS: Settings = {}
-Finding = tuple[str, bool]  # a sentence for the report, and whether it is as promised
-
-
-class Seen(NamedTuple):
-    """The outcome of a fault: a sentence for the report, and whether the promise was kept."""
-
-    text: str
-    kept: bool
+Finding = tuple[str, bool]  # a sentence for the report, and whether the promise was kept
 
 
 class Fault(NamedTuple):
@@ -59,20 +51,19 @@ class Fault(NamedTuple):
     program: Sequence[str] = SERVER
     background: bool = False
 
-    def run(self, short: bool) -> Seen:
+    def run(self, short: bool) -> Finding:
+        """Do it; return all findings as one."""
         if self.settings is None:
-            return self.seen(short)
+            return joined(self.do(short))
         settings = self.settings(short) if callable(self.settings) else self.settings
         with serving(settings, self.program) as served:
-            return self.seen(served, short)
+            findings = self.do(served, short)
+            return joined(beside_a_client(findings, served, short) if self.background else findings)
 
-    def seen(self, *arguments: Any) -> Seen:
-        """Do it to a server that runs."""
-        findings = self.do(*arguments)
-        if self.background:
-            findings = beside_a_client(findings, *arguments)
-        texts, kept = zip(*findings)
-        return Seen("; ".join(texts), all(kept))
+
+def joined(findings: Iterator[Finding]) -> Finding:
+    texts, kept = zip(*findings)
+    return "; ".join(texts), all(kept)
 
 
 def beside_a_client(findings: Iterator[Finding], served: Served, short: bool) -> Iterator[Finding]:
@@ -185,7 +176,7 @@ def replaying(
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Return how many were answered, and the errors of the others."""
+    """Return how many were answered, and the errors of the others, in words."""
     errors = Counter(outcome.error.split(":")[0] for outcome in outcomes if outcome.error)
     text = f"{sum(outcome.answer is not None for outcome in outcomes)} of {len(outcomes)} answered"
     return text + "".join(f", {n} × {error.rstrip('.')}" for error, n in errors.items())
@@ -241,12 +232,3 @@ def until(
 def after(seconds: float | None) -> str:
     """The result of `until` in words."""
     return "never" if seconds is None else f"after {seconds:.2f} s"
-
-
-def allow_open_files(n: int) -> int:
-    """Let this process and its servers open n files, or as many as they may; return how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = n if hard == resource.RLIM_INFINITY else min(n, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most

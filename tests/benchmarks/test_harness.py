@@ -31,7 +31,6 @@ def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
 @pytest.mark.parametrize(
     ("benchmark", "arguments", "sentence"),
     [
-        (burst, "--model demo", "name another --model"),
         (burst, "--model demo --n 65", "--n must be from 1 to 64"),
         (burst, "--model demo --modes orca", "unknown mode 'orca'"),
         (burst, "--model fake", "leave out --model fake"),
@@ -40,12 +39,12 @@ def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
         (engine, "--model demo --rows 1,x", "no list of positive numbers"),
         (engine, "--model demo --contexts 2000", "at most 1024 tokens"),
         (engine, "--model demo --rows 64 --kv-cache 0.02GB", "raise --kv-cache"),
-        (engine, "--model demo --rows 64 --max-batch-size 32", "--max-batch-size 32 at most"),
+        (engine, "--model demo --rows 64 --max-batch-size 32", "raise --max-batch-size, 32"),
         (engine, "--model demo --prompts 999 --token-budget 64", "a --token-budget of its largest"),
         (engine, "--order fcfs", "unknown flag --order"),
         (engine, "--prefix-caching", "unknown flag --prefix-caching"),
         (engine, "--max-waiting 3", "unknown flag --max-waiting"),
-        (agreement, "--model demo --n 33 --max-batch-size 32", "from 1 to 64 and --max-batch-size"),
+        (agreement, "--model demo --n 33 --max-batch-size 32", "at most --max-batch-size"),
         (agreement, "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
         (gpu, "", "device cuda: no GPU is usable here; use --device cpu"),
         (gpu, "--port 1", "unknown flag --port"),

@@ -230,8 +230,8 @@ def test_a_request_goes_to_the_replica_that_it_names_or_to_one_that_may_have_roo
 
 @pytest.mark.parametrize("fault", replicas.FAULTS, ids=lambda fault: fault.name)
 def test_a_promise_is_kept(fault: Fault, fleet: Served) -> None:
-    seen = fault.seen(fleet, True)
-    assert seen.kept, seen.text
+    seen, kept = tools.joined(fault.do(fleet, True))
+    assert kept, seen
 
 
 def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_running(fleet: Served) -> None:
