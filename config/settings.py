@@ -20,6 +20,7 @@ from config.pool import in_todays_names, read_size
 from config.tables import of_tables, setting
 from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
+from scheduling.policies.prefill import read_prefill
 from scheduling.policies.priority import read_queue_policies
 from shapes import SHAPES
 
@@ -196,12 +197,13 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
             raise ValueError(f"{min(sizes)} is no batch size; every one must be 1 or more")
         return tuple(sorted({*sizes, most}, reverse=True))
 
-    @field_validator("length_predictor", "queue_policy", "user_weights")
+    @field_validator("length_predictor", "prefill", "queue_policy", "user_weights")
     @classmethod
     def _read_list(cls, text: str, info: ValidationInfo) -> str:
         """Refuse a text that its reader cannot read, with the reader's sentence."""
         readers: dict[str, Callable[[str], object]] = {
             "length_predictor": predictor,
+            "prefill": read_prefill,
             "queue_policy": read_queue_policies,
             "user_weights": read_user_weights,
         }

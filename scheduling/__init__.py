@@ -12,5 +12,6 @@ memory        KV blocks; prefix_cache finds them by their content
 extensions    features attached to the scheduler, called when something happens:
   admission   requests that are refused
   ledger      service that each user has had
+  past         iterations so far: how many without a prompt, and how long they took
   pauses      running rows that are not computed
 """

@@ -1,6 +1,7 @@
 """Features attached to a scheduler from outside, since the four modes do not need them.
 
-Others are `pauses.PausedRows`, `ledger.Ledger`, and `UserLimits` and `QueuePolicies` of admission.
+Others are `pauses.PausedRows`, `ledger.Ledger`, `past.Past`, and `UserLimits` and `QueuePolicies`
+of admission.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Extension:
     def planned(self, rows: Sequence[Row], now: float) -> None:
         """The next iteration computes these rows."""
 
-    def sampled(self, inferences: Sequence[Inference]) -> None:
-        """Each of these got a token."""
+    def sampled(self, inferences: Sequence[Inference], now: float) -> None:
+        """An iteration is over, and each of these got a token."""
 
     def finish(self, finished: list[Inference]) -> list[Inference]:
         """Return the inferences to answer now, of those that are finished and of earlier ones."""

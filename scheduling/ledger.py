@@ -65,7 +65,7 @@ class Ledger(Extension):
         """Charge its prompt: once for all its completions, and not again after a preemption."""
         self.charge(inference.user, prompt_charge([inference]))
 
-    def sampled(self, inferences: Sequence[Inference]) -> None:
+    def sampled(self, inferences: Sequence[Inference], now: float) -> None:
         """Charge a completion token for each."""
         for user, n in Counter(inference.user for inference in inferences).items():
             self.charge(user, COMPLETION * n)

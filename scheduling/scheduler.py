@@ -17,6 +17,7 @@ from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
 from scheduling.inference import Inference, Iteration, State
 from scheduling.iteration import padding, rows_of
 from scheduling.ledger import Ledger
+from scheduling.past import Past
 from scheduling.pauses import PausedRows
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy, View, chosen
 from scheduling.policies.lengths import predictor
@@ -79,12 +80,14 @@ class Scheduler:
 
         self.pauses = PausedRows(order, self.queue)
         self.ledger = Ledger(order.weights) if order.by_user else None
+        self.past = Past() if policy.reads_past else None
         self._ordering = ResponseOrder() if preserve_ordering else None
         attached = (
             QueuePolicies(order.queue_policies, self.queue, order),
             user_limits if user_limits and user_limits.are_set else None,
             LengthPrediction(predictor(length_predictor), policy.n_bins),
             self.ledger,
+            self.past,
             self._ordering,
             self.pauses,
         )
@@ -175,6 +178,7 @@ class Scheduler:
             paused=self.pauses.paused.values(),
             processed=self.processed,
             ledger=self.ledger,
+            past=self.past,
             find=self.pool.finder(),
         )
 
@@ -241,7 +245,7 @@ class Scheduler:
                 self.pool.cache_computed(inference, inference.keys)
         self.completion_tokens += len(got_token)
         for extension in self.extensions:
-            extension.sampled(got_token)
+            extension.sampled(got_token, now)
         return self._finish(over, now) if over else []
 
     def forget_prefixes(self) -> None:

@@ -18,6 +18,7 @@ from simulate import drive
 TEXTS = {  # of settings that are text, what they may say
     "queue_policy": ["", "default:max_size=100;2:timeout_ms=5000,action=delay"],
     "user_weights": ["", "a=3"],
+    "prefill": ["mixed", "first", "last", "every:1", "every:3", "adaptive"],
 }
 
 

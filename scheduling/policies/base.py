@@ -17,6 +17,7 @@ from scheduling.prefix_cache import Account, Find, PrefixCache
 if TYPE_CHECKING:
     from scheduling.inference import Inference
     from scheduling.ledger import Ledger
+    from scheduling.past import Past
     from scheduling.policies.orders import Order
     from scheduling.queue import Queue
 
@@ -49,6 +50,7 @@ class View(NamedTuple):
     paused: Collection[Inference] = ()  # running ones that are, in the order
     processed: int = 0  # prompt and completion tokens since the start
     ledger: Ledger | None = None  # service of each user, for orders by user
+    past: Past | None = None  # earlier iterations, for policies that depend on them
 
     @property
     def waiting(self) -> Iterator[Inference]:
@@ -121,6 +123,11 @@ class Policy:
     @property
     def counts_decoded(self) -> bool:
         """True if decoded tokens count against `token_budget`, too."""
+        return False
+
+    @property
+    def reads_past(self) -> bool:
+        """True if plans depend on the view's `past`."""
         return False
 
     def plan(self, view: View) -> Plan:

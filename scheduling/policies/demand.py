@@ -28,12 +28,11 @@ class PlannerOnDemand(Planner):
     """
 
     def compute_rows(self) -> None:
-        self._preempted_ids: set[int] = set()
         self.rows = sorted(self.view.running, key=self._rank_and_turn)
-        size, free = self.view.limits.block_size, not self._counts_decoded
+        size, free = self.view.limits.block_size, self.share.decodes and not self._counts_decoded
         for inference in self.rows:
             has_block = inference.computed < len(inference.blocks) * size
-            if free and has_block and inference.decodes and not self._preempted_ids:
+            if free and has_block and inference.decodes and not self.preempted:
                 self.run[inference.id] = inference, 1  # most rows
             else:
                 self.compute(inference)
@@ -41,7 +40,7 @@ class PlannerOnDemand(Planner):
     def compute(self, inference: Inference) -> None:
         """Compute a running inference, as far as budget and blocks go."""
         account, size = self.account, self.view.limits.block_size
-        while inference.id not in self._preempted_ids:
+        while inference.id not in self.preempted:
             n = self.tokens(inference)
             if not n:
                 return
@@ -58,7 +57,7 @@ class PlannerOnDemand(Planner):
             self.preempt(victim)
 
     def join(self, inference: Inference) -> bool:
-        return bool(self.budget) and super().join(inference)
+        return bool(self.prompts_left) and super().join(inference)
 
     def make_room(self) -> bool:
         return self.account.free >= self.least
@@ -81,15 +80,14 @@ class PlannerOnDemand(Planner):
         if victim.id in self.run:
             _, n = self.run.pop(victim.id)
             self.account.undo(victim, self._reserved(victim, n))
-            self.budget += self.charge(victim, n)
+            self.charge(victim, -n)
         self.account.release(victim)
-        self._preempted_ids.add(victim.id)
-        self.preempted.append(victim)
+        self.preempted[victim.id] = victim
 
     def victim_of_row(self) -> Inference | None:
         """Return the row to preempt for one without a block: of the last rank in the order."""
         assert self._victim is not None
-        rows = [row for row in self.rows[1:] if row.id not in self._preempted_ids]
+        rows = [row for row in self.rows[1:] if row.id not in self.preempted]
         last, *_ = self._rank_and_turn(rows[-1])
         return VICTIMS[self._victim]([row for row in rows if self._rank_and_turn(row)[0] == last])
 

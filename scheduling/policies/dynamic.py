@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from scheduling.policies.base import Plan, Policy, View, setting
 from scheduling.policies.demand import PlannerOnDemand
 from scheduling.policies.planner import Planner, Victim
 from scheduling.policies.preemptive import PlannerByTurns
+from scheduling.policies.prefill import Prefill, read_prefill
 
 DEMAND = ("kv_reservation", "demand")
 
@@ -39,9 +41,35 @@ class Dynamic(Policy):
         "(decoded ones too, as in vLLM)",
     )
 
+    prefill: str = setting(
+        "mixed",
+        "prompts and decode rows: mixed (in one iteration), first (prompts alone, while any fits), "
+        "last (while few rows decode), every:K (after K iterations of decode rows) or adaptive "
+        "(mixed, within --tbt-ms)",
+    )
+    decode_floor: int = setting(
+        1, "prompts are computed while fewer rows decode", needs=("prefill", "last"), ge=1
+    )
+    tbt_ms: float = setting(
+        50.0,
+        "time between two tokens that prompts may cause at most",
+        needs=("prefill", "adaptive"),
+        gt=0,
+        allow_inf_nan=False,
+    )
+
     @property
     def counts_decoded(self) -> bool:
         return self.budget_counts == "all"
+
+    @cached_property
+    def _prefill(self) -> Prefill:
+        rule, k = read_prefill(self.prefill)
+        return Prefill(rule, k, self.decode_floor, self.tbt_ms / 1e3)
+
+    @property
+    def reads_past(self) -> bool:
+        return self._prefill.reads_past
 
     def plan(self, view: View) -> Plan:
         on_demand = self.kv_reservation == "demand"
@@ -49,6 +77,7 @@ class Dynamic(Policy):
         return (PlannerByTurns if view.order.preemptive else kind)(
             view,
             needed=(lambda i: i.uncomputed) if on_demand else (lambda i: i.total_tokens),
+            prefill=self._prefill,
             counts_decoded=self.counts_decoded,
             victim=self.victim if on_demand else None,
             spare=int(self.watermark * view.pool.n_blocks) if on_demand else 0,

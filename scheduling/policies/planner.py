@@ -7,6 +7,7 @@ from typing import Literal
 
 from scheduling.inference import Inference
 from scheduling.policies.base import Plan, View, tokens_to_compute
+from scheduling.policies.prefill import BOTH, Prefill
 
 Victim = Literal["newest", "least_computed", "most_computed"]
 
@@ -15,45 +16,54 @@ class Planner:
     """A plan in the making.
 
     needed: returns for how many tokens KV blocks must be free before a request joins: all that it
-    may come to (Orca), or those known so far (vLLM). counts_decoded: decoded tokens use the budget,
-    too. `victim` and `spare`: of `PlannerOnDemand` and `PlannerByTurns`.
+    may come to (Orca), or those known so far (vLLM). prefill: whether prompts, decode rows or both
+    are computed. counts_decoded: decoded tokens use the budget, too. `victim` and `spare`: of
+    `PlannerOnDemand` and `PlannerByTurns`.
     """
 
     def __init__(
         self,
         view: View,
         needed: Callable[[Inference], int],
+        prefill: Prefill,
         counts_decoded: bool = False,
         victim: Victim | None = None,
         spare: int = 0,
     ):
         self.view = view
         self.account = view.account()
-        self.budget = view.limits.token_budget
+        self.share = BOTH
+        self.budget, self.prompt_budget = view.limits.token_budget, prefill.budget(view)
         self.run: dict[int, tuple[Inference, int]] = {}  # by id, with its tokens
         self.admit: list[tuple[Inference, int]] = []
-        self.preempted: list[Inference] = []
-        self._needed, self._counts_decoded = needed, counts_decoded
+        self.preempted: dict[int, Inference] = {}  # by id
+        self._needed, self._prefill, self._counts_decoded = needed, prefill, counts_decoded
         self._victim, self._spare = victim, spare
 
     def plan(self) -> Plan:
-        """Compute all rows, and let waiting requests join, the first in the order first, until one
-        does not fit.
+        for share in self._prefill.shares(self.view):
+            self.share = share
+            self.compute_share()
+            if self.run:
+                break
+        reason = "join" if self.admit else ""
+        return Plan([*self.preempted.values()], self.admit, [*self.run.values()], reason=reason)
+
+    def compute_share(self) -> None:
+        """Compute all rows of the share, and let waiting requests join, the first in the order
+        first, until one does not fit.
         """
         self.compute_rows()
+        if not self.share.prompts:
+            return
         free_rows = self.view.limits.max_batch_size - len(self.view.running)
         if free_rows and len(self.view.queues[0]) and not self.preempted:
             for inference in self.view.waiting:
                 if not self.join(inference) or len(self.admit) == free_rows:
                     break
-        return self.result()
-
-    def result(self) -> Plan:
-        reason = "join" if self.admit else ""
-        return Plan(self.preempted, self.admit, list(self.run.values()), reason=reason)
 
     def compute_rows(self) -> None:
-        run, free = self.run, not self._counts_decoded
+        run, free = self.run, self.share.decodes and not self._counts_decoded
         for inference in self.view.running:
             if free and inference.decodes:
                 run[inference.id] = inference, 1  # most rows
@@ -72,7 +82,7 @@ class Planner:
         if not self.make_room():
             self.account.undo(inference, tokens)
             return False
-        n = tokens_to_compute(inference, self.view, self.budget)
+        n = self.prompt_tokens(inference)
         self.admit.append((inference, self.reserve(inference, n)))
         if n:
             self.spend(inference, n)
@@ -86,15 +96,39 @@ class Planner:
         """Return for how many tokens a joining request gets blocks, when it computes n at first."""
         return self._needed(inference)
 
+    def in_share(self, inference: Inference) -> bool:
+        return self.share.decodes if inference.decodes else self.share.prompts
+
     def tokens(self, inference: Inference) -> int:
-        """Return how many tokens of a row the budget allows."""
-        if inference.decodes and not self._counts_decoded:
-            return 1
-        return tokens_to_compute(inference, self.view, self.budget)
+        """Return how many tokens of a row share and budget allow."""
+        if not self.in_share(inference):
+            return 0
+        if not inference.decodes:
+            return self.prompt_tokens(inference)
+        return min(1, self.budget) if self._counts_decoded else 1
+
+    @property
+    def prompts_left(self) -> int:
+        """Prompt tokens that the budget has left."""
+        return min(self.budget, self.prompt_budget)
+
+    def prompt_tokens(self, inference: Inference) -> int:
+        """Return how many prompt tokens the budget allows. Where prompts are computed whole, one
+        that does not fit beside others waits, and so do those behind it.
+        """
+        n = tokens_to_compute(inference, self.view, self.prompts_left)
+        whole = tokens_to_compute(inference, self.view, inference.uncomputed)
+        if n < whole and self.run and self.share.whole_prompts:
+            n = self.prompt_budget = 0
+        return n
 
     def spend(self, inference: Inference, n: int) -> None:
         self.run[inference.id] = inference, n
-        self.budget -= self.charge(inference, n)
+        self.charge(inference, n)
 
-    def charge(self, inference: Inference, n: int) -> int:
-        return 0 if inference.decodes and not self._counts_decoded else n
+    def charge(self, inference: Inference, n: int) -> None:
+        """Take tokens off the budget; of a negative number, give them back."""
+        if not inference.decodes:
+            self.prompt_budget -= n
+        if not inference.decodes or self._counts_decoded:
+            self.budget -= n

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from scheduling.policies.base import Plan, View, setting
+from scheduling.policies.base import View, setting
 from scheduling.policies.demand import VICTIMS, PlannerOnDemand
 from scheduling.policies.orders import Bounded, ByWork
 
@@ -102,29 +102,28 @@ class PlannerByTurns(PlannerOnDemand):
     turn is later; if there are not enough it is paused.
     """
 
-    def plan(self) -> Plan:
+    def compute_share(self) -> None:
         view, turn = self.view, self.view.order.turn
-        self._preempted_ids, self._passed = (
-            set(),
-            set[int](),
-        )  # passed: running ones whose turn has come
-        running = heapq.merge(sorted(view.rows, key=turn), view.paused, key=turn)
-        waiting = view.waiting
+        self._passed: set[int] = set()  # running ones whose turn has come
+        merged = heapq.merge(sorted(view.rows, key=turn), view.paused, key=turn)
+        running = (row for row in merged if row.id not in self.preempted)
+        waiting = view.waiting if self.share.prompts else iter(())
         row, request = next(running, None), next(waiting, None)
-        while len(self.run) < view.limits.max_batch_size:
+        left_out = 0  # rows whose turn it is, but not in the share
+        while len(self.run) + left_out < view.limits.max_batch_size:
             if request is not None and (row is None or turn(request) < turn(row)):
                 request = next(waiting, None) if self.join(request) else None
             elif row is not None:
                 self._passed.add(row.id)
                 self.compute(row)
+                left_out += not self.in_share(row)
                 row = next(running, None)
             else:
                 break
-        return self.result()
 
     def join(self, inference: Inference) -> bool:
         turn = self.view.order.turn
-        if any(turn(victim) < turn(inference) for victim in self.preempted):
+        if any(turn(victim) < turn(inference) for victim in self.preempted.values()):
             return False
         return super().join(inference)
 
@@ -143,7 +142,7 @@ class PlannerByTurns(PlannerOnDemand):
         """Return a later row to preempt, if the blocks of all later ones suffice."""
         if self._victim is None:
             return None
-        aside = self._passed | self._preempted_ids
+        aside = self._passed | self.preempted.keys()
         later = [row for row in self.view.running if row.id not in aside]
         trial = self.account.copy()  # shared blocks are not free before all have given them up
         for row in later:

@@ -176,6 +176,16 @@ BATCHES = {
     "windowed --preferred-batch-sizes 4 --batch-size-target 4": "both say when a batch is large "
     "enough; leave one of them out",
     "multibin --bins 0": "--bins '0': input should be greater than or equal to 1",
+    "static --prefill first": "--prefill has no meaning in mode static; it belongs to dynamic",
+    **{
+        f"dynamic --prefill {text}": f"--prefill '{text}': '{text}' is none of mixed, first, last, "
+        "every:K (K from 1 on, such as every:4) and adaptive"
+        for text in ("every:0", "every", "every:-1", "first:2", "frist")
+    },
+    "dynamic --tbt-ms 20": "--tbt-ms has no meaning without --prefill adaptive; add that, or leave",
+    "dynamic --prefill first --decode-floor 2": "--decode-floor has no meaning without --prefill "
+    "last; add that",
+    "dynamic --prefill adaptive --tbt-ms 0": "--tbt-ms '0': input should be greater than 0",
     "static --kv-reservation demand": "--kv-reservation has no meaning in mode static",
     "dynamic --victim newest": "--victim has no meaning without --kv-reservation demand; add that",
     "dynamic --budget-counts all --token-budget 8 --max-batch-size 9": "token_budget 8 counts "

@@ -73,6 +73,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "dynamic": (Dynamic(), {"token_budget": 16}),
     "demand, few blocks": (Dynamic(kv_reservation="demand"), {"n_blocks": 20, "token_budget": 16}),
     "srpt, which pauses": (Dynamic(), {"order": Srpt(), "max_batch_size": 3}),
+    "prompts first, which pauses": (Dynamic(prefill="first"), {}),
     "padding": (Dynamic(), {"decoder_batch_sizes": [8, 4]}),
     "bins": (MultiBin(), {}),
 }
@@ -103,6 +104,7 @@ def test_a_history_has_every_row_of_every_iteration(case: str) -> None:
     assert len(history["ended"]) == len(history["requests"]) == 60
     kinds = {cell.kind for read in iterations(history) for cell in read.cells.values()}
     expected = {"static": "i", "demand, few blocks": "r", "srpt, which pauses": "s"}
+    expected |= {"prompts first, which pauses": "s"}
     assert {"d", "p", *expected.get(case, "")} <= kinds
     assert not case.endswith("compacted") or "w" not in kinds, "a finished request needs no budget"
 

@@ -213,6 +213,8 @@ OTHERS = {
     ),
     "weights of users": case("multibin", order="fair", user_weights="ann=3,bob=0.7"),
     "decoded tokens count": case("dynamic", "chunk", budget_counts="all"),
+    "prompts apart": case("dynamic", "paused", prefill="every:2"),
+    "prompts by a limit": case("dynamic", "chunk", prefill="adaptive", tbt_ms=0.5),
     "padding rows": case("dynamic", "padding", decoder_batch_sizes="4,2"),
     "preferred sizes": case("windowed", preferred_batch_sizes="3,4"),
     "the engine has fewer blocks": case("static", n_blocks=18, kv_cache="40blocks"),

@@ -1,0 +1,83 @@
+"""Past iterations, for policies that depend on them: how many had no prompt, and how long they
+took.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from scheduling.extensions import Extension
+from scheduling.inference import Inference, Row
+
+KEPT = 0.98  # weight of a sample when the next one comes: about fifty count
+
+
+class Line:
+    """Least squares y = intercept + slope · x, in which later samples count more. The slope is not
+    negative, and 0 while all x are alike.
+    """
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self._n > 0
+
+    def add(self, x: float, y: float) -> None:
+        sums = self._n, self._x, self._y, self._xx, self._xy
+        new = 1.0, x, y, x * x, x * y
+        kept = [KEPT * total + value for total, value in zip(sums, new)]
+        self._n, self._x, self._y, self._xx, self._xy = kept
+
+    def at(self, x: float) -> float:
+        """Return y at x. There must be a sample."""
+        spread = self._n * self._xx - self._x**2
+        together = self._n * self._xy - self._x * self._y
+        slope = max(0.0, together / spread) if spread > 1e-6 * self._n * self._xx else 0.0
+        return max(0.0, (self._y + slope * (self._n * x - self._x)) / self._n)
+
+    @property
+    def ratio(self) -> float:
+        """Slope of the line through the origin; 0 before the first sample."""
+        return max(0.0, self._xy / self._xx) if self._xx else 0.0
+
+
+class Past(Extension):
+    """Record of iterations. An iteration with decode rows takes the time from the one before it, so
+    that the gap between them is counted: it is a part of the time between two tokens.
+
+    seconds = a + c · decode rows, fitted to iterations of those alone, + b · prompt tokens, fitted
+    to what others took longer.
+    """
+
+    def __init__(self) -> None:
+        self.without_prompts = 0  # iterations since the last one that computed a prompt
+        self._of_decodes, self._of_prompts = Line(), Line()
+        self._decode_rows = self._prompt_tokens = 0  # of the iteration that is computed now
+        self._begun_at = self._ended_at = 0.0
+
+    def planned(self, rows: Sequence[Row], now: float) -> None:
+        if not rows:
+            return
+        self._decode_rows = [row.decodes for row in rows].count(True)
+        self._prompt_tokens = sum(row.n_tokens for row in rows if not row.decodes)
+        self._begun_at = self._ended_at if self._decode_rows else now
+        self.without_prompts = 0 if self._prompt_tokens else self.without_prompts + 1
+
+    def sampled(self, inferences: Sequence[Inference], now: float) -> None:
+        self._ended_at, took_s = now, now - self._begun_at
+        if not self._prompt_tokens:
+            self._of_decodes.add(self._decode_rows, took_s)
+        elif self._of_decodes.is_known:
+            longer_s = took_s - self._of_decodes.at(self._decode_rows)
+            self._of_prompts.add(self._prompt_tokens, longer_s)
+
+    def prompt_tokens_within(self, seconds: float, decode_rows: int) -> int:
+        """Return how many prompt tokens an iteration with so many decode rows can compute in a
+        time; any number, before both have been seen.
+        """
+        if not (token_s := self._of_prompts.ratio):
+            return sys.maxsize
+        return int((seconds - self._of_decodes.at(decode_rows)) / token_s)
