@@ -119,7 +119,7 @@ def load(folder: Path, requests: bool = True) -> Run:
                 f"and -_. alone"
             )
         results = [
-            {name: _read_json(path / f"{name}.json") for name in each}
+            {name: read_json(path / f"{name}.json") for name in each}
             for path, each in names.items()
             if requests
         ]
@@ -134,8 +134,8 @@ def load(folder: Path, requests: bool = True) -> Run:
 
 def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
     """Return each seed's summary by its folder, in the order of seeds."""
-    summaries = {path.parent: _read_json(path) for path in folder.glob("seed-*/summary.json")}
-    if (own := folder / "summary.json").exists() and "workload" in (summary := _read_json(own)):
+    summaries = {path.parent: read_json(path) for path in folder.glob("seed-*/summary.json")}
+    if (own := folder / "summary.json").exists() and "workload" in (summary := read_json(own)):
         summaries = {folder: summary}  # a run of one seed, whatever lies beside it
     if not summaries:
         raise RunError(
@@ -144,7 +144,7 @@ def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
     return dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Read a file, or if it is missing its compressed form, which ends in .gz."""
     if (packed := path.with_name(f"{path.name}.gz")).exists() and not path.exists():
         with gzip.open(packed, "rt", encoding="utf-8") as file:

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from client.calls import ServerError
+from compare.runs import read_json
+from config import ConfigError
 from simulate.costs import CostsError
 from studies import runner
 from studies.study import Study
 
 NAMES = (
     "orders", "batches", "fair", "urgent", "memory", "prefixes", "routers", "capacity",
-    "fidelity", "vllm_schedule",
+    "fidelity", "vllm_schedule", "arena",
 )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the cases with their measures, as measured now or as kept in a folder."""
     study: Study = options.study
     if options.source:
-        kept = json.loads((options.source / f"{study.name}.json").read_text())
+        kept = read_json(options.source / f"{study.name}.json")
         return {"requests": study.requests, "seeds": len(kept["cases"][0]["seeds"]), **kept}
     given = {name: getattr(options, name) for name in study.options}
     cases = chosen(study.cases(options.requests, **given), options.only)
@@ -98,7 +99,7 @@ def main() -> None:
     options = parser_of(map(load, named or NAMES)).parse_args()
     try:
         runner.write(options.study, options.out, result_of(options))
-    except (ServerError, CostsError) as error:
+    except (ConfigError, ServerError, CostsError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 

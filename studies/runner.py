@@ -134,7 +134,8 @@ def write(study: Study, folder: Path, result: Mapping[str, Any]) -> None:
     made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
     page = f"# {study.title}\n\n{caption}; {made}.\n\n{body}\n"
     folder.mkdir(parents=True, exist_ok=True)
-    if study.panels and (figure := draw(study, result["cases"], caption)):
+    draws = study.drawn or (functools.partial(draw, study) if study.panels else None)
+    if draws and (figure := draws(result["cases"], caption)):
         drawing.save(figure, folder / f"{study.name}.png")
         page += f"\n![{study.figure}]({study.name}.png)\n"
     (folder / f"{study.name}.md").write_text(page)

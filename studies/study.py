@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from compare.analysis import Estimate, difference, estimate
 from compare.report.drawing import Look
 from compare.report.tables import NONE, formatted, markdown
@@ -82,6 +84,7 @@ class Study:
     tables: Sequence[Table]
     panels: Sequence[Panel] = ()
     figure: str = ""  # the figure in words
+    drawn: Callable[[Cases, str], Figure] | None = None  # draws it, instead of panels
     source: str = ""  # paper that makes the claim
     requests: int = 1000
     seeds: int = 5

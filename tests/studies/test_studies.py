@@ -72,7 +72,9 @@ def test_a_study_is_run_and_shown(name: str, tmp_path: Path) -> None:
 
 def test_every_study_has_its_module_and_every_module_its_study() -> None:
     modules = {path.stem for path in Path(orders.__file__).parent.glob("*.py")}
-    assert modules - {"__init__", "__main__", "figure", "runner", "study", "virtual"} == {*NAMES}
+    assert modules - {"__init__", "__main__", "figure", "league", "runner", "study", "virtual"} == {
+        *NAMES
+    }
     assert [load(name).name for name in NAMES] == [*NAMES]
     assert {*NAMES} <= {*ran("studies", "--help").stdout.split()}
 

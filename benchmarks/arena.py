@@ -1,0 +1,57 @@
+"""The arena: every order and every proposal for vLLM's scheduler on the same traces.
+
+    python -m benchmarks.arena [--policy FILE.py:NAME …] [--trace NAME …] [--load SHARE …]
+
+Each policy is compared with vLLM's own default, which serves the same requests. A policy is an
+order or a mode, ours or of a file, with settings where it needs some: --policy 'sjf --aging 30'.
+"all" stands for our orders and all classes of proposals/, which is the default. Other options are
+those of python -m studies arena, such as --seeds, --out and --from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+
+PROPOSALS = Path(__file__).resolve().parents[1] / "proposals"
+
+
+def proposals() -> list[str]:
+    """Return FILE.py:NAME of each class in proposals/."""
+    files = sorted(PROPOSALS.glob("*.py"))
+    parts = [(file, part) for file in files for part in ast.parse(file.read_text()).body]
+    return [
+        f"proposals/{file.name}:{part.name}"
+        for file, part in parts
+        if isinstance(part, ast.ClassDef)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.arena",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--policy", action="append", help="compare this one (repeat for several)")
+    add("--trace", action="append", default=[], help="on this trace (repeat for several)")
+    add("--load", action="append", default=[], help="at this load (repeat for several)")
+    known, others = parser.parse_known_args()
+    every = ",".join(["ours", *proposals()])
+    policies = [every if policy == "all" else policy for policy in known.policy or ["all"]]
+    only = [f"trace={trace}" for trace in known.trace] + [f"load={load}" for load in known.load]
+    conditions = [word for condition in only for word in ("--only", condition)]
+    sys.argv[1:] = ["arena", "--policies", ",".join(policies), *conditions, *others]
+    from studies import __main__, arena  # which load the files that sys.argv names
+
+    if unknown := set(known.trace) - set(arena.TRACES):
+        parser.error(f"unknown trace {min(unknown)}; name one of {', '.join(arena.TRACES)}")
+    __main__.main()
+
+
+if __name__ == "__main__":
+    main()

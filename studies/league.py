@@ -1,0 +1,176 @@
+"""League tables of the arena, a sentence for each of them, and a figure of all cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from compare.analysis import Estimate, difference
+from compare.report.drawing import STYLE, caption_of
+from compare.report.tables import formatted, markdown
+from studies.study import Case, Cases, mean, only, ratio, values
+
+BASE = "fcfs"  # the policy that the others are compared with
+SAME = "·"  # no difference shown
+
+
+class Question(NamedTuple):
+    """A question, and the measure that answers it.
+
+    more: more of it is better, and differences are shown, else ratios. full: the difference, or the
+    logarithm of the ratio to base 2, that has the full colour in the figure.
+    """
+
+    title: str
+    measure: str
+    unit: str
+    words: str
+    more: bool = False
+    full: float = 2.0
+
+
+QUESTIONS = (
+    Question("First token", "ttft_ms", "ms", "mean time to the first token"),
+    Question("Gaps", "gap_ms", "ms", "99th percentile of the gaps between tokens"),
+    Question("Goodput", "good", "%", "requests answered within their limits", True, 50.0),
+    Question("Fairness", "modest_ms", "ms", "mean time to the first token of the modest user"),
+    Question("Worst wait", "wait_ms", "ms", "longest time queued, preempted and paused"),
+)
+
+
+class Cell(NamedTuple):
+    """A policy beside the base. gain: above 0 if it is better; verdict: its sign if shown, or 0."""
+
+    text: str
+    gain: float
+    verdict: int
+
+
+def cell_of(question: Question, base: Case, case: Case) -> Cell:
+    measure = question.measure
+    if question.more:
+        found = difference(values(base, measure), values(case, measure))
+        gain, apart, text = found.mean, found, formatted(found, "{:+.0f}").replace("± +", "± ")
+    else:
+        found = ratio(base, case, measure)
+        gain, text = -math.log2(found.mean), formatted(found, "{:.2f}")
+        apart = Estimate(found.mean - 1, found.half)
+    verdict = int(np.sign(gain)) if apart.shown else 0
+    return Cell(text if verdict else SAME, gain, verdict)
+
+
+def cells_of(question: Question, cases: Cases) -> dict[str, dict[str, Cell]]:
+    """Return the cells of one load by policy and trace, the most often better policy first."""
+    bases = {case["trace"]: case for case in only(cases, {"policy": BASE})}
+    rows: dict[str, dict[str, Cell]] = {}
+    for case in cases:
+        if case["policy"] != BASE:
+            cell = cell_of(question, bases[case["trace"]], case)
+            rows.setdefault(case["policy"], {})[case["trace"]] = cell
+
+    def rank(policy: str) -> tuple[int, float]:
+        cells = rows[policy].values()
+        return sum(cell.verdict for cell in cells), sum(cell.gain for cell in cells)
+
+    return {policy: rows[policy] for policy in sorted(rows, key=rank, reverse=True)}
+
+
+def table(question: Question, cases: Cases, rows: Mapping[str, Mapping[str, Cell]]) -> str:
+    """Return the table of one load; the base's row has its own values."""
+    own = {case["trace"]: case for case in only(cases, {"policy": BASE})}
+    traces = list(next(iter(rows.values())))
+    best = {trace: max(rows, key=lambda policy: _shown(rows[policy][trace])) for trace in traces}
+    lines = [["policy", *traces], [f"{BASE}: {question.unit}"]]
+    lines[1] += [formatted(mean(own[trace], question.measure), "{:,.0f}") for trace in traces]
+    for policy, cells in rows.items():
+        texts = [
+            f"**{cell.text}**" if best[trace] == policy and cell.verdict > 0 else cell.text
+            for trace, cell in cells.items()
+        ]
+        lines.append([policy, *texts])
+    return markdown(lines)
+
+
+def short(policy: str) -> str:
+    """Return a policy's name for a figure: of a class in a file its own."""
+    return policy.rpartition(":")[2]
+
+
+def _shown(cell: Cell) -> float:
+    return cell.gain * (cell.verdict > 0)
+
+
+def sentence(rows: Mapping[str, Mapping[str, Cell]], load: float) -> str:
+    """Return which policies are better most often, and how many never are."""
+    counts = {
+        policy: [[cell.verdict for cell in cells.values()].count(sign) for sign in (1, -1)]
+        for policy, cells in rows.items()
+    }
+    most, n = max(better for better, _ in counts.values()), len(next(iter(rows.values())))
+    if not most:
+        return f"At a load of {load:g} no policy is shown to be better than vLLM's default."
+    leaders = [
+        f"`{policy}` is better than vLLM's default on {better} of {n} traces and worse on {worse}"
+        for policy, (better, worse) in counts.items()
+        if better == most
+    ]
+    none = sum(not better for better, _ in counts.values())
+    return f"At a load of {load:g} {'; '.join(leaders)}. {none} of {len(rows)} are better on none."
+
+
+def page(cases: Cases, traces: Mapping[str, str]) -> str:
+    """Return all tables of all questions."""
+    parts = ["\n".join(f"- `{name}`: {words}" for name, words in traces.items())]
+    for question in QUESTIONS:
+        known = [case for case in cases if question.measure in case["seeds"][0]]
+        parts += [f"## {question.title}: {question.words}"] if known else []
+        for load in sorted({case["load"] for case in known}, reverse=True):
+            at_load = only(known, {"load": load})
+            rows = cells_of(question, at_load)
+            parts += [sentence(rows, load), table(question, at_load, rows)] if rows else []
+    return "\n\n".join(parts)
+
+
+def figure(cases: Cases, caption: str) -> Figure:
+    """Draw all cells: blue is better, red worse, white no difference shown."""
+    policies = [p for p in dict.fromkeys(case["policy"] for case in cases) if p != BASE]
+    with matplotlib.rc_context(STYLE):
+        height = 1.6 + len(QUESTIONS) * (0.9 + 0.2 * len(policies))
+        drawn = Figure(figsize=(10, height), layout="constrained")
+        caption_of(drawn, caption)
+        for axes, question in zip(drawn.subplots(len(QUESTIONS)), QUESTIONS):
+            known = [case for case in cases if question.measure in case["seeds"][0]]
+            if known:
+                _draw(axes, question, known, policies)
+    return drawn
+
+
+def _draw(axes: Axes, question: Question, cases: Cases, policies: Sequence[str]) -> None:
+    """Draw a row for each policy, and a column for each trace and load."""
+    columns = list(dict.fromkeys((case["trace"], case["load"]) for case in cases))
+    shades = np.full((len(policies), len(columns)), np.nan)
+    for load in {load for _, load in columns}:
+        for policy, cells in cells_of(question, only(cases, {"load": load})).items():
+            for trace, cell in cells.items():
+                shade = cell.gain / question.full if cell.verdict else 0.0
+                shades[policies.index(policy), columns.index((trace, load))] = shade
+    mesh = axes.pcolormesh(shades, cmap="RdBu", vmin=-1, vmax=1, edgecolors="#dddddd", lw=0.3)
+    axes.set_title(f"{question.title}: {question.words}", fontsize=11)
+    axes.set_yticks(np.arange(len(policies)) + 0.5, map(short, policies), fontsize=8)
+    axes.invert_yaxis()
+    names = [trace for trace, _ in columns]
+    firsts = [names.index(trace) for trace in dict.fromkeys(names)]
+    middles = [(a + b) / 2 for a, b in pairwise([*firsts, len(columns)])]
+    axes.set_xticks(middles, dict.fromkeys(names), fontsize=8)
+    axes.tick_params(length=0)
+    axes.vlines(firsts[1:], 0, len(policies), "black", lw=1)
+    ends = [f"{-question.full:+.0f}", f"{question.full:+.0f}"] if question.more else ["4 ×", "¼"]
+    bar = axes.figure.colorbar(mesh, ax=axes, ticks=[-1, 0, 1], aspect=10, pad=0.01)
+    bar.ax.set_yticklabels([f"{ends[0]}, worse", "", f"{ends[1]}, better"], fontsize=8)
