@@ -39,9 +39,9 @@ from compare.measure import (
     warm_up,
     with_requests,
 )  # fmt: skip
-from compare.options import LOAD, Options, parse
+from compare.options import LOAD, Options, parse, parse_runs
 from compare.quoting import unescape
-from compare.report import report, sentences, tables
+from compare.report import report, sentences, side_by_side, tables
 from compare.servers import server
 from config import ConfigError
 
@@ -286,7 +286,20 @@ def sigterm_is_ctrl_c() -> None:
 
 
 def main() -> None:
-    run_and_exit(lambda progress: Comparison(parse(sys.argv[1:]), progress))
+    if "--runs" in sys.argv:
+        compare_saved(sys.argv[1:])
+    else:
+        run_and_exit(lambda progress: Comparison(parse(sys.argv[1:]), progress))
+
+
+def compare_saved(argv: Sequence[str]) -> None:
+    """Write and print a report of runs that are there, as --runs asks."""
+    try:
+        paths, out = parse_runs(argv)
+        side_by_side.show(side_by_side.beside(paths, out), out, Console())
+    except (ConfigError, runs.RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def run_and_exit(

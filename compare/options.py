@@ -134,6 +134,37 @@ def parser_of(program: str, description: str) -> Parser:
     return parser
 
 
+def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
+    """Return the runs of --runs, and the folder of --out. Raises ConfigError."""
+    parser = Parser(prog="./compare.sh", allow_abbrev=False, add_help=False)
+    _add_runs(parser)
+    parser.add_argument("--out", type=Path, default=new_folder())
+    known, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise ConfigError(
+            f"--runs starts nothing, so that only --out goes with it; leave out {unknown[0]}"
+        )
+    if len(known.runs) < 2:
+        raise ConfigError("--runs compares two runs or more; name another one")
+    return known.runs, known.out
+
+
+def _add_runs(parser: Parser) -> None:
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="start nothing, and compare runs that are there: folders of compare.sh, JSON files of "
+        "guidellm, aiperf and vllm bench serve; only --out goes with it",
+    )
+
+
+def new_folder() -> Path:
+    """Return the folder of a run that begins now."""
+    return ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}"
+
+
 def parse(argv: Sequence[str]) -> Options:
     """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
     parser = parser_of("./compare.sh", "Replay one trace against every batching mode.")
@@ -147,6 +178,7 @@ def parse(argv: Sequence[str]) -> Options:
     add("--skip-calibration", action="store_true",
         help="do not measure first, once a machine, how fast this client can send")
     # fmt: on
+    _add_runs(parser)
     add_deployment(parser)
     add_settings(parser)
     known = read(parser, argv)
@@ -206,7 +238,7 @@ def chosen(known: argparse.Namespace) -> dict[str, Any]:
         "numsamples": numsamples,
         "arrival": known.arrival or "auto",
         "goodput": parse_goodput(goodput),
-        "out": known.out or ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}",
+        "out": known.out or new_folder(),
         "flags": variants.settings(known),
     }
 

@@ -103,6 +103,11 @@ class Run:
         return [r for result in results for r in result["requests"] if "text" in r]
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run of ours."""
+    return any(folder.glob("seed-*/summary.json")) or (folder / "summary.json").exists()
+
+
 def load(folder: Path, requests: bool = True) -> Run:
     """Read a run from its folder, or from the folders of its seeds. Raises RunError.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from compare.report.report import show, write
-from compare.report.side_by_side import compare_runs
+from compare.report.side_by_side import beside
 from compare.runs import RunError, load
 
 
@@ -36,12 +36,11 @@ def main() -> None:
             "folder"
         )
     try:
-        runs = [load(folder) for folder in arguments.runs]
-        if len(runs) == 1:
-            write(runs[0])
-            show(runs[0], Console())
+        if len(arguments.runs) == 1:
+            write(run := load(arguments.runs[0]))
+            show(run, Console())
         else:
-            compare_runs(runs, arguments.out)
+            beside(arguments.runs, arguments.out)
             print(f"report.html, report.md and figures: {arguments.out}")
     except RunError as error:
         sys.exit(f"error: {error}")

@@ -258,12 +258,13 @@ def distributions(
     runs: Mapping[str, Mapping[str, Sequence[float] | np.ndarray]],
     caption: str,
     styles: Mapping[str, tuple[str, str]] | None = None,
+    reported: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Figure:
     """Cumulative distributions of TTFT, TPOT and end-to-end latency, a panel each, on a logarithmic
     scale.
 
     runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. styles: {name: (the variant whose colour it
-    has, line style)}.
+    has, line style)}. reported: {name: results of which p50 and p99 are marked}.
     """
     figure = new_figure((13, 4.6), caption)
     axes = figure.subplots(1, len(LIMITED), sharey=True)
@@ -272,8 +273,13 @@ def distributions(
     for axis, measure in zip(axes, LIMITED.values()):
         for name, values in runs.items():
             variant, line = styles[name]
-            look, seconds = variants[variant], np.array(values[measure.name], float)
-            sizes = np.sort(seconds[~np.isnan(seconds)]) * (1e3 if measure.unit == "ms" else 1)
+            look, seconds = variants[variant], np.array(values.get(measure.name, []), float)
+            scale = 1e3 if measure.unit == "ms" else 1
+            for percent in (50, 99):
+                if ms := (reported or {}).get(name, {}).get(f"p{percent}_{measure.name}_ms"):
+                    mark = {"marker": "o", "mec": look.colour, "mfc": "white", "mew": 2, "ms": 8}
+                    axis.plot(ms / 1e3 * scale, percent, ls="", zorder=3, **mark)
+            sizes = np.sort(seconds[~np.isnan(seconds)]) * scale
             if not len(sizes):
                 continue
             style: dict[str, Any] = {"color": look.colour, "ls": line or look.line, "lw": 2}

@@ -1,18 +1,27 @@
-"""The report of several runs: of different commits, machines or settings."""
+"""The report of several runs: of different commits, machines or settings, or of other tools."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compare import calibrate
+import numpy as np
+from rich.console import Console
+from rich.markdown import Markdown
+
+from compare import calibrate, foreign
+from compare.analysis import BLOCKS, difference
+from compare.foreign import Measured
 from compare.quoting import code, escape
 from compare.report import figures, sentences, tables
 from compare.report.report import distributions, document, marked, write_files
-from compare.runs import FIGURES, Run
+from compare.results import Key
+from compare.runs import FIGURES, Run, RunError, is_run, load
+from stats import LIMITED, Times
 
 LINES = ("-", "--", ":", "-.")  # of runs, in figures
 ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -30,11 +39,57 @@ OTHER = (
     "**The traces differ**: at another load latencies differ for that alone; `--trace` replays one "
     "run's trace in another."
 )
+WALL = ("wall_clock_s", "request_throughput", "output_throughput", "total_token_throughput")
+NUMBERS = [  # of servers that tools measured: each with what of a tool's definitions it goes by
+    *((Key(name, form="{:,.2f}"), ("wall_clock_s",)) for name in WALL),
+    *(
+        (Key(f"{each}_{name}_ms", form="{:,.2f}"), (name, "percentiles")[: 1 + (each != "mean")])
+        for name in foreign.LATENCIES
+        for each in ("mean", "p50", "p99")
+    ),
+]
+LATE_S = 0.25  # requests that are sent further apart are of another trace
+PAIRED = (
+    "Ratios to {first}, request by request and by one definition: the times to the first token and "
+    "to the last one, and (last − first) / (n − 1). In brackets 95% of the t distribution over "
+    "{blocks} stretches of the trace: what chance does within these runs, not what it does between "
+    "runs."
+)
+FIGURE = (
+    "Lines: each request by one definition, to its last token. Hollow marks: median and p99 as the "
+    "tool itself reports them, off its line where it defines them otherwise."
+)
 
 
-def compare_runs(runs: Sequence[Run], out: Path) -> None:
+def beside(paths: Sequence[Path], out: Path) -> str:
+    """Write a report of runs side by side, ours and other tools'; return its text.
+
+    Raises RunError, also for a run that is given twice.
+    """
+    paths = [path.parent if path.name == "summary.json" else path for path in paths]
+    runs = [load(path) if is_run(path) else foreign.read(path) for path in paths]
+    places = [run.folder if isinstance(run, Run) else run.path for run in runs]
+    for i, place in enumerate(places):
+        if place.resolve() in [other.resolve() for other in places[:i]]:
+            raise RunError(f"{paths[i]} is given twice; leave one out")
+    ours = [run for run in runs if isinstance(run, Run)]
+    if len(ours) == len(runs):
+        return compare_runs(ours, out)
+    return compare_measured(
+        [each for run in runs for each in (_measured(run) if isinstance(run, Run) else [run])], out
+    )
+
+
+def show(text: str, out: Path, console: Console) -> None:
+    """Print a report of runs side by side, without figures and definitions."""
+    text = re.sub(r"^!\[.*\n|^Lines: .*\n", "", text.split("\n## Definitions")[0], flags=re.M)
+    console.print(Markdown(text))
+    console.print(f"report.html, report.md and figures: {out}", soft_wrap=True, highlight=False)
+
+
+def compare_runs(runs: Sequence[Run], out: Path) -> str:
     """Write a report of several runs side by side: what differs between them, each variant in each,
-    and by how much it changed.
+    and by how much it changed. Return its text.
     """
     names = [escape(run.folder.resolve().name) for run in runs]
     if len(set(names)) < len(names):
@@ -66,6 +121,7 @@ def compare_runs(runs: Sequence[Run], out: Path) -> None:
     )
     out.mkdir(parents=True, exist_ok=True)
     write_files(out, text, {"distributions": draw} if values else {})
+    return text
 
 
 def _traces(run: Run) -> list[Any]:
@@ -113,3 +169,162 @@ def _remarks(run: Run) -> list[str]:
     if not run.first.get("simulated"):
         remarks.append(calibrate.sentence(run.first["calibration"]))
     return [sentence for sentence in remarks if sentence]
+
+
+def _measured(run: Run) -> list[Measured]:
+    """Return each server of a run of ours as those of other tools are."""
+    summary = run.first
+    facts = {
+        "tool": f"effective-batching{marked(run)}, commit {summary['commit']}",
+        "server's machine" if summary["started_here"] else "client": ABOUT["hardware"](summary),
+        "model": summary["config"].get("model", ""),
+        "server": ", ".join(summary["also"].values()),
+        "answers": "streams" if summary["stream"] else "plain",
+        "arrival": summary["workload"]["arrival"],
+        "date": summary["date"],
+    }
+    return [
+        Measured(name, run.folder, None, facts, [r[name] for r in run.results], run.answered(name))
+        for name in run.names
+    ]
+
+
+def compare_measured(runs: Sequence[Measured], out: Path) -> str:
+    """Write a report of servers that different tools measured; return its text.
+
+    What differs comes first; then each tool's own numbers, marked where it defines them otherwise
+    than we do; then ratios by one definition, where the requests are the same.
+    """
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
+    named = {escape(name): run for name, run in zip(names, runs)}
+    columns = {name: _columns(run) for name, run in named.items() if run.requests}
+    values = {name: _latencies(each) for name, each in columns.items()}
+    reported = {name: run.results[0] for name, run in named.items()}
+    caption = " · ".join(f"{name}: {run.facts['tool']}" for name, run in named.items())
+    draw = partial(
+        figures.distributions,
+        {name: values.get(name, {}) for name in named},
+        caption,
+        None,
+        reported,
+    )
+    text = document(
+        [
+            f"# {' against '.join(named)}",
+            "## What differs",
+            *_facts(named),
+            "## What each tool reports",
+            *_numbers(named),
+            "## The same requests, by one definition",
+            *_ratios(columns, values),
+            f"![{FIGURES['distributions']}](distributions.png)",
+            FIGURE,
+        ]
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    write_files(out, text, {"distributions": draw})
+    return text
+
+
+def _facts(runs: Mapping[str, Measured]) -> list[str]:
+    """A table of the facts that differ or that not all tools record, and a line of the others."""
+    facts = []
+    for run in runs.values():
+        [*sums] = (sum(r[key] for r in run.results) for key in foreign.NUMBERS[:5])
+        completed, failed, _, prompt, completion = sums
+        facts.append(
+            {
+                **run.facts,
+                "requests": f"{completed:.0f} answered, {failed:.0f} failed",
+                "tokens of a prompt": f"{prompt / completed:.1f}",
+                "tokens of a completion": f"{completion / completed:.1f}",
+            }
+        )
+    rows, same = [["", *runs]], []
+    for what in dict.fromkeys(itertools.chain.from_iterable(facts)):
+        cells = [escape(each.get(what) or "not recorded") for each in facts]
+        if len(set(cells)) > 1:
+            rows.append([what, *cells])
+        else:
+            same.append(f"{what} {cells[0]}")
+    return [tables.markdown(rows, left=1 + len(runs)), f"The same in all: {'; '.join(same)}."]
+
+
+def _numbers(runs: Mapping[str, Measured]) -> list[str]:
+    """A table of each tool's own numbers, and notes on those that it defines otherwise."""
+    notes: dict[str, str] = {}  # {note: its letter}
+
+    def cell(run: Measured, key: Key, aspects: Sequence[str]) -> str:
+        text, tool = tables.cell_of(key, run.results), run.tool
+        if tool and text != tables.NONE:
+            for aspect in (each for each in aspects if each in tool.differs):
+                note = (
+                    f"{tool.name}, {code(tool.names.get(aspect, aspect))}: {tool.differs[aspect]}"
+                )
+                text += f" ({notes.setdefault(note, chr(ord('a') + len(notes)))})"
+        return text
+
+    rows = [["", *runs]]
+    for key, aspects in NUMBERS:
+        cells = [cell(run, key, aspects) for run in runs.values()]
+        if set(cells) != {tables.NONE}:
+            rows.append([code(key.name), *cells])
+    lines = [f"- ({letter}) {note}." for note, letter in notes.items()]
+    return [tables.markdown(rows), "\n".join(lines)]
+
+
+def _columns(run: Measured) -> dict[str, np.ndarray]:
+    """Return the requests as columns, in an order in which the same ones of two runs stand at the
+    same places; instants in seconds since the first was sent.
+    """
+    columns = {name: np.array([r[name] for r in run.requests], float) for name in foreign.REQUEST}
+    start = columns["sent_at"].min()
+    order = np.lexsort([columns[n] for n in ("sent_at", "completion_tokens", "prompt_tokens")])
+    return {
+        name: column[order] - (start if name.endswith("_at") else 0)
+        for name, column in columns.items()
+    }
+
+
+def _latencies(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return TTFT, TPOT and latency to the last token, in seconds."""
+    sent, first, last = (columns[f"{name}_at"] for name in ("sent", "first_token", "last_token"))
+    times = Times(sent, np.nan, first, last, last, columns["completion_tokens"])
+    return {measure.name: measure.of(times) for measure in LIMITED.values()}
+
+
+def _same_requests(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> bool:
+    """Return whether two runs sent requests of the same lengths at the same instants."""
+    if len(first["sent_at"]) != len(second["sent_at"]):
+        return False
+    apart = {name: np.abs(first[name] - second[name]).max() for name in first}
+    return not (apart["prompt_tokens"] or apart["completion_tokens"] or apart["sent_at"] > LATE_S)
+
+
+def _ratios(
+    columns: Mapping[str, Mapping[str, np.ndarray]], values: Mapping[str, Mapping[str, np.ndarray]]
+) -> list[str]:
+    """A table of ratios to the first run with intervals, of those with the same requests."""
+    first, *others = columns or [""]
+    same = [name for name in others if _same_requests(columns[first], columns[name])]
+    if not same:
+        return [
+            "No two files hold the same requests, sent at the same instants: nothing is paired."
+        ]
+    blocks = np.array_split(np.argsort(columns[first]["sent_at"]), BLOCKS)
+    rows = [["", *same]]
+    for measure in LIMITED.values():
+        logs = {
+            name: [np.log(np.nanmean(values[name][measure.name][block])) for block in blocks]
+            for name in (first, *same)
+        }
+        cells = []
+        for name in same:
+            by = difference(logs[first], logs[name])
+            ratio, low, high = np.exp(by.mean + (by.half or 0.0) * np.array([0, -1, 1]))
+            cells.append(f"× {ratio:.2f} ({low:.2f} to {high:.2f})")
+            cells[-1] += "" if by.shown else ", no difference shown"
+        rows.append([measure.title, *cells])
+    return [tables.markdown(rows), PAIRED.format(first=first, blocks=len(blocks))]
