@@ -21,7 +21,7 @@ from generate.fake import token
 ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = [
-    "PATIENCE_S", "ROOT", "Serve", "asks", "assert_all_answered", "client_command", "fake_text",
+    "PATIENCE_S", "ROOT", "Serve", "asks", "assert_all_answered", "fake_text",
     "free_port", "has_traceback", "launched", "metric", "scrape", "server", "started",
     "wait_until", "wait_until_free",
 ]  # fmt: skip
@@ -45,10 +45,6 @@ def fake_text(request: Request) -> str:
 
 def assert_all_answered(outcomes: list[Outcome]) -> None:
     assert [outcome.error for outcome in outcomes if outcome.error] == []
-
-
-def client_command(*arguments: str) -> list[str]:
-    return [sys.executable, str(ROOT / "client" / "client.py"), *arguments]
 
 
 def scrape(url: str) -> str:

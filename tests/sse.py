@@ -18,9 +18,3 @@ def events(raw: bytes) -> list[Any]:
         assert block.isascii(), "some clients take U+2028 for the end of a line"
         found.append(json.loads(block.removeprefix(b"data: ")))
     return found
-
-
-def text_of(chunks: list[Any], index: int = 0) -> str:
-    """The text of one choice of a completion's chunks."""
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    return "".join(choice["text"] for choice in choices if choice["index"] == index)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from config import ConfigError, parse, resolve
@@ -52,27 +50,16 @@ def test_a_queue_policy_changes_what_it_states_and_leaves_the_rest_as_it_is() ->
     )
 
 
-def test_settings_come_from_the_environment_too_and_reach_the_scheduler(tmp_path: Path) -> None:
-    dotenv = tmp_path / ".env"
-    dotenv.write_text(
-        "EB_ORDER=priority\nEB_PRIORITY_LEVELS=2\nEB_DEFAULT_PRIORITY_LEVEL=2\n"
-        f"EB_QUEUE_POLICY={EXAMPLE}\nEB_MAX_WAIT_S=5\n"
-    )
-    environ = {
-        "EB_USER_REQUESTS_PER_MINUTE": "3",
-        "EB_USER_TOKENS_PER_MINUTE": "300",
-        "EB_PREFERRED_BATCH_SIZES": "2,4",
-        "EB_MODEL": "fake",
-    }
-    config = parse(["windowed"], environ, dotenv)
-    assert config.user_requests_per_minute == 3
-    scheduler = scheduler_of(config)
+def test_settings_reach_the_scheduler() -> None:
+    line = f"windowed --order priority --queue-policy {EXAMPLE} --max-wait-s 5 --model fake"
+    line += " --priority-levels 2 --default-priority-level 2 --preferred-batch-sizes 2,4"
+    scheduler = scheduler_of(parse(line.split(), {}, dotenv=None))
     assert scheduler.order == Priority(5.0, 2, 2, EXAMPLE)
     assert isinstance(scheduler.policy, Windowed)
     assert scheduler.policy.preferred_batch_sizes == (2, 4)
     assert scheduler._ordering is None
-    in_order = {"EB_PRESERVE_ORDERING": "true", "EB_MODEL": "fake"}
-    assert scheduler_of(parse(["static"], in_order, dotenv=None))._ordering is not None
+    in_order = parse(["static", "--preserve-ordering", "--model", "fake"], {}, dotenv=None)
+    assert scheduler_of(in_order)._ordering is not None
 
 
 def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() -> None:

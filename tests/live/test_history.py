@@ -321,12 +321,14 @@ def test_the_first_request_of_a_queue_s_snapshot_is_admitted_next(name: str) -> 
         scheduler.fail([first], Cancelled("next"), now)
 
 
-def test_no_name_can_end_the_script_of_a_saved_page() -> None:
+def test_no_name_can_end_the_script_of_a_saved_page_and_its_own_script_alone_runs() -> None:
     name = "</script><script>alert(1)</script>"
     html = page.saved([json.dumps({"about": {"name": name}})])
     assert html.count("</script>") == page.empty().count("</script>")
     [data] = [part.split("</script>")[0] for part in html.split('id="runs">')[1:]]
     assert json.loads(data)[0]["about"]["name"] == name
+    own_content, _ = page.security_policy().split("; connect-src")
+    assert f'<meta http-equiv="Content-Security-Policy" content="{own_content}">' in html
 
 
 def test_a_timeline_has_a_track_a_line_on_which_nothing_overlaps(

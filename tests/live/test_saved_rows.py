@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compare.report import drawing
+from tests.conftest import undraw
 from tests.programs import ran
 from tests.shown import computed, counted, rows_of
 
@@ -18,9 +19,9 @@ SMALL = ["--modes", "static,dynamic", "--numsamples", "30", "--arrival", "poisso
 
 
 @pytest.fixture(scope="module", autouse=True)
-def undrawn_figures() -> Any:
+def undrawn_figures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "save", lambda _, *paths: [path.touch() for path in paths])
+        undraw(patch)
         yield
 
 

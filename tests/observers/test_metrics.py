@@ -129,13 +129,6 @@ def test_the_gauges_are_of_this_moment(client_of: Callable[..., FlaskClient]) ->
     assert metrics(client)["vllm:num_requests_running"] == 0
 
 
-def test_two_apps_in_one_process_count_apart(client_of: Callable[..., FlaskClient]) -> None:
-    one, other = client_of(), client_of("static")
-    one.post("/inference", json={"prompt": "hi", "num_tokens": 2})
-    tokens = [metrics(each)["vllm:generation_tokens_total"] for each in (one, other)]
-    assert tokens == [2, 0]
-
-
 def test_rows_and_occupancy_are_those_of_the_latest_iteration(
     client_of: Callable[..., FlaskClient],
 ) -> None:

@@ -43,22 +43,6 @@ def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(
     assert set(last["timings"]) == set(plain["timings"]) and len(last["timings"]["itl_s"]) == 7
 
 
-def test_tokens_are_sent_when_they_are_computed(gated: tuple[FlaskClient, Spelling]) -> None:
-    client, gate = gated
-    gate.go.release()
-    response = client.post(
-        "/inference", json={"prompt": "x", "num_tokens": 6, "stream": True}, buffered=False
-    )
-    chunks = iter(response.iter_encoded())
-    first = next(chunks)
-    assert first == b'data: {"index":0,"text":"a","tokens":1}\n\n', "while the engine stands still"
-    gate.go.release(5)
-    *rest, _ = events(b"".join(chunks))
-    assert "".join(chunk["text"] for chunk in rest) == "bcdef"
-    assert sum(chunk["tokens"] for chunk in rest) == 5
-    response.close()
-
-
 def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> None:
     inference = Inference([1], 5, tokens=list("a€b".encode()))
     part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
@@ -142,15 +126,3 @@ def test_a_group_of_which_one_fails_is_not_computed_to_its_end(
     gate.fails = False
     gate.go.release(2)  # an iteration that was under way, and the next request's
     assert client.post("/inference", json={"prompt": "a", "num_tokens": 1}).status_code == 200
-
-
-def test_a_stream_that_is_closed_gives_its_row_back(gated: tuple[FlaskClient, Spelling]) -> None:
-    client, gate = gated
-    gate.go.release()
-    response = client.post("/inference", json=ASK | {"stream": True}, buffered=False)
-    next(iter(response.iter_encoded()))
-    response.close()
-    left = client.application.extensions["server"].manager.snapshot()
-    assert (left.running, left.blocks_used) == (0, 0)
-    gate.go.release()  # the iteration that was under way
-    assert client.get("/stats").get_json()["cancelled"] == 1
