@@ -283,7 +283,8 @@ DEFINITIONS = {
     "total_token_throughput": "(prompt + completion tokens) / wall-clock of the run, tok/s",
     "wall_clock_s": "first send (at the server: first arrival) to the last ending, an answer's or "
     "a failure's",
-    "goodput": "requests per second that meet every stated limit; failed and refused ones miss",
+    "goodput": "requests per second that meet every stated limit, of all requests and their own; "
+    "failed and refused ones miss",
     "attainment": "share of all requests that meet every stated limit; goodput and it are measured "
     "from the schedule",
     "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited; a later "
@@ -322,8 +323,9 @@ DEFINITIONS = {
     "by_user": "requests by user; output_throughput: completion tokens of the user's answers / "
     "wall-clock of the run, so that users add up to the run's",
     "by_priority": "requests by level of priority, 1 the highest; 0: they name none",
-    "refused": "of the failed, those that were answered 429: the queue was full, or their user "
-    "beyond a limit",
+    "by_class": "requests by `slo_class`; empty: they name none",
+    "refused": "of the failed, those that were answered 429: the queue was full, their user "
+    "beyond a limit, or theirs out of reach",
     "mean_paused_ms": "mean of paused_s over answers; likewise mean_preempted_ms of preempted_s",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows / max_batch_size, weighted by iteration time",

@@ -1,8 +1,8 @@
 """Traces: the requests of a workload as columns and as JSON lines, in our form or in Mooncake's.
 
 `at` is seconds from the start. With `users` the loop is closed: a request is sent as soon as fewer
-than `users` are in flight. With `after` it is a later turn of a conversation. `user` and `priority`
-go to the server. Every mode replays the same trace.
+than `users` are in flight. With `after` it is a later turn of a conversation. `user`, `priority`,
+`slo_class` and limits go to the server. Every mode replays the same trace.
 
 Mooncake's public traces have no texts: of each request when it came (`timestamp`, in milliseconds),
 how many tokens it had and got (`input_length`, `output_length`), and an id for each 512 tokens of
@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,8 +27,10 @@ from client.draws import Arrivals, TokenIds, WorkloadError, arrivals
 ANONYMOUS = ""  # the user of requests that name none; no user has an empty name
 MOST_SAVED = 100_000  # requests of a trace that is saved
 BLOCK = 512  # tokens that a hash id of Mooncake's stands for
+LIMITED = ("ttft", "tpot")  # measures on which a request may have a limit of its own
 SCALES = [2**k for k in range(BLOCK.bit_length())]
 Line = TypeVar("Line", bound=BaseModel)
+Limits = Mapping[str, float | np.ndarray]  # in ms, by measure: of all answers, or of each
 
 
 class Request(BaseModel):
@@ -51,6 +53,9 @@ class Request(BaseModel):
     seed: int | None = None
     user: str | None = Field(default=None, min_length=1)  # on whose behalf it is sent
     priority: int | None = Field(default=None, ge=0)  # its level, 1 is the highest
+    slo_class: str | None = Field(default=None, min_length=1)
+    slo_ttft_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    slo_tpot_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     after: int | None = None  # id of the turn before it: sent `think_s` after that one's answer
     think_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
@@ -82,6 +87,9 @@ class Trace(Sequence[Request]):
     user: np.ndarray  # number of its user in `names`
     names: Sequence[str]  # of users, by their first requests
     priority: np.ndarray  # 0: it names none
+    slo_class: np.ndarray  # number of its class in `classes`
+    classes: Sequence[str]  # names of classes with limits
+    slo_ms: Mapping[str, np.ndarray]  # its own limits by measure, in LIMITED; infinity: none
     after: np.ndarray  # number of the turn before it; -1: it waits for none
     think_s: np.ndarray  # NaN: it waits for none
     users: int | None  # of a closed loop
@@ -93,6 +101,8 @@ class Trace(Sequence[Request]):
         numbers = {request.id: i for i, request in enumerate(requests)}
         users = [request.user or ANONYMOUS for request in requests]
         names = {name: i for i, name in enumerate(dict.fromkeys(users))}
+        of_class = [request.slo_class or ANONYMOUS for request in requests]
+        classes = {name: i for i, name in enumerate(dict.fromkeys(of_class))}
         return cls(
             requests.__getitem__,
             np.array([request.id for request in requests]),
@@ -101,10 +111,24 @@ class Trace(Sequence[Request]):
             np.array([names[name] for name in users]),
             list(names),
             np.array([request.priority or 0 for request in requests]),
+            np.array([classes[name] for name in of_class]),
+            list(classes),
+            {
+                name: np.array([getattr(r, f"slo_{name}_ms") or math.inf for r in requests])
+                for name in LIMITED
+            },
             np.array([-1 if r.after is None else numbers[r.after] for r in requests]),
             np.array([math.nan if r.think_s is None else r.think_s for r in requests], float),
             requests[0].users,
         )
+
+    def limits_ms(self, numbers: np.ndarray, all_ms: Mapping[str, float]) -> Limits:
+        """Return the limits of these requests by measure: their own, and those of all."""
+        own = {name: limits[numbers] for name, limits in self.slo_ms.items()}
+        own = {name: limits for name, limits in own.items() if np.isfinite(self.slo_ms[name]).any()}
+        return own | {
+            name: np.minimum(own.get(name, math.inf), limit) for name, limit in all_ms.items()
+        }
 
     @property
     def firsts(self) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Users with a rate and lengths of their own, and the priorities of requests.
+"""Users with a rate and lengths of their own, and the priorities and classes of requests.
 
-Both are drawn from the seed apart from all else, so that a seed's prompts, lengths and arrivals are
-the same with and without priorities.
+All are drawn from the seed apart from all else, so that a seed's prompts, lengths and arrivals are
+the same with and without priorities or classes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from client import draws
 from client.draws import Lengths, WorkloadError, in_microseconds, number
+from scheduling.policies.deadlines import Slo, read_slo_classes
 
 NAME = re.compile(r"[\w.-]+")  # of a user or a server: any of these may be a file name
 SECONDS = re.compile(r"([\d.]+)-([\d.]+)")
@@ -136,12 +137,39 @@ class Priorities:
                 f"0.1:1 0.9:2: a tenth of the requests has level 1, the highest (0: the server's "
                 f"default)"
             ) from None
-        if not math.isclose(total := sum(self._shares), 1, abs_tol=1e-6):
-            raise WorkloadError(
-                f"the shares of --priorities {' '.join(specs)} sum to {total:g}; make it 1"
-            )
+        _check_sum("--priorities", specs, self._shares)
 
     def draw(self, n: int, seed: int) -> np.ndarray:
         """Return the level of each of n requests."""
         shares = np.array(self._shares) / sum(self._shares)
         return np.random.default_rng([seed, 8]).choice(self._levels, n, p=shares)
+
+
+class SloMix:
+    """Classes of requests with limits of their own, and which share of the requests has each."""
+
+    def __init__(self, specs: Sequence[str]):
+        """SloMix(["0.3:chat=ttft:200,tpot:50", "0.7:batch=ttft:10000"]). Raises WorkloadError."""
+        try:
+            pairs = [spec.split(":", 1) for spec in specs]
+            self._shares = [number(share) for share, _ in pairs]
+        except ValueError:
+            raise WorkloadError(
+                f"unknown mix {' '.join(specs)!r}; give SHARE:NAME=ttft:MS,tpot:MS of each class, "
+                f"such as 0.3:interactive=ttft:200,tpot:50 0.7:batch=ttft:10000"
+            ) from None
+        try:
+            self.classes: dict[str, Slo] = read_slo_classes(" ".join(each for _, each in pairs))
+        except ValueError as error:
+            raise WorkloadError(f"--slo-mix: {error}") from None
+        _check_sum("--slo-mix", specs, self._shares)
+
+    def draw(self, n: int, seed: int) -> np.ndarray:
+        """Return the number of each request's class in `classes`."""
+        shares = np.array(self._shares) / sum(self._shares)
+        return np.random.default_rng([seed, 10]).choice(len(shares), n, p=shares)
+
+
+def _check_sum(name: str, specs: Sequence[str], shares: Sequence[float]) -> None:
+    if not math.isclose(total := sum(shares), 1, abs_tol=1e-6):
+        raise WorkloadError(f"the shares of {name} {' '.join(specs)} sum to {total:g}; make it 1")

@@ -25,9 +25,10 @@ from client.draws import (
     count,
     folded_normal,
 )
-from client.traces import ANONYMOUS, BLOCK, SCALES, Request, Trace, openings
-from client.users import Drawn, Priorities, Users
+from client.traces import ANONYMOUS, BLOCK, LIMITED, SCALES, Request, Trace, openings
+from client.users import Drawn, Priorities, SloMix, Users
 from config import flag
+from scheduling.policies.deadlines import Slo
 
 SELECTIONS = ("random", "descend")
 PROMPTS = ("text", "ids")
@@ -46,8 +47,9 @@ class Workload:
     Selection: `random`, or `descend` for the longest first. Prompts: `text`, or random `ids`, as
     many as there would be words; `prefixes` ("K:TOKENS:ZIPF") put shared ids before them.
     `sessions` ("TURNS:THINK_S") make conversations of the requests; `priorities` ("SHARE:LEVEL"
-    each) draw a level for each request or conversation. None of this changes the lengths or the
-    arrivals that are drawn from a seed. `users` ("NAME,RATE,LENGTHS[,FROM-TO]" each) bring lengths
+    each) draw a level for each request or conversation, `slo_mix` ("SHARE:NAME=ttft:MS,tpot:MS"
+    each) a class with limits. None of this changes the lengths or the arrivals that are drawn from
+    a seed. `users` ("NAME,RATE,LENGTHS[,FROM-TO]" each) bring lengths
     and arrivals of their own. Raises WorkloadError for unknown values, and those that do not go
     together.
     """
@@ -63,6 +65,7 @@ class Workload:
         sessions: str | None = None,
         users: Sequence[str] | None = None,
         priorities: Sequence[str] | None = None,
+        slo_mix: Sequence[str] | None = None,
     ):
         lengths = "normal" if lengths is None else lengths
         selection = "random" if selection is None else selection
@@ -72,6 +75,7 @@ class Workload:
         self._sessions = Sessions.parse(sessions) if sessions else None
         self._users = Users(users) if users else None
         self._priorities = Priorities(priorities) if priorities else None
+        self._slo_mix = SloMix(slo_mix) if slo_mix else None
         if prefixes and prompts == "text":
             raise WorkloadError("shared prefixes are token ids; leave out --prompts text")
         if sessions and (prefixes or prompts == "ids"):
@@ -89,6 +93,7 @@ class Workload:
             "prompts": "ids" if self._as_ids else None,
             "sessions": sessions,
             "priorities": " ".join(priorities or ()),
+            "slo_mix": " ".join(slo_mix or ()),
             "arrival": " ".join(users or ()),
         }
         self.words = {name: value for name, value in words.items() if value}  # for a report
@@ -96,8 +101,7 @@ class Workload:
     @classmethod
     def of(cls, options: Any, seed: int) -> Workload:
         """Return the workload of parsed flags, or options of their names. Raises WorkloadError."""
-        names = ("lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities")
-        return cls(seed=seed, **{name: getattr(options, name) for name in names})
+        return cls(seed=seed, **{name: getattr(options, name) for name in OF_WORKLOAD})
 
     @functools.cached_property
     def mean_num_tokens(self) -> float:
@@ -148,11 +152,17 @@ class Workload:
         if self._priorities:  # a conversation keeps its own
             levels = self._priorities.draw(math.ceil(n / self._turns), self.seed)
             priority = levels[conversation]
+        classes, slo_class = {ANONYMOUS: Slo()}, np.zeros(n, int)
+        if self._slo_mix:
+            classes = self._slo_mix.classes
+            slo_class = self._slo_mix.draw(math.ceil(n / self._turns), self.seed)[conversation]
+        of_class = list(classes.items())
         user, names = (drawn.user, drawn.names) if drawn else (np.zeros(n, int), [ANONYMOUS])
         prompt = self._prompts(words, draw)
 
         def make(i: int) -> Request:
             later = after[i] >= 0
+            name, slo = of_class[slo_class[i]]
             return Request(
                 id=i,
                 at=float(at[i]),
@@ -162,12 +172,33 @@ class Workload:
                 seed=(self.seed * SEEDS_APART + i) % 2**63,
                 user=names[user[i]] or None,
                 priority=int(priority[i]) or None,
+                slo_class=name or None,
+                slo_ttft_ms=slo.ttft_ms,
+                slo_tpot_ms=slo.tpot_ms,
                 after=i - 1 if later else None,
                 think_s=float(think_s[i]) if later else None,
                 **prompt(i),
             )
 
-        return Trace(make, number, at, tokens, user, names, priority, after, think_s, opening.users)
+        slo_ms = {
+            name: np.array([getattr(slo, f"{name}_ms") or math.inf for slo in classes.values()])
+            for name in LIMITED
+        }
+        return Trace(
+            make,
+            number,
+            at,
+            tokens,
+            user,
+            names,
+            priority,
+            slo_class,
+            list(classes),
+            {name: limits[slo_class] for name, limits in slo_ms.items()},
+            after,
+            think_s,
+            opening.users,
+        )
 
     def _prompts(self, words: np.ndarray, draw: str) -> Callable[[int], dict[str, Any]]:
         """Return a function from a request's number to its prompt, as long as its words.
@@ -200,9 +231,10 @@ class Workload:
                 missing -= change
 
 
-DRAWN = (
-    "numsamples", "lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities",
+OF_WORKLOAD = (  # of a workload's options
+    "lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities", "slo_mix",
 )  # fmt: skip
+DRAWN = ("numsamples", *OF_WORKLOAD)
 OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --users say themselves
 
 
@@ -226,6 +258,9 @@ FLAGS: dict[str, dict[str, Any]] = {
         "trace ends with the last TO; a user who comes back is named twice"},
     "--priorities": {"nargs": "+", "metavar": "SHARE:LEVEL", "help":
         "give a SHARE of the requests priority LEVEL, 1 the highest; shares sum to 1"},
+    "--slo-mix": {"nargs": "+", "metavar": "SHARE:CLASS=ttft:MS,tpot:MS", "help":
+        "put a SHARE of the requests into a class with limits on their time to first token and per "
+        "output token, or one of the two; shares sum to 1; reports show goodput by class"},
     "--trace": {"type": Path, "help":
         "replay this trace.jsonl, or one in Mooncake's format, at its own times unless --arrival "
         "says others"},

@@ -1,7 +1,8 @@
-"""Descriptions of traces, and groups of their requests: by length, by user and by priority.
+"""Descriptions of traces, and groups of their requests: by length, user, priority
+and class.
 
 The group of a request follows from the trace alone, so it is the same in every variant. Groups are
-named by a quarter, a user or a level.
+named by a quarter, a user, a level or a class.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from client.outcomes import Outcomes
 from client.traces import ANONYMOUS, Request, Trace
+from compare.summary import goodput_of
 from stats import MEASURES, distribution
 
 STATISTICS = {  # of each group
@@ -62,6 +64,13 @@ def by_priority(trace: Trace) -> Groups:
     return {str(level): np.flatnonzero(trace.priority == level) for level in levels}
 
 
+def by_class(trace: Trace) -> Groups:
+    """Return each class's requests, in order of first requests; empty if none names a class."""
+    if list(trace.classes) == [ANONYMOUS]:
+        return {}
+    return {name: np.flatnonzero(trace.slo_class == i) for i, name in enumerate(trace.classes)}
+
+
 def describe(requests: Sequence[Request]) -> dict[str, Any]:
     """Return the load of a trace, as realised.
 
@@ -89,6 +98,7 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
         "users": trace.users,
         "by_user": users,
         "by_priority": {level: len(numbers) for level, numbers in by_priority(trace).items()},
+        "by_class": {name: len(numbers) for name, numbers in by_class(trace).items()},
         "conversations": {
             "number": len(at), "rate": rate, "mean_think_s": float(np.mean(pauses)),
         } if len(pauses) else None,
@@ -134,16 +144,30 @@ def described(load: Mapping[str, Any]) -> str:
         names = {"0": "the default level"}
         listed = [f"{n} of {names.get(level, f'level {level}')}" for level, n in levels.items()]
         parts.append(", ".join(listed))
+    if classes := load.get("by_class"):
+        listed = [
+            f"{n} of {f'class {name}' if name else 'no class'}" for name, n in classes.items()
+        ]
+        parts.append(", ".join(listed))
     return "; ".join(parts)
 
 
 def by_groups(
-    trace: Trace, outcomes: Outcomes, wall_clock_s: float
+    trace: Trace, outcomes: Outcomes, wall_clock_s: float, goodput: Mapping[str, float]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return {"by_length" | "by_user" | "by_priority": {group: measures}}, as in DEFINITIONS."""
+    """Return {"by_length" | "by_user" | "by_priority" | "by_class": {group: measures}}, as in
+    DEFINITIONS. goodput: limits in ms, besides those of the requests.
+    """
 
     def numbers(groups: Groups) -> dict[str, dict[str, Any]]:
-        return {name: _numbers(outcomes, group, wall_clock_s) for name, group in groups.items()}
+        return {name: of_group(group) for name, group in groups.items()}
+
+    def of_group(group: np.ndarray) -> dict[str, Any]:
+        answers = outcomes.answers_of(group)
+        limits = trace.limits_ms(group[outcomes.rows["answered"][group]], goodput)
+        ended = int(outcomes.rows["ended"][group].sum())
+        within = goodput_of(answers, limits, ended, wall_clock_s)
+        return _numbers(outcomes, group, wall_clock_s) | within
 
     lengths = by_length(trace)
     of_lengths = numbers(lengths)
@@ -154,6 +178,7 @@ def by_groups(
         "by_length": of_lengths,
         "by_user": numbers(by_user(trace)),
         "by_priority": numbers(by_priority(trace)),
+        "by_class": numbers(by_class(trace)),
     }
 
 

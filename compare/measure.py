@@ -196,7 +196,8 @@ def judged(
     answers, rows = outcomes.answers, outcomes.ended
     sent = rows[rows["sent"]]
     sends = np.stack([sent[name] for name in ("scheduled_at", "sent_at", "ended_at")], axis=1)
-    result = summarise(answers, sends, goodput, unsent=len(rows) - len(sent))
+    limits = trace.limits_ms(np.flatnonzero(outcomes.rows["answered"]), goodput)
+    result = summarise(answers, sends, limits, unsent=len(rows) - len(sent))
     workload = describe(trace)
     rate, mean = workload["requested_rate"], workload["mean_num_tokens"]
     # once no more conversations begin, the load only falls, and a queue with it
@@ -218,7 +219,7 @@ def judged(
         "growth_in_flight": analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
         "busy_s": busy.seconds,
         "busy_throughput": busy.throughput,
-        **by_groups(trace, outcomes, result["wall_clock_s"]),
+        **by_groups(trace, outcomes, result["wall_clock_s"], goodput),
         "other_length": int((other_length & outcomes.rows["answered"]).sum()),
         "errors": dict(outcomes.errors.most_common()),
     }
@@ -264,7 +265,7 @@ def with_requests(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[s
 def _record(outcome: Outcome) -> dict[str, Any]:
     """Return one request of NAME.json, without the gaps between tokens."""
     record: dict[str, Any] = outcome.request.model_dump(
-        include={"id", "num_tokens", "user", "priority"}, exclude_none=True
+        include={"id", "num_tokens", "user", "priority", "slo_class"}, exclude_none=True
     )
     if outcome.sent:
         stamps = ("scheduled_at", "sent_at", "ended_at")

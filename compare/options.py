@@ -50,6 +50,7 @@ class Options:
     sessions: str | None
     users: list[str] | None
     priorities: list[str] | None
+    slo_mix: list[str] | None
     trace: Path | None
     scale: int | None
     seed: int
@@ -126,7 +127,8 @@ def parser_of(program: str, description: str) -> Parser:
     add("--repeats", type=int, default=1, metavar="R",
         help="run R seeds, and give intervals over them (default: 1)")
     add("--goodput", nargs="+", metavar="NAME:MS",
-        help=f"limits on ttft, tpot, e2el (default: none; of a sweep {' '.join(SWEEP_GOODPUT)})")
+        help=f"limits on ttft, tpot, e2el (default: none; of a sweep without "
+        f"--slo-mix {' '.join(SWEEP_GOODPUT)})")
     add("--stream", action="store_true",
         help="ask for streams; plain answers come when their batch is done")
     add("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
@@ -227,7 +229,8 @@ def chosen(known: argparse.Namespace) -> dict[str, Any]:
     compared = variants.parse_modes(known.modes)
     if known.variant:
         compared = variants.parse_variants(known.variant)
-    goodput = known.goodput if known.goodput is not None else SWEEP_GOODPUT if known.sweep else []
+    default = SWEEP_GOODPUT if known.sweep and not known.slo_mix else []
+    goodput = default if known.goodput is None else known.goodput
     numsamples = known.numsamples
     if numsamples is None and not seconds_say_how_many(known):
         numsamples = REQUESTS

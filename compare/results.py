@@ -58,7 +58,7 @@ SUMMARY_ALONE = (
     "total_token_throughput", "p50_ttft_from_schedule_ms",
     "mean_held_time_ms", "expected_useful_fraction", "live_rows", "idle_rows", "padding_rows",
     "recomputed_rows", "latency_line", "littles_law", "by_length", "by_user", "by_priority",
-    "partial", "sample", "other_length",
+    "by_class", "partial", "sample", "other_length",
 )  # fmt: skip
 KEYS = {key.name: key for key in (
     *(Key(name) for name in WITHOUT_COLUMN),
@@ -67,7 +67,7 @@ KEYS = {key.name: key for key in (
     Key("offered_throughput", "point", "asked for, tok/s"),
     Key("output_throughput", "point", "throughput, tok/s", short="tok/s"),
     Key("goodput", "point", "goodput, requests/s", 1, "{:.2f}"),
-    Key("attainment", "point", "within limits, %", 100),
+    Key("attainment", "point", "within limits, %", 100, short="within\nlimits %"),
     _of("e2el", "mean", short="mean\ns"),
     _of("e2el", "p50"),
     _of("e2el", "p99", short="p99\ns"),

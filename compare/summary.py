@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from client.outcomes import Answers
+from client.traces import Limits
 from stats import (
     IN_RESULTS,
     MEASURES,
@@ -22,13 +23,13 @@ CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limite
 def summarise(
     answers: Answers | Iterable[Answer],
     sends: Sequence[tuple[float, float, float]] | np.ndarray,
-    goodput: Mapping[str, float],
+    goodput: Limits,
     unsent: int = 0,
 ) -> dict[str, Any]:
     """Return the measures of one run on the client's side.
 
     sends: (scheduled, sent, ended) of every request that was sent, the failed ones too. goodput:
-    limits in ms. unsent: requests that failed before they could be sent.
+    limits of the answers. unsent: requests that failed before they could be sent.
     """
     answers = Answers.of(answers)
     scheduled, sent_at, ended = np.reshape(np.array(sends, float), (-1, 3)).T
@@ -43,9 +44,7 @@ def summarise(
     }
     result |= {"total_input_tokens": prompt, "total_output_tokens": completion}
     result |= throughputs(len(answers), prompt, completion, wall)
-    good = int(meet(answers, goodput).sum())
-    result["goodput"] = (good / wall if wall else 0.0) if goodput and n else None
-    result["attainment"] = good / (n + unsent) if goodput and n else None
+    result |= goodput_of(answers, goodput, n + unsent if n else 0, wall)
     for measure in IN_RESULTS:
         seconds = answers.values(measure)
         result |= distribution(measure.name, seconds)
@@ -58,7 +57,17 @@ def summarise(
     return result
 
 
-def meet(answers: Answers, limits_ms: Mapping[str, float]) -> np.ndarray:
+def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float) -> dict[str, Any]:
+    """Return requests per second, and the share of all n, that meet all limits; None each without
+    limits or requests.
+    """
+    if not limits_ms or not n:
+        return {"goodput": None, "attainment": None}
+    good = int(meet(answers, limits_ms).sum())
+    return {"goodput": good / wall_clock_s if wall_clock_s else 0.0, "attainment": good / n}
+
+
+def meet(answers: Answers, limits_ms: Limits) -> np.ndarray:
     """Return, for each answer, if it meets all limits, measured from the schedule: a late client
     must not make a server look better.
     """

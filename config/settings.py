@@ -18,6 +18,7 @@ from pydantic import (
 from config.keys import read_key, read_keys
 from config.pool import in_todays_names, read_size
 from config.tables import of_tables, setting
+from scheduling.policies.deadlines import EXAMPLE, read_slo_classes
 from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
 from scheduling.policies.prefill import read_prefill
@@ -62,6 +63,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     length_predictor: str = setting("exact",
         "completion tokens that orders and bins by length go by: exact (the stated ones), "
         "noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)")
+    slo_classes: str = setting("",
+        "classes with limits on time to first token and per output token, in ms, which requests "
+        f"name as slo_class: {EXAMPLE}", "none")
     preserve_ordering: bool = setting(False,
         "plain answers leave in the order in which their requests came", "off")
 
@@ -197,7 +201,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
             raise ValueError(f"{min(sizes)} is no batch size; every one must be 1 or more")
         return tuple(sorted({*sizes, most}, reverse=True))
 
-    @field_validator("length_predictor", "prefill", "queue_policy", "user_weights")
+    @field_validator("length_predictor", "prefill", "queue_policy", "user_weights", "slo_classes")
     @classmethod
     def _read_list(cls, text: str, info: ValidationInfo) -> str:
         """Refuse a text that its reader cannot read, with the reader's sentence."""
@@ -206,6 +210,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
             "prefill": read_prefill,
             "queue_policy": read_queue_policies,
             "user_weights": read_user_weights,
+            "slo_classes": read_slo_classes,
         }
         readers[str(info.field_name)](text)
         return text

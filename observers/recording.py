@@ -36,6 +36,7 @@ OPTIONAL = {
     each.name: each.default
     for each in fields(Inference)
     if each.name in ("deadline", "streamed", "user", "priority", "queue_timeout_s")
+    or each.name.startswith("slo_")
 }
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 

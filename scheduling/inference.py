@@ -90,6 +90,9 @@ class Inference:
     request_id: str = ""  # the client's name for it, for the request log
     priority: int = 0  # level, 1 first; 0: the default level
     queue_timeout_s: float | None = None  # shortens the limit of its level's queue policy
+    slo_class: str | None = None  # its limits hold where the request states none
+    slo_ttft_ms: float | None = None  # limit of its time to first token
+    slo_tpot_ms: float | None = None  # limit of its time per output token
     # `prefix_cache.block_keys` of the prompt, extended as the completion comes; None: its KV blocks
     # are not shared
     keys: list[bytes] | None = None

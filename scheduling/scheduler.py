@@ -20,9 +20,11 @@ from scheduling.ledger import Ledger
 from scheduling.past import Past
 from scheduling.pauses import PausedRows
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy, View, chosen
+from scheduling.policies.deadlines import read_slo_classes
 from scheduling.policies.lengths import predictor
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
+from scheduling.shedding import SloClasses
 
 EXITS: dict[type[ServingError], State] = {
     Cancelled: State.CANCELLED,
@@ -62,6 +64,7 @@ class Scheduler:
         decoder_batch_sizes: Sequence[int] = (),
         length_predictor: str = "exact",
         user_limits: UserLimits | None = None,
+        slo_classes: str = "",
         preserve_ordering: bool = False,
     ):
         self.policy = policy
@@ -83,6 +86,7 @@ class Scheduler:
         self.past = Past() if policy.reads_past else None
         self._ordering = ResponseOrder() if preserve_ordering else None
         attached = (
+            SloClasses(read_slo_classes(slo_classes)),
             QueuePolicies(order.queue_policies, self.queue, order),
             user_limits if user_limits and user_limits.are_set else None,
             LengthPrediction(predictor(length_predictor), policy.n_bins),
@@ -385,5 +389,6 @@ def build(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -> Schedule
         decoder_batch_sizes=settings.decoder_batch_sizes,
         length_predictor=settings.length_predictor,
         user_limits=UserLimits(settings.user_requests_per_minute, settings.user_tokens_per_minute),
+        slo_classes=settings.slo_classes,
         preserve_ordering=settings.preserve_ordering,
     )

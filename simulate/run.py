@@ -193,6 +193,9 @@ class _Run:
             streamed=self._server.stream,
             user=request.user,
             priority=request.priority or 0,
+            slo_class=request.slo_class,
+            slo_ttft_ms=request.slo_ttft_ms,
+            slo_tpot_ms=request.slo_tpot_ms,
             keys=block_keys(ids, config.block_size) if config.prefix_caching else None,
         )
         greedy = request.temperature == 0 and config.model != "fake"

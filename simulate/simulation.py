@@ -24,6 +24,7 @@ from rich.console import Console
 from client import draws
 from client.draws import Sessions, WorkloadError
 from client.users import Users
+from client.workloads import OF_WORKLOAD
 from compare import comparison as compare
 from compare.machine import command_line, commit, stamp
 from compare.measure import Measurable
@@ -245,8 +246,7 @@ def _rate(known: argparse.Namespace) -> float | None:
 
 def answer(options: Simulation, question: Question) -> None:
     """Print how many replicas are needed, and write the folder."""
-    names = ("lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities")
-    data = {name: value for name in names if (value := getattr(options, name)) is not None}
+    data = {name: value for name in OF_WORKLOAD if (value := getattr(options, name)) is not None}
     arrival = "" if options.arrival == "auto" else options.arrival
     traffic = Traffic(data, arrival, options.trace, options.scale)
     trials = [

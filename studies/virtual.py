@@ -69,6 +69,9 @@ def serve(
             Sampling(seed=request.seed or 0),
             user=request.user,
             priority=request.priority or 0,
+            slo_class=request.slo_class,
+            slo_ttft_ms=request.slo_ttft_ms,
+            slo_tpot_ms=request.slo_tpot_ms,
         )
         for request in requests
     ]

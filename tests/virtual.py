@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import MODES, ORDERS, Limits, Order, Policy
+from scheduling.policies.deadlines import Slo
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
@@ -89,6 +90,7 @@ class Ask:
     queue_timeout_s: float | None = None
     deadline: float | None = None
     streamed: bool = False
+    slo: Slo = Slo()  # noqa: RUF009  (it is frozen)
 
     def group(self, block_size: int) -> list[Inference]:
         ids = [self.content or 0] * self.prompt
@@ -100,7 +102,8 @@ class Ask:
                 member = Inference(
                     ids, self.tokens, Sampling(seed=self.seed), self.deadline,
                     streamed=self.streamed, user=self.user, priority=self.priority,
-                    queue_timeout_s=self.queue_timeout_s, keys=keys and [*keys], leader=leader,
+                    queue_timeout_s=self.queue_timeout_s, slo_ttft_ms=self.slo.ttft_ms,
+                    slo_tpot_ms=self.slo.tpot_ms, keys=keys and [*keys], leader=leader,
                 )  # fmt: skip
                 leader = leader or member
                 group.append(member)

@@ -40,6 +40,7 @@ Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or 
 # a level: 1 is the highest, 0 the default. The scheduler refuses levels that it does not have
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Limit = Timeout  # of a latency, in milliseconds; its class states it for a request that does not
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -99,6 +100,9 @@ class InferenceRequest(BaseModel):
     user: str | None = Field(None, max_length=256)
     priority: Priority = 0
     queue_timeout_s: Timeout | None = None  # in the queue alone
+    slo_class: str | None = Field(None, max_length=256)
+    slo_ttft_ms: Limit | None = None
+    slo_tpot_ms: Limit | None = None
     n: int = Field(1, ge=1, le=MOST_COMPLETIONS)
     cache_salt: str = Field("", max_length=256)
     echo: bool = False
@@ -192,6 +196,9 @@ class _OpenAIRequest(_Lenient):
     user: str | None = Field(None, max_length=256)
     priority: Priority = 0
     queue_timeout_s: Timeout | None = None  # in the queue alone
+    slo_class: str | None = Field(None, max_length=256)
+    slo_ttft_ms: Limit | None = None
+    slo_tpot_ms: Limit | None = None
     n: int = Field(1, ge=1, le=MOST_COMPLETIONS)
     cache_salt: str = Field("", max_length=256)
     stream: bool = False

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 GREEDY = Sampling()
 Body = TypeVar("Body", bound=BaseModel)
 # fields that all routes have under one name
-SHARED = {"timeout_s", "queue_timeout_s", "user", "priority", "n", "cache_salt", "stream"}
+SHARED = {
+    "timeout_s", "queue_timeout_s", "user", "priority", "slo_class", "slo_ttft_ms", "slo_tpot_ms",
+    "n", "cache_salt", "stream",
+}  # fmt: skip
 Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
 
 
@@ -39,6 +42,9 @@ class Request:
     queue_timeout_s: float | None = None
     user: str | None = None
     priority: int = 0
+    slo_class: str | None = None
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
     n: int = 1  # completions of each prompt
     cache_salt: str = ""  # requests with another one share no KV blocks
     # strings that end an answer, beside sampling.stop_ids; None: not even these end it

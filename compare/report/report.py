@@ -28,7 +28,7 @@ from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 
 Drawing = Callable[[], Figure]
 # of a workload, where given
-SHOWN = ("lengths", "prompts", "prefixes", "sessions", "priorities", "scale")
+SHOWN = ("lengths", "prompts", "prefixes", "sessions", "priorities", "slo_mix", "scale")
 RATES = (
     "A variant's capacity is what it completed while requests were always waiting, at all rates "
     "beyond it: tokens a second over the mean tokens of a request. Its queue begins to grow "
@@ -265,7 +265,7 @@ def show(run: Run, console: Console) -> None:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():
             say(f"{name:>8}: {tables.line_text(result['latency_line'])}")
-    for kind in ("by_user", "by_priority"):
+    for kind in ("by_user", "by_priority", "by_class"):
         if table := who_waits.terminal_table(run.variants, kind):
             console.print(table)
     if run.points:

@@ -1,4 +1,5 @@
-"""Section "Who waits": effect of each variant on short and long requests, users and priorities.
+"""Section "Who waits": effect of each variant on short and long requests, users, priorities and
+classes.
 
 Groups are those of compare.groups; of many users or levels those with the most requests are shown.
 """
@@ -23,8 +24,9 @@ from compare.results import Key, keys
 LATENCIES = keys("mean_e2el_ms", "p50_e2el_ms", "p99_e2el_ms")
 SET_ASIDE = keys("mean_preempted_ms", "mean_paused_ms")
 FIRST_TOKENS = keys("mean_ttft_ms", "p50_ttft_ms", "p99_ttft_ms")
-COLUMNS = [*keys("output_throughput"), *LATENCIES, *FIRST_TOKENS, *SET_ASIDE]
-HEAD = {"by_length": "length", "by_user": "user", "by_priority": "priority"}
+RATES = keys("output_throughput", "goodput", "attainment")
+COLUMNS = [*RATES, *LATENCIES, *FIRST_TOKENS, *SET_ASIDE]
+HEAD = {"by_length": "length", "by_user": "user", "by_priority": "priority", "by_class": "class"}
 QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
 LEVELS = {"0": "default level", "1": "level 1 (highest)"}
 WIDTH = 4  # panels side by side
@@ -51,7 +53,7 @@ class Group:
 
 def groups(results: Results, kind: str) -> list[Group]:
     """Return the groups of a kind that are shown; none where the trace has none."""
-    by_seed = [result[kind] for seeds in results.values() for result in seeds]
+    by_seed = [result.get(kind, {}) for seeds in results.values() for result in seeds]
     every = []
     for name in _names(results, kind):
         numbers = {v: [each[kind].get(name, {}) for each in seeds] for v, seeds in results.items()}
@@ -71,7 +73,11 @@ def groups(results: Results, kind: str) -> list[Group]:
 
 def _names(results: Results, kind: str) -> list[str]:
     """Return the names of all groups of a kind, in their own order."""
-    return [*dict.fromkeys(name for seeds in results.values() for r in seeds for name in r[kind])]
+    return [
+        *dict.fromkeys(
+            name for seeds in results.values() for r in seeds for name in r.get(kind, ())
+        )
+    ]
 
 
 def _title(results: Results, kind: str) -> str:
@@ -102,7 +108,8 @@ def terminal_table(results: Results, kind: str) -> Table | None:
     """Users or levels, for the terminal; None where the trace has none."""
     if not groups(results, kind):
         return None
-    shown = {key: key.short for key in COLUMNS[:4] if key.short}
+    numbers = [group.numbers for group in groups(results, kind)]
+    shown = {key: key.short for key in tables.present([*RATES, *LATENCIES], numbers) if key.short}
     return tables.terminal(_rows(results, kind, shown), left=2)
 
 
@@ -129,7 +136,7 @@ def of_groups(results: Sequence[Result]) -> dict[str, Any]:
     return {
         kind: {
             name: tables.estimates(COLUMNS, [each[kind].get(name, {}) for each in results])
-            for name in dict.fromkeys(name for each in results for name in each[kind])
+            for name in dict.fromkeys(name for each in results for name in each.get(kind, ()))
         }
         for kind in HEAD
     }

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from scheduling.policies.base import Limits, Plan, Policy, View, setting
+from scheduling.policies.deadlines import Edf
 from scheduling.policies.demand import VICTIMS
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.fair import Fair
@@ -28,6 +29,7 @@ __all__ = [
     "ORDERS",
     "VICTIMS",
     "Dynamic",
+    "Edf",
     "Fair",
     "Fcfs",
     "Hrrn",
@@ -66,6 +68,7 @@ ORDERS: dict[str, type[Order]] = {
     "fair": Fair,
     "srpt": Srpt,
     "mlfq": Mlfq,
+    "edf": Edf,
 }
 Choice = TypeVar("Choice", Policy, Order)
 

@@ -80,6 +80,18 @@ def test_priorities_are_drawn_in_their_shares_and_change_nothing_else() -> None:
     assert {1} in by_talk and {2} in by_talk
 
 
+def test_classes_are_drawn_in_their_shares_with_their_limits_and_change_nothing_else() -> None:
+    plain = Workload(seed=3).requests(3000, "poisson:5")
+    mix = ["0.3:chat=ttft:200,tpot:50", "0.7:batch=ttft:9000"]
+    requests = Workload(seed=3, slo_mix=mix).requests(3000, "poisson:5")
+    found = [(r.slo_class, r.slo_ttft_ms, r.slo_tpot_ms) for r in requests]
+    assert set(found) == {("chat", 200.0, 50.0), ("batch", 9000.0, None)}
+    assert found.count(("chat", 200.0, 50.0)) == pytest.approx(900, abs=80)
+    without = {"slo_class": None, "slo_ttft_ms": None, "slo_tpot_ms": None}
+    assert [r.model_copy(update=without) for r in requests] == plain
+    assert " of class chat" in described(describe(requests))
+
+
 def test_a_description_names_users_and_levels() -> None:
     requests = Workload(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
     words = described(describe(requests))

@@ -135,6 +135,9 @@ def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> No
         ({"priorities": ["1:-1"]}, "give SHARE:LEVEL"),
         ({"priorities": ["0.5:1", "0.5:1"]}, "give SHARE:LEVEL"),
         ({"priorities": ["0:1", "1:2"]}, "give SHARE:LEVEL"),
+        ({"slo_mix": ["0.5:a=ttft:1", "0.4:b=tpot:1"]}, "sum to 0.9; make it 1"),
+        ({"slo_mix": ["a=ttft:1"]}, "give SHARE:NAME=ttft:MS,tpot:MS"),
+        ({"slo_mix": ["1:a=e2el:1"]}, "--slo-mix: 'a=e2el:1' is no class; write NAME=ttft:MS"),
     ],
 )
 def test_options_that_are_unknown_or_contradict_each_other_are_refused(
@@ -151,6 +154,7 @@ def test_options_that_are_unknown_or_contradict_each_other_are_refused(
         {"prefixes": "2:5:1"},
         {"sessions": "3:0.5"},
         {"priorities": ["0.5:1", "0.5:0"]},
+        {"slo_mix": ["0.5:a=ttft:9,tpot:3.5", "0.5:b=tpot:2"]},
         {"users": ["a,9,fixed:2", "b,9,fixed:3"]},
     ],
 )

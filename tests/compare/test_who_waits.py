@@ -82,6 +82,24 @@ def test_each_group_has_its_own_numbers_and_users_add_up() -> None:
     assert not {"user", "priority"} & with_requests(result, outcomes)["requests"][4].keys()
 
 
+def test_goodput_of_a_class_is_of_its_own_limits_and_those_of_all() -> None:
+    """Request i takes i + 1 s, its first token half a second; its 4 tokens follow evenly."""
+    slos = [("chat", 600, 200), ("chat", 600, 200), ("chat", 400, None), ("batch", 9000, None)]
+    requests = [
+        ask(i, 4).model_copy(update={"slo_class": name, "slo_ttft_ms": ttft, "slo_tpot_ms": tpot})
+        for i, (name, ttft, tpot) in enumerate(slos)
+    ]
+    outcomes = [answered(request, request.id + 1.0, 0.5) for request in requests]
+    result = judged(requests, outcomes, {})
+    chat, batch = result["by_class"]["chat"], result["by_class"]["batch"]
+    assert (chat["attainment"], batch["attainment"], result["attainment"]) == (1 / 3, 1, 0.5)
+    assert chat["goodput"] + batch["goodput"] == pytest.approx(result["goodput"])
+    both = judged(requests, outcomes, {"e2el": 3500.0})
+    assert both["by_class"]["batch"]["attainment"] == 0 and both["attainment"] == 0.25
+    table = who_waits.table({"edf": [result]}, "by_class")
+    assert "goodput, requests/s | within limits, % |" in table and "| edf | chat | 3 |" in table
+
+
 def test_groups_are_the_same_requests_whatever_was_answered() -> None:
     """By lengths of answers, a variant that refuses long requests would have other quarters."""
     requests = [ask(i, i + 1) for i in range(8)]

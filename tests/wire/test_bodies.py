@@ -172,7 +172,8 @@ def test_a_prompt_and_its_tokens_may_fill_the_context(
 OFFERED = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_k",
     "top_p", "seed", "stop", "ignore_eos", "timeout_s", "stream", "stream_options", "user",
-    "priority", "queue_timeout_s", "n", "cache_salt", "echo", "logprobs", "top_logprobs",
+    "priority", "queue_timeout_s", "slo_class", "slo_ttft_ms", "slo_tpot_ms", "n", "cache_salt",
+    "echo", "logprobs", "top_logprobs",
     "presence_penalty", "frequency_penalty", "stop_token_ids", "min_tokens",
 }  # fmt: skip
 

@@ -1,0 +1,76 @@
+"""Requests with limits of their own: what is due first, classes, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.errors import InvalidRequest
+from scheduling.inference import Inference
+from scheduling.policies import Dynamic, Edf
+from scheduling.policies.deadlines import Slo, due_at, read_slo_classes
+from tests.virtual import Ask, make_scheduler, run
+
+# One row, an iteration a second.
+#
+#     request   arrives   tokens   first token due    each later one due
+#     A         0.0       4        never
+#     B         0.5       3        2.5                2 s after the one before
+#     C         1.5       1        5.5
+#
+#     t       0 1 2 3 4 5 6 7
+#     fcfs    A A A A B B B C      B's first token comes at 5, C's at 8
+#     edf     A B B C B A A A      at 3 B's next token is due at 6: C goes before it
+EXAMPLE = [
+    Ask(0.0, tokens=4),
+    Ask(0.5, tokens=3, slo=Slo(2000, 2000)),
+    Ask(1.5, slo=Slo(4000)),
+]
+
+
+def test_what_is_due_first_is_computed_and_a_row_that_is_ahead_is_paused() -> None:
+    served = run(Dynamic(), EXAMPLE, order=Edf(), max_batch_size=1)
+    assert " ".join(served.batches) == "A B B C B A A A"
+    assert served.inferences[1].token_times == [2, 3, 5]
+
+
+def test_a_late_row_goes_before_a_prompt_and_after_a_preemption_its_next_token_is_due() -> None:
+    late, prompt = Inference([0], 9), Inference([0], 9, slo_ttft_ms=100)
+    late.slo_ttft_ms, late.slo_tpot_ms, prompt.arrived_at = 50, 10, 3.0
+    assert due_at(late) == 0.05 and due_at(prompt) == 3.1
+    late.token_times = [2.0, 3.0]
+    assert due_at(late) == 2.02 and Edf().turn(late) < Edf().turn(prompt)
+    late.slo_tpot_ms = None
+    assert due_at(late) == float("inf"), "its first token is there, and it states no other limit"
+
+
+def test_classes_are_read_and_others_refused_with_the_form() -> None:
+    assert read_slo_classes("a=ttft:200,tpot:50 b=tpot:0.5") == {
+        "a": Slo(200, 50),
+        "b": Slo(None, 0.5),
+    }
+    assert read_slo_classes("none") == read_slo_classes("") == {}
+    for wrong in ("a", "a=", "=ttft:1", "a=ttft", "a=ttft:0", "a=ttft:1,ttft:2", "a=e2el:1"):
+        with pytest.raises(ValueError, match="is no class; write NAME=ttft:MS"):
+            read_slo_classes(wrong)
+    with pytest.raises(ValueError, match="class a is defined twice"):
+        read_slo_classes("a=ttft:1 a=tpot:1")
+
+
+def limits(classes: str, name: str | None, **stated: float) -> Slo:
+    """Return the limits of a request once it is queued."""
+    scheduler = make_scheduler(Dynamic(), slo_classes=classes)
+    inference = Inference([0], 1, slo_class=name, **stated)  # type: ignore[arg-type]
+    scheduler.enqueue([inference], 0.0)
+    return Slo(inference.slo_ttft_ms, inference.slo_tpot_ms)
+
+
+def test_a_class_fills_in_what_a_request_does_not_state() -> None:
+    classes = "chat=ttft:200,tpot:50 batch=ttft:9000"
+    assert limits(classes, "chat") == Slo(200, 50)
+    assert limits(classes, "chat", slo_tpot_ms=70) == Slo(200, 70)
+    assert limits(classes, None) == Slo()
+    assert limits("", "any", slo_ttft_ms=5) == Slo(5), "a label, where no classes are defined"
+    for defined, stated, known in ((classes, {"slo_ttft_ms": 5}, "chat, batch"), ("", {}, "none")):
+        with pytest.raises(InvalidRequest, match=f"no class 'cat' here; .*{known}") as refused:
+            limits(defined, "cat", **stated)
+        assert refused.value.param == "slo_class"
