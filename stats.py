@@ -283,8 +283,7 @@ DEFINITIONS = {
     "total_token_throughput": "(prompt + completion tokens) / wall-clock of the run, tok/s",
     "wall_clock_s": "first send (at the server: first arrival) to the last ending, an answer's or "
     "a failure's",
-    "goodput": "requests per second that meet every stated limit, of all requests and their own; "
-    "failed and refused ones miss",
+    "goodput": "requests per second that meet every stated limit; failed and refused ones miss",
     "attainment": "share of all requests that meet every stated limit; goodput and it are measured "
     "from the schedule",
     "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited; a later "
