@@ -1,9 +1,10 @@
 """vLLM pull request 56455, "[Perf]Support Support bounded prefill admission for scheduler." (open).
 
 Read: its description in part, and its code and tests (prefill_admission.py). Taken: when a wave
-begins, its size, and that rows which it displaces keep their KV blocks. Chosen here: `max_num_seqs`
-is `--max-batch-size` without the slots, since no more requests run here than that. The description
-has an example of 25 slots for 128 rows; the default below is about that share of 32.
+begins, its size, and that rows which it displaces keep their KV blocks. There as many requests more
+than `max_num_seqs` run as there are slots. Here no more run than `--max-batch-size`, so that all
+but the slots are `max_num_seqs`: the same rows as of another policy need that many more. The
+description's example has 25 slots for 128 rows; the default below is about that share of 32.
 """
 
 from __future__ import annotations
