@@ -95,8 +95,8 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
      [Ask(0.0, tokens=5), Ask(0.5, 3), Ask(2.5, 5)], {"max_batch_size": 3}, "A A AB A AC"),
     ("prefill_waves", {"prefill_slots": 2},  # A is paused for B and C, and they for A
      [Ask(0.0, tokens=5), *2 * [Ask(0.5, tokens=2)]], {"max_batch_size": 4}, "A BC AB AC A A"),
-    ("few_prefills", {"max_prefills": 1},
-     [Ask(0.0, 25, tokens=2), Ask(0.0)], {"max_batch_size": 2, "token_budget": 10}, "A A A AB"),
+    ("prefill_interval", {"prefill_interval": 4},
+     [Ask(0.0, tokens=6), Ask(0.5)], {"max_batch_size": 2}, "A A A A AB A"),
 ]  # fmt: skip
 
 
