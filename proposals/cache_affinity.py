@@ -5,8 +5,6 @@ order and its defaults. Left out: priorities before the cache, which are `--orde
 Not said: the order of those that have waited too long, which is that of arrival here.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,9 +28,7 @@ class CacheAffinity(Order):
     affinity_buckets: tuple[int, ...] = setting(
         (4, 16, 64, 256), "cached KV blocks at which buckets begin", "4,16,64,256"
     )
-    affinity_guard_s: float = setting(
-        0.01, "requests that came within this time go as they came", ge=0
-    )
+    affinity_guard_s: float = setting(0.01, "requests this close go as they came", ge=0)
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         edges = sorted(self.affinity_buckets)

@@ -7,8 +7,6 @@ score and its defaults, one queue an iteration. Left out: ranges that are made a
 prompts come (Refine-and-Prune), and weights that tune themselves (Bayesian Meta-Optimizer).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

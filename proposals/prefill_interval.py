@@ -8,8 +8,6 @@ brought the setting for data parallelism; they are not here. The text's default,
 below was the best in 44558.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from scheduling.policies.base import Plan, View, setting
@@ -18,9 +16,7 @@ from scheduling.policies.dynamic import Dynamic
 
 @dataclass(frozen=True)
 class PrefillInterval(Dynamic):
-    """`dynamic`, but while rows decode, prompts are computed in every Nth iteration alone, beside
-    them.
-    """
+    """`dynamic`, but while rows decode, prompts are computed in every Nth iteration only."""
 
     prefill_interval: int = setting(2, "iterations from one with prompts to the next", ge=1)
 

@@ -7,8 +7,6 @@ but the slots are `max_num_seqs`: the same rows as of another policy need that m
 description's example has 25 slots for 128 rows; the default below is about that share of 32.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from scheduling.inference import Inference

@@ -5,8 +5,6 @@ order. Left out: the wait for KV that comes from another server, which there is 
 said: the order of a request with several prompts, which goes by the sum of their blocks here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,9 +22,7 @@ class ResidualSjf(Order):
     """
 
     in_order: ClassVar[bool] = False
-    residual_max_wait_s: float = setting(
-        10.0, "a request that has waited this long goes before shorter ones", gt=0
-    )
+    residual_max_wait_s: float = setting(10.0, "longest wait behind shorter ones", gt=0)
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         def cost(member: Inference) -> int:

@@ -6,8 +6,6 @@ remembered, so that there is no time after which a session is forgotten, and of 
 requests the first arrival goes. The defaults were not found; those below are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice

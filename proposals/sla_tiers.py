@@ -7,8 +7,6 @@ batch. Not said: the cap's value, and what it counts. Chosen here: half of `--to
 tokens to compute. A request has one number, so that its `priority` is its tier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -30,9 +28,7 @@ class SlaTiers(Order):
     """
 
     in_order: ClassVar[bool] = False
-    interactive_share: float = setting(
-        0.5, "share of token_budget that interactive prompts may take", gt=0, le=1
-    )
+    interactive_share: float = setting(0.5, "share of token_budget for them", gt=0, le=1)
 
     def rank(self, inference: Inference) -> int:
         return min(inference.priority or BATCH, BACKGROUND)

@@ -6,8 +6,6 @@ constants. Left out: the share of an iteration's tokens that is kept for urgent 
 here: a context of 1,024 tokens, GPT-2's, for `max_model_len`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -44,9 +42,7 @@ class SloBias(Order):
         further = (size - 1) / 9
         if (prompt <= self.slo_short_tokens) == (self.slo_bias >= 0):  # it is favoured
             return between(BASE_S, MIDDLE_S, further)
-        if size <= 1:
-            return between(BASE_S, MIDDLE_S, size)
-        return between(MIDDLE_S, MOST_S, further)
+        return between(BASE_S, MIDDLE_S, size) if size <= 1 else between(MIDDLE_S, MOST_S, further)
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         def points(members: Sequence[Inference]) -> float:

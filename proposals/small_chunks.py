@@ -6,8 +6,6 @@ from the request's arrival. Chosen here: 32 tokens, and milliseconds since the a
 steps, which a policy without memory cannot count. None is put off when a row gives its blocks up.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -23,9 +21,7 @@ class SmallChunks(Dynamic):
 
     in_order: ClassVar[bool] = False
     small_chunk_tokens: int = setting(32, "tokens of a chunk that is computed at once", ge=1)
-    small_chunk_delay_ms: float = setting(
-        20.0, "time since its arrival after which a chunk is not put off", gt=0
-    )
+    small_chunk_delay_ms: float = setting(20.0, "longest wait since the arrival", gt=0)
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)

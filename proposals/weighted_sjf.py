@@ -6,8 +6,6 @@ itself was not found. Taken: the score, its medians and weights. Not said: the o
 scores, which is that of arrival here. A prompt is the longest of its request.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

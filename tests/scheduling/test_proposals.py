@@ -24,7 +24,6 @@ for file in sorted((ROOT / "proposals").glob("*.py")):
     name = file.stem.title().replace("_", "")
     KINDS[file.stem] = getattr(importlib.import_module(f"proposals.{file.stem}"), name)
 EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-never_reads = test_orders.test_orders_never_read_how_long_an_answer_may_be
 any_workload: Any = test_policies.test_any_workload_is_served_once_within_every_limit
 
 
@@ -50,7 +49,7 @@ def test_any_workload_is_served_within_every_limit(kind: type[Any]) -> None:
 
     holds()
     if issubclass(kind, Order):
-        never_reads(kind)
+        test_orders.test_orders_never_read_how_long_an_answer_may_be(kind)
 
 
 @EVERY
@@ -66,11 +65,10 @@ def test_tokens_are_those_of_each_request_alone(
     assert served == expected
 
 
-# an iteration a second, blocks of 4; A runs when the others come
-WARM, COLD = Ask(0.0, prompt=9, tokens=3, content=1), Ask(0.1, prompt=5)
-LATE = Ask(0.2, prompt=9, content=1)  # finds two blocks of A's prompt
+# an iteration a second; A runs when the others come; LATE finds two blocks of WARM's prompt
+WARM, COLD, LATE = Ask(0.0, 9, 3, content=1), Ask(0.1, 5), Ask(0.2, 9, content=1)
 SESSIONS = [replace(WARM, user="u"), COLD, replace(LATE, user="u"), replace(LATE, user="u")]
-TIERS = [Ask(0.0, prompt=3, priority=priority) for priority in (1, 1, 2)]
+CHUNKS = [Ask(0.0, tokens=5), Ask(0.5, 3), Ask(2.5, 5)]
 EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
     ("weighted_sjf", {"sjf_length_median": 4},
      [Ask(0.0, tokens=3), Ask(0.1, 8), Ask(2.5)], {}, "A A A C B"),
@@ -84,19 +82,22 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
     ("cache_affinity", {}, [WARM, COLD, LATE], {}, "A A A B C"),
     ("session_affinity", {"session_max_wait_s": 9.0}, SESSIONS, {}, "A A A C D B"),
     ("session_affinity", {"session_max_wait_s": 3.5}, SESSIONS, {}, "A A A C B D"),
-    ("sla_tiers", {}, TIERS, {"max_batch_size": 3, "token_budget": 8}, "AC B"),
+    ("sla_tiers", {}, [Ask(0.0, 3, priority=n) for n in (1, 1, 2)],
+     {"max_batch_size": 3, "token_budget": 8}, "AC B"),
     ("sla_tiers", {}, [Ask(0.0, priority=n) for n in (3, 0, 2, 1)], {}, "D B C A"),
     ("slo_bias", {}, [Ask(0.0, tokens=3), Ask(0.1, 50), Ask(0.12)], {}, "A A A C B"),
     ("slo_bias", {"slo_bias": -10.0, "slo_short_tokens": 9},
      [Ask(0.0, tokens=3), Ask(0.1), Ask(1.0, 50)], {}, "A A A C B"),
     ("small_chunks", {"small_chunk_tokens": 8, "small_chunk_delay_ms": 1e6},
-     [Ask(0.0, tokens=5), Ask(0.5, 3), Ask(2.5, 5)], {"max_batch_size": 3}, "A A A ABC A"),
+     CHUNKS, {"max_batch_size": 3}, "A A A ABC A"),
     ("small_chunks", {"small_chunk_tokens": 8, "small_chunk_delay_ms": 1e3},
-     [Ask(0.0, tokens=5), Ask(0.5, 3), Ask(2.5, 5)], {"max_batch_size": 3}, "A A AB A AC"),
+     CHUNKS, {"max_batch_size": 3}, "A A AB A AC"),
     ("prefill_waves", {"prefill_slots": 2},  # A is paused for B and C, and they for A
      [Ask(0.0, tokens=5), *2 * [Ask(0.5, tokens=2)]], {"max_batch_size": 4}, "A BC AB AC A A"),
     ("prefill_interval", {"prefill_interval": 4},
      [Ask(0.0, tokens=6), Ask(0.5)], {"max_batch_size": 2}, "A A A A AB A"),
+    ("pressure_budget", {"pressure_share": 0.2}, [Ask(0.0, tokens=4), Ask(0.5, 7), Ask(0.6)],
+     {"max_batch_size": 2, "token_budget": 5}, "A AB AB AB BC"),
 ]  # fmt: skip
 
 
@@ -115,6 +116,5 @@ def test_none_starves_that_a_proposal_promises_not_to_starve(name: str) -> None:
     others = [Ask(0.2 + i / 2, prompt=9, content=1, user="u") for i in range(100)]
     asks = [replace(WARM, user="u"), Ask(0.1, prompt=50), *others]
     [bound] = [each.name for each in fields(KINDS[name]) if each.name.endswith("max_wait_s")]
-    order = KINDS[name](**{bound: 20.0})
-    served = run(Dynamic(), asks, order=order, max_batch_size=1)
+    served = run(Dynamic(), asks, order=KINDS[name](**{bound: 20.0}), max_batch_size=1)
     assert served.admitted_at[1] == 21.0
