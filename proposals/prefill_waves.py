@@ -4,7 +4,7 @@ Read: its description in part, and its code and tests (prefill_admission.py). Ta
 begins, its size, and that rows which it displaces keep their KV blocks. There as many requests more
 than `max_num_seqs` run as there are slots. Here no more run than `--max-batch-size`, so that all
 but the slots are `max_num_seqs`: the same rows as of another policy need that many more. The
-description's example has 25 slots for 128 rows; the default below is about that share of 32.
+description's example has 25 slots for 128 rows; chosen here: a share.
 """
 
 from dataclasses import dataclass, replace
@@ -16,18 +16,19 @@ from scheduling.policies.dynamic import Dynamic
 
 @dataclass(frozen=True)
 class PrefillWaves(Dynamic):
-    """`dynamic`, but when all rows but `prefill_slots` decode, they do so alone. Once fewer do, as
-    many prompts as there are slots go before them, and the rows that they displace are paused.
+    """`dynamic`, but when all rows but a `wave_share` decode, they do so alone. Once fewer do, as
+    many prompts as that share go before them, and the rows that they displace are paused.
     """
 
-    prefill_slots: int = setting(5, "prompts that are computed at once", ge=1)
+    wave_share: float = setting(0.2, "share of rows for prompts, one at least", ge=0, le=1)
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
-        slots = min(self.prefill_slots, view.limits.max_batch_size - 1)
+        most = view.limits.max_batch_size
+        slots = min(max(1, int(self.wave_share * most)), most - 1)
         if not slots or plan.preempt:
             return plan
-        rows = view.limits.max_batch_size - slots
+        rows = most - slots
         decoding = [row for row in plan.run if row[0].decodes]
         if len(decoding) >= rows:
             return Plan(run=decoding[:rows])

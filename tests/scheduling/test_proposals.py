@@ -92,7 +92,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
      CHUNKS, {"max_batch_size": 3}, "A A A ABC A"),
     ("small_chunks", {"small_chunk_tokens": 8, "small_chunk_delay_ms": 1e3},
      CHUNKS, {"max_batch_size": 3}, "A A AB A AC"),
-    ("prefill_waves", {"prefill_slots": 2},  # A is paused for B and C, and they for A
+    ("prefill_waves", {"wave_share": 0.5},  # A is paused for B and C, and they for A
      [Ask(0.0, tokens=5), *2 * [Ask(0.5, tokens=2)]], {"max_batch_size": 4}, "A BC AB AC A A"),
     ("prefill_interval", {"prefill_interval": 4},
      [Ask(0.0, tokens=6), Ask(0.5)], {"max_batch_size": 2}, "A A A A AB A"),
