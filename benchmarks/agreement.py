@@ -51,6 +51,7 @@ BENCHMARK = Benchmark(
     "The engine against the oracle.",
     {"--n": (8, "requests"), "--tokens": (24, "completion tokens of each")},
     NO_HTTP | {"mode", "loop_interval_ms"},  # two modes, and no manager
+    of_engine=True,
 )
 
 
@@ -131,7 +132,7 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
 
 
 def main() -> None:
-    options, configs = BENCHMARK.engine_configs(
+    options, configs = BENCHMARK.configs(
         lambda options: ["dynamic", "static"],
         token_budget=280,
         kv_cache="1GB",  # the oracle needs memory beside the engine

@@ -35,6 +35,7 @@ BENCHMARK = Benchmark(
         "--top-p": (float, "as of a request"),
     },
     NO_HTTP | {"mode"},  # the results are by mode
+    of_engine=True,
 )
 
 
@@ -94,7 +95,7 @@ def measure(config: Config, requests: Sequence[Prompted], sampling: Sampling) ->
 
 
 def main() -> None:
-    options, configs = BENCHMARK.engine_configs(
+    options, configs = BENCHMARK.configs(
         lambda options: options.modes.split(","), max_batch_size=lambda options: max(1, options.n)
     )
     if options.temperature < 0 or not 0 < (options.top_p or 1) <= 1:

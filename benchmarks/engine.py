@@ -38,7 +38,6 @@ from config import ONLY_IN, Config, ConfigError
 from config.resolve import native_bfloat16
 from generate.cached import CachedGenerator
 from generate.linear import Int8Linear
-from model import KVCache
 from scheduling.inference import Inference, Iteration, Row
 
 GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much to spare
@@ -57,6 +56,7 @@ BENCHMARK = Benchmark(
     },
     # neither a scheduler nor its loop
     NO_HTTP | PREFIXES | {"mode", "max_waiting", "loop_interval_ms", *ONLY_IN},
+    of_engine=True,
 )
 
 
@@ -121,14 +121,6 @@ class Machine:
             kernels.load().read_int64(words.data_ptr(), words.numel(), self._threads)
         else:
             words.sum()
-
-
-def fill(cache: KVCache) -> None:
-    """Write every slot once: memory that never was written is all one page of zeros, which is read
-    from a cache.
-    """
-    for tensor in (*cache.layers, *(cache.scales or ())):
-        tensor.fill_(1)
 
 
 def timed_steps(
@@ -207,7 +199,9 @@ def measure(
         raise ConfigError(
             "the KV cache does not hold that many rows of that context; raise --kv-cache"
         )
-    fill(engine.attention.cache)
+    kept = engine.attention.cache
+    for tensor in (*kept.layers, *(kept.scales or ())):
+        tensor.fill_(1)  # memory that never was written is one page of zeros, in the CPU's cache
     steps = []
     for context, n in product(contexts, rows):
         steps.append(against_bound(engine, machine, config, n, context, repeats))
@@ -264,9 +258,7 @@ def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
 
 
 def main() -> None:
-    options, [config] = BENCHMARK.engine_configs(
-        max_batch_size=lambda options: max(numbers(options.rows))
-    )
+    options, [config] = BENCHMARK.configs(max_batch_size=lambda options: max(numbers(options.rows)))
     rows, contexts = numbers(options.rows), numbers(options.contexts)
     prompts = numbers(options.prompts) if options.prompts else []
     if max(contexts + prompts) > config.max_model_len:

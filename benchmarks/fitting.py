@@ -256,11 +256,8 @@ def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any
     }
     if calm:
         errors = 100 * np.array([each.seconds * PS / costs.of(each.iteration) - 1 for each in calm])
-        p5, p50, p95 = np.percentile(errors, (5, 50, 95)).tolist()
+        result |= {f"p{p}_percent": float(np.percentile(errors, p)) for p in (5, 50, 95)}
         result |= {
-            "p5_percent": p5,
-            "p50_percent": p50,
-            "p95_percent": p95,
             "mean_absolute_percent": float(np.abs(errors).mean()),
             "outliers_percent": 100 * float((errors > 100 * (OUTLIER - 1)).mean()),
         }

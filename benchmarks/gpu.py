@@ -57,6 +57,7 @@ BENCHMARK = Benchmark(
         "--out": (Path, "folder for the results, results/gpu/MODEL if there is"),
     },
     ONLY_OVER_HTTP,
+    of_engine=True,
 )
 
 
@@ -109,13 +110,6 @@ def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
     return f"exit code {code}: {log.read_text().strip()[-300:]}" if code else None
 
 
-def startup_s(settings: Mapping[str, Any], seconds: float) -> float:
-    """From the launcher's start until the server is ready. Raises ServerError after `seconds`."""
-    start = time.perf_counter()
-    with server("dynamic", settings, seconds):
-        return time.perf_counter() - start
-
-
 def page(result: Mapping[str, Any], config: Config, texts: Mapping[str, str]) -> str:
     """gpu.md."""
     hardware = result["hardware"]
@@ -138,7 +132,7 @@ def page(result: Mapping[str, Any], config: Config, texts: Mapping[str, str]) ->
 
 def main() -> None:
     deadline = time.monotonic() + 60 * MINUTES
-    options, [config] = BENCHMARK.engine_configs(**DEFAULTS)
+    options, [config] = BENCHMARK.configs(**DEFAULTS)
     out = options.out or Path("results/gpu") / config.model_name
     if out.exists() and not (out / "gpu.md").exists():
         raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")
@@ -150,10 +144,10 @@ def main() -> None:
         "config": config.model_dump(exclude={*ONLY_OVER_HTTP}),
         "problems": problems,
     } | stamp()
+    start = time.monotonic()
     try:
-        result["startup_s"] = startup_s(
-            DEFAULTS | chosen_settings(options), deadline - time.monotonic()
-        )
+        with server("dynamic", DEFAULTS | chosen_settings(options), deadline - start):
+            result["startup_s"] = time.monotonic() - start
     except ServerError as error:
         problems["start-up"] = str(error)
     texts = {}

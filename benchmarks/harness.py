@@ -48,13 +48,15 @@ class Benchmark:
     """The command line of `python -m benchmarks.NAME`, and the writer of its results.
 
     options: its own flags, each with its default (or its type, if it has none) and help. unused:
-    settings of a server without effect here, which are neither offered nor recorded.
+    settings of a server without effect here, which are neither offered nor recorded. of_engine: it
+    measures the engine, and refuses a model or a generator without one.
     """
 
     name: str
     description: str
     options: Mapping[str, tuple[Any, str]]
     unused: Collection[str] = ()
+    of_engine: bool = False
 
     @property
     def program(self) -> list[str]:
@@ -73,10 +75,6 @@ class Benchmark:
                 text = f"{text} (default: {default})"
                 parser.add_argument(flag, type=type(default), default=default, help=text)
         return parser
-
-    def parse(self) -> argparse.Namespace:
-        """The options of a benchmark that takes no settings of a server. Raises ConfigError."""
-        return self.parser().parse_args()
 
     def configs(
         self,
@@ -104,14 +102,7 @@ class Benchmark:
             elsewhere = {name for name in chosen if any(meaningful(name, other) for other in names)}
             flags = {k: v for k, v in chosen.items() if meaningful(k, mode) or k not in elsewhere}
             configs.append(build(mode, flags, values))
-        return options, configs
-
-    def engine_configs(
-        self, *arguments: Any, **defaults: Any
-    ) -> tuple[argparse.Namespace, list[Config]]:
-        """Return the same as `configs`; engines that are not ours to measure are refused."""
-        options, configs = self.configs(*arguments, **defaults)
-        if any(config.model == "fake" or config.generator != "cached" for config in configs):
+        if self.of_engine and any(c.model == "fake" or c.generator != "cached" for c in configs):
             raise ConfigError(
                 "this benchmark measures the engine: leave out --model fake and --generator naive"
             )

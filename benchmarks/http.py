@@ -10,7 +10,6 @@ Nothing else should run.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ import numpy as np
 import psutil
 
 from benchmarks.harness import Benchmark, Round, alternate, mean, run
-from client.calls import get
 from compare.deployments import Deployment
 from compare.report.tables import formatted, markdown
 from compare.servers import ALONE, server
@@ -81,17 +79,9 @@ def kinds(clients: int, tokens: int) -> list[Traffic]:
     ]
 
 
-def processes(url: str) -> list[psutil.Process]:
-    """All processes of a server that this process started."""
-    [worker, *_] = get(url)["pids"]
-    chain = [psutil.Process(worker), *psutil.Process(worker).parents()]
-    [top] = [process for process in chain if process.ppid() == os.getpid()]
-    return [top, *top.children(recursive=True)]
-
-
-def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """CPU time so far, user and system."""
-    spent = [process.cpu_times() for process in processes]
+def cpu_s() -> float:
+    """CPU time so far, user and system, of the server, which is all that this process started."""
+    spent = [each.cpu_times() for each in psutil.Process().children(recursive=True)]
     return sum(each.user + each.system for each in spent)
 
 
@@ -110,15 +100,15 @@ async def load(url: str, traffic: Traffic, seconds: float) -> dict[str, float]:
                 assert response.status == 200, response.status
             latencies_s.append(time.perf_counter() - start)
 
-    servers, connector = processes(url), aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(session)) for _ in range(traffic.clients)]
         await asyncio.sleep(WARM_S)
-        start, spent_s = time.perf_counter(), cpu_s(servers)
+        start, spent_s = time.perf_counter(), cpu_s()
         latencies_s.clear()
         chunks = 0
         await asyncio.sleep(seconds)
-        took_s, spent_s = time.perf_counter() - start, cpu_s(servers) - spent_s
+        took_s, spent_s = time.perf_counter() - start, cpu_s() - spent_s
         seen, n_chunks = np.array(latencies_s), chunks
         for task in tasks:
             task.cancel()
@@ -150,9 +140,8 @@ def table(rounds: Mapping[str, Mapping[str, Sequence[Round]]]) -> str:
     [base, *_] = rounds
     for name in rounds[base]:
         for front, measured in rounds.items():
-            cells = [formatted(mean(measured[name], key), form) for key, (_, form) in
-                     COLUMNS.items()]  # fmt: skip
-            rows.append([name, front, *cells])
+            means = [(mean(measured[name], key), form) for key, (_, form) in COLUMNS.items()]
+            rows.append([name, front, *(formatted(*each) for each in means)])
             if front != base:
                 ratios = {
                     key: formatted(mean(measured[name], key, rounds[base][name]), "{:.2f}")
@@ -163,7 +152,7 @@ def table(rounds: Mapping[str, Mapping[str, Sequence[Round]]]) -> str:
 
 
 def main() -> None:
-    options = BENCHMARK.parse()
+    options = BENCHMARK.parser().parse_args()
     traffics = kinds(options.clients, options.tokens)
     turns = alternate(
         options.fronts.split(","),

@@ -86,7 +86,7 @@ def measure(settings: dict[str, Any], rows: int, waiting: int) -> dict[str, floa
 
 
 def main() -> None:
-    options = BENCHMARK.parse()
+    options = BENCHMARK.parser().parse_args()
     results: dict[str, dict[str, dict[str, float]]] = {name: {} for name in VARIANTS}
     for (name, settings), waiting in itertools.product(VARIANTS.items(), (0, options.waiting)):
         result = measure(settings, 1 if name == "nobatch" else options.rows, waiting)

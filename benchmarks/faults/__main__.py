@@ -57,7 +57,7 @@ def table(faults: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    options = BENCHMARK.parse()
+    options = BENCHMARK.parser().parse_args()
     chosen = [fault for fault in FAULTS if options.only is None or options.only in fault.name]
     result = BENCHMARK.record()
     if options.soak:

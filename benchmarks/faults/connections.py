@@ -38,6 +38,8 @@ from generate.fake import ITERATION_S, ROW_S
 REFUSED_S = 1.0  # the longest wait for a refusal
 TRICKLERS = 1100  # more than a server with the default settings has HTTP threads
 SILENT = 5000
+DEADLINE_S = 5.0  # for headers, and for a body
+DEADLINES = {"header_timeout_s": DEADLINE_S, "body_timeout_s": DEADLINE_S}
 HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
 BODY = HEAD + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
 
@@ -123,22 +125,17 @@ def silent(served: Served, short: bool) -> Iterator[Finding]:
     yield f"the process {'lives' if lives else 'was replaced'}", lives
 
 
-def deadline_s(short: bool) -> float:
-    return 1 if short else 10
-
-
 def trickle(head: bytes, served: Served, short: bool) -> Iterator[Finding]:
     """Clients that send `head`, and then a byte now and then."""
     n = min(TRICKLERS, allow_open_files(TRICKLERS + 200) - 200)
-    deadline = deadline_s(short)
     with many(served, n, head) as slow:
         start, remaining = time.monotonic(), set(slow)
-        while remaining and time.monotonic() - start < 3 * deadline:
+        while remaining and time.monotonic() - start < 3 * DEADLINE_S:
             remaining = {connection for connection in remaining if _goes_on(connection)}
-            time.sleep(deadline / 10)
+            time.sleep(DEADLINE_S / 10)
         dropped_s = time.monotonic() - start
     dropped = f"{n - len(remaining)} of {n} dropped within {dropped_s:.0f} s"
-    yield f"{dropped} (deadline {deadline:g} s)", not remaining
+    yield f"{dropped} (deadline {DEADLINE_S:g} s)", not remaining
 
 
 def _goes_on(connection: socket.socket) -> bool:
@@ -221,10 +218,6 @@ DELAY = f"no other client is delayed by over {1e3 * DELAY_S:g} ms"
 DROPPED = f"each is dropped after the deadline; {DELAY}"
 
 
-def deadlines(short: bool) -> dict[str, float]:
-    return {"header_timeout_s": deadline_s(short), "body_timeout_s": deadline_s(short)}
-
-
 FAULTS = [
     Fault("ten times more requests than it can serve",
           f"accepted requests are answered; the others get 429 within {REFUSED_S:g} s (p99)",
@@ -236,9 +229,9 @@ FAULTS = [
           f"requests in flight are answered; the process lives; {DELAY}",
           silent, background=True),
     Fault("1,100 clients send their headers a byte now and then", DROPPED,
-          partial(trickle, HEAD), deadlines, background=True),
+          partial(trickle, HEAD), DEADLINES, background=True),
     Fault("1,100 clients send their body a byte now and then", DROPPED,
-          partial(trickle, BODY), deadlines, background=True),
+          partial(trickle, BODY), DEADLINES, background=True),
     Fault("40 clients send their bodies in chunks of one byte", f"they are refused; {DELAY}",
           tiny_chunks, background=True),
     Fault("20 HTTP/1.0 clients that do not close", DELAY,

@@ -40,14 +40,13 @@ class Fault(NamedTuple):
     """Something done to a server of its own. short: in a few seconds, for the tests.
 
     `do(served, short)` yields its findings, on a server with these settings; without settings it
-    starts its own, as `do(short)`. `settings` may depend on short. background: another client is
-    served meanwhile.
+    starts its own, as `do(short)`. background: another client is served meanwhile.
     """
 
     name: str
     promise: str
     do: Callable[..., Iterator[Finding]]
-    settings: Settings | Callable[[bool], Settings] | None = NO_SETTINGS
+    settings: Settings | None = NO_SETTINGS
     program: Sequence[str] = SERVER
     background: bool = False
 
@@ -55,8 +54,7 @@ class Fault(NamedTuple):
         """Do it; return all findings as one."""
         if self.settings is None:
             return joined(self.do(short))
-        settings = self.settings(short) if callable(self.settings) else self.settings
-        with serving(settings, self.program) as served:
+        with serving(self.settings, self.program) as served:
             findings = self.do(served, short)
             return joined(beside_a_client(findings, served, short) if self.background else findings)
 
