@@ -220,12 +220,12 @@ def relative(terms: np.ndarray, seconds: np.ndarray, outlier: float = OUTLIER) -
     """
     weights = 1 / seconds
     for _ in range(FITS):
-        found = nonnegative(terms, seconds, weights)
-        predicted = np.maximum(terms @ found, 1e-9)
+        coefficients = nonnegative(terms, seconds, weights)
+        predicted = np.maximum(terms @ coefficients, 1e-9)
         apart = seconds / predicted
         inside = (apart < outlier) & (apart > 1 / outlier)
         weights = np.where(inside, 1 / predicted, 0.0)
-    return found
+    return coefficients
 
 
 def nonnegative(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -235,8 +235,8 @@ def nonnegative(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> n
     weighted = terms * weights[:, None]
     norms = np.linalg.norm(weighted, axis=0)
     norms[norms == 0] = 1.0
-    found: np.ndarray = nnls(weighted / norms, values * weights)[0]
-    return found / norms
+    coefficients: np.ndarray = nnls(weighted / norms, values * weights)[0]
+    return coefficients / norms
 
 
 def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any]:

@@ -32,7 +32,12 @@ from config.resolve import VOCABULARIES
 MINUTES = 8.5
 STOP_S = 30  # for the last part to stop in
 OUT_OF_TIME = (124, -9, 137)  # exit codes of `timeout`, if the part ended by SIGTERM, or did not
-DEFAULTS = {"model": "gpt2-medium", "weights": "random", "tokenizer": "bytes", "device": "cuda"}
+DEFAULTS: dict[str, Any] = {
+    "model": "gpt2-medium",
+    "weights": "random",
+    "tokenizer": "bytes",
+    "device": "cuda",
+}
 UNUSED = {  # settings without effect on a part
     f"benchmarks.{part.BENCHMARK.name}": part.BENCHMARK.unused
     for part in (agreement, burst, engine)
