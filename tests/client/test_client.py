@@ -22,7 +22,6 @@ from client.traces import Request, Trace, load_trace, save_trace
 from client.wire import wire
 from client.workloads import Workload
 from compare import addresses
-from compare.groups import describe, described
 from compare.results import OURS
 from tests.programs import ran
 from tests.servers import ROOT, Serve, assert_all_answered, server
@@ -103,22 +102,6 @@ def test_unknown_lengths_and_arrivals_are_refused_with_the_valid_ones() -> None:
     for spec in split(UNKNOWN_ARRIVALS):
         with pytest.raises(WorkloadError, match=r"are wait:SECONDS, poisson:RATE.*closed:USERS"):
             arrivals(spec, 3, seed=0)
-
-
-def test_a_workload_says_what_was_realised() -> None:
-    names = "poisson:20 gamma:20:3 gamma:20:0.3 constant:20 burst closed:7"
-    loads = {each: describe(Workload(seed=3).requests(2000, each)) for each in split(names)}
-    for arrival in ("poisson:20", "gamma:20:0.3", "constant:20"):
-        assert loads[arrival]["requested_rate"] == pytest.approx(20, rel=0.05)
-    dispersion = {arrival: load["index_of_dispersion"] for arrival, load in loads.items()}
-    assert dispersion["poisson:20"] == pytest.approx(1, abs=0.25)
-    assert dispersion["gamma:20:3"] > 3, "bursty"
-    assert dispersion["gamma:20:0.3"] < 0.3 and dispersion["constant:20"] < 0.1
-    assert described(loads["burst"]).endswith("on average, all at once")
-    assert "7 users" in described(loads["closed:7"])
-    assert "20 requests a second with index of dispersion 0.0" in described(loads["constant:20"])
-    few = describe(Workload().requests(20, "poisson:5"))
-    assert few["index_of_dispersion"] is None and "dispersion" not in described(few)
 
 
 def test_prompts_are_counting_words() -> None:

@@ -92,15 +92,43 @@ def test_classes_are_drawn_in_their_shares_with_their_limits_and_change_nothing_
     assert " of class chat" in described(describe(requests))
 
 
-def test_a_description_names_users_and_levels() -> None:
-    requests = Workload(users=[GREEDY, MODEST], priorities=LEVELS).requests(None)
-    words = described(describe(requests))
-    n = len(of(requests, "modest"))
-    assert f"{n} of modest from 1" in words
-    assert " of level 1, " in words and " of level 2" in words
-    many = [Request(id=i, at=i, prompt="a", num_tokens=1, user=str(i)) for i in range(50)]
-    assert described(describe(many)).endswith("; of 50 users")
-    assert "level" not in described(describe(Workload().requests(3)))
+def several(*whose: tuple[str | None, int | None]) -> list[Request]:
+    """A request a second of these users and priorities."""
+    return [
+        Request(id=i, at=i, prompt="a", num_tokens=5, user=user, priority=priority)
+        for i, (user, priority) in enumerate(whose)
+    ]
+
+
+FIVE, NINE = Workload("fixed:5"), "abcdefghi"
+TALKS = Workload("fixed:5", sessions="2:0")
+DESCRIBED: dict[str, Sequence[Request]] = {
+    "3 requests, TOKENS, all at once": FIVE.requests(3),
+    "3 requests, TOKENS, 7 users, each of whom sends the next when its last is answered":
+        FIVE.requests(3, "closed:7"),
+    "100 requests, TOKENS, 20 requests a second with index of dispersion 0.00":
+        FIVE.requests(100, "constant:20"),
+    "20 requests, TOKENS, 20 requests a second": FIVE.requests(20, "constant:20"),
+    "4 requests in 2 conversations, TOKENS, 5 conversations a second, each later turn 0 s on "
+    "average after an answer": TALKS.requests(4, "constant:5"),
+    "4 requests, TOKENS, 1 requests a second; 2 of ann from 0.0 to 1.0 s, 1 of nobody from 2.0 to "
+    "2.0 s, 1 of bob from 3.0 to 3.0 s; 2 of level 1, 1 of level 2, 1 of the default level":
+        several(("ann", 1), ("ann", 1), (None, None), ("bob", 2)),
+    "9 requests, TOKENS, 1 requests a second; of 9 users": several(*((name, 0) for name in NINE)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", DESCRIBED)
+def test_a_load_is_described_as_it_was_realised(words: str) -> None:
+    expected = words.replace("TOKENS", "5.0 completion tokens on average")
+    assert described(describe(DESCRIBED[words])) == expected
+
+
+def test_arrivals_that_come_in_bursts_are_dispersed() -> None:
+    loads = [describe(FIVE.requests(2000, f"gamma:20:{cv}")) for cv in (0.3, 1, 3)]
+    assert [load["requested_rate"] for load in loads] == pytest.approx([20] * 3, rel=0.15)
+    even, poisson, bursty = [load["index_of_dispersion"] for load in loads]
+    assert even < 0.3 and poisson == pytest.approx(1, abs=0.25) and bursty > 3
 
 
 @pytest.mark.parametrize(

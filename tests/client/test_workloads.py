@@ -18,7 +18,6 @@ from client.load import replay
 from client.traces import Request, Trace, load_trace, save_trace
 from client.wire import wire
 from client.workloads import Workload
-from compare.groups import describe, described
 from tests.servers import Serve, assert_all_answered
 from tests.traces import save_mooncake
 
@@ -90,18 +89,6 @@ def test_conversations_begin_as_the_arrival_says_and_go_on_after_answers() -> No
     assert np.mean(think_s) == pytest.approx(0.5, abs=0.05) == np.std(think_s), "exponential"
     few = Workload(seed=3, sessions="4:0").requests(6, "constant:2")
     assert [r.after for r in few] == [None, 0, 1, 2, None, 4], "the last is cut short"
-
-
-def test_a_workload_of_conversations_says_how_they_begin() -> None:
-    requests = Workload(seed=3, sessions="4:0.5").requests(800, "constant:5")
-    load = describe(requests)
-    assert load["requested_rate"] is None, "answers say when most of them are sent"
-    assert load["conversations"]["number"] == 200
-    words = described(load)
-    assert "800 requests in 200 conversations" in words and "5 conversations a second" in words
-    assert "s on average after an answer" in words
-    at_once = described(describe(Workload(sessions="2:1").requests(4)))
-    assert "4 requests in 2 conversations" in at_once and "all at once" in at_once
 
 
 def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> None:

@@ -83,23 +83,6 @@ def test_the_attention_kernel_equals_pytorchs(
         assert all(torch.equal(a, b) for a, b in zip(stored(ours), stored(plain)))
 
 
-@pytest.mark.parametrize(("dtype", "kept"), KEPT, ids=str)
-def test_attention_of_a_row_is_the_same_to_the_bit_alone_and_among_others(
-    dtype: torch.dtype, kept: torch.dtype
-) -> None:
-    shape = Shape(n_layer=1, n_head=4, n_embd=256)
-    rows = rows_of(random.Random(0), 20, 16, 200, 150)
-    qkv = random_qkv(rows, shape, dtype)
-
-    def computed(rows: list[Row], qkv: Tensor) -> Tensor:
-        return KernelAttention(filled_cache(shape, 200, 16, kept)).prepare(rows)(0, qkv)
-
-    together, first = computed(rows, qkv), 0
-    for each in rows:
-        own = slice(first, first := first + each.n_tokens)
-        assert torch.equal(computed([each], qkv[own].contiguous()), together[own])
-
-
 @pytest.mark.parametrize("head_size", [16, 64])
 @pytest.mark.parametrize(("dtype", "kept"), KEPT, ids=str)
 def test_no_bit_depends_on_where_blocks_lie_how_large_they_are_or_how_many_threads_there_are(

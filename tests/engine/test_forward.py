@@ -70,7 +70,7 @@ def computed(
 @pytest.mark.parametrize("linear", ["kernel", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [32, 128])  # heads of 16 and of 64
-def test_one_call_comes_to_the_bits_of_many(
+def test_one_call_comes_to_the_bits_of_many_and_of_each_row_alone(
     width: int, dtype: str, linear: str, kv_dtype: str, batch: str, threads: int, tmp_path: Path
 ) -> None:
     generator = loaded(folder(tmp_path, width), dtype=dtype, linear=linear, kv_dtype=kv_dtype)
@@ -83,6 +83,8 @@ def test_one_call_comes_to_the_bits_of_many(
     expected, also_kept = computed(generator, None, BATCHES[batch])
     assert torch.equal(logits, expected) and len(logits) == sum(r.samples for r in BATCHES[batch])
     assert all(torch.equal(a, b) for a, b in zip(kept, also_kept))
+    for alone, expected in zip((each for each in BATCHES[batch] if each.samples), logits):
+        assert torch.equal(computed(generator, one_call, [alone])[0][0], expected)
 
 
 @pytest.mark.parametrize("ids", [[-1, 5], [5, 300]])

@@ -62,19 +62,6 @@ def test_strided_inputs_are_read_where_they_lie_and_left_alone(dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tokens_result_does_not_depend_on_the_other_tokens(
-    dtype: torch.dtype, threads: int
-) -> None:
-    norm = KernelAddNorm(plain_norm(770, dtype))
-    x, y = two(70, 770, dtype)
-    together = norm(x, y)
-    for n in (1, 3, 30):
-        for i in range(0, 40, 7):
-            alone = norm(x[i : i + n], y[i : i + n])
-            assert all(torch.equal(a, b[i : i + n]) for a, b in zip(alone, together))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_of_any_size_are_normed(dtype: torch.dtype) -> None:
     """Also a small variance on a large mean, which sums of squares lose, and no variance at all."""
     norm, (x, y) = plain_norm(768, dtype), two(5, 768, dtype)

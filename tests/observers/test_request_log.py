@@ -18,9 +18,10 @@ from client.calls import get
 from client.load import replay
 from client.workloads import Workload
 from config import MODES
-from scheduling.inference import Generator, Inference, Iteration, Standing
+from scheduling.inference import Inference, Iteration
 from tests.counts import nightly_but
 from tests.servers import assert_all_answered, server
+from tests.spelling import Spelling
 
 FIELDS = (
     "id group leader request_id user priority predicted_tokens mode state finish_reason error "
@@ -69,12 +70,13 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_a_line_has_the_request_s_id_which_its_answer_tells(
+def test_a_line_has_the_request_s_id_which_its_answer_tells_its_user_level_and_predicted_length(
     client_of: Callable[..., FlaskClient], tmp_path: Path, stream: bool
 ) -> None:
     """What no header can hold, or is too long for one, gets another id."""
-    client, found = client_of(request_log=str(tmp_path / "log.jsonl")), []
+    client, found = client_of(order="sjf", request_log=str(tmp_path / "log.jsonl")), []
     body = {"prompt": ["hi", "there"], "num_tokens": 2, "stream": stream}
+    body |= {"user": "ann", "priority": -1}
     for given in ("trace-7;a=b", "x" * 128, "x" * 129, "a b", "é", "", None):
         headers = {} if given is None else {"X-Request-Id": given}
         response = client.post("/inference", json=body, headers=headers)
@@ -83,39 +85,22 @@ def test_a_line_has_the_request_s_id_which_its_answer_tells(
         found += [told, told]
     client.application.extensions["server"].close()
     assert [line["request_id"] for line in lines(tmp_path / "log.jsonl")] == found
+    for line in lines(tmp_path / "log.jsonl"):
+        assert (line["user"], line["priority"], line["predicted_tokens"]) == ("ann", -1, 2)
     assert found[:3] == ["trace-7;a=b", "trace-7;a=b", "x" * 128]
     assert len(set(found)) == 7 and all(re.fullmatch("[0-9a-f]{32}", id_) for id_ in found[4:])
-
-
-def test_a_line_says_whose_a_request_is_its_level_and_what_was_predicted_of_its_length(
-    client_of: Callable[..., FlaskClient], tmp_path: Path
-) -> None:
-    path = tmp_path / "log.jsonl"
-    client = client_of("dynamic", request_log=str(path))
-    client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2, "user": "bob"})
-    for user, priority in (("ann", 2), (None, 0), (None, -1)):
-        body = {"prompt": "hi", "num_tokens": 2, "user": user, "priority": priority}
-        client.post("/inference", json={key: body[key] for key in body if body[key] is not None})
-    server = client.application.extensions["server"]
-    standing = Standing(predicted_tokens=7)
-    server.request_log.answered(Inference([0], 9, standing=standing, answered_at=1.0))
-    server.close()
-    *served, predicted = lines(path)
-    found = [(line["user"], line["priority"]) for line in served]
-    assert found == [("bob", 0), ("ann", 2), (None, 0), (None, -1)]
-    assert (predicted["predicted_tokens"], predicted["num_tokens"]) == (7, 9)
 
 
 def test_paused_time_is_the_same_in_the_answer_the_log_and_the_stats(
     client_of: Callable[..., FlaskClient], tmp_path: Path
 ) -> None:
-    class Pausing(Generator):
+    class Pausing(Spelling):
         """Marks each request as a scheduler does that left it out for a while."""
 
         def generate(self, iteration: Iteration) -> list[int]:
             for row in iteration.rows:
                 row.inference.interruptions.paused_s = 0.25 * len(row.inference.prompt_ids)
-            return [65 for row in iteration.rows if row.samples]
+            return super().generate(iteration)
 
     path = tmp_path / "log.jsonl"
     client = client_of(engine=Pausing, request_log=str(path))

@@ -21,25 +21,9 @@ from scheduling.errors import EngineFailed, GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, TokenEvent
 from scheduling.policies import Dynamic
 from tests.servers import PATIENCE_S, free_port, launched
+from tests.spelling import Spelling
 from tests.sse import events
 from tests.virtual import make_scheduler
-
-
-class Scripted(Generator):
-    """An engine whose iterations each do what comes next: None is an ordinary one, and the last
-    goes on for ever.
-    """
-
-    def __init__(self, *script: BaseException | None) -> None:
-        self.script = list(script)
-        self.go = threading.Semaphore(0)
-
-    def generate(self, iteration: Iteration) -> list[int]:
-        assert self.go.acquire(timeout=PATIENCE_S)
-        error = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        if error is not None:
-            raise error
-        return [1] * sum(row.samples for row in iteration.rows)
 
 
 def started(generator: Generator) -> tuple[BatchingManager, list[BaseException]]:
@@ -54,14 +38,6 @@ def wait(*inferences: Inference) -> None:
         assert inference.done.wait(PATIENCE_S), "nobody answered"
 
 
-def ask(manager: BatchingManager, engine: Scripted) -> Inference:
-    inference = Inference([0], 1)
-    manager.enqueue([inference])
-    engine.go.release()
-    wait(inference)
-    return inference
-
-
 def ended(manager: BatchingManager) -> None:
     """Wait for the handler thread's end, and see that nobody and nothing is left."""
     manager._thread.join(PATIENCE_S)
@@ -71,11 +47,13 @@ def ended(manager: BatchingManager) -> None:
 
 
 def test_failures_with_a_success_between_them_end_nothing() -> None:
-    broken = RuntimeError("no luck")
-    engine = Scripted(*[broken] * (FAILURES - 1), None, *[broken] * (FAILURES - 1), None)
+    engine = Spelling()
     manager, failures = started(engine)
-    errors = [ask(manager, engine).error for _ in range(2 * FAILURES)]
-    assert [error is None for error in errors] == 2 * [*[False] * (FAILURES - 1), True]
+    for fails in 2 * [*[True] * (FAILURES - 1), False]:
+        engine.fails = fails
+        manager.enqueue([inference := Inference([0], 1)])
+        wait(inference)
+        assert (inference.error is not None) == fails
     assert manager.not_ready_because() is None and failures == []
     manager.close()
 
@@ -84,7 +62,8 @@ def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_t
     """A GPU after an illegal memory access fails in every iteration from then on, and /ready stayed
     200.
     """
-    engine = Scripted(RuntimeError("illegal memory access"))
+    engine = Spelling(gated=True)
+    engine.fails = True
     manager, failures = started(engine)
     inferences = [Inference([0], 5) for _ in range(9)]  # of which two run at a time
     manager.enqueue(inferences)
@@ -93,7 +72,7 @@ def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_t
     ended(manager)
     kinds = [type(inference.error) for inference in inferences]
     assert kinds == [GenerationFailed] * 6 + [EngineFailed] * 3
-    why = "3 iterations in a row failed, the last with RuntimeError: illegal memory access"
+    why = "3 iterations in a row failed, the last with RuntimeError: no luck"
     assert manager.not_ready_because() == why and why in str(inferences[-1].error)
     with pytest.raises(EngineFailed, match="send the request to another one"):
         manager.enqueue([Inference([0], 1)])
@@ -104,7 +83,7 @@ def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_t
 
 
 def test_a_defect_of_the_loop_itself_is_no_silence() -> None:
-    manager, failures = started(Scripted(None))
+    manager, failures = started(Spelling())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manager._scheduler, "next_deadline", lambda: 1 / 0)
         patch.setattr(manager._scheduler, "schedule", lambda now: (Iteration([], 0, 1, 0), None))
@@ -152,8 +131,8 @@ def test_a_listener_that_raises_disturbs_nobody() -> None:
 def test_over_http_a_broken_engine_is_503_and_ready_says_why(
     client_of: Callable[..., FlaskClient],
 ) -> None:
-    engine = Scripted(RuntimeError("no luck"))
-    engine.go.release(100)
+    engine = Spelling()
+    engine.fails = True
     client = client_of(engine=lambda: engine)
     body: dict[str, Any] = {"prompt": "hi", "num_tokens": 3}
     statuses = [client.post("/inference", json=body).status_code for _ in range(FAILURES)]
