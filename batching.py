@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
+from scheduling.guard import reason
 from scheduling.inference import Generator, Inference, Iteration, IterationRecord, Observer
+from scheduling.policies.own import described
 from scheduling.scheduler import Scheduler, Snapshot
+from scheduling.successor import Successor
 
 # failed iterations in a row after which the engine is given up: a GPU, say, never recovers from an
 # illegal access
@@ -85,14 +88,20 @@ class BatchingManager:
         Raises InvalidRequest, Overloaded, EngineFailed or Draining.
         """
         with self._changed:
-            if self.failure is not None:
+            if self._why_failed:
                 raise self._refusal()
             if self.draining or self._closed:
                 raise Draining("The server is shutting down; send the request to another one.")
             for inference in inferences:
                 inference.done = threading.Event()
-            self._scheduler.enqueue(inferences, self.clock())
             self._changed.notify()
+            try:
+                self._scheduler.enqueue(inferences, self.clock())
+            except Exception as error:
+                if isinstance(error, ServingError) or not self._replace_policy(error):
+                    raise
+                self._scheduler.fail(inferences, self._refusal(), self.clock())
+                raise self._refusal() from error
 
     def cancel(self, inferences: Sequence[Inference]) -> None:
         """Give requests up: rows and blocks are free before the next iteration.
@@ -151,7 +160,7 @@ class BatchingManager:
 
     def not_ready_because(self, stalled_after_s: float = 60.0) -> str | None:
         """Return why requests should not be sent here now; None if they may."""
-        if self.failure is not None:
+        if self._why_failed:
             return self._why_failed
         if not self.loaded:
             return "the model is still loading"
@@ -182,7 +191,7 @@ class BatchingManager:
         elif isinstance(error, EngineFailed):
             self._why_failed = str(error)
         else:
-            self._why_failed = f"the handler thread ended with {_described(error)}"
+            self._why_failed = f"the handler thread ended with {described(error)}"
         with self._changed:
             self.failure = error
             calls = list(self._failure_calls)
@@ -199,8 +208,9 @@ class BatchingManager:
         self._answer(self._scheduler.fail(in_flight, error, self.clock()))
 
     def _refusal(self) -> EngineFailed:
+        what = "The policy" if self.failure is None else "The engine"
         return EngineFailed(
-            f"The engine is broken and this server ends ({self._why_failed}); send the request to "
+            f"{what} is broken and this server ends ({self._why_failed}); send the request to "
             f"another one."
         )
 
@@ -233,20 +243,23 @@ class BatchingManager:
         with self._changed:
             while not self._closed:
                 if len(self._failed_in_a_row) == FAILURES:
-                    last = _described(self._failed_in_a_row[-1])
+                    last = described(self._failed_in_a_row[-1])
                     raise EngineFailed(
                         f"{FAILURES} iterations in a row failed, the last with {last}"
                     )
                 now = self.clock()
                 self._answer(self._scheduler.expire(now))
                 if not self._scheduler.has_work:
+                    if self._why_failed:
+                        raise EngineFailed(self._why_failed)
                     self._changed.wait()
                     continue
                 try:
                     iteration, wake_at = self._scheduler.schedule(now)
                 # a defect of a policy must not end the only handler thread
                 except Exception as error:
-                    self._answer(self._fail(self._scheduler.in_flight(), error))
+                    if not self._replace_policy(error):
+                        self._answer(self._fail(self._scheduler.in_flight(), error))
                     continue
                 if iteration.rows:
                     return iteration
@@ -258,13 +271,29 @@ class BatchingManager:
 
     def _apply(self, iteration: Iteration, ids: Sequence[int]) -> list[Inference]:
         with self._changed:
-            return self._scheduler.apply(iteration, ids, self.clock())
+            try:
+                return self._scheduler.apply(iteration, ids, self.clock())
+            except Exception as error:
+                if not self._replace_policy(error):
+                    raise
+                return []
+
+    def _replace_policy(self, error: Exception) -> bool:
+        """Finish what is in flight without a user's own policy or order, if one raised, and end."""
+        policy, order = self._scheduler.policy, self._scheduler.order
+        if (why := reason(error, type(policy), type(order))) is None:
+            return False
+        self._why_failed = why
+        log.error("%s; mode dynamic finishes what is in flight", why, exc_info=error)
+        self._scheduler = successor = Successor(self._scheduler, self.clock())
+        self._answer(successor.finished)
+        return True
 
     def _fail(self, inferences: Iterable[Inference], error: Exception) -> list[Inference]:
         log.error("generation failed; its requests are answered with an error", exc_info=error)
         self._failed_in_a_row.append(error)
         with self._changed:
-            failure = GenerationFailed(f"Generation failed: {_described(error)}")
+            failure = GenerationFailed(f"Generation failed: {described(error)}")
             return self._scheduler.fail(inferences, failure, self.clock())
 
     def _answer(self, inferences: Iterable[Inference]) -> None:
@@ -274,10 +303,6 @@ class BatchingManager:
             if inference.error is not None:  # else its listener is notified of its last token
                 _call(Inference.notify, inference)
             inference.done.set()
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _call(observer: Callable[[Any], None], argument: Any) -> None:

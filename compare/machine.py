@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from scheduling.policies.own import SOURCES, file_of
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -62,13 +64,20 @@ def processor(hardware: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def commit() -> str:
-    """The commit of the code that runs, marked when the tree (results apart) differs from it."""
+    """Return the commit of the code that runs, marked when the tree (results apart) differs from
+    it, and the hash of each file of a user's own that a policy or order comes from.
+    """
     git = ("git", "-C", str(ROOT))
     name = _first_line(*git, "rev-parse", "--short=10", "HEAD")
     if name is None:
         return "unknown"
     changed = _first_line(*git, "status", "--porcelain", "-uno", "--", ":!results")
-    return f"{name} with changes" if changed else name
+    own = [
+        f", {source.word} of SHA-256 {source.sha256}"
+        for kind, source in SOURCES.items()
+        if _first_line(*git, "ls-files", file_of(kind)) is None
+    ]
+    return (f"{name} with changes" if changed else name) + "".join(own)
 
 
 def command_line(program: str, arguments: Sequence[str]) -> str:

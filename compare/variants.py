@@ -40,11 +40,13 @@ def settings(known: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_modes(text: str | None) -> dict[str, Variant]:
-    """Return {"static": …, "dynamic": …} for "static,dynamic". Raises ConfigError."""
+    """Return {"static": …, "dynamic": …} for "static,dynamic", and {"Mine": …} for
+    "mine.py:Mine". Raises ConfigError.
+    """
     modes = text.split(",") if text else list(BASIC)
     if len(set(modes)) < len(modes):
         raise ConfigError("--modes names a mode twice")
-    return {mode: Variant(mode, {}) for mode in modes}
+    return {mode.rpartition(":")[2]: Variant(mode, {}) for mode in modes}
 
 
 def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:

@@ -29,6 +29,7 @@ from config.resolve import OPERATIONS, resolve
 from config.settings import ConfigError
 from config.tables import NEEDS, ONLY_IN, flag, meaningful
 from scheduling.policies import MODES
+from scheduling.policies.own import PROBLEMS
 
 # settings without a meaning with an engine without a KV cache, and with none at all
 UNUSED = {
@@ -114,6 +115,9 @@ def build(
     fill_in: resolves `auto` and what is left out, if not by this machine.
     """
     mode = mode or values.get("mode")
+    for name in (mode, flags.get("order", values.get("order"))):
+        if name in PROBLEMS:
+            raise ConfigError(PROBLEMS[name])
     if mode not in MODES:
         what = f"unknown mode {mode!r}{_suggest(mode, MODES)}" if mode else "no mode given"
         raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}")

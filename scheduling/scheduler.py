@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from scheduling.admission import QueuePolicies, UserLimits, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
+from scheduling.guard import planned
 from scheduling.inference import Inference, Iteration, State
 from scheduling.iteration import padding, rows_of
 from scheduling.ledger import Ledger
@@ -143,7 +144,7 @@ class Scheduler:
         for extension in self.extensions:
             extension.before_plan(now)
         view = self.view(now)
-        plan = self.policy.plan(view)
+        plan = planned(self.policy, self.order, view)
         rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
         for inference, _ in reserved:  # first, before reservations evict the blocks found
             if found := view.find(inference):

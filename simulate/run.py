@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from client.calls import ServerError
 from client.draws import WorkloadError
 from client.load import TICK_S, UNSENT, Interrupted, Watch
 from client.outcomes import Outcome, Outcomes
@@ -22,7 +23,9 @@ from config import Config
 from observers.server_stats import ServerStats
 from scheduling import scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
+from scheduling.guard import reason
 from scheduling.inference import Inference, Iteration, IterationRecord, Observer
+from scheduling.policies import MODES, ORDERS
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
@@ -81,8 +84,8 @@ class SimulatedServer:
         timeout_s: float = math.inf,  # has no effect: a client of these servers is patient
         watch: Watch = Watch(),  # noqa: B008  (it has no state)
     ) -> Outcomes:
-        """Serve a trace. Raises Interrupted on Ctrl-C, and WorkloadError for a request beyond the
-        context.
+        """Serve a trace. Raises Interrupted on Ctrl-C, WorkloadError for a request beyond the
+        context, and ServerError if a user's own policy fails.
         """
         run = _Run(self, Trace.of(requests), watch)
         try:
@@ -90,6 +93,11 @@ class SimulatedServer:
             self.replicas = run.replicas()
         except KeyboardInterrupt:
             raise Interrupted(run.outcomes) from None
+        except Exception as error:
+            kinds = MODES[self.config.mode], ORDERS[self.config.order]
+            if why := reason(error, *kinds):
+                raise ServerError(why) from error
+            raise
         return run.outcomes
 
     def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

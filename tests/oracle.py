@@ -49,6 +49,10 @@ PATHS: dict[str, tuple[Callable[[KVCache], Attention], Sample, str]] = {
 
 @pytest.fixture(scope="module")
 def model() -> GPT2:
+    return tiny_model()
+
+
+def tiny_model() -> GPT2:
     return enliven(load_model(SHAPE, None, seed=3, dtype=torch.float32, device="cpu"))
 
 

@@ -70,7 +70,8 @@ def test_the_readme_shows_each_program() -> None:
 def test_commands_are_understood(program: str) -> None:
     assert of(program)
     for argv in of(program):
-        PARSERS[program](argv)
+        if "mine.py:" not in " ".join(argv):  # a file that the reader writes: test_own_policy
+            PARSERS[program](argv)
 
 
 @pytest.mark.usefixtures("undrawn")

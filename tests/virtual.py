@@ -49,6 +49,7 @@ def any_order() -> st.SearchStrategy[Order]:
 
 
 def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """A policy or order with any settings within the limits that its fields state."""
     types = get_type_hints(kind)
     return st.builds(kind, **{field.name: _values(field, types) for field in fields(kind)})
 

@@ -12,7 +12,7 @@ from scheduling.policies.planner import Planner, Victim
 from scheduling.policies.preemptive import PlannerByTurns
 from scheduling.policies.prefill import Prefill, read_prefill
 
-DEMAND = ("kv_reservation", "demand")
+DEMAND, ADAPTIVE = ("kv_reservation", "demand"), ("prefill", "adaptive")
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,7 @@ class Dynamic(Policy):
         1, "prompts are computed while fewer rows decode", needs=("prefill", "last"), ge=1
     )
     tbt_ms: float = setting(
-        50.0,
-        "time between two tokens that prompts may cause at most",
-        needs=("prefill", "adaptive"),
-        gt=0,
-        allow_inf_nan=False,
+        50.0, "longest gap between tokens that prompts may cause", needs=ADAPTIVE, gt=0, le=1e9
     )
 
     @property

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scheduling.errors import InvalidRequest
-from scheduling.inference import Inference, Iteration, State
+from scheduling.inference import Inference, State
 from scheduling.policies import (
     Dynamic,
     Fcfs,
@@ -17,14 +16,13 @@ from scheduling.policies import (
     NoBatching,
     Order,
     Policy,
-    Priority,
     Static,
     View,
     Windowed,
 )
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue
-from scheduling.scheduler import Scheduler
+from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
 from tests.virtual import Ask, any_order, any_policy, every_policy, run
 
@@ -133,121 +131,17 @@ def test_a_policy_keeps_no_state() -> None:
         assert inference.state is State.WAITING
 
 
-ASKS = st.lists(
-    st.builds(
-        Ask,
-        at=st.floats(0, 30).map(lambda at: round(at, 2)),
-        prompt=st.integers(1, 30),
-        tokens=st.integers(1, 12),
-        rows=st.integers(1, 3),
-        content=st.none() | st.integers(1, 2),
-        n=st.sampled_from([1, 1, 2, 4]),
-        user=st.sampled_from([None, "a", "b"]),
-        priority=st.integers(0, 3),
-        seed=st.integers(0, 9),
-    ),
-    max_size=25,
-).map(lambda asks: sorted(asks, key=lambda ask: ask.at))
-
-
-def is_a_level(order: Priority, inference: Inference) -> bool:
-    default = order.default_priority_level or (order.priority_levels + 1) // 2
-    return 1 <= (inference.priority or default) <= order.priority_levels
-
-
 @examples(200)
 @given(
     policy=any_policy(),
     order=any_order(),
     asks=ASKS,
-    rows=st.integers(4, 6),
-    budget=st.integers(1, 40),
-    spare_blocks=st.integers(0, 40),
     length_predictor=st.sampled_from(["exact", "noisy:1", "prompt"]),
     preserve_ordering=st.booleans(),
+    **LIMITS,
 )
 def test_any_workload_is_served_once_within_every_limit(
-    policy: Policy,
-    order: Order,
-    asks: list[Ask],
-    rows: int,
-    budget: int,
-    spare_blocks: int,
-    length_predictor: str,
-    preserve_ordering: bool,
+    policy: Policy, order: Order, asks: list[Ask], **options: Any
 ) -> None:
     assume(not order.preemptive or isinstance(policy, Dynamic))
-    seen_running: set[int] = set()
-    prompts_computed: Counter[int] = Counter()
-
-    def check(scheduler: Scheduler, iteration: Iteration) -> None:
-        running = scheduler.running
-        assert len(iteration.rows) <= policy.max_rows(rows)
-        assert order.preemptive or len(running) <= policy.max_rows(rows)
-        assert len(iteration.rows) <= len(running)
-        assert len({row.inference.id for row in iteration.rows}) == len(iteration.rows)
-        prefill = [row for row in iteration.rows if not row.decodes]
-        assert sum(row.n_tokens for row in prefill) <= budget
-        for row in prefill:
-            end = min(row.start + row.n_tokens, len(row.inference.prompt_ids))
-            prompts_computed[row.inference.id] += max(0, end - row.start - row.recomputed)
-        for row in iteration.rows:
-            # what is shared, or can be found, is only read
-            written = row.blocks[row.start // 4 : (row.start + row.n_tokens - 1) // 4 + 1]
-            assert all(scheduler.pool.references[block] == 1 for block in written)
-            assert not any(block in scheduler.pool._keys for block in written)
-            assert row.idle <= policy.request_level  # only request-level batches compute idly
-            assert not row.idle or not getattr(policy, "compact_batches", False)
-        owned = Counter(block for inference in running.values() for block in inference.blocks)
-        pool = scheduler.pool
-        assert owned == {block: n for block, n in enumerate(pool.references) if n}
-        assert len(owned) + pool.free_blocks == pool.n_blocks
-        if policy.request_level and seen_running & set(running):
-            assert set(running) <= seen_running  # nobody joins a batch that has begun
-        seen_running.clear()
-        seen_running.update(running)
-
-    longest = -(-(30 + 12) // 4)
-    least = 12 * longest if policy.request_level else longest
-    served = run(
-        policy,
-        asks,
-        check,
-        order=order,
-        max_batch_size=rows,
-        token_budget=budget,
-        n_blocks=least + spare_blocks,
-        length_predictor=length_predictor,
-        preserve_ordering=preserve_ordering,
-    )
-    refused = [
-        group
-        for group in served.groups
-        if (policy.request_level and len(group) > policy.max_rows(rows))
-        or (isinstance(order, Priority) and not is_a_level(order, group[0]))
-    ]
-    assert all(
-        isinstance(inference.error, InvalidRequest) for group in refused for inference in group
-    )
-    groups = [group for group in served.groups if group not in refused]
-    inferences = [inference for group in groups for inference in group]
-    for inference in inferences:
-        assert inference.state is State.FINISHED
-        assert inference.admitted_at is not None and inference.answered_at is not None
-        assert len(inference.tokens) == len(inference.token_times) == inference.num_tokens
-        assert inference.arrived_at <= inference.admitted_at < inference.token_times[0]
-        assert inference.token_times == sorted(inference.token_times)
-        assert inference.token_times[-1] <= inference.answered_at
-        computed = prompts_computed[inference.id] + inference.cached_tokens
-        assert computed == len(inference.prompt_ids)
-        if not policy.request_level and not preserve_ordering:
-            assert inference.answered_at == inference.token_times[-1]
-    answered = [inference.answered_at or 0.0 for inference in inferences]
-    assert not preserve_ordering or answered == sorted(answered), "an answer overtook another"
-    admitted = [inference.admitted_at or 0.0 for inference in inferences]
-    in_order = order.in_order and policy.in_order
-    assert not in_order or admitted == sorted(admitted), "somebody was overtaken"
-    if policy.request_level:
-        for group in groups:
-            assert len({inference.admitted_at for inference in group}) == 1, "a group was split"
-    assert served.scheduler.pool.free_blocks == served.scheduler.pool.n_blocks
+    serve_within_limits(policy, order, asks, **options)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from model import GPT2
 from scheduling.policies import Dynamic, Fcfs, Order, Policy
+from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
 from tests.oracle import engine, model, serve  # noqa: F401
-from tests.scheduling import test_orders, test_policies
+from tests.scheduling import test_orders
 from tests.scheduling.test_texts import DEMAND, conversations, expected  # noqa: F401
 from tests.servers import ROOT
 from tests.virtual import Ask, any_of, run
@@ -24,7 +25,6 @@ for file in sorted((ROOT / "proposals").glob("*.py")):
     name = file.stem.title().replace("_", "")
     KINDS[file.stem] = getattr(importlib.import_module(f"proposals.{file.stem}"), name)
 EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-any_workload: Any = test_policies.test_any_workload_is_served_once_within_every_limit
 
 
 def as_pair(made: Any, on_demand: bool) -> tuple[Policy, Order]:
@@ -38,14 +38,11 @@ def as_pair(made: Any, on_demand: bool) -> tuple[Policy, Order]:
 def test_any_workload_is_served_within_every_limit(kind: type[Any]) -> None:
     @examples(60)
     @given(
-        made=any_of(kind), on_demand=st.booleans(), asks=test_policies.ASKS, rows=st.integers(4, 6),
-        budget=st.integers(1, 40), spare_blocks=st.integers(0, 40),
+        made=any_of(kind), on_demand=st.booleans(), asks=ASKS, **LIMITS
     )  # fmt: skip
     def holds(made: Any, on_demand: bool, **more: Any) -> None:
         policy, order = as_pair(made, on_demand)
-        any_workload.hypothesis.inner_test(
-            policy, order, length_predictor="exact", preserve_ordering=False, **more
-        )
+        serve_within_limits(policy, order, **more)
 
     holds()
     if issubclass(kind, Order):

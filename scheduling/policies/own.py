@@ -1,0 +1,154 @@
+"""Policies and orders in files of a user's own: FILE.py:NAME wherever a mode or an order is named.
+
+Their fields are settings, which must be known before a command line is read. So this package loads
+such files when it is imported: those named by the command line and by EB_MODE and EB_ORDER, and in
+a process started by another one (a server's worker) those that the first has loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from scheduling.policies.base import Policy
+from scheduling.policies.orders import Order
+
+WORD = re.compile(r"[^\s'\",=]+\.py:[A-Za-z_]\w*")  # FILE.py:NAME, also within a --variant
+HANDED_ON = "EFFECTIVE_BATCHING_FILES"  # the variable that hands paths to processes started later
+
+
+class OwnFileError(Exception):
+    """A file or class that is no policy and no order; the message names the fix."""
+
+
+class Source(NamedTuple):
+    """Origin of a class: its FILE.py:NAME, and the first digits of its file's SHA-256."""
+
+    word: str
+    sha256: str
+
+
+SOURCES: dict[type[Policy] | type[Order], Source] = {}
+PROBLEMS: dict[str, str] = {}  # of each FILE.py:NAME that cannot be used, why
+
+
+def words(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return each FILE.py:NAME of a command line and of the variables that name a mode or order;
+    after --policy, FILE.py is all that the file defines.
+    """
+    texts = [*arguments, environ.get("EB_MODE", ""), environ.get("EB_ORDER", "")]
+    named = [word for text in texts for word in WORD.findall(text)]
+    for flag, path in itertools.pairwise(arguments):
+        if flag == "--policy" and path.endswith(".py"):
+            try:
+                named += offered(Path(path)) or [path]
+            except Exception as error:
+                PROBLEMS[path] = f"{path} cannot be used: {described(error, path)}"
+    return list(dict.fromkeys(named))
+
+
+def load(
+    named: Iterable[str], modes: dict[str, type[Policy]], orders: dict[str, type[Order]]
+) -> None:
+    """Add the class of each FILE.py:NAME to the table of modes or of orders, under that name."""
+    paths: dict[str, str] = json.loads(os.environ.get(HANDED_ON, "{}"))
+    paths |= {word: str(Path(word.rpartition(":")[0]).resolve()) for word in named}
+    if paths:
+        os.environ[HANDED_ON] = json.dumps(paths)
+    for word, path in paths.items():
+        kinds = [*modes.values(), *orders.values()]
+        try:
+            kind = _class_of(word, Path(path))
+            _check(kind, kinds)
+        except Exception as error:  # whatever a user's file does
+            PROBLEMS[word] = f"{word} cannot be used: {described(error, path)}"
+        else:
+            if issubclass(kind, Policy):
+                modes[word] = kind
+            else:
+                orders[word] = kind
+
+
+def described(error: BaseException, *paths: str) -> str:
+    """Return an exception in words, with the last line that it passed of one of the files."""
+    frames = traceback.extract_tb(error.__traceback__)
+    passed = [frame for frame in frames if frame.filename in paths]
+    where = f" ({Path(passed[-1].filename).name}, line {passed[-1].lineno})" if passed else ""
+    kind = "" if isinstance(error, OwnFileError) else f"{type(error).__name__}: "
+    return f"{kind}{error}".removesuffix(": ") + where
+
+
+def offered(path: Path) -> list[str]:
+    """Return the FILE.py:NAME of each policy and order that a file defines."""
+    module, _ = _module(path)
+    return [
+        f"{path}:{name}"
+        for name, each in vars(module).items()
+        if isinstance(each, type)
+        and issubclass(each, (Policy, Order))
+        and each.__module__ == module.__name__
+    ]
+
+
+def file_of(kind: type) -> str:
+    """Return the path of the file that defines a class."""
+    return str(sys.modules[kind.__module__].__file__)
+
+
+def _class_of(word: str, path: Path) -> type[Policy] | type[Order]:
+    module, sha256 = _module(path)
+    name = word.rpartition(":")[2]
+    kind = vars(module).get(name)
+    if not (isinstance(kind, type) and issubclass(kind, (Policy, Order))):
+        raise OwnFileError(
+            f"{path} defines no subclass of Policy or Order named {name}; it has "
+            f"{', '.join(offered(path)) or 'none at all'}"
+        )
+    for each in reversed(kind.__mro__):
+        if each.__module__ == module.__name__ and "__dataclass_fields__" not in vars(each):
+            dataclass(frozen=True)(each)
+    SOURCES[kind] = Source(word, sha256)
+    return kind
+
+
+def _module(path: Path) -> tuple[ModuleType, str]:
+    """Import a file; return its module, and the first digits of the file's SHA-256."""
+    if not path.is_file():
+        raise OwnFileError(f"there is no file {path}")
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()[:10]
+    name = f"own_{path.stem}_{sha256}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name], sha256
+
+
+def _check(kind: type[Policy] | type[Order], others: Iterable[type[Any]]) -> None:
+    """Raise OwnFileError for a class whose fields cannot be settings, or that cannot be made."""
+    assert is_dataclass(kind)
+    known = {each.name: each for other in others for each in fields(other)}
+    for each in fields(kind):
+        if "limits" not in each.metadata:
+            raise OwnFileError(f"write its field {each.name} as setting(default, 'what it means')")
+        if each.name in known and known[each.name] is not kind.__dataclass_fields__[each.name]:
+            raise OwnFileError(f"its field {each.name} is a setting already; give it another name")
+    made = kind()
+    if isinstance(made, Policy):
+        made.max_rows(1), made.warnings(1), made.n_bins

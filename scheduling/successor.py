@@ -1,0 +1,50 @@
+"""The scheduler that takes over when a user's own policy or order has failed."""
+
+from __future__ import annotations
+
+from scheduling.inference import Inference, State
+from scheduling.policies import Dynamic
+from scheduling.scheduler import Scheduler
+
+
+class Successor(Scheduler):
+    """A scheduler of what another one had in flight when its policy failed: `dynamic`, first come
+    first served, with KV blocks on demand.
+
+    What ran is computed again from its first token, as after a preemption, since nothing that the
+    failed plans did is relied on; texts stay the same. `finished`: to be answered now.
+    """
+
+    def __init__(self, failed: Scheduler, now: float):
+        super().__init__(
+            Dynamic(kv_reservation="demand"),
+            limits=failed.limits,
+            n_blocks=failed.pool.n_blocks,
+            max_in_flight=failed.max_in_flight,
+            decoder_batch_sizes=failed.decoder_batch_sizes,
+        )
+        self.prompt_tokens = failed.prompt_tokens
+        self.completion_tokens = failed.completion_tokens
+        self.finished: list[Inference] = []
+        for inference in sorted(failed.in_flight(), key=lambda inference: inference.id):
+            inference.blocks = []
+            if inference.answered_at is not None:  # its idle row is no longer needed
+                continue
+            if inference.is_over:
+                self._end(inference, State.FINISHED, now)
+                self.finished.append(inference)
+            else:
+                self._restart(inference, now)
+
+    def _restart(self, inference: Inference, now: float) -> None:
+        interrupted = inference.interruptions
+        interrupted.end(now)
+        if inference.state is State.RUNNING:
+            interrupted.recompute_until = max(interrupted.recompute_until, inference.computed)
+            interrupted.preempted_at = now
+            interrupted.preemptions += 1
+        inference.computed = inference.num_cached_blocks = inference.standing.bin = 0
+        inference.decodes = False
+        self.queue.add(inference, now)
+        if inference.deadline is not None:
+            self._deadlines.add(inference.deadline, inference)
