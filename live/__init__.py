@@ -8,4 +8,5 @@ panel      routes of the page; `made_load` makes the load that a page starts
 page       one HTML file, served by a server or with saved runs in it
 timeline   a history for Perfetto and other readers of Chrome's trace events
 saved      histories of runs that were recorded or simulated: python -m live RUN
+vllm_log   the same of vLLM's logs; `vllm_recorder` runs inside vLLM and writes one
 """

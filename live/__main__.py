@@ -3,6 +3,7 @@
 python -m live RUN             RUN/live.html, of static and dynamic, or the first two, and a
                                link to it in the run's report
 python -m live CALLS.jsonl     CALLS.html, of the recording that a server's --record wrote
+python -m live VLLM.LOG        the same of a log or recording of vLLM; --vllm shows it beside a run
 python -m live --timeline RUN  NAME.timeline.json of each server, for https://ui.perfetto.dev
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from compare.report import report
 from compare.runs import LIVE, RunError, load
-from live import page, timeline
+from live import page, timeline, vllm_log
 from live.saved import chosen, histories
 
 MOST_BYTES = 30_000_000  # of a page that a browser still opens quickly
@@ -29,6 +30,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("run", type=Path, help="a folder of simulate.sh or compare.sh --record, or a recording")
+    add("--vllm", type=Path, metavar="FILE", help="show this log of vLLM beside one server")
     add("--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)")
     add(
         "--timeline",
@@ -40,14 +42,31 @@ def main() -> None:
     run: Path = arguments.run
     try:
         texts, seed = histories(run)
+        names = arguments.of and arguments.of.split(",")
+        if arguments.vllm:
+            texts, names = beside(texts, names, arguments.vllm), None
         if arguments.timeline:
             write_timelines(texts, arguments.out or (run.parent if run.is_file() else run))
         else:
-            write_page(run, chosen(texts, arguments.of and arguments.of.split(",")), arguments.out)
+            write_page(run, chosen(texts, names), arguments.out)
     except RunError as error:
         sys.exit(f"error: {error}")
     if seed:
         print(f"{run}: shown is {seed}", file=sys.stderr)
+
+
+def beside(texts: Mapping[str, str], names: list[str] | None, log: Path) -> dict[str, str]:
+    """Return the history of one server, by default dynamic or the first, and of vLLM's log on the
+    same clock: their first requests arrive at once. Raises RunError.
+    """
+    if names is None:
+        names = ["dynamic"] if "dynamic" in texts else list(texts)[:1]
+    if len(names) > 1:
+        raise RunError("beside --vllm a page shows one server; name one with --of")
+    [text] = chosen(texts, names)
+    first = min((arrived_at for _, arrived_at, *_ in json.loads(text)["requests"]), default=0.0)
+    name = vllm_log.NAME if vllm_log.NAME not in names else f"{vllm_log.NAME} 2"
+    return {names[0]: text, name: vllm_log.history(log, first)}
 
 
 def write_page(run: Path, texts: list[str], out: Path | None) -> None:

@@ -18,14 +18,15 @@ from stats import times_of
 KEPT = 2000  # iterations that a page can go back to
 QUEUE = 64  # waiting requests of a snapshot
 # kinds of content of a line; PAUSED: its KV is kept and nothing is computed; NO_BUDGET: admitted,
-# and no token budget is left
+# and no token budget is left; UNKNOWN: in flight, and another engine's log says no more
 DECODE, PREFILL, RECOMPUTE, IDLE, PAUSED, NO_BUDGET, FREE = "d", "p", "r", "i", "s", "w", ""
-_LASTING = {DECODE, IDLE, PAUSED, NO_BUDGET}  # until the next change
+UNKNOWN = "u"
+_LASTING = {DECODE, IDLE, PAUSED, NO_BUDGET, UNKNOWN}  # until the next change
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Skipped(NamedTuple):
-    """A running request that an iteration does not compute. kind: PAUSED or NO_BUDGET."""
+    """A running request that an iteration does not compute. kind: PAUSED, NO_BUDGET or UNKNOWN."""
 
     inference: Inference
     kind: str
@@ -139,6 +140,8 @@ def _follows(before: Cell, id_: int, kind: str, start: int, number: int) -> bool
     """True if a line with the content `before` has this one in iteration `number`."""
     if before.id != id_ or before.kind != kind or kind not in _LASTING:
         return False
+    if kind == UNKNOWN:
+        return start == before.start
     return kind != DECODE or start - before.start == number - before.since
 
 
@@ -259,9 +262,9 @@ class History:
         return f"{_to_json(head)[:-1]},{lists}}}"
 
     def _introduce(self, inference: Inference) -> None:
-        """Note a request, before its id is used for the first time."""
+        """Note a request, before its id is used for the first time. Below 0 it has no name."""
         i = inference
-        if i.id not in self._known:
+        if i.id >= 0 and i.id not in self._known:
             self._known.add(i.id)
             values = [i.id, round(i.arrived_at - self.zero, 6), len(i.prompt_ids), i.num_tokens]
             text = _to_json([*values, i.user, i.priority, self._prompt(i)])

@@ -12,6 +12,7 @@ from typing import Any
 from client.traces import Request, load_trace
 from compare.runs import Run, RunError, load
 from config import Config
+from live import vllm_log
 from live.observer import RunObserver, about
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs, CostsError
@@ -24,6 +25,8 @@ def histories(path: Path) -> tuple[dict[str, str], str]:
     """Return each server's history, as JSON, by its name; and the seed that they are of, where the
     run has several. Raises RunError.
     """
+    if vllm_log.is_log(path):
+        return {vllm_log.NAME: vllm_log.history(path)}, ""
     if path.is_file():
         return recorded(path), ""
     run = load(path)

@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from live.history import DECODE, IDLE, NO_BUDGET, PAUSED, PREFILL, RECOMPUTE
+from live.history import DECODE, IDLE, NO_BUDGET, PAUSED, PREFILL, RECOMPUTE, UNKNOWN
 from live.reading import iterations
 
 MOST_BYTES = 100_000_000  # of a file that browsers still open
 NAMES = {
     DECODE: "decode", PREFILL: "prefill", RECOMPUTE: "recompute", IDLE: "idle",
-    PAUSED: "paused", NO_BUDGET: "no budget left",
+    PAUSED: "paused", NO_BUDGET: "no budget left", UNKNOWN: "unknown",
 }  # fmt: skip
 SERVER, QUEUE = 1, 2  # processes, in the format's words
 
@@ -39,21 +39,28 @@ def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict
             continue
         began_at = iteration.at if began_at is None else began_at
         at, duration = 1e6 * iteration.at, 1e6 * iteration.seconds
-        tokens = 0
+        tokens: int | None = 0  # None: of a cell it is unknown
         for line, cell in sorted(iteration.cells.items()):
             if line not in lines:
                 lines.add(line)
                 yield _named("thread_name", SERVER, line + 1, f"line {line}")
-            tokens += cell.n if cell.kind in (DECODE, PREFILL, RECOMPUTE) else 0
+            if cell.kind == UNKNOWN or cell.n < 0:
+                tokens = None
+            elif tokens is not None and cell.kind in (DECODE, PREFILL, RECOMPUTE):
+                tokens += cell.n
             yield {
                 "ph": "X", "pid": SERVER, "tid": line + 1, "ts": at, "dur": duration,
-                "name": f"{cell.id} {NAMES[cell.kind]}", "cat": NAMES[cell.kind],
+                "name": f"{cell.id if cell.id >= 0 else '?'} {NAMES[cell.kind]}",
+                "cat": NAMES[cell.kind],
                 "args": {"request": cell.id, "iteration": iteration.number, "start": cell.start,
                          "tokens": cell.n},
             }  # fmt: skip
-        yield _counter("queue", at, {"waiting": iteration.waiting})
-        yield _counter("KV blocks", at, {"used": iteration.blocks_used})
-        yield _counter("tokens of an iteration", at, {"tokens": tokens})
+        if iteration.waiting >= 0:
+            yield _counter("queue", at, {"waiting": iteration.waiting})
+        if iteration.blocks_used >= 0:
+            yield _counter("KV blocks", at, {"used": iteration.blocks_used})
+        if tokens is not None:
+            yield _counter("tokens of an iteration", at, {"tokens": tokens})
         if iteration.padding:
             yield _counter("padding rows", at, {"rows": iteration.padding})
     ended = {id_: (at, outcome) for id_, at, outcome, *_ in history["ended"]}

@@ -13,8 +13,8 @@ Colours = frozenset[int]  # of a cell: red, green, blue and alpha in one number
 
 PALETTE = 16  # colours that requests have
 COLUMNS = 40  # in sight at once they are wide, and have no room for figures
-# what lines do in iterations 0, 1, …; the last of them lasts; w and s differ by pattern alone
-LETTERS = "pirwsd"
+# what lines do in iterations 0, 1, …; the last of them lasts; w, u and s differ by pattern alone
+LETTERS = "pirwusd"
 # of an iteration the pixels of each line's cell, without the thin line that is left between cells
 PIXELS = """([iteration, lines]) => {
   const canvas = document.querySelector('canvas[tabindex]'), height = canvas.height / lines;

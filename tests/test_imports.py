@@ -116,6 +116,7 @@ EXTRAS = {
     "deploy.ray_routers": "ray",
     "kernels.add_norm": "triton",
     "kernels.paged_attention": "triton",
+    "live.vllm_recorder": "vllm",
 }
 # imports each of the modules where others, installed by hand or for the tests, cannot be found
 IMPORTING = """

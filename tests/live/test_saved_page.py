@@ -22,7 +22,7 @@ pytestmark = pytest.mark.extra
 
 NAMES = {
     "p": "prefill", "i": "idle", "r": "recomputed", "w": "no token budget left", "s": "paused",
-    "d": "decode",
+    "u": "unknown", "d": "decode",
 }  # fmt: skip
 CHIPS = """() => [...document.querySelectorAll('.legend li')].map((item) => {
   const {width, height} = item.firstChild, context = item.firstChild.getContext('2d');
@@ -78,7 +78,7 @@ def test_each_request_has_a_colour_and_each_kind_a_texture_that_the_legend_shows
     assert len({*early}) == PALETTE, "requests differ"
     chips = dict(tab.evaluate(CHIPS))
     assert set(chips) == {*NAMES.values(), "padding"}
-    assert len({tuple(chip) for chip in chips.values()}) == 7, "textures differ"
+    assert len({tuple(chip) for chip in chips.values()}) == 8, "textures differ"
     cells = {letter: pixels(tab, i) for i, letter in enumerate(LETTERS)}
     shown = 14  # the request whose colour the legend has
     for letter, name in NAMES.items():

@@ -1,0 +1,261 @@
+"""Histories of vLLM's runs, in the page's format, from any of three files:
+
+recording   a line of JSON for each iteration, written by `live.vllm_recorder` inside vLLM
+log         what `vllm serve --enable-logging-iteration-details` prints
+vllm-vcr    a trace of github.com/neuralmagic/vllm-vcr, a line of JSON for each finished request
+
+What a file does not hold stays unknown: a number below 0, or a cell of kind UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from compare.runs import RunError
+from live.history import PAUSED, UNKNOWN, History, Skipped
+from live.snapshot import QueueSnapshot
+from scheduling.inference import Inference, Iteration, Row, State
+
+FORMAT = 1  # of a recording
+NAME = "vllm"
+ITERATION = re.compile(
+    r"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, "
+    r"(\d+) generation requests, (\d+) generation tokens, iteration elapsed time: ([\d.]+) ms"
+)
+STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
+MISSING = {
+    "recording": "Not in vLLM's recording: which KV blocks are shared or cached, and why a running "
+    "request is not computed (drawn as paused).",
+    "log": "Grey: vLLM's log counts requests and names none. It has no arrivals, queue or KV "
+    "blocks, and whole seconds; throughput is without first tokens.",
+    "vllm-vcr": "Hatched: this recording has a request's arrival and tokens, and not when its "
+    "prompt was computed. Iterations without a token, queue and KV blocks are not in it.",
+}
+SPECULATIVE = "{}, and speculative decoding cannot be shown; record without it"
+RECORD = "{}; make it with `vllm-vcr record`"
+
+
+def is_log(path: Path) -> bool:
+    """Return whether a file is one that `history` reads."""
+    return path.is_file() and _kind(path) is not None
+
+
+def history(path: Path, zero: float = 0.0) -> str:
+    """Return the history, as JSON. zero: time on the page's clock of the first arrival, or of the
+    first iteration where arrivals are unknown. Raises RunError.
+    """
+    if not path.is_file() or (kind := _kind(path)) is None:
+        raise RunError(
+            f"{path} is no log of vLLM; make one with --enable-logging-iteration-details, or a "
+            f"recording, as docs/live.md says"
+        )
+    lines = path.read_text(errors="replace").splitlines()
+    note = f"vLLM: {path.name}"
+    try:
+        entries, cut = (_matches if kind == "log" else _parsed)(lines)
+        note += ", whose last line was cut off and is left out" if cut else ""
+        about = {"name": "vLLM", "simulated": None, "note": note, "missing": MISSING[kind]}
+        return READERS[kind](entries, History(about, keep=None), zero)
+    except RunError as error:
+        raise RunError(f"{path}: {error}") from None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is not as a {kind} of vLLM should be: {error!r}") from None
+
+
+def _kind(path: Path) -> str | None:
+    """Return which of the three a file is, by its first line or the first iteration in it."""
+    with path.open(errors="replace") as file:
+        first = file.readline()
+        if first.startswith('{"vllm"'):
+            return "recording"
+        if first.startswith(('{"meta"', '{"prompt_tokens"')):
+            return "vllm-vcr"
+        if first.startswith("{"):
+            return None
+        return "log" if any(ITERATION.search(line) for line in [first, *file]) else None
+
+
+def _matches(lines: Sequence[str]) -> tuple[list[Any], bool]:
+    """Return the iterations among a log's lines, and whether the last line is cut off."""
+    cut = "Iteration(" in lines[-1] and not ITERATION.search(lines[-1])
+    return [match for line in lines if (match := ITERATION.search(line))], cut
+
+
+def _parsed(lines: Sequence[str]) -> tuple[list[Any], bool]:
+    """Return the lines' JSON, and whether the last one is cut off. Raises RunError."""
+    entries = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise RunError(f"line {number} is no JSON; remove it") from None
+            return entries, True
+    return entries, False
+
+
+def _recording(entries: Sequence[Any], history: History, zero: float) -> str:
+    """Note the iterations of a recording: rows, waiting requests and KV blocks of each."""
+    head, *steps = entries
+    if head["format"] != FORMAT:
+        raise RunError(
+            f"it is of format {head['format']}, and this code reads format {FORMAT}; record with "
+            f"the live/vllm_recorder.py beside this code"
+        )
+    if not steps:
+        raise RunError("it has no iterations yet; send vLLM some requests first")
+    names = {
+        "order": "policy", "max_batch_size": "max_num_seqs", "model": "model",
+        "token_budget": "max_num_batched_tokens", "block_size": "block_size",
+    }  # fmt: skip
+    history.about |= {name: head[theirs] for name, theirs in names.items()}
+    history.about["name"] = f"vLLM {head['vllm']}"
+    requests: dict[int, Inference] = {
+        number: _request(number, arrived_at, prompt_tokens, max_tokens)
+        for step in steps
+        for number, _, arrived_at, prompt_tokens, max_tokens in step["new"]
+    }
+    history.zero = min(i.arrived_at for i in requests.values()) - zero
+    running: dict[int, Inference] = {}
+    until = float("-inf")
+    for step in steps:
+        # the next iteration may have been planned before the last one was over
+        begin, until = max(step["at"], until), step["until"]
+        for number in [*step["preempted"], *step["aborted"]]:
+            running.pop(number, None)
+        for number in step["aborted"]:
+            _end(requests[number], begin, State.CANCELLED, history)
+        rows = [_row(requests[number], *values) for number, *values in step["rows"]]
+        running |= {row.inference.id: row.inference for row in rows if not row.idle}
+        computed = {row.inference.id for row in rows}
+        skipped = [
+            Skipped(i, PAUSED, i.computed) for id_, i in running.items() if id_ not in computed
+        ]
+        queue = [requests[number] for number in step["queue"]]
+        used, n_blocks = step["blocks_used"], head["num_blocks"]
+        history.snapshot(QueueSnapshot(n_blocks - used, -1, -1, queue, n_blocks))
+        iteration = Iteration(rows, len(running), step["waiting"], used)
+        history.iteration(begin, until - begin, iteration, skipped)
+        for row in rows:
+            row.inference.token_times += [until] * row.samples
+        for number, reason in step["finished"].items():
+            failed = reason in ("abort", "error")
+            state = State.FAILED if failed else State.FINISHED
+            _end(running.pop(int(number)), until, state, history)
+    return history.since(None, until)
+
+
+def _request(id_: int, arrived_at: float, prompt_tokens: int, max_tokens: int) -> Inference:
+    return Inference([0] * prompt_tokens, max_tokens, id=id_, arrived_at=arrived_at)
+
+
+def _row(inference: Inference, start: int, n: int, made: int) -> Row:
+    """Return a row. vLLM may compute one after a request's last token: it is idle."""
+    if made > 1:
+        raise RunError(SPECULATIVE.format(f"request {inference.id} gets {made} tokens at once"))
+    recomputed = max(0, min(start + n, inference.computed) - start)
+    inference.computed = max(inference.computed, start + n)
+    inference.tokens += [0] * made
+    return Row(inference, start, n, [], made > 0, inference.answered_at is not None, recomputed)
+
+
+def _end(inference: Inference, at: float, state: State, history: History) -> None:
+    inference.admitted_at, inference.answered_at, inference.state = at, at, state
+    history.answered(inference)
+
+
+def _log(entries: Sequence[re.Match[str]], history: History, zero: float) -> str:
+    """Note the iterations of vLLM's log: rows by kind, of requests without a name."""
+    last, end = -1, float("-inf")
+    for match in entries:
+        number, prefills, prompt_tokens, decodes, tokens = map(int, match.groups()[:5])
+        if number <= last:
+            raise RunError(
+                f"iteration {number} comes after iteration {last}; keep the lines of one start "
+                f"of vLLM, and of one engine"
+            )
+        if tokens != decodes:
+            raise RunError(SPECULATIVE.format(f"{decodes} requests get {tokens} tokens at once"))
+        seconds = float(match[6]) / 1000
+        begin = max(end, _stamped(match.string) - seconds)
+        if last < 0:
+            history.zero = begin - zero
+        last, end = number, begin + seconds
+        n = prompt_tokens if prefills == 1 else -1  # of several, only the sum is known
+        # ids below 0 have no name; positions go on by one, so that these rows follow each other
+        rows = [
+            Row(Inference([], 1, id=-1 - k), number, 1, [], True, False) for k in range(decodes)
+        ]
+        rows += [
+            Row(Inference([], 1, id=-(10**6) - k), 0, n, [], False, False) for k in range(prefills)
+        ]
+        history.iteration(begin, seconds, Iteration(rows, len(rows), -1, -1))
+    return history.since(None, end)
+
+
+def _stamped(line: str) -> float:
+    """Return the time of a log's line, in seconds; it names no year. 0: it has none."""
+    stamp = STAMP.search(line)
+    if stamp is None:
+        return 0.0
+    return datetime.strptime(f"2000-{stamp[0]}", "%Y-%m-%d %H:%M:%S").timestamp()
+
+
+def _vcr(entries: Sequence[Any], history: History, zero: float) -> str:
+    """Note an iteration for each instant at which requests of a vllm-vcr trace got a token."""
+    meta: Mapping[str, Any] = entries[0].get("meta", {})
+    names = {"model": "model", "max_batch_size": "max_num_seqs", "block_size": "block_size"}
+    history.about |= {name: meta[theirs] for name, theirs in names.items() if meta.get(theirs)}
+    history.about["name"] = f"vLLM {meta.get('vllm_version') or ''}".strip()
+    requests = sorted(map(_request_of, entries["meta" in entries[0] :]), key=lambda i: i.arrived_at)
+    for id_, inference in enumerate(requests):
+        inference.id = id_
+    history.zero = requests[0].arrived_at - zero
+    coming, flying, end = deque(requests), list[Inference](), float("-inf")
+    for at in sorted({at for inference in requests for at in inference.token_times}):
+        while coming and coming[0].arrived_at < at:
+            flying.append(coming.popleft())
+        begin = max(end, min(i.arrived_at for i in flying))
+        rows, skipped = [], []
+        for i in flying:
+            prompt, made = len(i.prompt_ids), len(i.tokens)
+            got = i.token_times[made] == at
+            if got and made:
+                rows.append(Row(i, prompt + made - 1, 1, [], True, False))
+            else:  # what is known of it: how many tokens are computed by the end
+                computed = prompt + max(0, made - 1) if got or made else 0
+                skipped.append(Skipped(i, UNKNOWN, computed))
+            i.tokens += [0] * got
+        history.iteration(begin, at - begin, Iteration(rows, -1, -1, -1), skipped)
+        for i in flying:
+            if len(i.tokens) == len(i.token_times):
+                _end(i, at, State.FINISHED, history)
+        flying = [i for i in flying if i.answered_at is None]
+        end = at
+    return history.since(None, end)
+
+
+def _request_of(record: Mapping[str, Any]) -> Inference:
+    """Return the request of a vllm-vcr record, with the times of its tokens. Raises RunError."""
+    if record.get("arrival_ms") is None:
+        raise RunError(RECORD.format("a request has no arrival_ms"))
+    gaps = record.get("itl_ms") or []
+    if record.get("itl_tokens"):
+        raise RunError(SPECULATIVE.format("a request gets several tokens at once"))
+    if record["output_tokens"] != 1 + len(gaps):
+        raise RunError(RECORD.format("a request has no time for each of its tokens"))
+    times = accumulate([record["ttft_ms"], *gaps], initial=record["arrival_ms"])
+    arrived_at, *token_times = (round(at / 1000, 9) for at in times)
+    inference = _request(-1, arrived_at, record["prompt_tokens"], record["output_tokens"])
+    inference.token_times = token_times
+    return inference
+
+
+READERS = {"recording": _recording, "log": _log, "vllm-vcr": _vcr}
