@@ -2,8 +2,8 @@
 
 Read: its description in part, and its targets and scores (slo_policy.py). Taken: both, with their
 constants. Left out: the share of an iteration's tokens that is kept for urgent prompts
-(`slo_waiting_token_reserve_ratio`), since rows that decode use none of the budget here. Chosen
-here: a context of 1,024 tokens, GPT-2's, for `max_model_len`.
+(`slo_waiting_token_reserve_ratio`), since an order has no say in the budget. Chosen here: a context
+of 1,024 tokens, GPT-2's, for `max_model_len`.
 """
 
 from collections.abc import Iterator, Sequence
