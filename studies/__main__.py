@@ -25,7 +25,7 @@ from studies.study import Study
 
 NAMES = (
     "orders", "batches", "fair", "urgent", "memory", "prefixes", "routers", "capacity",
-    "fidelity", "vllm_schedule", "arena",
+    "fidelity", "vllm_schedule", "arena", "prefill",
 )  # fmt: skip
 
 
