@@ -19,24 +19,20 @@ class Line:
     """
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
-
-    @property
-    def is_known(self) -> bool:
-        return self._n > 0
+        self.n = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
-        sums = self._n, self._x, self._y, self._xx, self._xy
+        sums = self.n, self._x, self._y, self._xx, self._xy
         new = 1.0, x, y, x * x, x * y
         kept = [KEPT * total + value for total, value in zip(sums, new)]
-        self._n, self._x, self._y, self._xx, self._xy = kept
+        self.n, self._x, self._y, self._xx, self._xy = kept
 
     def at(self, x: float) -> float:
         """Return y at x. There must be a sample."""
-        spread = self._n * self._xx - self._x**2
-        together = self._n * self._xy - self._x * self._y
-        slope = max(0.0, together / spread) if spread > 1e-6 * self._n * self._xx else 0.0
-        return max(0.0, (self._y + slope * (self._n * x - self._x)) / self._n)
+        spread = self.n * self._xx - self._x**2
+        together = self.n * self._xy - self._x * self._y
+        slope = max(0.0, together / spread) if spread > 1e-6 * self.n * self._xx else 0.0
+        return max(0.0, (self._y + slope * (self.n * x - self._x)) / self.n)
 
     @property
     def ratio(self) -> float:
@@ -70,7 +66,7 @@ class Past(Extension):
         self._ended_at, took_s = now, now - self._begun_at
         if not self._prompt_tokens:
             self._of_decodes.add(self._decode_rows, took_s)
-        elif self._of_decodes.is_known:
+        elif self._of_decodes.n:
             longer_s = took_s - self._of_decodes.at(self._decode_rows)
             self._of_prompts.add(self._prompt_tokens, longer_s)
 

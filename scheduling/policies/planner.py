@@ -113,12 +113,12 @@ class Planner:
         return min(self.budget, self.prompt_budget)
 
     def prompt_tokens(self, inference: Inference) -> int:
-        """Return how many prompt tokens the budget allows. Where prompts are computed whole, one
-        that does not fit beside others waits, and so do those behind it.
+        """Return how many prompt tokens the budget allows. Without decode rows, for which chunks
+        are made, a prompt that does not fit whole beside others waits, and so do those behind it.
         """
         n = tokens_to_compute(inference, self.view, self.prompts_left)
         whole = tokens_to_compute(inference, self.view, inference.uncomputed)
-        if n < whole and self.run and self.share.whole_prompts:
+        if n < whole and self.run and not self.share.decodes:
             n = self.prompt_budget = 0
         return n
 

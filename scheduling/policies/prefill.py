@@ -22,13 +22,6 @@ class Share(NamedTuple):
     prompts: bool
     decodes: bool
 
-    @property
-    def whole_prompts(self) -> bool:
-        """True if a prompt that fits into a token budget is not computed in chunks: where nothing
-        decodes meanwhile, they protect nothing.
-        """
-        return not self.decodes
-
 
 BOTH, PROMPTS, DECODES = Share(True, True), Share(True, False), Share(False, True)
 
@@ -52,26 +45,21 @@ class Prefill(NamedTuple):
         """
         if self.rule in ("mixed", "adaptive"):
             return (BOTH,)
-        return (PROMPTS, DECODES) if self._prompts_go_first(view) else (DECODES, PROMPTS)
-
-    def _prompts_go_first(self, view: View) -> bool:
-        if self.rule == "last":
-            return n_decoding(view) < self.decode_floor
-        if self.rule == "every":
-            assert view.past is not None
-            return view.past.without_prompts >= self.k
-        return True
+        prompts_go_first = (
+            self.rule == "first"
+            or (self.rule == "last" and n_decoding(view) < self.decode_floor)
+            or (view.past is not None and view.past.without_prompts >= self.k)
+        )
+        return (PROMPTS, DECODES) if prompts_go_first else (DECODES, PROMPTS)
 
     def budget(self, view: View) -> int:
         """Return how many prompt tokens the next iteration may compute: at least one, so that every
-        prompt is computed in the end.
+        prompt is computed in the end, and all of the token budget where no gap grows by it.
         """
         most = view.limits.token_budget
-        rows = n_decoding(view) if self.rule == "adaptive" else 0
-        if not rows:
-            return most
-        assert view.past is not None
-        return max(1, min(most, view.past.prompt_tokens_within(self.tbt_s, rows)))
+        if self.rule == "adaptive" and view.past is not None and (rows := n_decoding(view)):
+            return max(1, min(most, view.past.prompt_tokens_within(self.tbt_s, rows)))
+        return most
 
 
 def read_prefill(text: str) -> tuple[str, int]:
