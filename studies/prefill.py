@@ -124,11 +124,35 @@ def _capacity_within(case: Case, requests: Callable[[str], Trace], n: int) -> fl
     return low * most
 
 
+def name_of(case: Case) -> str:
+    return MODELS[case["model"]]
+
+
 MIXED = {"variant": "mixed"}
 VS_MIXED = [Against(MIXED, ratios=["mean_ttft_ms", "p99_itl_ms"])]
 HARD = {"table": "grid", "prompt": PROMPTS[-1], "load": LOADS[-1]}
 CLOSED_LOOP = {"table": "closed"}
-SHOWN = {"p99_itl_ms": "p99 gap", "mean_ttft_ms": "mean TTFT"}
+SHOWN = {"p99_itl_ms": "p99 gap between tokens", "mean_ttft_ms": "mean TTFT"}
+
+
+def panels(measure: str, label: str) -> list[Panel]:
+    of_model = [
+        Panel(
+            f"{name}, prompts of {PROMPTS[-1]}",
+            f"{label}, ms",
+            measure,
+            "budget",
+            "token budget",
+            where={**HARD, "model": model},
+            log=True,
+        )
+        for model, name in MODELS.items()
+    ]
+    against = f"{label} ÷ mixed's"
+    closed = Panel("a closed loop", against, measure, name_of, where=CLOSED_LOOP, base=MIXED)
+    return [*of_model, closed]
+
+
 STUDY = Study(
     name="prefill",
     title="Prompts and decode rows in one iteration, or apart",
@@ -176,27 +200,7 @@ STUDY = Study(
     ],
     figure="Gaps and first tokens over the token budget, prompts of 512 at a load of 0.8, and in a "
     "closed loop",
-    panels=[
-        panel
-        for measure, label in SHOWN.items()
-        for panel in (
-            *(
-                Panel(
-                    title, f"{label}, ms", measure, "budget", "token budget", log=True, where=where
-                )
-                for model, title in MODELS.items()
-                for where in [{**HARD, "model": model}]
-            ),
-            Panel(
-                "a closed loop",
-                f"{label} ÷ mixed's",
-                measure,
-                "model",
-                where=CLOSED_LOOP,
-                base=MIXED,
-            ),
-        )
-    ],
+    panels=[panel for measure, label in SHOWN.items() for panel in panels(measure, label)],
     looks=dict(zip(VARIANTS, LOOKS)),
     settings={"variants": VARIANTS, "lengths": LENGTHS, "closed": CLOSED},
 )

@@ -18,6 +18,7 @@ from studies import (
     fidelity,
     memory,
     orders,
+    prefill,
     prefixes,
     routers,
     virtual,
@@ -28,7 +29,7 @@ from studies.study import only
 from tests.programs import ran
 
 SMALL = {"orders": 40, "batches": 256, "fair": 400, "urgent": 60, "memory": 60, "prefixes": 60}
-SMALL |= {"routers": 30, "capacity": 300}
+SMALL |= {"routers": 30, "capacity": 300, "prefill": 20}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,6 +42,8 @@ def small() -> Iterator[None]:
             (orders, "MORE_ROWS", (8, 32)),
             (memory, "POOLS", (8,)),
             (prefixes, "LOADS", ("0.8",)),
+            (prefill, "PROMPTS", (512,)),
+            (prefill, "LOADS", (0.8,)),
             (routers, "LEAST", 60),
             (routers, "REPLICAS", (1, 2)),
         ):
@@ -77,6 +80,13 @@ def test_every_study_has_its_module_and_every_module_its_study() -> None:
     }
     assert [load(name).name for name in NAMES] == [*NAMES]
     assert {*NAMES} <= {*ran("studies", "--help").stdout.split()}
+
+
+def test_equal_requests_in_a_closed_loop_run_in_waves_where_prompts_go_first() -> None:
+    mixed, first = of("prefill", 20, ("mixed", "first"), table="closed", model="demo")
+    assert first["mean_ttft_ms"] > 2 * mixed["mean_ttft_ms"]
+    assert mixed["p99_itl_ms"] > 5 * first["p99_itl_ms"]
+    assert first["output_throughput"] == pytest.approx(mixed["output_throughput"], rel=0.01)
 
 
 def test_where_nothing_waits_there_is_nothing_to_order() -> None:
