@@ -33,8 +33,8 @@ STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 MISSING = {
     "recording": "Not in vLLM's recording: which KV blocks are shared or cached, and why a running "
     "request is not computed (drawn as paused).",
-    "log": "Grey: vLLM's log counts requests and names none. It has no arrivals, queue or KV "
-    "blocks, and whole seconds; throughput is without first tokens.",
+    "log": "Grey: vLLM's log counts requests and names none. Hatched: they decode or recompute. No "
+    "arrivals, queue or KV blocks; whole seconds; throughput is without first tokens.",
     "vllm-vcr": "Hatched: this recording has a request's arrival and tokens, and not when its "
     "prompt was computed. Iterations without a token, queue and KV blocks are not in it.",
 }
@@ -181,23 +181,24 @@ def _log(entries: Sequence[re.Match[str]], history: History, zero: float) -> str
                 f"iteration {number} comes after iteration {last}; keep the lines of one start "
                 f"of vLLM, and of one engine"
             )
-        if tokens != decodes:
-            raise RunError(SPECULATIVE.format(f"{decodes} requests get {tokens} tokens at once"))
         seconds = float(match[6]) / 1000
         begin = max(end, _stamped(match.string) - seconds)
         if last < 0:
             history.zero = begin - zero
         last, end = number, begin + seconds
         n = prompt_tokens if prefills == 1 else -1  # of several, only the sum is known
-        # ids below 0 have no name; positions go on by one, so that these rows follow each other
-        rows = [
-            Row(Inference([], 1, id=-1 - k), number, 1, [], True, False) for k in range(decodes)
-        ]
-        rows += [
-            Row(Inference([], 1, id=-(10**6) - k), 0, n, [], False, False) for k in range(prefills)
-        ]
-        history.iteration(begin, seconds, Iteration(rows, len(rows), -1, -1))
+        rows, unknown = [Row(i, 0, n, [], False, False) for i in _unnamed(10**6, prefills)], []
+        if tokens == decodes:  # positions go on by one, so that these rows follow each other
+            rows += [Row(i, number, 1, [], True, False) for i in _unnamed(0, decodes)]
+        else:  # some of them are computed once more after a preemption, or speculate
+            unknown = [Skipped(i, UNKNOWN, 0) for i in _unnamed(2 * 10**6, decodes)]
+        history.iteration(begin, seconds, Iteration(rows, prefills + decodes, -1, -1), unknown)
     return history.since(None, end)
+
+
+def _unnamed(first: int, n: int) -> list[Inference]:
+    """Return requests without a name: ids below 0, of each kind of row its own."""
+    return [Inference([], 1, id=-1 - first - k) for k in range(n)]
 
 
 def _stamped(line: str) -> float:

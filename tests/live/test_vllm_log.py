@@ -21,7 +21,7 @@ from tests.servers import ROOT
 RECORDING = ROOT / "results" / "live" / "vllm.jsonl"
 LINE = (
     "(APIServer pid=7) INFO 11-25 04:42:{second:02} [loggers.py:199] Engine 000: Iteration({i}): "
-    "{p} context requests, {n} context tokens, {d} generation requests, {d} generation tokens, "
+    "{p} context requests, {n} context tokens, {d} generation requests, {g} generation tokens, "
     "iteration elapsed time: 500.00 ms, CPU KV cache usage: 9.4%\n"
 )
 HEAD = '{"meta":{"model":"m","max_num_seqs":4,"vllm_version":"0.27.1"}}\n'
@@ -65,23 +65,27 @@ def test_a_recording_is_shown_as_vllm_computed_it() -> None:
 
 
 def test_vllms_own_log_names_nobody(log: Path) -> None:
-    """Two prompts in chunks of unknown length, then one of 7 tokens; nothing else is known."""
+    """Two prompts of unknown length, then one of 7 tokens; then two rows that compute 9 tokens of
+    what has decoded, since one was preempted, and nobody knows which.
+    """
     log.write_text(
         "INFO 11-25 04:42:00 [core.py:1] hello\n"
-        + LINE.format(second=10, i=3, p=2, n=30, d=0)
-        + LINE.format(second=10, i=4, p=1, n=7, d=1)
-        + LINE.format(second=13, i=5, p=0, n=0, d=2)
-        + LINE.format(second=13, i=6, p=0, n=0, d=1)[:99]
+        + LINE.format(second=10, i=3, p=2, n=30, d=0, g=0)
+        + LINE.format(second=10, i=4, p=1, n=7, d=1, g=1)
+        + LINE.format(second=13, i=5, p=0, n=0, d=2, g=9)
+        + LINE.format(second=13, i=6, p=0, n=0, d=1, g=1)[:99]
     )
     shown = read(log)
     seen = list(shown["iterations"])
     assert [at for at, *_ in seen] == [0, 0.5, 3] and {values[2] for values in seen} == {-1}
     kinds = [sorted((c.kind, c.n) for c in i.cells.values()) for i in iterations(shown)]
-    assert kinds[:2] == [[("p", -1), ("p", -1)], [("d", 1), ("p", 7)]]
+    assert kinds == [[("p", -1), ("p", -1)], [("d", 1), ("p", 7)], [("u", 0), ("u", 0)]]
     assert all(cell.id < 0 for i in iterations(shown) for cell in i.cells.values())
     assert shown["requests"] == shown["ended"] == shown["snapshots"] == []
     names = Counter(event["name"] for event in events(shown) if event["ph"] in "XC")
-    assert names == {"? prefill": 3, "? decode": 3, "tokens of an iteration": 2}
+    assert names == {
+        "? prefill": 3, "? decode": 1, "? unknown": 2, "tokens of an iteration": 1,
+    }  # fmt: skip
     assert "last line was cut off" in shown["about"]["note"] and "Grey" in shown["about"]["missing"]
 
 
@@ -110,7 +114,7 @@ def test_vllms_first_request_arrives_with_that_of_the_server_beside_it(log: Path
     [
         ("hello\n", "is no log of vLLM; make one with --enable-logging-iteration-details"),
         ('{"vllm":"0.40","format":2}\n', "it is of format 2, and this code reads format 1"),
-        (LINE.format(second=1, i=0, p=1, n=9, d=0) * 2, "iteration 0 comes after iteration 0"),
+        (LINE.format(second=1, i=0, p=1, n=9, d=0, g=0) * 2, "iteration 0 comes after iteration 0"),
         (VCR.replace('"arrival_ms":5,', ""), "a request has no arrival_ms"),
         (VCR.replace("[10, 10]", "[10]"), "a request has no time for each of its tokens"),
         (VCR.replace('"ttft_ms":25,', ""), "is not as a vllm-vcr of vLLM should be"),
