@@ -21,6 +21,7 @@ from compare.summary import meet
 from compare.variants import parse_variants
 from config import build, flag, meaningful
 from scheduling.policies import MODES
+from scheduling.policies.own import SOURCES
 from simulate.costs import load
 from simulate.run import SimulatedServer
 from studies import league
@@ -41,7 +42,7 @@ VLLM: Settings = {  # vLLM's default is `fcfs` with these
 }
 OURS = (
     "sjf", "srpt", "hrrn", "prefix", "fair", "mlfq", "priority --priority-levels 2",
-    "dynamic --budget-counts prefill",
+    "dynamic --budget-counts prefill", "dynamic --prefill first",
 )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ class Kind(NamedTuple):
     prompts: Mapping[str, Any]  # fields of the `Workload`
     share: float = 1.0  # of the trace's requests
     has: Mapping[str, Any] = {}  # fields of each `Request`
-    limits: Mapping[str, float] = {"ttft": 100.0, "tpot": 4.0}
+    limits: Mapping[str, float] = {"ttft": 1000.0, "tpot": 50.0}
 
 
 class Trace(NamedTuple):
@@ -85,8 +86,8 @@ TRACES = {
         settings={"kv_cache": "400blocks"},
     ),
     "conversations": Trace(
-        "four turns each, 50 ms after the last answer, and KV blocks for the past of all",
-        [Kind("exponential:30:90", {"sessions": "4:0.05"})],
+        "four turns each, half a second after the last answer, and KV blocks for the past of all",
+        [Kind("exponential:30:90", {"sessions": "4:0.5"})],
         settings={"kv_cache": "2048blocks"},
     ),
     "heavy-tails": Trace(
@@ -101,19 +102,19 @@ TRACES = {
         ],
     ),
     "slo-classes": Trace(
-        "seven of ten requests are interactive (a first token in 50 ms), three a batch job's (2 s)",
+        "seven of ten requests are interactive (a first token in 0.5 s), the others a job's (20 s)",
         [
             CHAT._replace(
                 share=0.7,
                 has={"user": "interactive", "priority": 1},
-                limits={"ttft": 50.0, "tpot": 4.0},
+                limits={"ttft": 500.0, "tpot": 50.0},
             ),
             Kind(
                 "exponential:60:300",
                 prompts_of(320),
                 0.3,
                 {"user": "batch", "priority": 2},
-                {"ttft": 2000.0},
+                {"ttft": 20_000.0},
             ),
         ],
     ),
@@ -171,14 +172,17 @@ def capacity(name: str, costs: str) -> float:
 
 def cases(n: int, costs: str, policies: str) -> list[dict[str, Any]]:
     """Return the cases, those of vLLM's default among them. policies: separated by commas; "ours"
-    stands for OURS.
+    stands for OURS. file: first digits of a file's SHA-256, so that a changed one is run again.
     """
+    files = {source.word: source.sha256 for source in SOURCES.values()}
     named = policies.replace("ours", ",".join(OURS)).split(",")
     names = dict.fromkeys((league.BASE, *named))
     keys = ("trace", "load", "policy", "costs")
     grid = itertools.product(TRACES, LOADS, names, [costs])
     return [
-        dict(zip(keys, each)) for each in grid if each[0] != SECOND_BUDGET or each[1] == LOADS[-1]
+        dict(zip(keys, each)) | {"file": files.get(each[2].split()[0], "")}
+        for each in grid
+        if each[0] != SECOND_BUDGET or each[1] == LOADS[-1]
     ]
 
 
@@ -220,7 +224,7 @@ STUDY = Study(
     drawn=league.figure,
     figure="Each policy beside vLLM's default, by question, trace and load",
     options={
-        "costs": ("demo", "of iterations, as simulate.sh's"),
+        "costs": ("gpt2", "of iterations, as simulate.sh's"),
         "policies": ("ours", "separated by commas"),
     },
     settings={"vllm": VLLM, "loads": LOADS},
