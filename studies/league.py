@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -51,6 +51,11 @@ class Cell(NamedTuple):
     text: str
     gain: float
     verdict: int
+
+
+def asked(question: Question, cases: Cases) -> list[Case]:
+    """Return the cases whose trace has an answer to a question."""
+    return [case for case in cases if question.measure in case["seeds"][0]]
 
 
 def cell_of(question: Question, base: Case, case: Case) -> Cell:
@@ -129,7 +134,7 @@ def page(cases: Cases, traces: Mapping[str, str]) -> str:
     """Return all tables of all questions."""
     parts = ["\n".join(f"- `{name}`: {words}" for name, words in traces.items())]
     for question in QUESTIONS:
-        known = [case for case in cases if question.measure in case["seeds"][0]]
+        known = asked(question, cases)
         parts += [f"## {question.title}: {question.words}"] if known else []
         for load in sorted({case["load"] for case in known}, reverse=True):
             at_load = only(known, {"load": load})
@@ -139,38 +144,39 @@ def page(cases: Cases, traces: Mapping[str, str]) -> str:
 
 
 def figure(cases: Cases, caption: str) -> Figure:
-    """Draw all cells: blue is better, red worse, white no difference shown."""
+    """Draw all cells, a panel for each question: a row for each policy, and a column for each trace
+    and load. Blue is better, red worse, white no difference shown.
+    """
     policies = [p for p in dict.fromkeys(case["policy"] for case in cases) if p != BASE]
+    of = {question: known for question in QUESTIONS if (known := asked(question, cases))}
+    columns = [len(only(known, {"policy": BASE})) for known in of.values()]
     with matplotlib.rc_context(STYLE):
-        height = 1.6 + len(QUESTIONS) * (0.9 + 0.2 * len(policies))
-        drawn = Figure(figsize=(10, height), layout="constrained")
+        drawn = Figure(figsize=(16, 2.5 + 0.22 * len(policies)), layout="constrained")
+        panels = drawn.subplots(1, len(of), squeeze=False, sharey=True, width_ratios=columns)[0]
+        for axes, (question, known) in zip(panels, of.items()):
+            mesh = _draw(axes, question, known, policies)
+        panels[0].set_yticks(np.arange(len(policies)) + 0.5, map(short, policies), fontsize=9)
+        panels[0].invert_yaxis()
+        bar = drawn.colorbar(mesh, ax=panels, ticks=[-1, 0, 1], aspect=30, pad=0.01)
+        ends = ["4 times,\n−50%: worse", "no difference\nshown", "¼,\n+50%: better"]
+        bar.ax.set_yticklabels(ends, fontsize=9)
         caption_of(drawn, caption)
-        for axes, question in zip(drawn.subplots(len(QUESTIONS)), QUESTIONS):
-            known = [case for case in cases if question.measure in case["seeds"][0]]
-            if known:
-                _draw(axes, question, known, policies)
     return drawn
 
 
-def _draw(axes: Axes, question: Question, cases: Cases, policies: Sequence[str]) -> None:
-    """Draw a row for each policy, and a column for each trace and load."""
-    columns = list(dict.fromkeys((case["trace"], case["load"]) for case in cases))
-    shades = np.full((len(policies), len(columns)), np.nan)
+def _draw(axes: Axes, question: Question, cases: Cases, policies: Sequence[str]) -> Any:
+    columns = [(case["trace"], case["load"]) for case in only(cases, {"policy": BASE})]
+    shades = np.zeros((len(policies), len(columns)))
     for load in {load for _, load in columns}:
         for policy, cells in cells_of(question, only(cases, {"load": load})).items():
             for trace, cell in cells.items():
-                shade = cell.gain / question.full if cell.verdict else 0.0
-                shades[policies.index(policy), columns.index((trace, load))] = shade
-    mesh = axes.pcolormesh(shades, cmap="RdBu", vmin=-1, vmax=1, edgecolors="#dddddd", lw=0.3)
-    axes.set_title(f"{question.title}: {question.words}", fontsize=11)
-    axes.set_yticks(np.arange(len(policies)) + 0.5, map(short, policies), fontsize=8)
-    axes.invert_yaxis()
+                place = policies.index(policy), columns.index((trace, load))
+                shades[place] = cell.gain / question.full if cell.verdict else 0.0
     names = [trace for trace, _ in columns]
     firsts = [names.index(trace) for trace in dict.fromkeys(names)]
-    middles = [(a + b) / 2 for a, b in pairwise([*firsts, len(columns)])]
-    axes.set_xticks(middles, dict.fromkeys(names), fontsize=8)
+    middles = [(first + last) / 2 for first, last in pairwise([*firsts, len(names)])]
+    axes.set_title(question.title, fontsize=12)
+    axes.set_xticks(middles, dict.fromkeys(names), rotation=90, fontsize=9)
     axes.tick_params(length=0)
-    axes.vlines(firsts[1:], 0, len(policies), "black", lw=1)
-    ends = [f"{-question.full:+.0f}", f"{question.full:+.0f}"] if question.more else ["4 ×", "¼"]
-    bar = axes.figure.colorbar(mesh, ax=axes, ticks=[-1, 0, 1], aspect=10, pad=0.01)
-    bar.ax.set_yticklabels([f"{ends[0]}, worse", "", f"{ends[1]}, better"], fontsize=8)
+    axes.vlines(firsts[1:], 0, len(policies), "#555555", lw=0.8)
+    return axes.pcolormesh(shades, cmap="RdBu", vmin=-1, vmax=1, edgecolors="#dddddd", lw=0.3)
