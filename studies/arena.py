@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from client import traces
 from client.outcomes import Outcomes
 from client.traces import Request
 from client.workloads import Workload
@@ -41,19 +42,21 @@ VLLM: Settings = {  # vLLM's default is `fcfs` with these
     "kv_cache": f"{ROWS * 64}blocks",  # the longest request in every row
 }
 OURS = (
-    "sjf", "srpt", "hrrn", "prefix", "fair", "mlfq", "priority --priority-levels 2",
+    "sjf", "srpt", "hrrn", "prefix", "fair", "mlfq", "edf", "priority --priority-levels 2",
     "dynamic --budget-counts prefill", "dynamic --prefill first",
 )  # fmt: skip
 
 
+LIMITS = {"slo_ttft_ms": 1000.0, "slo_tpot_ms": 50.0}  # those that goodput counts by
+
+
 class Kind(NamedTuple):
-    """Requests of one kind. limits: in ms, those that goodput counts by."""
+    """Requests of one kind."""
 
     lengths: str
     prompts: Mapping[str, Any]  # fields of the `Workload`
     share: float = 1.0  # of the trace's requests
-    has: Mapping[str, Any] = {}  # fields of each `Request`
-    limits: Mapping[str, float] = {"ttft": 1000.0, "tpot": 50.0}
+    has: Mapping[str, Any] = LIMITS  # fields of each `Request`
 
 
 class Trace(NamedTuple):
@@ -97,24 +100,19 @@ TRACES = {
     "greedy-users": Trace(
         "two users send nine tenths of the requests, a modest one the last tenth",
         [
-            CHAT._replace(share=share, has={"user": user})
+            CHAT._replace(share=share, has=LIMITS | {"user": user})
             for user, share in {"greedy": 0.45, "greedy_too": 0.45, "modest": 0.1}.items()
         ],
     ),
     "slo-classes": Trace(
         "seven of ten requests are interactive (a first token in 0.5 s), the others a job's (20 s)",
         [
-            CHAT._replace(
-                share=0.7,
-                has={"user": "interactive", "priority": 1},
-                limits={"ttft": 500.0, "tpot": 50.0},
-            ),
+            CHAT._replace(share=0.7, has=LIMITS | {"slo_ttft_ms": 500.0, "priority": 1}),
             Kind(
                 "exponential:60:300",
                 prompts_of(320),
                 0.3,
-                {"user": "batch", "priority": 2},
-                {"ttft": 20_000.0},
+                {"slo_ttft_ms": 20_000.0, "priority": 2},
             ),
         ],
     ),
@@ -194,9 +192,9 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     outcomes = serve(case["policy"], trace, case["costs"], requests)
     answers = outcomes.answers
     queued, preempted, paused = map(answers.reported, ("queue_s", "preempted_s", "paused_s"))
-    users = {kind.has.get("user"): kind.limits for kind in trace.kinds}
-    of = {user: np.array([r.user == user for r in requests]) for user in users}
-    good = sum(meet(outcomes.answers_of(of[user]), users[user]).sum() for user in users)
+    answered = np.flatnonzero(outcomes.rows["answered"])
+    good = meet(answers, traces.Trace.of(requests).limits_ms(answered, {})).sum()
+    modest = np.array([request.user == "modest" for request in requests])
     values = {
         "ttft_ms": 1e3 * answers.ttft_s.mean(),
         "gap_ms": 1e3 * np.percentile(answers.gaps, 99),
@@ -205,8 +203,8 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
         "preempted": 100 * (preempted > 0).mean(),
         "unanswered": 100 * (1 - len(answers) / len(requests)),
     }
-    if "modest" in of:
-        values["modest_ms"] = 1e3 * outcomes.answers_of(of["modest"]).ttft_s.mean()
+    if modest.any():
+        values["modest_ms"] = 1e3 * outcomes.answers_of(modest).ttft_s.mean()
     return {name: float(f"{value:.5g}") for name, value in values.items()}
 
 
