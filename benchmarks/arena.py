@@ -45,12 +45,14 @@ def main() -> None:
     policies = [every if policy == "all" else policy for policy in known.policy or ["all"]]
     only = [f"trace={trace}" for trace in known.trace] + [f"load={load}" for load in known.load]
     conditions = [word for condition in only for word in ("--only", condition)]
-    sys.argv[1:] = ["arena", "--policies", ",".join(policies), *conditions, *others]
+    words = ["arena", "--policies", ",".join(policies), *conditions, *others]
+    given, sys.argv = sys.argv, [*sys.argv, *words]
     from studies import __main__, arena  # which load the files that sys.argv names
 
+    sys.argv = given
     if unknown := set(known.trace) - set(arena.TRACES):
         parser.error(f"unknown trace {min(unknown)}; name one of {', '.join(arena.TRACES)}")
-    __main__.main()
+    __main__.main(words, "benchmarks.arena")
 
 
 if __name__ == "__main__":

@@ -94,11 +94,13 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"cases": cases, "requests": options.requests, "seeds": seeds, **given}
 
 
-def main() -> None:
-    named = [name for name in NAMES if name in sys.argv[1:2]]  # others may need missing packages
-    options = parser_of(map(load, named or NAMES)).parse_args()
+def main(argv: Sequence[str] | None = None, program: str = "studies") -> None:
+    """Run a study. argv: the command line, if another program has made it."""
+    words = sys.argv[1:] if argv is None else argv
+    named = [name for name in NAMES if name in words[:1]]  # others may need missing packages
+    options = parser_of(map(load, named or NAMES)).parse_args(words)
     try:
-        runner.write(options.study, options.out, result_of(options))
+        runner.write(options.study, options.out, result_of(options), program)
     except (ConfigError, ServerError, CostsError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -19,6 +19,13 @@ from studies.study import Case, Cases, mean, only, ratio, values
 
 BASE = "fcfs"  # the policy that the others are compared with
 SAME = "·"  # no difference shown
+LEGEND = (
+    "The first row has the means of vLLM's own default, the others the paired ratio to it "
+    f"(goodput: difference, in points), with its 95% interval. {SAME} means no difference shown, "
+    "since the interval holds 1 (or 0). The best of a trace is bold; the policy that is better "
+    "most often comes first. To run a cell again: `python -m benchmarks.arena --trace COLUMN "
+    "--load LOAD --policy 'ROW'`."
+)
 
 
 class Question(NamedTuple):
@@ -132,7 +139,7 @@ def sentence(rows: Mapping[str, Mapping[str, Cell]], load: float) -> str:
 
 def page(cases: Cases, traces: Mapping[str, str]) -> str:
     """Return all tables of all questions."""
-    parts = ["\n".join(f"- `{name}`: {words}" for name, words in traces.items())]
+    parts = [LEGEND, "\n".join(f"- `{name}`: {words}" for name, words in traces.items())]
     for question in QUESTIONS:
         known = asked(question, cases)
         parts += [f"## {question.title}: {question.words}"] if known else []
@@ -140,7 +147,9 @@ def page(cases: Cases, traces: Mapping[str, str]) -> str:
             at_load = only(known, {"load": load})
             rows = cells_of(question, at_load)
             parts += [sentence(rows, load), table(question, at_load, rows)] if rows else []
-    return "\n\n".join(parts)
+    files = {case["policy"]: case["file"] for case in cases if case["file"]}
+    named = ", ".join(f"`{policy}` {sha256}" for policy, sha256 in files.items())
+    return "\n\n".join([*parts, *([f"Files by their SHA-256: {named}."] if files else [])])
 
 
 def figure(cases: Cases, caption: str) -> Figure:

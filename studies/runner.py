@@ -119,14 +119,14 @@ def _call(run: Callable[..., dict[str, Any]], arguments: Run) -> dict[str, Any]:
     return run(*arguments)
 
 
-def write(study: Study, folder: Path, result: Mapping[str, Any]) -> None:
+def write(study: Study, folder: Path, result: Mapping[str, Any], program: str = "studies") -> None:
     """Write a study's page, its figure, and its numbers with the commit, date and command that made
     them.
 
-    result: `cases`, `requests`, `seeds` and the study's options.
+    result: `cases`, `requests`, `seeds` and the study's options. program: the module that runs.
     """
     if "commit" not in result:
-        command = command_line("python", ["-m", "studies", *sys.argv[1:]])
+        command = command_line("python", ["-m", program, *sys.argv[1:]])
         result = {**study.settings, **result, **stamp(), "command": command}
     caption = study.workload.format(**{"n": result["requests"], **result})
     claim = f"Claim: {study.source}.\n\n" if study.source else ""

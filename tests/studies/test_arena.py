@@ -18,7 +18,7 @@ TTFT, GOODPUT = league.QUESTIONS[0], league.QUESTIONS[2]
 
 def case(policy: str, *values: float, trace: str = "chat") -> dict[str, Any]:
     seeds = [{"ttft_ms": value, "good": value} for value in values]
-    return {"trace": trace, "load": 1.1, "policy": policy, "seeds": seeds}
+    return {"trace": trace, "load": 1.1, "policy": policy, "file": "", "seeds": seeds}
 
 
 BASE = case("fcfs", 100, 200, 300)
