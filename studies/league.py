@@ -158,16 +158,16 @@ def figure(cases: Cases, caption: str) -> Figure:
     """
     policies = [p for p in dict.fromkeys(case["policy"] for case in cases) if p != BASE]
     of = {question: known for question in QUESTIONS if (known := asked(question, cases))}
-    columns = [len(only(known, {"policy": BASE})) for known in of.values()]
+    widths = [max(9, len(only(known, {"policy": BASE}))) for known in of.values()]
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(16, 2.5 + 0.22 * len(policies)), layout="constrained")
-        panels = drawn.subplots(1, len(of), squeeze=False, sharey=True, width_ratios=columns)[0]
+        panels = drawn.subplots(1, len(of), squeeze=False, sharey=True, width_ratios=widths)[0]
         for axes, (question, known) in zip(panels, of.items()):
             mesh = _draw(axes, question, known, policies)
         panels[0].set_yticks(np.arange(len(policies)) + 0.5, map(short, policies), fontsize=9)
         panels[0].invert_yaxis()
         bar = drawn.colorbar(mesh, ax=panels, ticks=[-1, 0, 1], aspect=30, pad=0.01)
-        ends = ["4 times,\n−50%: worse", "no difference\nshown", "¼,\n+50%: better"]
+        ends = ["4 times,\n−50%: worse", "no difference\nshown", "a quarter,\n+50%: better"]
         bar.ax.set_yticklabels(ends, fontsize=9)
         caption_of(drawn, caption)
     return drawn
