@@ -212,8 +212,8 @@ STUDY = Study(
     name="arena",
     title="The arena",
     question="Which policy is better than vLLM's own default, at what, and on which traces?",
-    workload=f"costs {{costs}}, about {{n}} requests a trace, {ROWS} rows, {{seeds}} seeds, each trace "
-    f"at loads of {', '.join(map(str, LOADS))}, beside vLLM's own default",
+    workload=f"costs {{costs}}, about {{n}} requests a trace, {ROWS} rows, {{seeds}} seeds, each "
+    f"trace at loads of {', '.join(map(str, LOADS))}, beside vLLM's own default",
     requests=120,
     cases=cases,
     run=run,

@@ -128,13 +128,16 @@ def sentence(rows: Mapping[str, Mapping[str, Cell]], load: float) -> str:
     most, n = max(better for better, _ in counts.values()), len(next(iter(rows.values())))
     if not most:
         return f"At a load of {load:g} no policy is shown to be better than vLLM's default."
-    leaders = [
-        f"`{policy}` is better than vLLM's default on {better} of {n} traces and worse on {worse}"
+    leaders = ", ".join(
+        f"`{policy}` (worse on {worse})"
         for policy, (better, worse) in counts.items()
         if better == most
-    ]
+    )
     none = sum(not better for better, _ in counts.values())
-    return f"At a load of {load:g} {'; '.join(leaders)}. {none} of {len(rows)} are better on none."
+    return (
+        f"At a load of {load:g} better than vLLM's default on the most traces, {most} of {n}: "
+        f"{leaders}. {none} of {len(rows)} policies are better on none."
+    )
 
 
 def page(cases: Cases, traces: Mapping[str, str]) -> str:

@@ -65,8 +65,8 @@ def test_a_table_marks_the_best_of_each_trace_and_begins_with_the_most_often_bet
         "| quarter | **0.25 ± 0.00** | 2.00 ± 0.00 |",
     ]
     assert league.sentence(rows, 1.1) == (
-        "At a load of 1.1 `half` is better than vLLM's default on 2 of 2 traces and worse on 0. "
-        "0 of 2 are better on none."
+        "At a load of 1.1 better than vLLM's default on the most traces, 2 of 2: `half` (worse on "
+        "0). 0 of 2 policies are better on none."
     )
 
 
