@@ -24,7 +24,7 @@ from benchmarks import agreement, burst, engine
 from benchmarks.engine import BESIDE
 from benchmarks.harness import Benchmark, chosen_settings, run
 from client.calls import ServerError
-from compare.machine import command_line, processor, save_json, stamp
+from compare.machine import command_line, processor
 from compare.servers import as_flag, server
 from config import ONLY_OVER_HTTP, Config, ConfigError
 from config.resolve import VOCABULARIES
@@ -115,24 +115,15 @@ def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
     return f"exit code {code}: {log.read_text().strip()[-300:]}" if code else None
 
 
-def page(result: Mapping[str, Any], config: Config, texts: Mapping[str, str]) -> str:
-    """gpu.md."""
-    hardware = result["hardware"]
-    made_on = processor(hardware, config.model_dump())
-    blocks = [f"# {Path(config.model).name}, {config.dtype}, on {made_on}"]
+def body(result: Mapping[str, Any], config: Config, texts: Mapping[str, str]) -> str:
+    """Parts and problems, for the page."""
+    blocks = [f"## {HEADINGS[name]}\n\n{text}" for name, text in texts.items()]
     if "startup_s" in result:
-        blocks.append(f"A server is ready {result['startup_s']:.1f} s after its start.")
-    for name, text in texts.items():
-        blocks += [f"## {HEADINGS[name]}", text]
+        blocks.insert(0, f"A server is ready {result['startup_s']:.1f} s after its start.")
     if config.tokenizer == "bytes":
         blocks.append(f"Servers sample from {VOCABULARIES['bytes']} ids.")
     blocks += [f"**Missing: {name}** ({reason})" for name, reason in result["problems"].items()]
-    blocks.append(
-        f"- {hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores; "
-        f"torch {hardware['torch']}\n"
-        f"- commit {result['commit']}, {result['date']}\n- `{result['command']}`"
-    )
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(blocks)
 
 
 def main() -> None:
@@ -144,11 +135,8 @@ def main() -> None:
     shutil.rmtree(out, ignore_errors=True)  # no part of an earlier run stands under this one's name
     out.mkdir(parents=True)
     problems: dict[str, str] = {}
-    result: dict[str, Any] = {
-        "command": command_line("benchmarks/gpu.sh", sys.argv[1:]),
-        "config": config.model_dump(exclude={*ONLY_OVER_HTTP}),
-        "problems": problems,
-    } | stamp()
+    result = BENCHMARK.record([config]) | {"problems": problems}
+    result["command"] = command_line("benchmarks/gpu.sh", sys.argv[1:])
     start = time.monotonic()
     try:
         with server("dynamic", DEFAULTS | chosen_settings(options), deadline - start):
@@ -163,9 +151,13 @@ def main() -> None:
         print(texts[name], problem or "", flush=True)
         if problem:
             problems[name] = problem
-    save_json(out / "gpu.json", result)
-    (out / "gpu.md").write_text(page(result, config, texts))
-    print(f"\n{(out / 'gpu.md').read_text()}\nwritten to {out}")
+    hardware = result["hardware"]
+    title = f"{config.model_name}, {config.dtype}, on {processor(hardware, config.model_dump())}"
+    setup = (
+        f"{hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores; "
+        f"torch {hardware['torch']}"
+    )
+    BENCHMARK.write(out, title, setup, body(result, config, texts), result)
     if problems:
         sys.exit(1)
 
