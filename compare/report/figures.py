@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ KINDS = {  # of computed rows that serve no request
     "padding": ("#8c6d4f", "padding: computed to fill a decoder batch size"),
     "recomputed": ("#c51b1b", "recomputed: once more, after a preemption"),
 }
+HOLLOW: dict[str, Any] = {"mfc": "white", "mew": 2, "ms": 8}  # a mark
 LIVE = (INK, "live (in the variant's colour)")
 Sweeps = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]  # {name: [points of a seed, by rate]}
 
@@ -258,7 +260,7 @@ def distributions(
     runs: Mapping[str, Mapping[str, Sequence[float] | np.ndarray]],
     caption: str,
     styles: Mapping[str, tuple[str, str]] | None = None,
-    reported: Mapping[str, Mapping[str, Any]] | None = None,
+    reported: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Figure:
     """Cumulative distributions of TTFT, TPOT and end-to-end latency, a panel each, on a logarithmic
     scale.
@@ -274,12 +276,12 @@ def distributions(
         for name, values in runs.items():
             variant, line = styles[name]
             look, seconds = variants[variant], np.array(values.get(measure.name, []), float)
-            scale = 1e3 if measure.unit == "ms" else 1
-            for percent in (50, 99):
-                if ms := (reported or {}).get(name, {}).get(f"p{percent}_{measure.name}_ms"):
-                    mark = {"marker": "o", "mec": look.colour, "mfc": "white", "mew": 2, "ms": 8}
-                    axis.plot(ms / 1e3 * scale, percent, ls="", zorder=3, **mark)
-            sizes = np.sort(seconds[~np.isnan(seconds)]) * scale
+            sizes = np.sort(seconds[~np.isnan(seconds)]) * (1e3 if measure.unit == "ms" else 1)
+            if name in reported:
+                ms = [reported[name][f"p{p}_{measure.name}_ms"] for p in (50, 99)]
+                at = np.array(ms, float) / (1 if measure.unit == "ms" else 1e3)
+                label = None if len(sizes) else name
+                axis.plot(at, (50, 99), "o", color=look.colour, **HOLLOW, zorder=3, label=label)
             if not len(sizes):
                 continue
             style: dict[str, Any] = {"color": look.colour, "ls": line or look.line, "lw": 2}
@@ -297,5 +299,8 @@ def distributions(
     axes[0].set_ylabel("requests, %")
     axes[0].set_title("How long requests take")
     handles, labels = axes[2].get_legend_handles_labels()
-    legend_below(figure, handles, labels, 4)
+    if reported:
+        handles.append(Line2D([], [], ls="", marker="o", color=INK, **HOLLOW))
+        labels.append("median and p99 as reported")
+    legend_below(figure, handles, labels, 5 if reported else 4)
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -48,16 +49,22 @@ NUMBERS = [  # of servers that tools measured: each with what of a tool's defini
         for each in ("mean", "p50", "p99")
     ),
 ]
+Columns = Mapping[str, np.ndarray]
 LATE_S = 0.25  # requests that are sent further apart are of another trace
+TICK_S = 1e-6  # added to each time: those of tokens that came at once are 0, which has no logarithm
 PAIRED = (
     "Ratios to {first}, request by request and by one definition: the times to the first token and "
-    "to the last one, and (last − first) / (n − 1). In brackets 95% of the t distribution over "
-    "{blocks} stretches of the trace: what chance does within these runs, not what it does between "
-    "runs."
+    "to the last one, and (last − first) / (n − 1). In brackets a 95% interval over stretches of "
+    f"the trace, {BLOCKS} at most: what chance does within these runs, and not from run to run."
+)
+UNPAIRED = (
+    "Nothing is paired: no two files hold requests of the same lengths that were sent at the same "
+    "instants. `vllm bench serve` saves them with `--save-detailed`, aiperf in a file beside its "
+    "summary."
 )
 FIGURE = (
     "Lines: each request by one definition, to its last token. Hollow marks: median and p99 as the "
-    "tool itself reports them, off its line where it defines them otherwise."
+    "tool itself reports them."
 )
 
 
@@ -174,19 +181,23 @@ def _remarks(run: Run) -> list[str]:
 def _measured(run: Run) -> list[Measured]:
     """Return each server of a run of ours as those of other tools are."""
     summary = run.first
+    ours, machine = summary["started_here"], ABOUT["hardware"](summary)
     facts = {
         "tool": f"effective-batching{marked(run)}, commit {summary['commit']}",
-        "server's machine" if summary["started_here"] else "client": ABOUT["hardware"](summary),
-        "model": summary["config"].get("model", ""),
+        "server's machine" if ours else "client": machine,
+        "model": summary["config"].get("model") or ", ".join(summary["also"]),
         "server": ", ".join(summary["also"].values()),
         "answers": "streams" if summary["stream"] else "plain",
         "arrival": summary["workload"]["arrival"],
         "date": summary["date"],
     }
     return [
-        Measured(name, run.folder, None, facts, [r[name] for r in run.results], run.answered(name))
+        Measured(
+            name if ours else "client.py", run.folder, None, facts,
+            [result[name] for result in run.results if name in result], run.answered(name),
+        )
         for name in run.names
-    ]
+    ]  # fmt: skip
 
 
 def compare_measured(runs: Sequence[Measured], out: Path) -> str:
@@ -200,16 +211,10 @@ def compare_measured(runs: Sequence[Measured], out: Path) -> str:
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
     named = {escape(name): run for name, run in zip(names, runs)}
     columns = {name: _columns(run) for name, run in named.items() if run.requests}
-    values = {name: _latencies(each) for name, each in columns.items()}
-    reported = {name: run.results[0] for name, run in named.items()}
-    caption = " · ".join(f"{name}: {run.facts['tool']}" for name, run in named.items())
-    draw = partial(
-        figures.distributions,
-        {name: values.get(name, {}) for name in named},
-        caption,
-        None,
-        reported,
-    )
+    values = {name: _latencies(columns[name]) if name in columns else {} for name in named}
+    reported = {name: run.results[0] for name, run in named.items() if len(run.results) == 1}
+    caption = " · ".join(run.facts["tool"] for run in runs)
+    draw = partial(figures.distributions, values, caption, reported=reported)
     text = document(
         [
             f"# {' against '.join(named)}",
@@ -229,17 +234,19 @@ def compare_measured(runs: Sequence[Measured], out: Path) -> str:
 
 
 def _facts(runs: Mapping[str, Measured]) -> list[str]:
-    """A table of the facts that differ or that not all tools record, and a line of the others."""
+    """A table of the facts that differ or that not every tool records, and a line of the others."""
     facts = []
     for run in runs.values():
-        [*sums] = (sum(r[key] for r in run.results) for key in foreign.NUMBERS[:5])
-        completed, failed, _, prompt, completion = sums
+        completed, failed, prompt, completion = (
+            sum(result[key] for result in run.results)
+            for key in ("completed", "failed", "total_input_tokens", "total_output_tokens")
+        )
         facts.append(
             {
                 **run.facts,
                 "requests": f"{completed:.0f} answered, {failed:.0f} failed",
-                "tokens of a prompt": f"{prompt / completed:.1f}",
-                "tokens of a completion": f"{completion / completed:.1f}",
+                "tokens of a prompt": f"{prompt / (completed or 1):.1f}",
+                "tokens of a completion": f"{completion / (completed or 1):.1f}",
             }
         )
     rows, same = [["", *runs]], []
@@ -249,7 +256,10 @@ def _facts(runs: Mapping[str, Measured]) -> list[str]:
             rows.append([what, *cells])
         else:
             same.append(f"{what} {cells[0]}")
-    return [tables.markdown(rows, left=1 + len(runs)), f"The same in all: {'; '.join(same)}."]
+    return [
+        tables.markdown(rows, left=1 + len(runs)),
+        f"The same in all: {'; '.join(same)}." if same else "",
+    ]
 
 
 def _numbers(runs: Mapping[str, Measured]) -> list[str]:
@@ -260,9 +270,8 @@ def _numbers(runs: Mapping[str, Measured]) -> list[str]:
         text, tool = tables.cell_of(key, run.results), run.tool
         if tool and text != tables.NONE:
             for aspect in (each for each in aspects if each in tool.differs):
-                note = (
-                    f"{tool.name}, {code(tool.names.get(aspect, aspect))}: {tool.differs[aspect]}"
-                )
+                own = tool.names.get(aspect, aspect)
+                note = f"{tool.name}, {code(own)}: {tool.differs[aspect]}"
                 text += f" ({notes.setdefault(note, chr(ord('a') + len(notes)))})"
         return text
 
@@ -275,7 +284,7 @@ def _numbers(runs: Mapping[str, Measured]) -> list[str]:
     return [tables.markdown(rows), "\n".join(lines)]
 
 
-def _columns(run: Measured) -> dict[str, np.ndarray]:
+def _columns(run: Measured) -> Columns:
     """Return the requests as columns, in an order in which the same ones of two runs stand at the
     same places; instants in seconds since the first was sent.
     """
@@ -288,14 +297,14 @@ def _columns(run: Measured) -> dict[str, np.ndarray]:
     }
 
 
-def _latencies(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return TTFT, TPOT and latency to the last token, in seconds."""
+def _latencies(columns: Columns) -> dict[str, np.ndarray]:
+    """Return TTFT, TPOT and latency to the last token, in seconds; NaN where undefined."""
     sent, first, last = (columns[f"{name}_at"] for name in ("sent", "first_token", "last_token"))
     times = Times(sent, np.nan, first, last, last, columns["completion_tokens"])
     return {measure.name: measure.of(times) for measure in LIMITED.values()}
 
 
-def _same_requests(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> bool:
+def _same_requests(first: Columns, second: Columns) -> bool:
     """Return whether two runs sent requests of the same lengths at the same instants."""
     if len(first["sent_at"]) != len(second["sent_at"]):
         return False
@@ -303,28 +312,28 @@ def _same_requests(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndar
     return not (apart["prompt_tokens"] or apart["completion_tokens"] or apart["sent_at"] > LATE_S)
 
 
-def _ratios(
-    columns: Mapping[str, Mapping[str, np.ndarray]], values: Mapping[str, Mapping[str, np.ndarray]]
-) -> list[str]:
+def _ratios(columns: Mapping[str, Columns], values: Mapping[str, Columns]) -> list[str]:
     """A table of ratios to the first run with intervals, of those with the same requests."""
     first, *others = columns or [""]
     same = [name for name in others if _same_requests(columns[first], columns[name])]
     if not same:
-        return [
-            "No two files hold the same requests, sent at the same instants: nothing is paired."
-        ]
-    blocks = np.array_split(np.argsort(columns[first]["sent_at"]), BLOCKS)
+        return [UNPAIRED]
+    by_instant = np.argsort(columns[first]["sent_at"])
     rows = [["", *same]]
     for measure in LIMITED.values():
+        known = by_instant[~np.isnan(values[first][measure.name][by_instant])]
+        blocks = np.array_split(known, min(BLOCKS, len(known) or 1))
         logs = {
-            name: [np.log(np.nanmean(values[name][measure.name][block])) for block in blocks]
+            name: [math.log(values[name][measure.name][block].mean() + TICK_S) for block in blocks]
             for name in (first, *same)
         }
-        cells = []
-        for name in same:
-            by = difference(logs[first], logs[name])
-            ratio, low, high = np.exp(by.mean + (by.half or 0.0) * np.array([0, -1, 1]))
-            cells.append(f"× {ratio:.2f} ({low:.2f} to {high:.2f})")
-            cells[-1] += "" if by.shown else ", no difference shown"
-        rows.append([measure.title, *cells])
-    return [tables.markdown(rows), PAIRED.format(first=first, blocks=len(blocks))]
+        rows.append([measure.title, *(_ratio(logs[first], logs[name]) for name in same)])
+    return [tables.markdown(rows), PAIRED.format(first=first)]
+
+
+def _ratio(first: Sequence[float], second: Sequence[float]) -> str:
+    """The ratio of two runs with its interval, from logarithms of each stretch of the trace."""
+    by = difference(first, second)
+    ratio, low, high = (math.exp(by.mean + sign * (by.half or 0.0)) for sign in (0, -1, 1))
+    text = f"× {ratio:.2f} ({low:.2f} to {high:.2f})"
+    return text if by.shown else f"no difference shown ({text})"
