@@ -254,6 +254,13 @@ def check(options: Options) -> None:
         )
     for name in options.variants:
         options.config(name)
+    if not (options.slo_mix or options.trace):
+        for name in options.variants:
+            if options.config(name).shed:
+                raise ConfigError(
+                    f"{name} has --shed, which goes by limits, and no request states one; add "
+                    f"--slo-mix 0.3:interactive=ttft:200,tpot:50 0.7:batch=ttft:10000"
+                )
     modes = dict.fromkeys(variant.mode for variant in options.variants.values())
     for name in options.flags:
         if not any(meaningful(name, mode) for mode in modes):

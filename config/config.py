@@ -235,6 +235,11 @@ def _warnings(config: Config) -> Iterator[str]:
             f"whoever reaches {config.host}:{config.port} may use this server; --api-key (or "
             f"EB_API_KEY) bars others"
         )
+    if config.shed and not config.slo_classes:
+        yield (
+            "--shed goes by limits, and here only requests state them (slo_ttft_ms); --slo-classes "
+            "defines classes of requests that have limits"
+        )
     if config.weights == "random" and config.model != "fake":
         yield "the weights are random, so the text is noise; speed does not depend on them"
     cached = config.generator == "cached" and config.model != "fake"

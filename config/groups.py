@@ -16,7 +16,7 @@ GROUPS = {
     "Who goes first": (
         "order", "max_wait_s", "priority_levels", "default_priority_level", "queue_policy",
         "length_predictor", "prefill_weight", "aging", "prefix_window", "user_weights",
-        "mlfq_quantum", "mlfq_levels", "slo_classes", "preserve_ordering",
+        "mlfq_quantum", "mlfq_levels", "slo_classes", "shed", "preserve_ordering",
     ),
     "Memory": (
         "kv_cache", "kv_dtype", "kv_reservation", "victim", "watermark", "prefix_caching",

@@ -9,6 +9,8 @@ from config.tables import flag, meaningful
 from scheduling.policies import MODES, ORDERS, chosen
 from scheduling.policies.priority import read_queue_policies
 
+SHEDDING = ("fcfs", "priority", "edf")  # a request has its place when it comes
+
 
 def contradictions(config: Settings, given: Collection[str]) -> Iterator[str]:
     """Yield sentences for settings of the order that contradict each other. given: settings that
@@ -51,6 +53,11 @@ def contradictions(config: Settings, given: Collection[str]) -> Iterator[str]:
                 )
     if config.order == "priority":
         yield from _unknown_levels(config)
+    if config.shed and (config.mode != "dynamic" or config.order not in SHEDDING):
+        yield (
+            f"--shed foresees when a request gets its first token in mode dynamic with --order "
+            f"{', '.join(SHEDDING)}; use one of these, or leave it out"
+        )
     if config.preserve_ordering and (what := _overtaking(config)):
         yield (
             f"{what} lets later requests be answered first, and --preserve-ordering holds their "

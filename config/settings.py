@@ -66,6 +66,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     slo_classes: str = setting("",
         "classes with limits on time to first token and per output token, in ms, which requests "
         f"name as slo_class: {EXAMPLE}", "none")
+    shed: bool = setting(False,
+        "dynamic with --order fcfs, priority or edf: refuse requests that cannot meet their limit "
+        "on time to first token any more (429), and end those that wait beyond it (504)", "off")
     preserve_ordering: bool = setting(False,
         "plain answers leave in the order in which their requests came", "off")
 

@@ -48,7 +48,7 @@ class QueuePolicies(Extension):
     def __init__(self, policies: Mapping[int, QueuePolicy], queue: WaitingQueue, order: Order):
         self._policies, self._queue, self._order = policies, queue, order
         self._sizes: Counter[int] = Counter()  # waiting inferences by level
-        self._timeouts: Timers[Group] = Timers(_has_begun)
+        self._timeouts: Timers[Group] = Timers(has_begun)
 
     def check(self, group: Group, now: float) -> None:
         """Raise InvalidRequest for a timeout that the level does not allow, and Overloaded if its
@@ -107,7 +107,7 @@ class QueuePolicies(Extension):
         return self._policies.get(inference.priority, NO_POLICY)
 
 
-def _has_begun(group: Group) -> bool:
+def has_begun(group: Group) -> bool:
     """Return whether any member of a request was admitted or answered."""
     return any(i.admitted_at is not None or i.answered_at is not None for i in group)
 

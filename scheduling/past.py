@@ -70,6 +70,16 @@ class Past(Extension):
             longer_s = took_s - self._of_decodes.at(self._decode_rows)
             self._of_prompts.add(self._prompt_tokens, longer_s)
 
+    @property
+    def is_known(self) -> bool:
+        """True if an iteration of decode rows alone has been seen."""
+        return self._of_decodes.n > 0
+
+    def seconds(self, iterations: float, decode_rows: int, prompt_tokens: int) -> float:
+        """Return how long so many iterations take that compute these prompt tokens, too."""
+        prompts_s = self._of_prompts.ratio * prompt_tokens
+        return iterations * self._of_decodes.at(decode_rows) + prompts_s
+
     def prompt_tokens_within(self, seconds: float, decode_rows: int) -> int:
         """Return how many prompt tokens an iteration with so many decode rows can compute in a
         time; any number, before both have been seen.

@@ -25,7 +25,7 @@ from scheduling.policies.deadlines import read_slo_classes
 from scheduling.policies.lengths import predictor
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
-from scheduling.shedding import SloClasses
+from scheduling.shedding import Shedding, SloClasses
 
 EXITS: dict[type[ServingError], State] = {
     Cancelled: State.CANCELLED,
@@ -66,6 +66,7 @@ class Scheduler:
         length_predictor: str = "exact",
         user_limits: UserLimits | None = None,
         slo_classes: str = "",
+        shed: bool = False,
         preserve_ordering: bool = False,
     ):
         self.policy = policy
@@ -84,7 +85,7 @@ class Scheduler:
 
         self.pauses = PausedRows(order, self.queue)
         self.ledger = Ledger(order.weights) if order.by_user else None
-        self.past = Past() if policy.reads_past else None
+        self.past = Past() if policy.reads_past or shed else None
         self._ordering = ResponseOrder() if preserve_ordering else None
         attached = (
             SloClasses(read_slo_classes(slo_classes)),
@@ -93,6 +94,7 @@ class Scheduler:
             LengthPrediction(predictor(length_predictor), policy.n_bins),
             self.ledger,
             self.past,
+            Shedding(self, self.past) if shed and self.past else None,
             self._ordering,
             self.pauses,
         )
@@ -391,5 +393,6 @@ def build(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -> Schedule
         length_predictor=settings.length_predictor,
         user_limits=UserLimits(settings.user_requests_per_minute, settings.user_tokens_per_minute),
         slo_classes=settings.slo_classes,
+        shed=settings.shed,
         preserve_ordering=settings.preserve_ordering,
     )

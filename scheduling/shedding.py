@@ -1,12 +1,26 @@
-"""Requests with limits on their latency: the classes that name limits."""
+"""Requests with limits on their latency: classes that name limits, and shedding of requests that
+cannot meet theirs (the admission control of SLOs-Serve, arXiv 2504.08784, with an estimate in place
+of its plan).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from typing import TYPE_CHECKING
 
-from scheduling.errors import InvalidRequest
+from scheduling.admission import has_begun
+from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.extensions import Extension, Group
+from scheduling.inference import Inference
+from scheduling.past import Past
 from scheduling.policies.deadlines import Slo
+from scheduling.queue import Timers
+
+if TYPE_CHECKING:
+    from scheduling.scheduler import Scheduler
 
 
 class SloClasses(Extension):
@@ -34,3 +48,86 @@ class SloClasses(Extension):
         for member in group:
             member.slo_ttft_ms = member.slo_ttft_ms or slo.ttft_ms
             member.slo_tpot_ms = member.slo_tpot_ms or slo.tpot_ms
+
+
+class Shedding(Extension):
+    """Refusal of requests that would get their first token too late, by the time of past
+    iterations; and the end of those that still wait when it is due.
+
+    Without that end late requests would be the earliest due, and make others late.
+    """
+
+    def __init__(self, scheduler: Scheduler, past: Past):
+        self._scheduler, self._past = scheduler, past
+        self._timeouts: Timers[Group] = Timers(has_begun)
+
+    def check(self, group: Group, now: float) -> None:
+        """Raise Overloaded for a request whose first token would come after its limit."""
+        limit_ms = group[0].slo_ttft_ms
+        if limit_ms is None or not self._past.is_known:
+            return
+        for member in group:
+            member.arrived_at = now
+        wait_s = self.wait_s(group[0], limit_ms / 1e3)
+        if wait_s * 1e3 > limit_ms:
+            raise Overloaded(
+                f"The first token would come after {1e3 * wait_s:.0f} ms or more, by what waits "
+                f"before this request, and its limit is {limit_ms:g} ms; try again later, or state "
+                "a larger slo_ttft_ms."
+            )
+
+    def arrive(self, group: Group, now: float) -> None:
+        if group[0].slo_ttft_ms is not None:
+            self._timeouts.add(now + group[0].slo_ttft_ms / 1e3, group)
+
+    @property
+    def next_due(self) -> float | None:
+        return self._timeouts.next
+
+    def expire(self, now: float) -> list[tuple[Inference, ServingError]]:
+        """Return the requests that wait although their first token was due."""
+        late = [member for group in self._timeouts.due(now) for member in group]
+        text = "The first token was due after {:g} ms, and the request still waited."
+        return [(member, DeadlinePassed(text.format(member.slo_ttft_ms))) for member in late]
+
+    def wait_s(self, newcomer: Inference, enough_s: float) -> float:
+        """Return an estimate of the time to the first token of a request that arrives now; one
+        beyond `enough_s` may be too small.
+
+        A request joins at once where a row and KV blocks for its whole life are free, else in place
+        of the next one that ends. Paused rows and others take turns.
+        """
+        limits, running = self._scheduler.limits, self._scheduler.running.values()
+        decode_rows = min(limits.max_batch_size, len(running))
+        turns = max(1.0, len(running) / limits.max_batch_size)
+        ends = [turns * _iterations_left(each) for each in running]
+        heapify(ends)
+        rows = (
+            math.inf if self._scheduler.order.preemptive else limits.max_batch_size - len(running)
+        )
+        blocks = self._scheduler.pool.free_blocks
+        joins, prompt_tokens, wait_s = 0.0, 0, 0.0  # joins: after so many iterations
+        for inference in chain(self._before(newcomer), [newcomer]):
+            needed = limits.blocks(inference.total_tokens)
+            if rows > 0 and needed <= blocks:
+                rows, blocks = rows - 1, blocks - needed
+            elif ends:
+                blocks = 0  # none overtakes one that does not fit
+                joins = max(joins, heappop(ends))
+            heappush(ends, joins + turns * _iterations_left(inference))
+            prompt_tokens += inference.uncomputed
+            wait_s = self._past.seconds(joins + 1, decode_rows, prompt_tokens)
+            if wait_s > enough_s:
+                break
+        return wait_s
+
+    def _before(self, newcomer: Inference) -> Iterator[Inference]:
+        """Return the waiting requests that go before one that arrives now."""
+        [queue], order = self._scheduler.queue.queues, self._scheduler.order
+        last = (*order.turn(newcomer)[:-1], math.inf)
+        return (queue.by_key[key] for key in queue.by_key.irange(maximum=last))
+
+
+def _iterations_left(inference: Inference) -> int:
+    """Return about how many more iterations it runs."""
+    return max(1, inference.standing.predicted_tokens - len(inference.tokens))

@@ -72,7 +72,7 @@ def apply_repeated(
 def _plans_the_same(scheduler: Scheduler) -> bool:
     policy = scheduler.policy
     if type(policy) is Dynamic:
-        if policy.kv_reservation == "demand" or scheduler.order.preemptive or policy.reads_past:
+        if policy.kv_reservation == "demand" or scheduler.order.preemptive or scheduler.past:
             return False
         return cannot_join(scheduler) or not scheduler.waiting  # a waiting one may find blocks
     return type(policy) in BATCHES

@@ -24,7 +24,7 @@ from studies import runner
 from studies.study import Study
 
 NAMES = (
-    "orders", "batches", "fair", "urgent", "memory", "prefixes", "routers", "capacity",
+    "orders", "batches", "fair", "urgent", "deadlines", "memory", "prefixes", "routers", "capacity",
     "fidelity", "vllm_schedule", "arena", "prefill",
 )  # fmt: skip
 

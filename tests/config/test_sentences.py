@@ -28,6 +28,10 @@ SENTENCES = {
     "dynamic --max-batch-size many": "--max-batch-size 'many': input should be a valid integer",
     "windowed --max-batch-delay-ms 0": "--max-batch-delay-ms '0': input should be greater than 0",
     "dynamic --request-timeout-s nan": "--request-timeout-s 'nan': input should be a finite number",
+    "static --shed": "--shed foresees when a request gets its first token in mode dynamic with "
+    "--order fcfs, priority, edf; use one of these, or leave it out",
+    "dynamic --shed --order sjf": "with --order fcfs, priority, edf; use one of these",
+    "dynamic --slo-classes a=1": "--slo-classes 'a=1': 'a=1' is no class; write NAME=ttft:MS",
     "dynamic --dtype int8": "--dtype 'int8': input should be 'float32' or 'bfloat16'",
     "dynamic --device cuda": "no GPU is usable here; use --device cpu",
     "dynamic --model gpt5": "'gpt5' is neither a folder nor one of demo, fake, gpt2",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from scheduling.errors import InvalidRequest
+from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded
 from scheduling.inference import Inference
-from scheduling.policies import Dynamic, Edf
+from scheduling.policies import Dynamic, Edf, Fcfs, Order
 from scheduling.policies.deadlines import Slo, due_at, read_slo_classes
-from tests.virtual import Ask, make_scheduler, run
+from scheduling.scheduler import Scheduler
+from tests.virtual import Ask, make_scheduler, run, step
 
 # One row, an iteration a second.
 #
@@ -74,3 +77,58 @@ def test_a_class_fills_in_what_a_request_does_not_state() -> None:
         with pytest.raises(InvalidRequest, match=f"no class 'cat' here; .*{known}") as refused:
             limits(defined, "cat", **stated)
         assert refused.value.param == "slo_class"
+
+
+def ticking(order: Order = Fcfs(), **limits: Any) -> Scheduler:  # noqa: B008  (it is frozen)
+    """Return a scheduler with --shed on which A, of 20 tokens, runs; it has seen that an iteration
+    takes a second.
+    """
+    scheduler = make_scheduler(
+        Dynamic(), order=order, shed=True, **({"max_batch_size": 1, "n_blocks": 100} | limits)
+    )
+    scheduler.enqueue([Inference([0], 20)], 0.0)
+    for now in range(5):
+        step(scheduler, float(now))
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("order", "limits", "within_s", "beyond_s"),
+    [
+        (Fcfs(), {}, 26, 25),  # 15 tokens of A and 10 of B go before it
+        (Fcfs(), {"max_batch_size": 2}, 11, 10),  # B has the second row
+        (Fcfs(), {"max_batch_size": 3}, 2, 0.5),  # it joins at once
+        (Fcfs(), {"max_batch_size": 3, "n_blocks": 9}, 11, 10),  # it waits for B's blocks
+        (Edf(), {}, 2, 0.5),  # A and B have no limits and are paused for it
+        (Edf(), {"n_blocks": 8}, 16, 15),  # A keeps its blocks
+    ],
+)
+def test_a_request_that_cannot_meet_its_limit_is_refused_at_the_door(
+    order: Order, limits: dict[str, Any], within_s: float, beyond_s: float
+) -> None:
+    """A has 15 tokens left, B waits with 10, and C arrives."""
+    scheduler = ticking(order, **limits)
+    scheduler.enqueue([Inference([0], 10)], 5.0)
+    with pytest.raises(Overloaded, match=f"its limit is {1e3 * beyond_s:g} ms; try again later"):
+        scheduler.enqueue([Inference([0], 9, slo_ttft_ms=1e3 * beyond_s)], 5.0)
+    scheduler.enqueue([Inference([0], 9, slo_ttft_ms=1e3 * within_s)], 5.0)
+    scheduler.enqueue([Inference([0], 9)], 5.0)  # without a limit
+
+
+def test_who_still_waits_when_its_first_token_is_due_is_ended() -> None:
+    """The estimate let it in, and then requests that are due earlier went before it."""
+    scheduler = ticking(Edf(), n_blocks=100)
+    waits, runs = Inference([0], 3, slo_ttft_ms=4000), Inference([0], 3, slo_ttft_ms=4000)
+    scheduler.enqueue([runs], 5.0)
+    step(scheduler, 5.0)
+    scheduler.enqueue([waits], 6.0)
+    assert scheduler.next_deadline() == 10.0 and scheduler.expire(9.9) == []
+    assert scheduler.expire(10.0) == [waits]
+    assert isinstance(waits.error, DeadlinePassed)
+    assert runs.error is None and runs.tokens
+
+
+def test_before_an_iteration_was_seen_none_is_refused() -> None:
+    scheduler = make_scheduler(Dynamic(), shed=True, max_batch_size=1)
+    for _ in range(9):
+        scheduler.enqueue([Inference([0], 99, slo_ttft_ms=1)], 0.0)

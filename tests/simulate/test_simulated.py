@@ -247,6 +247,7 @@ def test_requests_that_bring_no_seed_are_mispredicted_each_in_its_own_way() -> N
         ("dynamic", {"order": "srpt", "max_waiting": 3}, "poisson:60", {}),
         ("dynamic", {"kv_reservation": "demand", "kv_cache": "32blocks"}, "burst", {}),
         ("multibin", {}, "gamma:60:3", {"sessions": "2:0"}),
+        ("dynamic", {"shed": True}, "poisson:90", {"slo_mix": ["1:a=ttft:100"]}),
     ],
 )
 def test_jumping_gives_what_stepping_does_to_the_byte(

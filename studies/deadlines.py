@@ -1,0 +1,117 @@
+"""Requests with limits of their own, by order and with shedding: how many meet them, from light
+load to overload.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from client.workloads import Workload
+from compare.measure import judged
+from compare.report.drawing import PALETTE, Look
+from config import build
+from simulate.costs import FAKE
+from simulate.run import SimulatedServer
+from studies import virtual
+from studies.study import Against, Case, Panel, Study, Table, only, values
+from studies.virtual import SETTINGS, VIRTUAL, Settings
+
+LENGTHS = "exponential:100:800"
+ROWS = 8
+MIX = ("0.3:interactive=ttft:200,tpot:50", "0.7:batch=ttft:2000")
+LOADS = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
+SHARE = 90.0  # % of the requests that meet their limits, up to a variant's capacity (DistServe's)
+SHED: Settings = {"shed": True}
+VARIANTS: dict[str, Settings] = {
+    "fcfs": {},
+    "fcfs, shed": SHED,
+    "sjf": {"order": "sjf"},
+    "edf": {"order": "edf"},
+    "edf, shed": {"order": "edf"} | SHED,
+}
+POINTS, CAPACITY = {"table": "points"}, {"table": "capacity"}
+
+
+def cases(n: int) -> list[dict[str, Any]]:
+    return [POINTS | {"load": load, "variant": v} for load, v in itertools.product(LOADS, VARIANTS)]
+
+
+def run(case: Case, n: int, seed: int) -> dict[str, Any]:
+    capacity = virtual.capacity(ROWS, LENGTHS).requests
+    workload = Workload(LENGTHS, seed=seed, prompts="ids", slo_mix=MIX)
+    trace = workload.requests(n, f"poisson:{case['load'] * capacity:g}", scaled=True)
+    settings = {**SETTINGS, "max_batch_size": ROWS, **VARIANTS[case["variant"]]}
+    server = SimulatedServer("", build("dynamic", settings, {}), FAKE)
+    result = judged(trace, server.replay(trace), {})
+    of_class = result["by_class"]
+    return {
+        "good": 100 * result["goodput"] * result["wall_clock_s"] / float(trace.at[-1]) / capacity,
+        "met": 100 * result["attainment"],
+        **{name: 100 * each["attainment"] for name, each in of_class.items()},
+        "batch_s": (of_class["batch"]["mean_e2el_ms"] or 0) / 1e3,
+        "failed": 100 * result["failed"] / n,
+    }
+
+
+def with_capacities(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the cases, and one for each variant: the load at which its share within limits falls
+    to SHARE, on a line between two loads.
+    """
+    result = list(points)
+    for variant in VARIANTS:
+        met = [values(case, "met") for case in only(points, {"variant": variant})]
+        falling = [-np.minimum.accumulate(of_seed) for of_seed in zip(*met)]
+        seeds = [{"capacity": float(np.interp(-SHARE, each, LOADS))} for each in falling]
+        result.append(CAPACITY | {"load": None, "variant": variant, "seeds": seeds})
+    return result
+
+
+FCFS = {"variant": "fcfs"}
+SHOWN = ("good", "met", "interactive", "batch", "batch_s", "failed")
+STUDY = Study(
+    name="deadlines",
+    title="Deadlines",
+    question="How many requests meet limits of their own, by order, and what does shedding do?",
+    source="planning by limits serves 2.2 times as many requests within them (SLOs-Serve, arXiv "
+    "2504.08784)",
+    workload=f"{{n}} requests of lengths {LENGTHS} on {ROWS} rows, {' '.join(MIX)} (in ms), "
+    f"{{seeds}} seeds; {VIRTUAL}",
+    requests=3000,
+    cases=cases,
+    run=run,
+    summarized=with_capacities,
+    measures={
+        "good": ("goodput, % of capacity", "{:.1f}"),
+        "met": ("within their limits, %", "{:.1f}"),
+        "interactive": ("interactive ones, %", "{:.1f}"),
+        "batch": ("batch ones, %", "{:.1f}"),
+        "batch_s": ("latency of batch ones, mean, s", "{:.2f}"),
+        "failed": ("refused or ended, %", "{:.1f}"),
+        "capacity": (f"load up to which {SHARE:.0f}% are within their limits", "{:.2f}"),
+    },
+    text="Load: of what `fcfs` completes. Goodput: requests a second that met all their own "
+    "limits, while requests come, as a share of the same. `sjf` needs the lengths, here the true "
+    "ones; `shed` estimates by them, and `edf` alone needs none. A load of "
+    f"{LOADS[-1]:g} is the highest that was run.",
+    tables=[
+        Table(("variant",), ("capacity",), [Against(FCFS, ratios=("capacity",))], CAPACITY),
+        Table(("load", "variant"), SHOWN, [Against(FCFS, gaps=("met",))], POINTS),
+    ],
+    figure="Goodput, and the share of each class within its limits, over load",
+    panels=[
+        Panel(title, label, measure, "load", "load, of what fcfs completes", where=POINTS)
+        for title, label, measure in (
+            ("all requests", "goodput, % of capacity", "good"),
+            ("interactive: first token in 200 ms", "within limits, %", "interactive"),
+            ("batch: first token in 2 s", "within limits, %", "batch"),
+        )
+    ],
+    looks={
+        name: Look(PALETTE[i], "--" if "shed" in name else "-", "o")
+        for name, i in zip(VARIANTS, (0, 0, 1, 3, 3))
+    },
+    settings={"variants": VARIANTS, "lengths": LENGTHS, "rows": ROWS, "mix": MIX},
+)
