@@ -286,7 +286,7 @@ def sigterm_is_ctrl_c() -> None:
 
 
 def main() -> None:
-    if "--runs" in sys.argv:
+    if any(word.partition("=")[0] == "--runs" for word in sys.argv):
         compare_saved(sys.argv[1:])
     else:
         run_and_exit(lambda progress: Comparison(parse(sys.argv[1:]), progress))

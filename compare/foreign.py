@@ -25,6 +25,7 @@ REQUEST = (  # instants in seconds, on the tool's clock
     "completion_tokens",
 )  # fmt: skip
 LAST_TOKEN = "ends with the last token, not with the end of the answer"
+SERVER, TOKENIZER = "the server", "the tool's tokenizer"
 CONNECTED = "starts when the headers are written, so that connecting does not count"
 
 
@@ -84,6 +85,7 @@ def _guidellm(path: Path, file: Json) -> Found:
         "model": backend["model"],
         "server": backend["target"],
         "answers": "streams" if backend["stream"] else "plain",
+        "tokens counted by": SERVER if run["config"]["prefer_response_metrics"] else TOKENIZER,
         "arrival": " ".join(str(strategy[key]) for key in ("type_", "rate") if key in strategy),
     }
     numbers: dict[str, Any] = {
@@ -109,11 +111,13 @@ def _aiperf(path: Path, file: Json) -> Found:
     if not file["schema_version"].startswith("1."):
         raise ValueError(f"version {file['schema_version']} of its files")
     config, phase = file["input_config"], file["input_config"]["phases"][-1]
+    by_server = config["endpoint"].get("use_server_token_count")
     facts = {
         "tool": f"aiperf {file['aiperf_version']}",
         "model": ", ".join(model["name"] for model in config["models"]["items"]),
         "server": ", ".join(config["endpoint"]["urls"]),
         "answers": "streams" if config["endpoint"].get("streaming") else "plain",
+        "tokens counted by": SERVER if by_server else TOKENIZER,
         "arrival": " ".join(str(phase[key]) for key in ("type", "rate") if key in phase),
         "date": file["start_time"][:19],
     }
@@ -139,7 +143,13 @@ def _aiperf_request(record: Json) -> tuple[float, ...] | None:
 
 def _vllm(path: Path, file: Json) -> Found:
     arrival = f"{file['request_rate']} requests/s, burstiness {file['burstiness']:g}"
-    facts = {"tool": VLLM.name, "model": file["model_id"], "arrival": arrival, "date": file["date"]}
+    facts = {
+        "tool": VLLM.name,
+        "model": file["model_id"],
+        "tokens counted by": SERVER,
+        "arrival": arrival,
+        "date": file["date"],
+    }
     latencies = {
         name: [file[f"mean_{name}_ms"], file[f"median_{name}_ms"], file.get(f"p99_{name}_ms")]
         for name in LATENCIES

@@ -188,6 +188,7 @@ def _measured(run: Run) -> list[Measured]:
         "model": summary["config"].get("model") or ", ".join(summary["also"]),
         "server": ", ".join(summary["also"].values()),
         "answers": "streams" if summary["stream"] else "plain",
+        "tokens counted by": foreign.SERVER,
         "arrival": summary["workload"]["arrival"],
         "date": summary["date"],
     }
@@ -207,9 +208,8 @@ def compare_measured(runs: Sequence[Measured], out: Path) -> str:
     than we do; then ratios by one definition, where the requests are the same.
     """
     names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
-    named = {escape(name): run for name, run in zip(names, runs)}
+    numbered = [f"{i}: {n}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
+    named = {escape(name): run for name, run in zip(numbered, runs)}
     columns = {name: _columns(run) for name, run in named.items() if run.requests}
     values = {name: _latencies(columns[name]) if name in columns else {} for name in named}
     reported = {name: run.results[0] for name, run in named.items() if len(run.results) == 1}
