@@ -49,9 +49,8 @@ class Snapshot(NamedTuple):
 class Scheduler:
     """Carries out a policy's plans: rows, KV blocks, states, time stamps.
 
-    `decoder_batch_sizes`: an iteration of decode rows alone is filled up with padding rows to the
-    smallest of them that holds it; none: it is as large as its rows. Features that the four modes
-    do not need are `extensions`, which are called when something happens.
+    `decoder_batch_sizes`: iterations of decode rows alone are filled up with padding rows to the
+    smallest that holds them. Features that the four modes do not need are `extensions`.
     """
 
     def __init__(
