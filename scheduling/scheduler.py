@@ -21,7 +21,6 @@ from scheduling.ledger import Ledger
 from scheduling.past import Past
 from scheduling.pauses import PausedRows
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy, View, chosen
-from scheduling.policies.deadlines import read_slo_classes
 from scheduling.policies.lengths import predictor
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
@@ -87,7 +86,7 @@ class Scheduler:
         self.past = Past() if policy.reads_past or shed else None
         self._ordering = ResponseOrder() if preserve_ordering else None
         attached = (
-            SloClasses(read_slo_classes(slo_classes)),
+            SloClasses(slo_classes),
             QueuePolicies(order.queue_policies, self.queue, order),
             user_limits if user_limits and user_limits.are_set else None,
             LengthPrediction(predictor(length_predictor), policy.n_bins),

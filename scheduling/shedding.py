@@ -6,7 +6,7 @@ of its plan).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, Servin
 from scheduling.extensions import Extension, Group
 from scheduling.inference import Inference
 from scheduling.past import Past
-from scheduling.policies.deadlines import Slo
+from scheduling.policies.deadlines import read_slo_classes
 from scheduling.queue import Timers
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class SloClasses(Extension):
     """Limits of the classes, for requests that name one; a request's own limit wins."""
 
-    def __init__(self, classes: Mapping[str, Slo]):
-        self._classes = classes
+    def __init__(self, classes: str):
+        self._classes = read_slo_classes(classes)
 
     def check(self, group: Group, now: float) -> None:
         """Fill in the limits of the class. Raises InvalidRequest for a class that is not defined.
@@ -68,12 +68,10 @@ class Shedding(Extension):
             return
         for member in group:
             member.arrived_at = now
-        wait_s = self.wait_s(group[0], limit_ms / 1e3)
-        if wait_s * 1e3 > limit_ms:
+        if self.wait_s(group[0], limit_ms / 1e3) > limit_ms / 1e3:
             raise Overloaded(
-                f"The first token would come after {1e3 * wait_s:.0f} ms or more, by what waits "
-                f"before this request, and its limit is {limit_ms:g} ms; try again later, or state "
-                "a larger slo_ttft_ms."
+                f"By what waits before it, the request's first token would come after its limit of "
+                f"{limit_ms:g} ms; try again later, or state a larger slo_ttft_ms."
             )
 
     def arrive(self, group: Group, now: float) -> None:

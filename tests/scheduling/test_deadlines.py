@@ -109,7 +109,7 @@ def test_a_request_that_cannot_meet_its_limit_is_refused_at_the_door(
     """A has 15 tokens left, B waits with 10, and C arrives."""
     scheduler = ticking(order, **limits)
     scheduler.enqueue([Inference([0], 10)], 5.0)
-    with pytest.raises(Overloaded, match=f"its limit is {1e3 * beyond_s:g} ms; try again later"):
+    with pytest.raises(Overloaded, match=f"its limit of {1e3 * beyond_s:g} ms; try again later"):
         scheduler.enqueue([Inference([0], 9, slo_ttft_ms=1e3 * beyond_s)], 5.0)
     scheduler.enqueue([Inference([0], 9, slo_ttft_ms=1e3 * within_s)], 5.0)
     scheduler.enqueue([Inference([0], 9)], 5.0)  # without a limit
