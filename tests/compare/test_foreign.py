@@ -1,0 +1,110 @@
+"""Runs of other load generators: their numbers are those that the tools printed, a page says how
+they differ, and a file that cannot be read is refused in a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare import foreign, runs
+from compare.report import side_by_side
+from compare.servers import ROOT
+from tests.programs import ran
+
+FILES = ROOT / "results" / "load_generators"
+PRINTED: dict[str, dict[str, tuple[str, int, int]]] = {  # a number's line, which such one, its cell
+    "vllm": {
+        "wall_clock_s": ("Benchmark duration", 0, 1),
+        **{
+            f"{each}_{name}_ms": (f"{word} {name.upper()}", 0, 1)
+            for name in ("ttft", "tpot", "itl", "e2el")
+            for each, word in (("mean", "Mean"), ("p50", "Median"), ("p99", "P99"))
+        },
+    },
+    "aiperf": {
+        "request_throughput": ("Request Throughput", 0, 2),
+        "mean_ttft_ms": ("Time to First Token", 0, 2),
+        "p50_ttft_ms": ("Time to First Token", 0, 7),
+        "p99_ttft_ms": ("Time to First Token", 0, 5),
+        "mean_tpot_ms": ("Inter Token Latency", 0, 2),
+        "p99_e2el_ms": ("Request Latency", 0, 5),
+    },
+    "guidellm": {
+        "wall_clock_s": ("constant@", 0, 4),
+        "mean_ttft_ms": ("constant@", 1, 5),
+        "mean_tpot_ms": ("constant@", 1, 11),
+        "mean_normalized_latency_ms": ("constant@", 1, 14),
+        "request_throughput": ("constant@", 2, 4),
+        "total_token_throughput": ("constant@", 2, 7),
+    },
+}
+
+
+@pytest.mark.parametrize("tool", PRINTED)
+def test_the_numbers_are_those_that_the_tool_printed(tool: str) -> None:
+    [result] = foreign.read(FILES / tool).results
+    lines = (FILES / tool / "printed.txt").read_text().splitlines()
+    for name, (start, which, cell) in PRINTED[tool].items():
+        line = [line for line in lines if line.strip("|│ ").startswith(start)][which]
+        number = re.split(r"[|│]|: ", line)[cell].split()[0].replace(",", "")
+        assert f"{result[name]:.{len(number.partition('.')[2])}f}" == number, name
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_committed_page_is_what_the_files_say(tmp_path: Path) -> None:
+    words = [str(FILES / name) for name in ("client/summary.json", "guidellm", "aiperf", "vllm")]
+    done = ran("compare", "--runs", *words, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    made, kept = (folder / "report.md" for folder in (tmp_path, FILES))
+    assert made.read_text().split("## Def")[0] == kept.read_text().split("## Def")[0], (
+        "./compare.sh --runs client guidellm aiperf vllm --out ., in results/load_generators"
+    )
+    assert "report.html" in done.stdout and "mean_ttft_ms" in done.stdout
+    # names of the tools and what they define otherwise are on the docs' page, too
+    page = (ROOT / "docs" / "measuring.md").read_text()
+    for tool in foreign.TOOLS:
+        assert all(f"`{tool.names.get(n, n)}`" in page for n in tool.differs if n != "percentiles")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_other_requests_and_files_without_them_are_not_paired(tmp_path: Path) -> None:
+    file: dict[str, Any] = json.loads((FILES / "vllm" / "vllm.json").read_text())
+    for name in ("start_times", "ttfts", "input_lens", "output_lens", "errors"):
+        del file[name]  # as without --save-detailed
+    (tmp_path / "short.json").write_text(json.dumps(file))
+    paths = [tmp_path / "short.json", FILES / "vllm", ROOT / "results" / "demo"]
+    text = side_by_side.beside(paths, tmp_path / "out")
+    assert text.startswith("# 1: vllm bench serve against 2: vllm bench serve against nobatch ")
+    assert side_by_side.UNPAIRED in text and "server's machine" in text
+    assert re.search(r"`p99_ttft_ms` \|.* \| [\d.,]+ ± [\d.,]+ \|", text), "seeds have an interval"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "sentence"),
+    [("guidellm/benchmarks.json", '"version": 2', '"version": 3', r"version 3 .* with guidellm"),
+     ("vllm/vllm.json", '"duration"', '"seconds"', r"'duration'.*one run a file"),
+     ("vllm/vllm.json", "burstiness", "bursts", r"no run .* guidellm \(0\.8\.1\), aiperf"),
+     ("vllm/vllm.json", "{", "", "cannot read")],
+)  # fmt: skip
+def test_a_file_of_no_known_tool_or_version_is_refused_in_a_sentence(
+    file: str, old: str, new: str, sentence: str, tmp_path: Path
+) -> None:
+    (changed := tmp_path / "file.json").write_text((FILES / file).read_text().replace(old, new))
+    with pytest.raises(runs.RunError, match=sentence):
+        foreign.read(changed)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [("guidellm vllm guidellm/benchmarks.json", "given twice"), ("vllm", "name another one"),
+     ("vllm aiperf --repeats 5", "leave out --repeats")],
+)  # fmt: skip
+def test_runs_that_cannot_be_compared_are_refused(words: str, sentence: str) -> None:
+    paths = [str(FILES / word) if word[0] in "gva" else word for word in words.split()]
+    done = ran("compare", "--runs", *paths)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and sentence in done.stderr
