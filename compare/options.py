@@ -136,10 +136,19 @@ def parser_of(program: str, description: str) -> Parser:
     return parser
 
 
+RUNS: dict[str, Any] = {
+    "type": Path,
+    "nargs": "+",
+    "metavar": "RUN",
+    "help": "start nothing, and compare runs that are there: folders of compare.sh, JSON files of "
+    "guidellm, aiperf and vllm bench serve; only --out goes with it",
+}
+
+
 def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
     """Return the runs of --runs, and the folder of --out. Raises ConfigError."""
     parser = Parser(prog="./compare.sh", allow_abbrev=False, add_help=False)
-    _add_runs(parser)
+    parser.add_argument("--runs", **RUNS)
     parser.add_argument("--out", type=Path, default=new_folder())
     known, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -149,17 +158,6 @@ def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
     if len(known.runs) < 2:
         raise ConfigError("--runs compares two runs or more; name another one")
     return known.runs, known.out
-
-
-def _add_runs(parser: Parser) -> None:
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        nargs="+",
-        metavar="RUN",
-        help="start nothing, and compare runs that are there: folders of compare.sh, JSON files of "
-        "guidellm, aiperf and vllm bench serve; only --out goes with it",
-    )
 
 
 def new_folder() -> Path:
@@ -180,7 +178,7 @@ def parse(argv: Sequence[str]) -> Options:
     add("--skip-calibration", action="store_true",
         help="do not measure first, once a machine, how fast this client can send")
     # fmt: on
-    _add_runs(parser)
+    add("--runs", **RUNS)
     add_deployment(parser)
     add_settings(parser)
     known = read(parser, argv)

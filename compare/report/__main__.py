@@ -26,7 +26,7 @@ def main() -> None:
         type=Path,
         nargs="+",
         metavar="RUN",
-        help="a folder of compare.sh or simulate.sh",
+        help="a folder of compare.sh or simulate.sh; of several, also other tools' JSON files",
     )
     parser.add_argument("--out", type=Path, help="folder for the comparison of several runs")
     arguments = parser.parse_args()

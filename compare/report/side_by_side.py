@@ -90,7 +90,10 @@ def beside(paths: Sequence[Path], out: Path) -> str:
 def show(text: str, out: Path, console: Console) -> None:
     """Print a report of runs side by side, without figures and definitions."""
     text = re.sub(r"^!\[.*\n|^Lines: .*\n", "", text.split("\n## Definitions")[0], flags=re.M)
-    console.print(Markdown(text))
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:  # which has no width to fit tables into
+        print(text)
     console.print(f"report.html, report.md and figures: {out}", soft_wrap=True, highlight=False)
 
 
