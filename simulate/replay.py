@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from config import Config
 from observers.recording import OPTIONAL, ROW, VERSION, Entry, line_of, record
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
 from scheduling.inference import Inference, Iteration, IterationRecord, Observer
@@ -157,8 +158,10 @@ class _Server:
 
     def __init__(self, settings: Entry, observe: Observe | None):
         self._written: list[Entry] = []
+        # settings that did not exist yet are at their defaults, as if they did not
+        defaults = {k: field.default for k, field in Config.model_fields.items()}
         values = SimpleNamespace(
-            **{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+            **{k: tuple(v) if isinstance(v, list) else v for k, v in (defaults | settings).items()}
         )
         self._scheduler = record(values, self._written.append)
         self._observer = observe(self._scheduler, values) if observe else None
