@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
 from scheduling.guard import reason
 from scheduling.inference import Generator, Inference, Iteration, IterationRecord, Observer
@@ -215,7 +216,7 @@ class BatchingManager:
         )
 
     def _serve(self, generator: Generator) -> None:
-        while (iteration := self._plan()) is not None:
+        while (iteration := self._plan(generator)) is not None:
             self._iteration_started_at = started_at = self.clock()
             try:
                 answered = self._apply(iteration, generator.generate(iteration))
@@ -235,11 +236,24 @@ class BatchingManager:
             if self._loop_interval_s:
                 time.sleep(self._loop_interval_s)
 
-    def _plan(self) -> Iteration | None:
+    def _draft(self, drafter: Drafter) -> None:
+        """Propose draft tokens for the next iteration, without the lock: a model may do it."""
+        if (speculation := self._scheduler.speculation) is None:
+            return
+        with self._changed:
+            running = list(self._scheduler.running.values())
+        try:
+            speculation.draft(running, drafter)
+        except Exception as error:
+            self._answer(self._fail(running, error))
+
+    def _plan(self, generator: Generator) -> Iteration | None:
         """Wait until there is something to run; None when the manager was closed.
 
         Raises EngineFailed after FAILURES.
         """
+        if generator.drafter is not None:
+            self._draft(generator.drafter)
         with self._changed:
             while not self._closed:
                 if len(self._failed_in_a_row) == FAILURES:

@@ -2,7 +2,7 @@
 no HTTP.
 
 Everything that serves is composed here: app.py, the benchmarks and the tests build a `Server`. For
-one part alone there are `scheduler.build`, a scheduler without an engine, and
+one part alone there are `building.build_scheduler`, a scheduler without an engine, and
 `generate.load_generator`, an engine without a scheduler.
 """
 
@@ -24,11 +24,11 @@ from observers.metrics import Metrics
 from observers.recording import END, Entry, gap, line_of, record
 from observers.request_log import RequestLog
 from observers.server_stats import ServerStats
+from scheduling.building import build_scheduler
 from scheduling.errors import InvalidRequest
 from scheduling.inference import Generator, Inference
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Scores
-from scheduling.scheduler import build
 from tokenizer import Detokenizer, StopRule, load_tokenizer
 from weights import locate
 from wire.events import Events, Part
@@ -65,7 +65,9 @@ class Server:
         self.recording: LineWriter[Entry] | None = None
         if config.record:
             self.recording = LineWriter(config.record, "recording", line_of, BACKLOG, gap)
-        self.scheduler = record(config, self.recording.put) if self.recording else build(config)
+        self.scheduler = (
+            record(config, self.recording.put) if self.recording else build_scheduler(config)
+        )
         self.manager = BatchingManager(
             self.scheduler,
             lambda: load(config, path, n_vocab),

@@ -27,7 +27,7 @@ from config import Config, ConfigError
 from generate.cached import CachedGenerator
 from generate.naive import NaiveGenerator
 from generate.sampling import uniform
-from scheduling import scheduler
+from scheduling.building import build_scheduler
 from scheduling.inference import Generator, Inference, Row
 from scheduling.sampling import Sampling
 from simulate import drive
@@ -78,7 +78,7 @@ def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, A
     def served(config: Config, generator: Generator) -> list[Inference]:
         inferences = [inference(config, *request) for request in requests]
         arrivals = [(0.0, [inference]) for inference in inferences]
-        drive(scheduler.build(config), arrivals, lambda _: 0.0, generator.generate)
+        drive(build_scheduler(config), arrivals, lambda _: 0.0, generator.generate)
         return inferences
 
     engine = load(config)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from config import Config
-from scheduling import scheduler
+from scheduling.building import build_scheduler
 from scheduling.inference import Inference, Iteration
 from simulate import PS, any_ids
 from simulate.costs import Costs, Line, streams, work
@@ -85,7 +85,7 @@ def observe(
     served: all requests of the run. iterations: [started_at, seconds, live rows, …] each, on the
     clock of `served`. Raises ValueError where the two do not go together.
     """
-    again = scheduler.build(config)
+    again = build_scheduler(config)
     waiting = deque(sorted(served, key=lambda request: request.arrived_at))
     turns = _turns([t for each in served for t in (each.arrived_at, each.answered_at)])
     observed: list[Observed] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.harness import Benchmark, run
 from config import MODES, build
-from scheduling import scheduler as scheduling
+from scheduling.building import build_scheduler
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference
 from scheduling.policies import ORDERS
@@ -53,7 +53,7 @@ def measure(settings: dict[str, Any], rows: int, waiting: int) -> dict[str, floa
     sizes = {"model": "fake", "max_batch_size": rows + spare, "max_waiting": waiting + REPEATS}
     mode = settings.get("mode", "dynamic")
     config = build(mode, sizes | {k: v for k, v in settings.items() if k != "mode"}, {})
-    scheduler, users = scheduling.build(config), itertools.cycle(map(str, range(USERS)))
+    scheduler, users = build_scheduler(config), itertools.cycle(map(str, range(USERS)))
 
     def requests(n: int, tokens: int) -> list[Inference]:
         prompt = list(range(64))  # where prefixes are cached, all prompts begin alike

@@ -18,6 +18,7 @@ from config.resolve import VOCABULARIES, onednn_multiplies_bfloat16
 from config.settings import SPARE_FILES, Settings
 from config.tables import flag
 from scheduling.policies import MODES, ORDERS, chosen
+from scheduling.speculation import most_drafts
 from shapes import Shape, shape_of
 
 
@@ -155,6 +156,7 @@ def _contradictions(config: Config) -> Iterator[str]:
             "decoder_batch_sizes are the cached engine's; leave --decoder-batch-sizes or "
             "--generator naive out"
         )
+    yield from _unfit_drafts(config)
     vocabulary = VOCABULARIES[config.tokenizer]
     if vocabulary > shape.vocab_size:
         yield (
@@ -177,6 +179,25 @@ def _contradictions(config: Config) -> Iterator[str]:
     if config.live_prompts and config.live == "off":
         yield "live_prompts are shown on the page that live off leaves out; leave one of them out"
     yield from _too_large(config)
+
+
+def _unfit_drafts(config: Config) -> Iterator[str]:
+    """The same of speculative decoding."""
+    if config.speculate == "0":
+        if config.draft != "ngram":
+            yield "--draft proposes tokens for --speculate; state --speculate 4, or leave it out"
+        return
+    if config.generator == "naive":
+        yield (
+            "draft tokens are verified in the KV cache, and --generator naive has none; leave "
+            "--speculate or --generator naive out"
+        )
+    most = most_drafts(config.speculate)
+    if most >= min(config.max_model_len, config.token_budget):
+        yield (
+            f"{most} draft tokens do not fit into max_model_len {config.max_model_len} and "
+            f"token_budget {config.token_budget}, which counts them; lower --speculate"
+        )
 
 
 def _unfit_parts(config: Config) -> Iterator[str]:

@@ -26,6 +26,7 @@ GROUPS = {
         "model", "weights", "weights_seed", "tokenizer", "device", "dtype", "threads", "kernels",
         "generator", "fake_slowdown",
     ),
+    "Speculative decoding": ("speculate", "draft"),
     "HTTP and limits": (
         "host", "port", "api_key", "api_keys", "allowed_hosts", "max_waiting",
         "user_requests_per_minute", "user_tokens_per_minute", "request_timeout_s",

@@ -23,6 +23,7 @@ from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
 from scheduling.policies.prefill import read_prefill
 from scheduling.policies.priority import read_queue_policies
+from scheduling.speculation import read_speculate
 from shapes import SHAPES
 
 ONLY_OVER_HTTP = (
@@ -60,6 +61,12 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     loop_interval_ms: NotNegative = setting(0.0,
         "sleep between iterations; 10 reproduces the original experiment's loop")
 
+    speculate: str = setting("0",
+        "draft tokens that a row verifies in an iteration: a number; numbers with the most rows "
+        "for which each holds, as 4:8,2:16; or auto (those that raise the tokens a second)")
+    draft: str = setting("ngram",
+        "draft tokens come from: ngram (what followed the same words before) or model:FOLDER (a "
+        "small GPT-2 of the same vocabulary)")
     length_predictor: str = setting("exact",
         "completion tokens that orders and bins by length go by: exact (the stated ones), "
         "noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)")
@@ -204,7 +211,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
             raise ValueError(f"{min(sizes)} is no batch size; every one must be 1 or more")
         return tuple(sorted({*sizes, most}, reverse=True))
 
-    @field_validator("length_predictor", "prefill", "queue_policy", "user_weights", "slo_classes")
+    @field_validator(
+        "length_predictor", "prefill", "queue_policy", "user_weights", "slo_classes", "speculate"
+    )
     @classmethod
     def _read_list(cls, text: str, info: ValidationInfo) -> str:
         """Refuse a text that its reader cannot read, with the reader's sentence."""
@@ -214,6 +223,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
             "queue_policy": read_queue_policies,
             "user_weights": read_user_weights,
             "slo_classes": read_slo_classes,
+            "speculate": read_speculate,
         }
         readers[str(info.field_name)](text)
         return text

@@ -43,8 +43,9 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
     """
     if config.model == "fake":
         from generate.fake import FakeGenerator
+        from generate.ngram import Ngram
 
-        return FakeGenerator(slowdown=config.fake_slowdown)
+        return FakeGenerator(slowdown=config.fake_slowdown, drafter=Ngram())
     from generate.loading import load
 
     return load(config, path, n_vocab)

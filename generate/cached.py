@@ -22,6 +22,7 @@ from generate.buffers import Buffer
 from generate.sampling import Sample
 from generate.scoring import choose, record_prompts, split
 from model import GPT2
+from scheduling.drafts import Drafter
 from scheduling.inference import Generator, Inference, Iteration, Row
 from scheduling.sampling import Sampling
 
@@ -32,7 +33,7 @@ PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)
 
 def flat(rows: Sequence[Row], every: bool = False) -> tuple[array[int], array[int], array[int]]:
     """Return ids and positions of all tokens, and the indices of those whose logits are wanted: of
-    `every` token, or the last of each row that samples.
+    `every` token, or the last of each row that samples, and those before its drafts.
     """
     ids, positions, samples = array("q"), array("q"), array("q")
     for row in rows:
@@ -40,9 +41,12 @@ def flat(rows: Sequence[Row], every: bool = False) -> tuple[array[int], array[in
             ids.append(row.inference.token(row.start))
             positions.append(row.start)
         else:
-            span = range(row.start, row.start + row.n_tokens)
-            ids.extend([row.inference.token(position) for position in span])
+            span, n_drafts = range(row.start, row.start + row.n_tokens), len(row.drafts)
+            known = span[:-n_drafts] if n_drafts else span
+            ids.extend([row.inference.token(position) for position in known])
+            ids.extend(row.drafts)
             positions.extend(span)
+            samples.extend(range(len(ids) - 1 - n_drafts, len(ids) - 1))
         if row.samples:
             samples.append(len(ids) - 1)
     return ids, positions, array("q", range(len(ids))) if every else samples
@@ -64,6 +68,7 @@ class CachedGenerator(Generator):
         max_tokens: int,
         n_blocks: int | None = None,
         one_call: Callable[[list[Row], bool], Tensor] | None = None,
+        drafter: Drafter | None = None,
     ):
         self.model = model
         self.one_call = one_call
@@ -71,12 +76,13 @@ class CachedGenerator(Generator):
         self.attention = attention
         self.sample = sample
         self.n_blocks = n_blocks
+        self.drafter = drafter
         self._inputs = Buffer(3 * max_tokens, "q", model.wte.weight.device)
         self._captured: dict[int, Pass] = {}
         self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
 
     def generate(self, iteration: Iteration) -> list[int]:
-        """Return an id for each row that samples. Raises OutOfMemory."""
+        """Return the ids of rows that sample. Raises OutOfMemory."""
         rows = iteration.rows
         with memory_for(f"an iteration of {len(rows)} rows"):
             if any(row.inference.scores is not None for row in rows):
@@ -105,7 +111,7 @@ class CachedGenerator(Generator):
         size = self._sizes[i] if i < len(self._sizes) else n_tokens
         forward = self._prepare([*rows, *[PADDING] * (padding + size - n_tokens)], every)
         # a captured pass also for prompts that fit: padding should cost less than more launches
-        wanted = n_tokens if every else sum(row.samples for row in rows)
+        wanted = n_tokens if every else sum(row.samples + len(row.drafts) for row in rows)
         return self._captured.get(size, forward)()[:wanted]
 
     def _prepare(self, rows: list[Row], every: bool = False) -> Pass:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from generate import OutOfMemory
+from scheduling.drafts import Drafter
 from scheduling.inference import Generator, Iteration
 
 ITERATION_S = 1e-3
@@ -28,9 +29,10 @@ MOST_ROWS = 1024  # of an iteration that are remembered; more are right, too
 
 def cost_s(iteration: Iteration) -> float:
     """Return the seconds that an iteration takes."""
-    prefill = sum(row.n_tokens for row in iteration.rows if not row.decodes)
-    rows = len(iteration.rows) + iteration.padding
-    return ITERATION_S + ROW_S * rows + PREFILL_TOKEN_S * prefill
+    rows = iteration.rows
+    prefill = sum(len(row.drafts) if row.decodes else row.n_tokens for row in rows)
+    n_rows = len(rows) + iteration.padding
+    return ITERATION_S + ROW_S * n_rows + PREFILL_TOKEN_S * prefill
 
 
 def token(prompt_ids: list[int], seed: int, index: int) -> int:
@@ -49,8 +51,13 @@ def _letter(checksum: int, index: int) -> int:
 class FakeGenerator(Generator):
     """Takes the stated cost of each iteration, times `slowdown`, and returns letters."""
 
-    def __init__(self, sleep: Callable[[float], None] = time.sleep, slowdown: float = 1.0):
-        self._sleep, self._slowdown = sleep, slowdown
+    def __init__(
+        self,
+        sleep: Callable[[float], None] = time.sleep,
+        slowdown: float = 1.0,
+        drafter: Drafter | None = None,
+    ):
+        self._sleep, self._slowdown, self.drafter = sleep, slowdown, drafter
         # once a request: a checksum of its whole prompt for every token would be a cost of its own
         self._checksum = functools.lru_cache(MOST_ROWS)(
             lambda inference: _checksum(inference.prompt_ids, inference.sampling.seed)
@@ -58,8 +65,12 @@ class FakeGenerator(Generator):
 
     def generate(self, iteration: Iteration) -> list[int]:
         self._sleep(self._slowdown * cost_s(iteration))
-        sampled = [row.inference for row in iteration.rows if row.samples]
-        return [_letter(self._checksum(each), len(each.tokens)) for each in sampled]
+        return [
+            _letter(self._checksum(row.inference), len(row.inference.tokens) + n)
+            for row in iteration.rows
+            if row.samples
+            for n in range(1 + len(row.drafts))
+        ]
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -78,7 +89,7 @@ class FaultyGenerator(Generator):
     """Another generator, of whose iterations every `every`-th has a fault instead of a result."""
 
     def __init__(self, generator: Generator, fault: str, every: int):
-        self.n_blocks = generator.n_blocks
+        self.n_blocks, self.drafter = generator.n_blocks, generator.drafter
         self._generator = generator
         self._fault = FAULTS[fault]
         self._every = every

@@ -17,6 +17,7 @@ from generate.forward import KernelForward, in_one_call
 from generate.graphs import Capture
 from generate.linear import pack, pad_head
 from generate.naive import NaiveGenerator
+from generate.ngram import Ngram
 from generate.norms import NORMS, fuse_norms
 from generate.sampling import sample, sample_on_cpu
 from model import GPT2, KVCache
@@ -57,7 +58,9 @@ def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedG
     elif config.attention == "triton":
         attention = TritonAttention(cache, max_tokens)
     sampler = sample_on_cpu if config.sampler == "kernel" else sample
-    generator = CachedGenerator(model, n_vocab, attention, sampler, max_tokens, n_blocks, one_call)
+    generator = CachedGenerator(
+        model, n_vocab, attention, sampler, max_tokens, n_blocks, one_call, Ngram()
+    )
     if config.captures:
         generator.capture(config.decoder_batch_sizes, Capture())
     longest = config.max_model_len - 1

@@ -89,17 +89,21 @@ def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
     return ids.tolist()
 
 
-def penalized(logits: Tensor, inferences: Sequence[Inference]) -> Tensor:
+def penalized(logits: Tensor, places: Sequence[tuple[Inference, Sequence[int]]]) -> Tensor:
     """Return the logits from which ids are chosen: [N, V], the same tensor if no row's change.
+
+    places: the inference of each, and the drafts after which it is.
 
     OpenAI's formula: a token that the completion has n times loses presence_penalty + n ×
     frequency_penalty; ids that may not come yet lose all. float32 logits are changed in place.
     """
-    if not any(inference.sampling.penalizes for inference in inferences):
+    if not any(inference.sampling.penalizes for inference, _ in places):
         return logits
     rows, ids, lost = array("q"), array("q"), array("f")
-    for row, inference in enumerate(inferences):
-        how, tokens = inference.sampling, inference.tokens
+    for row, (inference, drafts) in enumerate(places):
+        if not (how := inference.sampling).penalizes:
+            continue
+        tokens = [*inference.tokens, *drafts]
         if how.presence_penalty or how.frequency_penalty:
             for id_, n in Counter(tokens).items():
                 ids.append(id_)

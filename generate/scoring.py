@@ -12,6 +12,7 @@ from torch import Tensor
 
 from generate.buffers import to_device
 from generate.sampling import Sample, penalized
+from scheduling.drafts import kept
 from scheduling.inference import Row
 from scheduling.sampling import Score, Scores
 
@@ -20,18 +21,24 @@ LEAST = -9999.0  # minus infinity in JSON, as in OpenAI's and vLLM's answers
 
 
 def choose(logits: Tensor, rows: Sequence[Row], n_vocab: int, sample: Sample) -> list[int]:
-    """Return an id for each row, and append its score where one is wanted. logits: [N, V]."""
-    inferences = [row.inference for row in rows]
-    scored = [
-        (i, scores)
-        for i, row in enumerate(rows)
-        if (scores := row.inference.scores) is not None and not row.idle
-    ]
-    raw = logits[[i for i, _ in scored]] if scored else logits  # a copy, before penalties
-    draws = [(inference.sampling, len(inference.tokens)) for inference in inferences]
-    ids = sample(penalized(logits, inferences), draws, n_vocab)
+    """Return an id for each row, and one after each of its drafts; append scores where they are
+    wanted. logits: [N, V], one for each id.
+    """
+    places = [(row.inference, row.drafts[:n]) for row in rows for n in range(len(row.drafts) + 1)]
+    draws = [(each.sampling, len(each.tokens) + len(drafts)) for each, drafts in places]
+    scored = [row for row in rows if row.inference.scores is not None and not row.idle]
+    raw = logits.clone() if scored else logits  # before penalties
+    ids = sample(penalized(logits, places), draws, n_vocab)
     if scored:
-        record(raw, [(scores, ids[i]) for i, scores in scored], n_vocab)
+        wanted: list[tuple[int, Scores]] = []
+        first = 0
+        for row in rows:
+            if (scores := row.inference.scores) is not None and not row.idle:
+                n = len(kept(row.drafts, iter(ids[first:])))
+                wanted += [(i, scores) for i in range(first, first + n)]
+            first += len(row.drafts) + 1
+        at = [i for i, _ in wanted]
+        record(raw[at], [(scores, ids[i]) for i, scores in wanted], n_vocab)
     return ids
 
 
@@ -59,7 +66,8 @@ def split(rows: Sequence[Row]) -> tuple[list[Row], list[list[Row]]]:
     room = PASS
     for row in rows:
         scores, start = row.inference.scores, row.start
-        end = start + row.n_tokens - row.samples  # the token after the last one is sampled
+        # the token after the last one is sampled, and so are those of drafts
+        end = start + row.n_tokens - len(row.drafts) - row.samples
         if scores is None or row.idle or scores.next > end:
             remaining.append(row)
             continue

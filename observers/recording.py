@@ -14,9 +14,10 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from scheduling.building import build_scheduler
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Iteration, Row
-from scheduling.scheduler import Scheduler, build
+from scheduling.scheduler import Scheduler
 
 Entry = dict[str, Any]
 VERSION = 1  # of the entries; a replay takes no other
@@ -48,12 +49,12 @@ def gap(reason: str) -> Entry:
 
 def record(settings: Any, write: Callable[[Entry], None]) -> Scheduler:
     """Build the scheduler of a server's settings. `write` gets an entry for each call; the first
-    has the settings that `build` reads.
+    has the settings that `build_scheduler` reads.
 
     `write` must be quick, and raise nothing; `line_of` makes a line of an entry.
     """
     read = _ReadSettings(settings)
-    scheduler = build(read, partial(RecordingScheduler, write))
+    scheduler = build_scheduler(read, partial(RecordingScheduler, write))
     write({"recording": VERSION, "settings": read.values})
     return scheduler
 

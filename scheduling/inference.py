@@ -9,10 +9,11 @@ one that is streamed is FINISHED with its own last token.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from scheduling.drafts import Drafter, Drafts
 from scheduling.errors import ServingError
 from scheduling.sampling import Sampling, Scores
 
@@ -108,6 +109,7 @@ class Inference:
     answered_at: float | None = None
     standing: Standing = field(default_factory=Standing)
     interruptions: Interruptions = field(default_factory=Interruptions)
+    drafts: Drafts = field(default_factory=Drafts)
 
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
@@ -177,11 +179,12 @@ class Inference:
 
 
 class Row(NamedTuple):
-    """One inference in an iteration: compute tokens start … start + n_tokens − 1.
+    """One inference in an iteration: compute tokens start … start + n_tokens − 1, of which the last
+    ones are `drafts`.
 
-    `samples`: the engine returns an id for it. `idle`: computed for an inference that is over; the
-    id is thrown away. `blocks` is the row's own reference, which stays valid for the engine when
-    the request is cancelled in the middle of an iteration.
+    `samples`: the engine returns an id for it, and one after each draft. `idle`: computed for an
+    inference that is over; the id is thrown away. `blocks` is the row's own reference, which stays
+    valid for the engine when the request is cancelled in the middle of an iteration.
     """
 
     inference: Inference
@@ -191,6 +194,7 @@ class Row(NamedTuple):
     samples: bool
     idle: bool
     recomputed: int = 0  # of its tokens, those that were computed before a preemption
+    drafts: Sequence[int] = ()  # ids of next tokens to verify
 
     @property
     def new_prompt_tokens(self) -> int:
@@ -202,12 +206,11 @@ class Row(NamedTuple):
 
     @property
     def decodes(self) -> bool:
-        """True if it is idle or computes the token generated last; else it computes a part of a
-        prompt, if only of one token.
+        """True if it is idle or computes the token generated last, and drafts after it; else it
+        computes a part of a prompt, if only of one token.
         """
-        return self.idle or (
-            self.samples and self.n_tokens == 1 and self.start >= len(self.inference.prompt_ids)
-        )
+        only = self.n_tokens - len(self.drafts) == 1
+        return self.idle or (self.samples and only and self.start >= len(self.inference.prompt_ids))
 
 
 class Iteration(NamedTuple):
@@ -257,7 +260,8 @@ class Generator(Protocol):
     """The engine's interface."""
 
     n_blocks: int | None = None  # KV blocks of the engine; None: those of the settings
+    drafter: Drafter | None = None
 
     def generate(self, iteration: Iteration) -> list[int]:
-        """Compute the iteration; return one id per row with `samples`, in row order."""
+        """Compute the iteration; return the ids of rows with `samples`, in row order."""
         ...

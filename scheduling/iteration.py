@@ -6,12 +6,18 @@ from collections.abc import Container, KeysView, Sequence
 
 from scheduling.inference import Inference, Row
 from scheduling.policies.base import Plan, Policy, View
+from scheduling.speculation import Speculation
 
 Reservations = list[tuple[Inference, int]]  # tokens for which each gets KV blocks
 
 
 def rows_of(
-    plan: Plan, view: View, policy: Policy, running: KeysView[int], waiting: Container[int]
+    plan: Plan,
+    view: View,
+    policy: Policy,
+    running: KeysView[int],
+    waiting: Container[int],
+    speculation: Speculation | None = None,
 ) -> tuple[list[Row], Reservations]:
     """Return the rows of a plan and their reservations. Changes nothing.
 
@@ -52,7 +58,7 @@ def rows_of(
     for inference, n in plan.run:
         start, blocks = inference.computed, inference.blocks
         if inference.is_over:  # its last token once more: no block is added or shared
-            rows.append(row(Row, (inference, start, 1, blocks, True, True, 0)))
+            rows.append(row(Row, (inference, start, 1, blocks, True, True, 0, ())))
             continue
         uncomputed, cached, recomputed = 1, 0, 0
         if not inference.decodes:
@@ -69,7 +75,7 @@ def rows_of(
         if cached or start + n > len(blocks) * size:
             _, tokens = reserved.get(inference.id, (inference, len(blocks) * size))
             reserved[inference.id] = (inference, max(tokens, start + n))
-        rows.append(row(Row, (inference, start, n, blocks, n == uncomputed, False, recomputed)))
+        rows.append(row(Row, (inference, start, n, blocks, n == uncomputed, False, recomputed, ())))
     for inference, tokens in reserved.values():
         account.take(inference, tokens)
     if account.free < 0:
@@ -78,6 +84,8 @@ def rows_of(
         raise impossible(
             f"{charged} charged tokens are more than token_budget {limits.token_budget}"
         )
+    if speculation is not None:
+        speculation.add(rows, reserved, account, limits.token_budget - charged, size)
     return rows, list(reserved.values())
 
 

@@ -44,30 +44,30 @@ class Past(Extension):
     """Record of iterations. An iteration with decode rows takes the time from the one before it, so
     that the gap between them is counted: it is a part of the time between two tokens.
 
-    seconds = a + c · decode rows, fitted to iterations of those alone, + b · prompt tokens, fitted
-    to what others took longer.
+    seconds = a + c · tokens of decode rows, a token each and their drafts, fitted to iterations of
+    those alone, + b · prompt tokens, fitted to what others took longer.
     """
 
     def __init__(self) -> None:
         self.without_prompts = 0  # iterations since the last one that computed a prompt
         self._of_decodes, self._of_prompts = Line(), Line()
-        self._decode_rows = self._prompt_tokens = 0  # of the iteration that is computed now
+        self._decoded = self._prompt_tokens = 0  # of the iteration that is computed now
         self._begun_at = self._ended_at = 0.0
 
     def planned(self, rows: Sequence[Row], now: float) -> None:
         if not rows:
             return
-        self._decode_rows = [row.decodes for row in rows].count(True)
+        self._decoded = sum(row.n_tokens for row in rows if row.decodes)
         self._prompt_tokens = sum(row.n_tokens for row in rows if not row.decodes)
-        self._begun_at = self._ended_at if self._decode_rows else now
+        self._begun_at = self._ended_at if self._decoded else now
         self.without_prompts = 0 if self._prompt_tokens else self.without_prompts + 1
 
     def sampled(self, inferences: Sequence[Inference], now: float) -> None:
         self._ended_at, took_s = now, now - self._begun_at
         if not self._prompt_tokens:
-            self._of_decodes.add(self._decode_rows, took_s)
+            self._of_decodes.add(self._decoded, took_s)
         elif self._of_decodes.n:
-            longer_s = took_s - self._of_decodes.at(self._decode_rows)
+            longer_s = took_s - self._of_decodes.at(self._decoded)
             self._of_prompts.add(self._prompt_tokens, longer_s)
 
     @property
@@ -79,6 +79,13 @@ class Past(Extension):
         """Return how long so many iterations take that compute these prompt tokens, too."""
         prompts_s = self._of_prompts.ratio * prompt_tokens
         return iterations * self._of_decodes.at(decode_rows) + prompts_s
+
+    def decode_line(self, rows: int) -> tuple[float, float]:
+        """Return the time of an iteration of so many decode rows, and that of each token more."""
+        if not self.is_known:
+            return 1.0, 0.0
+        at, next_at = self._of_decodes.at(rows), self._of_decodes.at(rows + 1)
+        return at, next_at - at
 
     def prompt_tokens_within(self, seconds: float, decode_rows: int) -> int:
         """Return how many prompt tokens an iteration with so many decode rows can compute in a

@@ -46,3 +46,7 @@ class Scores:
     def next(self) -> int:
         """Position of the token whose score comes next."""
         return self.first + len(self.of)
+
+    def cut(self, end: int) -> None:
+        """Forget the scores of tokens from position `end` on."""
+        del self.of[max(0, end - self.first) :]

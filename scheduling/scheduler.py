@@ -7,24 +7,26 @@ Knows inferences, rows, KV blocks (as integers) and the times it is given; no to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scheduling.admission import QueuePolicies, UserLimits, refuse_too_large
+from scheduling.drafts import kept
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
 from scheduling.guard import planned
-from scheduling.inference import Inference, Iteration, State
+from scheduling.inference import Inference, Iteration, Row, State
 from scheduling.iteration import padding, rows_of
 from scheduling.ledger import Ledger
 from scheduling.past import Past
 from scheduling.pauses import PausedRows
-from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy, View, chosen
+from scheduling.policies import Fcfs, Limits, Order, Policy, View
 from scheduling.policies.lengths import predictor
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.shedding import Shedding, SloClasses
+from scheduling.speculation import Speculation
 
 EXITS: dict[type[ServingError], State] = {
     Cancelled: State.CANCELLED,
@@ -65,6 +67,8 @@ class Scheduler:
         user_limits: UserLimits | None = None,
         slo_classes: str = "",
         shed: bool = False,
+        speculate: str = "0",
+        draft: str = "ngram",
         preserve_ordering: bool = False,
     ):
         self.policy = policy
@@ -83,7 +87,10 @@ class Scheduler:
 
         self.pauses = PausedRows(order, self.queue)
         self.ledger = Ledger(order.weights) if order.by_user else None
-        self.past = Past() if policy.reads_past or shed else None
+        self.past = Past() if policy.reads_past or shed or speculate == "auto" else None
+        self.speculation = None
+        if speculate != "0":
+            self.speculation = Speculation(speculate, self.past, costly=draft != "ngram")
         self._ordering = ResponseOrder() if preserve_ordering else None
         attached = (
             SloClasses(slo_classes),
@@ -95,6 +102,7 @@ class Scheduler:
             Shedding(self, self.past) if shed and self.past else None,
             self._ordering,
             self.pauses,
+            self.speculation,
         )
         self.extensions += [extension for extension in attached if extension is not None]
 
@@ -145,7 +153,8 @@ class Scheduler:
             extension.before_plan(now)
         view = self.view(now)
         plan = planned(self.policy, self.order, view)
-        rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
+        running, waiting = self.running.keys(), self.waiting
+        rows, reserved = rows_of(plan, view, self.policy, running, waiting, self.speculation)
         for inference, _ in reserved:  # first, before reservations evict the blocks found
             if found := view.find(inference):
                 self.prompt_tokens += self.pool.share_found(inference, found)
@@ -224,15 +233,12 @@ class Scheduler:
         running = State.RUNNING  # looked up once, which is slow in Python 3.11
         preemptive, got_token, over = self.order.preemptive, [], []
         for row in iteration.rows:
-            inference, _, n_tokens, _, samples, idle, recomputed = row
-            token = next(sampled) if samples else None
+            inference, _, n_tokens, _, samples, idle, recomputed, drafts = row
+            ids = kept(drafts, sampled) if drafts else (next(sampled),) if samples else ()
             # one that was cancelled meanwhile is not running: its id is dropped
             if idle or inference.state is not running:
                 continue
-            inference.computed += n_tokens
-            if preemptive:
-                self.order.computed(inference, n_tokens - recomputed, now)
-            if token is not None:
+            for token in ids:
                 got_token.append(inference)
                 inference.tokens.append(token)
                 inference.token_times.append(now)
@@ -241,6 +247,12 @@ class Scheduler:
                 if len(inference.tokens) == inference.num_tokens or inference.stopped:
                     inference.is_over = True
                     over.append(inference)
+                    break
+            if drafts:
+                n_tokens = self._rolled_back(row)
+            inference.computed += n_tokens
+            if preemptive:
+                self.order.computed(inference, n_tokens - recomputed, now)
             if not inference.decodes:
                 self.prompt_tokens += row.new_prompt_tokens
                 inference.interruptions.recomputed_tokens += recomputed
@@ -252,6 +264,17 @@ class Scheduler:
         for extension in self.extensions:
             extension.sampled(got_token, now)
         return self._finish(over, now) if over else []
+
+    def _rolled_back(self, row: Row) -> int:
+        """Give back what rejected drafts took; return how many tokens of the row are kept."""
+        inference, drafts = row.inference, row.drafts
+        assert self.speculation is not None
+        n = len(inference.prompt_ids) + len(inference.tokens) - 1 - row.start
+        self.speculation.verified(inference, drafts, n - 1)
+        self.pool.trim(inference, max(inference.drafts.blocks, self.limits.blocks(row.start + n)))
+        if inference.scores is not None:  # of tokens after the one that ended it
+            inference.scores.cut(row.start + n + 1)
+        return n
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; blocks that are shared now stay shared."""
@@ -374,23 +397,3 @@ class Scheduler:
         inference.state, inference.answered_at, inference.is_over = state, now, True
         inference.interruptions.end(now)
         self.pool.release(inference)
-
-
-def build(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -> Scheduler:
-    """Return the scheduler of a server's settings, which are attributes; a Config has them.
-
-    `kind` takes what Scheduler takes.
-    """
-    return kind(
-        chosen(MODES, settings.mode, settings),
-        chosen(ORDERS, settings.order, settings),
-        limits=Limits(settings.max_batch_size, settings.token_budget, settings.block_size),
-        n_blocks=settings.n_blocks,
-        max_in_flight=settings.max_in_flight,
-        decoder_batch_sizes=settings.decoder_batch_sizes,
-        length_predictor=settings.length_predictor,
-        user_limits=UserLimits(settings.user_requests_per_minute, settings.user_tokens_per_minute),
-        slo_classes=settings.slo_classes,
-        shed=settings.shed,
-        preserve_ordering=settings.preserve_ordering,
-    )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from scheduling.drafts import Drafter
 from scheduling.inference import Iteration
 from scheduling.scheduler import Scheduler
 from simulate.costs import CostFunction, Line
@@ -33,6 +34,7 @@ def drive(
     generate: Callable[[Iteration], Iterable[int]] = any_ids,
     planned: Callable[[float, Iteration], None] = ignore,
     ended: Ended = no_follow_up,
+    drafter: Drafter | None = None,
 ) -> float:
     """Serve groups of inferences by one scheduler, an iteration at a time, and return when all have
     ended.
@@ -45,5 +47,5 @@ def drive(
     RuntimeError if work is left that no event continues.
     """
     loop, costs = Loop(), CostFunction("given", Line(0), cost_s=cost_s)
-    replica = SimulatedReplica(loop, scheduler, costs, generate, planned, ended=ended)
+    replica = SimulatedReplica(loop, scheduler, costs, generate, drafter, planned, ended=ended)
     return loop.serve(arrivals, replica)

@@ -31,22 +31,27 @@ class Work(NamedTuple):
     """Amounts that an iteration computes, one for each term of a `Line`."""
 
     iteration: int
-    row: int  # rows of all kinds, padding too
-    context: int  # positions that rows of one token attend, decoding or idle
+    row: int  # rows of all kinds, padding too; a draft token counts as a row
+    context: int  # positions that decode rows, their draft tokens and idle rows attend
     prefill: int  # tokens of chunks of prompts
     chunk_context: int  # positions that these attend: n tokens from s on, n·s + n(n + 1)/2
 
 
 def work(iteration: Iteration) -> Work:
     """Count what an iteration computes."""
-    context = prefill = chunk_context = 0
-    for inference, start, n, _, samples, idle, _ in iteration.rows:
+    context = prefill = chunk_context = n_drafts = 0
+    for inference, start, n, _, samples, idle, _, drafts in iteration.rows:
         if idle or (samples and n == 1 and start >= len(inference.prompt_ids)):  # `row.decodes`
             context += start + 1
+            continue
+        attended = n * start + n * (n + 1) // 2
+        if drafts:
+            n_drafts += n - 1
+            context += attended
         else:
             prefill += n
-            chunk_context += n * start + n * (n + 1) // 2
-    rows = len(iteration.rows) + iteration.padding
+            chunk_context += attended
+    rows = len(iteration.rows) + iteration.padding + n_drafts
     return Work(1, rows, context, prefill, chunk_context)
 
 
@@ -106,7 +111,7 @@ class Costs:
     def of(self, iteration: Iteration) -> int:
         """Return the time that an iteration takes."""
         amounts = work(iteration)
-        return (self.line if amounts.prefill else self._decode_line(iteration)).of(amounts)
+        return (self.line if amounts.prefill else self._decode_line(amounts.row)).of(amounts)
 
     def following(self, iteration: Iteration) -> tuple[int, int]:
         """Return the time that the next iteration takes, in which the same rows compute a token
@@ -114,12 +119,13 @@ class Costs:
 
         An idle row computes its last position again and again.
         """
-        line, rows = self._decode_line(iteration), iteration.rows
+        rows, n = iteration.rows, len(iteration.rows) + iteration.padding
+        line = self._decode_line(n)
         context = live = 0
         if line.context:
-            context = sum([start + (1 if idle else n + 1) for _, start, n, _, _, idle, _ in rows])
+            context = sum([start + (1 if idle else n + 1) for _, start, n, _, _, idle, *_ in rows])
             live = [row.idle for row in rows].count(False)
-        following = Work(1, len(rows) + iteration.padding, context, 0, 0)
+        following = Work(1, n, context, 0, 0)
         return line.of(following), live * line.context
 
     def slower(self, factor: float) -> Costs:
@@ -153,8 +159,8 @@ class Costs:
             gap += self.gap_stream + self.gap_stream_row * n
         return gap
 
-    def _decode_line(self, iteration: Iteration) -> Line:
-        return self._by_rows.get(len(iteration.rows) + iteration.padding, self.line)
+    def _decode_line(self, rows: int) -> Line:
+        return self._by_rows.get(rows, self.line)
 
     @functools.cached_property
     def _by_rows(self) -> Mapping[int, Line]:

@@ -26,7 +26,7 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
         return 1
     size, most, live = scheduler.limits.block_size, sys.maxsize, 0
     for row in reversed(iteration.rows):  # those that compute a prompt came last
-        inference, _, _, _, samples, idle, _ = row
+        inference, _, _, _, samples, idle, *_ = row
         if idle:
             continue
         live += 1
@@ -71,6 +71,8 @@ def apply_repeated(
 
 def _plans_the_same(scheduler: Scheduler) -> bool:
     policy = scheduler.policy
+    if scheduler.speculation is not None:
+        return False
     if type(policy) is Dynamic:
         if policy.kv_reservation == "demand" or scheduler.order.preemptive or scheduler.past:
             return False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import NamedTuple
 
+from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, ServingError
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.scheduler import Scheduler
@@ -100,9 +101,9 @@ class SimulatedReplica:
     """A replica that serves what arrives in the time of a `Loop`, as the handler thread of
     `batching` does.
 
-    generate: returns the ids of an iteration. planned, ended: see `drive`. computed: called with
-    each stretch. jump: compute iterations as one stretch while nothing changes, with the same
-    result as one by one; `generate` is then called once for all of them.
+    generate: returns the ids of an iteration. drafter: proposes some. planned, ended: see `drive`.
+    computed: called with each stretch. jump: compute iterations as one stretch while nothing
+    changes, with the same result as one by one; `generate` is then called once for all of them.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class SimulatedReplica:
         scheduler: Scheduler,
         costs: Costs,
         generate: Callable[[Iteration], Iterable[int]] = any_ids,
+        drafter: Drafter | None = None,
         planned: Callable[[float, Iteration], None] = ignore,
         computed: Callable[[Stretch], None] = ignore,
         ended: Ended = no_follow_up,
@@ -119,7 +121,7 @@ class SimulatedReplica:
         self.scheduler = scheduler
         self.costs = costs
         self._loop = loop
-        self._generate, self._jump = generate, jump
+        self._generate, self._drafter, self._jump = generate, drafter, jump
         self._planned, self._computed, self._ended = planned, computed, ended
         self._stretch: Stretch | None = None
         self._next: Event | None = None  # the end of the stretch, or a plan
@@ -258,6 +260,8 @@ class SimulatedReplica:
         if loop.arrival_is_due:  # one that follows from an expired request
             self._plan_at(loop.now)
             return
+        if scheduler.speculation is not None and self._drafter is not None:
+            scheduler.speculation.draft(scheduler.running.values(), self._drafter)
         iteration, wake_at = scheduler.schedule(now)
         self._planned(now, iteration)
         if iteration.rows:

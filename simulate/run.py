@@ -21,7 +21,7 @@ from client.outcomes import Outcome, Outcomes
 from client.traces import Request, Trace
 from config import Config
 from observers.server_stats import ServerStats
-from scheduling import scheduler
+from scheduling.building import build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
 from scheduling.guard import reason
 from scheduling.inference import Inference, Iteration, IterationRecord, Observer
@@ -251,7 +251,7 @@ class _Run:
     # ---- replicas
 
     def _build(self) -> Scheduler:
-        built = scheduler.build(self._config)
+        built = build_scheduler(self._config)
         if self._server.observe is not None:
             self._observers.append(self._server.observe(built))
         return built

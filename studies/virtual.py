@@ -13,7 +13,7 @@ from client.traces import Request
 from client.workloads import Workload
 from config import build
 from generate.fake import cost_s
-from scheduling import scheduler
+from scheduling.building import build_scheduler
 from scheduling.inference import Inference, Iteration, IterationRecord, State
 from scheduling.sampling import Sampling
 from simulate import drive
@@ -77,7 +77,7 @@ def serve(
     ]
     config = build(mode, SETTINGS | settings, {})
     arrivals = [(request.at, [inference]) for request, inference in zip(requests, inferences)]
-    end = drive(scheduler.build(config), arrivals, cost_s, planned=planned)
+    end = drive(build_scheduler(config), arrivals, cost_s, planned=planned)
     return Served(inferences, end)
 
 

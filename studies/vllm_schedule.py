@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from client.calls import ServerError
 from compare.report.tables import markdown
 from config import build
-from scheduling import scheduler
+from scheduling.building import build_scheduler
 from scheduling.inference import Inference, Iteration
 from scheduling.prefix_cache import block_keys
 from simulate import drive
@@ -142,7 +142,7 @@ def our_schedule(limits: SharedLimits, trace: Sequence[Drawn], counts: str) -> S
     }  # fmt: skip
     if limits.caching:
         settings["prefix_caching"] = True
-    built, steps = scheduler.build(build("dynamic", settings, {})), Steps()
+    built, steps = build_scheduler(build("dynamic", settings, {})), Steps()
 
     def planned(now: float, iteration: Iteration) -> None:
         rows = {row.inference.id: (row.start, row.n_tokens) for row in iteration.rows}

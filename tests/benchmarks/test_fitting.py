@@ -17,7 +17,7 @@ from benchmarks.costs import turns
 from benchmarks.fitting import Observed, Served, fit, nonnegative, observe, residuals
 from client.traces import Request
 from config import Config, ConfigError, build
-from scheduling import scheduler
+from scheduling.building import build_scheduler
 from scheduling.inference import Inference
 from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line, load, work
@@ -55,7 +55,7 @@ def reported(
         took = stretch.first / PS * slow()
         iterations.append([stretch.begun / PS, took, len(stretch.iteration.rows)])
 
-    replica = SimulatedReplica(loop, scheduler.build(config), costs, computed=computed)
+    replica = SimulatedReplica(loop, build_scheduler(config), costs, computed=computed)
     loop.serve([(r.at, [inference]) for r, inference in zip(requests, inferences)], replica)
     served = []
     for i in inferences:

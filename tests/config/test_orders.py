@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from config import ConfigError, parse, resolve
+from scheduling.building import build_scheduler as scheduler_of
 from scheduling.policies import Mlfq, Priority
 from scheduling.policies.windowed import Windowed
-from scheduling.scheduler import build as scheduler_of
 from tests.config.test_sentences import EXAMPLE
 
 

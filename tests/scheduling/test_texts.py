@@ -26,7 +26,7 @@ from scheduling.policies import (
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
 from tests.counts import nightly_but
-from tests.oracle import N_VOCAB, POLICIES, Oracle, engine, model, serve  # noqa: F401
+from tests.oracle import N_VOCAB, POLICIES, Guesses, Oracle, engine, model, serve  # noqa: F401
 
 DEMAND = [Dynamic("demand", victim, watermark=0.0) for victim in VICTIMS]
 CASES: list[tuple[Policy, Order]] = [
@@ -72,7 +72,8 @@ def test_tokens_are_those_of_each_request_alone(
     path: str,
 ) -> None:
     seen: Counter[str] = Counter()
-    for block_size, shares, spare in itertools.product((4, 16), (False, True), (3, 60)):
+    cases = itertools.product((4, 16), (False, True), (3, 60), ("0", "3"))
+    for block_size, shares, spare, speculate in cases:
         asks = conversations(block_size)
         for each in asks if not shares else ():
             each.keys = None
@@ -82,12 +83,16 @@ def test_tokens_are_those_of_each_request_alone(
             "block_size": block_size,
             "token_budget": 12 if spare == 60 else 24,
             "max_batch_size": 3 if order.preemptive else 5,
+            "speculate": speculate,
         }
         kernels = engine(model, n_blocks, block_size, path)
+        kernels.drafter = Guesses(asks, expected)
         assert serve(policy, kernels, asks, order=order, **limits) == expected, limits
         seen["cached"] += sum(each.cached_tokens for each in asks)
         seen["preempted"] += sum(each.interruptions.preemptions for each in asks)
         seen["paused"] += sum(each.interruptions.paused_s > 0 for each in asks)
-    assert seen["cached"] > 100
+        seen["accepted"] += sum(each.drafts.accepted for each in asks)
+        seen["rejected"] += sum(each.drafts.verified - each.drafts.accepted for each in asks)
+    assert seen["cached"] > 100 and seen["accepted"] > 200 and seen["rejected"] > 50
     assert seen["preempted"] > 5 or policy not in DEMAND
     assert seen["paused"] or not order.preemptive

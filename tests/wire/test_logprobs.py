@@ -143,9 +143,10 @@ def fresh(inference: Inference) -> Inference:
 def test_rows_without_penalties_keep_their_logits_and_cost_nothing(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
     plain = Inference([1], 9, tokens=[4, 4])
-    assert penalized(logits, [plain] * 3) is logits
+    assert penalized(logits, [(plain, ())] * 3) is logits
     how = Sampling(1.0, presence_penalty=0.5, frequency_penalty=0.25, min_tokens=3, stop_ids=(7,))
-    found = penalized(logits.clone(), [plain, replace(plain, sampling=how), plain])
+    one = replace(plain, tokens=[4], sampling=how)  # and a draft token after it
+    found = penalized(logits.clone(), [(plain, ()), (one, [4]), (plain, ())])
     expected = logits.float()
     expected[1, 4] -= 0.5 + 2 * 0.25
     expected[1, 7] = -torch.inf

@@ -1,0 +1,45 @@
+"""Draft tokens: guesses at an inference's next tokens, which one iteration verifies all at once
+(Leviathan et al., ICML 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from scheduling.inference import Inference
+
+
+@dataclass(slots=True)
+class Drafts:
+    """Draft tokens of an inference, and how many were accepted so far."""
+
+    ids: list[int] = field(default_factory=list)  # proposed for its next tokens
+    blocks: int = 0  # KV blocks that it would have without those that are verified now
+    verified: int = 0  # draft tokens so far
+    accepted: int = 0  # of these
+    # the same, of which later ones count more: accepted ones, and those that ended at a rejection
+    hits: float = 0.0
+    tries: float = 0.0
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens. It decides on speed alone: texts are the same with any."""
+
+    def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
+        """Return at most so many ids of next tokens for each inference, all of which decode."""
+        ...
+
+
+def kept(drafts: Sequence[int], sampled: Iterator[int]) -> list[int]:
+    """Return a row's new tokens, of the 1 + len(drafts) ids that were sampled for it: those up to
+    the first that is not the draft token in its place, for what follows came of that draft token.
+    """
+    ids = list(islice(sampled, 1 + len(drafts)))
+    for n, (id_, draft) in enumerate(zip(ids, drafts), 1):
+        if id_ != draft:
+            return ids[:n]
+    return ids

@@ -1,0 +1,163 @@
+"""Speculative decoding: how many draft tokens each row verifies in an iteration.
+
+Texts do not depend on it: a draft token is accepted if it is the very token that is sampled in its
+place, with that token's own draw.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from scheduling.drafts import Drafter
+from scheduling.extensions import Extension
+from scheduling.inference import Inference, Row
+from scheduling.past import Past
+from scheduling.prefix_cache import Account
+
+MOST = 8  # draft tokens of a row with auto
+KEPT = 0.95  # weight of a request's draft tokens, an iteration later
+KEPT_OF_ALL = 0.99  # the same of all requests'; so a text that was hard to guess is tried again
+PRIOR = 0.5  # acceptance before anything is known
+
+Shares = list[tuple[Inference, int]]  # a number of tokens for each
+
+
+def read_speculate(text: str) -> list[tuple[int, int]]:
+    """Return pairs: up to so many rows, so many draft tokens each; none for auto.
+
+    Raises ValueError, with a sentence.
+    """
+    if text == "auto":
+        return []
+    pairs = [pair.partition(":") for pair in text.split(",")]
+    try:
+        table = [(int(rows) if colon else sys.maxsize, int(k)) for k, colon, rows in pairs]
+    except ValueError:
+        table = [(0, 0)]
+    rows = [most for most, _ in table]
+    if min(rows) < 1 or min(k for _, k in table) < 0 or rows != sorted(set(rows)):
+        raise ValueError(
+            "must be a number of draft tokens (4), numbers each with the most rows for which it "
+            "holds, fewest rows first (4:8,2:16), or auto"
+        )
+    return table
+
+
+def most_drafts(text: str) -> int:
+    """Return the most draft tokens of a row."""
+    return max((k for _, k in read_speculate(text)), default=MOST)
+
+
+class Speculation(Extension):
+    """The rule of `--speculate`. costly: to propose a draft token takes time, so that it should not
+    be in vain.
+    """
+
+    def __init__(self, text: str, past: Past | None, costly: bool):
+        self._table, self._most = read_speculate(text), most_drafts(text)
+        self._past, self._costly = past, costly
+        self._hits = self._tries = 0.0
+
+    def draft(self, running: Iterable[Inference], drafter: Drafter) -> None:
+        """Propose draft tokens for what runs, to be verified in the next iteration."""
+        wanted = self.wanted(running)
+        for (inference, _), ids in zip(wanted, drafter.propose(wanted)):
+            inference.drafts.ids = ids
+
+    def wanted(self, running: Iterable[Inference]) -> Shares:
+        """Return how many draft tokens to propose for each running inference that decodes."""
+        decoding = [each for each in running if each.decodes and not each.is_over]
+        most = self._by_rows(len(decoding))
+        # none for the last token, after which nothing is sampled
+        wanted = [(each, min(most, each.num_tokens - len(each.tokens) - 1)) for each in decoding]
+        if self._costly and not self._table:
+            wanted = self._worthwhile(wanted, len(decoding))
+        return [(each, k) for each, k in wanted if k > 0]
+
+    def add(
+        self,
+        rows: list[Row],
+        reserved: dict[int, tuple[Inference, int]],
+        account: Account,
+        budget: int,
+        size: int,
+    ) -> None:
+        """Add the drafts that were proposed to rows that decode: as many as are worth their time,
+        as the rest of the token budget, and as the KV blocks that are left free allow.
+
+        reserved: tokens for which each inference gets blocks, by id; extended. size: of a block.
+        """
+        places = {
+            row.inference.id: i
+            for i, row in enumerate(rows)
+            if row.inference.drafts.ids and row.decodes and not row.idle
+        }
+        if not places:
+            return
+        drafted = [(rows[i].inference, len(rows[i].inference.drafts.ids)) for i in places.values()]
+        if not self._table:
+            drafted = self._worthwhile(drafted, [row.decodes for row in rows].count(True))
+        for inference, k in drafted:
+            i, drafts = places[inference.id], inference.drafts
+            row = rows[i]
+            _, tokens = reserved.get(inference.id, (inference, len(row.blocks) * size))
+            drafts.blocks = -(-tokens // size)
+            k = min(k, budget, (drafts.blocks + account.free) * size - row.start - 1)
+            if k <= 0:
+                continue
+            budget -= k
+            end = row.start + 1 + k
+            if end > drafts.blocks * size:
+                reserved[inference.id] = inference, end
+                account.free -= -(-end // size) - drafts.blocks
+            rows[i] = row._replace(n_tokens=1 + k, drafts=drafts.ids[:k])
+
+    def planned(self, rows: Sequence[Row], now: float) -> None:
+        for row in rows:  # whatever was not taken is proposed anew
+            row.inference.drafts.ids = []
+
+    def verified(self, inference: Inference, drafts: Sequence[int], accepted: int) -> None:
+        """Note how many of a row's drafts were accepted."""
+        record, tries = inference.drafts, accepted + (accepted < len(drafts))
+        record.verified += len(drafts)
+        record.accepted += accepted
+        record.hits, record.tries = record.hits + accepted, record.tries + tries
+        self._hits, self._tries = self._hits + accepted, self._tries + tries
+
+    def sampled(self, inferences: Sequence[Inference], now: float) -> None:
+        self._hits, self._tries = KEPT_OF_ALL * self._hits, KEPT_OF_ALL * self._tries
+        for inference in inferences:
+            drafts = inference.drafts
+            drafts.hits, drafts.tries = KEPT * drafts.hits, KEPT * drafts.tries
+
+    def acceptance(self, inference: Inference) -> float:
+        """Return the chance that a draft token after accepted ones is accepted, too: the request's
+        own experience, and in its absence that of all.
+        """
+        of_all = (PRIOR + self._hits) / (1 + self._tries)
+        return (2 * of_all + inference.drafts.hits) / (2 + inference.drafts.tries)
+
+    def _by_rows(self, n: int) -> int:
+        return next((k for rows, k in self._table if n <= rows), 0) if self._table else MOST
+
+    def _worthwhile(self, wanted: Shares, rows: int) -> Shares:
+        """Return of each row's draft tokens those that raise the tokens a second, by the time of
+        past iterations and the chance of each to be accepted; `rows` decode.
+
+        The likeliest are added first, until one adds fewer tokens than its time is worth.
+        """
+        assert self._past is not None
+        base_s, token_s = self._past.decode_line(rows)
+        chances = []
+        for i, (inference, k) in enumerate(wanted):
+            p = chance = self.acceptance(inference)
+            for _ in range(k):
+                chances.append((chance, i))
+                chance *= p
+        tokens, seconds, taken = float(rows), base_s, [0] * len(wanted)
+        for chance, i in sorted(chances, reverse=True):
+            if chance * seconds <= token_s * tokens:
+                break
+            tokens, seconds, taken[i] = tokens + chance, seconds + token_s, taken[i] + 1
+        return [(inference, n) for (inference, _), n in zip(wanted, taken)]
