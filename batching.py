@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
 from scheduling.guard import reason
-from scheduling.inference import Generator, Inference, Iteration, IterationRecord, Observer
+from scheduling.inference import Generator, Inference, Iteration
 from scheduling.policies.own import described
+from scheduling.records import IterationRecord, Observer
 from scheduling.scheduler import Scheduler, Snapshot
 from scheduling.successor import Successor
 
@@ -242,10 +243,7 @@ class BatchingManager:
             return
         with self._changed:
             running = list(self._scheduler.running.values())
-        try:
-            speculation.draft(running, drafter)
-        except Exception as error:
-            self._answer(self._fail(running, error))
+        speculation.draft(running, drafter)
 
     def _plan(self, generator: Generator) -> Iteration | None:
         """Wait until there is something to run; None when the manager was closed.

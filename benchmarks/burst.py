@@ -21,7 +21,8 @@ from benchmarks.harness import NO_HTTP, Benchmark, run
 from benchmarks.offline import burst, inference
 from benchmarks.workload import LARGEST, Prompted
 from config import MODES, Config, ConfigError
-from scheduling.inference import Inference, IterationRecord
+from scheduling.inference import Inference
+from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
 from serving import Server
 

@@ -12,7 +12,8 @@ from config import Config
 from observers.run import Run
 from routes.server import handlers
 from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
-from scheduling.inference import Inference, IterationRecord, TokenEvent
+from scheduling.inference import Inference, TokenEvent
+from scheduling.records import IterationRecord
 from serving import Exchange, Server
 from wire.messages import Answer, answer, failure
 from wire.own import Call

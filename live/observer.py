@@ -13,7 +13,8 @@ from typing import Any
 from batching import BatchingManager
 from live.history import QUEUE, History, SkipFinder
 from live.snapshot import snapshot_of
-from scheduling.inference import Inference, IterationRecord
+from scheduling.inference import Inference
+from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
 
 LEASE_S = 3.0  # time after a page's request in which events are noted

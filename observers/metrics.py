@@ -21,7 +21,8 @@ from prometheus_client.core import (
 
 from observers.run import Run
 from observers.tallies import ENDINGS, Tallies
-from scheduling.inference import Inference, IterationRecord, State
+from scheduling.inference import Inference, State
+from scheduling.records import IterationRecord
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, Measure, times_of
 
 if TYPE_CHECKING:

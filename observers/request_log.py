@@ -9,7 +9,8 @@ import json
 from typing import Any
 
 from observers.line_writer import LineWriter
-from scheduling.inference import Inference, IterationRecord, State
+from scheduling.inference import Inference, State
+from scheduling.records import IterationRecord
 
 
 class RequestLog:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from observers.tallies import ENDINGS, KEPT, Tally
-from scheduling.inference import Inference, IterationRecord
+from scheduling.inference import Inference
+from scheduling.records import IterationRecord
 from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
 
 Named = Mapping[str, tuple[Tally, np.ndarray]]  # by user or priority, with the TIMES that are kept

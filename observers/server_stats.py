@@ -12,7 +12,8 @@ import numpy as np
 from observers.ring import Ring
 from observers.run import Run
 from observers.tallies import Tallies
-from scheduling.inference import Inference, IterationRecord
+from scheduling.inference import Inference
+from scheduling.records import IterationRecord
 from stats import IN_RESULTS, ROW_KINDS, Times, times_of
 
 ITERATION = np.dtype(

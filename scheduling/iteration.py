@@ -6,18 +6,12 @@ from collections.abc import Container, KeysView, Sequence
 
 from scheduling.inference import Inference, Row
 from scheduling.policies.base import Plan, Policy, View
-from scheduling.speculation import Speculation
 
 Reservations = list[tuple[Inference, int]]  # tokens for which each gets KV blocks
 
 
 def rows_of(
-    plan: Plan,
-    view: View,
-    policy: Policy,
-    running: KeysView[int],
-    waiting: Container[int],
-    speculation: Speculation | None = None,
+    plan: Plan, view: View, policy: Policy, running: KeysView[int], waiting: Container[int]
 ) -> tuple[list[Row], Reservations]:
     """Return the rows of a plan and their reservations. Changes nothing.
 
@@ -84,8 +78,8 @@ def rows_of(
         raise impossible(
             f"{charged} charged tokens are more than token_budget {limits.token_budget}"
         )
-    if speculation is not None:
-        speculation.add(rows, reserved, account, limits.token_budget - charged, size)
+    if view.speculation is not None:
+        view.speculation.add(rows, reserved, account, limits.token_budget - charged, size)
     return rows, list(reserved.values())
 
 

@@ -16,7 +16,7 @@ from scheduling.drafts import kept
 from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
 from scheduling.guard import planned
-from scheduling.inference import Inference, Iteration, Row, State
+from scheduling.inference import Inference, Iteration, State
 from scheduling.iteration import padding, rows_of
 from scheduling.ledger import Ledger
 from scheduling.past import Past
@@ -26,7 +26,7 @@ from scheduling.policies.lengths import predictor
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.shedding import Shedding, SloClasses
-from scheduling.speculation import Speculation
+from scheduling.speculation import speculation_of
 
 EXITS: dict[type[ServingError], State] = {
     Cancelled: State.CANCELLED,
@@ -88,9 +88,7 @@ class Scheduler:
         self.pauses = PausedRows(order, self.queue)
         self.ledger = Ledger(order.weights) if order.by_user else None
         self.past = Past() if policy.reads_past or shed or speculate == "auto" else None
-        self.speculation = None
-        if speculate != "0":
-            self.speculation = Speculation(speculate, self.past, costly=draft != "ngram")
+        self.speculation = speculation_of(speculate, draft, self.past)
         self._ordering = ResponseOrder() if preserve_ordering else None
         attached = (
             SloClasses(slo_classes),
@@ -153,8 +151,7 @@ class Scheduler:
             extension.before_plan(now)
         view = self.view(now)
         plan = planned(self.policy, self.order, view)
-        running, waiting = self.running.keys(), self.waiting
-        rows, reserved = rows_of(plan, view, self.policy, running, waiting, self.speculation)
+        rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
         for inference, _ in reserved:  # first, before reservations evict the blocks found
             if found := view.find(inference):
                 self.prompt_tokens += self.pool.share_found(inference, found)
@@ -193,6 +190,7 @@ class Scheduler:
             processed=self.processed,
             ledger=self.ledger,
             past=self.past,
+            speculation=self.speculation,
             find=self.pool.finder(),
         )
 
@@ -248,8 +246,8 @@ class Scheduler:
                     inference.is_over = True
                     over.append(inference)
                     break
-            if drafts:
-                n_tokens = self._rolled_back(row)
+            if drafts and self.speculation is not None:
+                n_tokens = self.speculation.verified(row, self.pool)
             inference.computed += n_tokens
             if preemptive:
                 self.order.computed(inference, n_tokens - recomputed, now)
@@ -264,17 +262,6 @@ class Scheduler:
         for extension in self.extensions:
             extension.sampled(got_token, now)
         return self._finish(over, now) if over else []
-
-    def _rolled_back(self, row: Row) -> int:
-        """Give back what rejected drafts took; return how many tokens of the row are kept."""
-        inference, drafts = row.inference, row.drafts
-        assert self.speculation is not None
-        n = len(inference.prompt_ids) + len(inference.tokens) - 1 - row.start
-        self.speculation.verified(inference, drafts, n - 1)
-        self.pool.trim(inference, max(inference.drafts.blocks, self.limits.blocks(row.start + n)))
-        if inference.scores is not None:  # of tokens after the one that ended it
-            inference.scores.cut(row.start + n + 1)
-        return n
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; blocks that are shared now stay shared."""

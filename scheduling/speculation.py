@@ -6,19 +6,24 @@ place, with that token's own draw.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 
 from scheduling.drafts import Drafter
 from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row
+from scheduling.memory import BlockPool
 from scheduling.past import Past
 from scheduling.prefix_cache import Account
 
 MOST = 8  # draft tokens of a row with auto
-KEPT = 0.95  # weight of a request's draft tokens, an iteration later
-KEPT_OF_ALL = 0.99  # the same of all requests'; so a text that was hard to guess is tried again
+# weights of a request's draft tokens, and of all, when it gets its next token, and when any does:
+# so a text that was hard to guess is tried again
+KEPT, KEPT_OF_ALL = 0.95, 0.999
 PRIOR = 0.5  # acceptance before anything is known
+
+log = logging.getLogger("effective_batching")
 
 Shares = list[tuple[Inference, int]]  # a number of tokens for each
 
@@ -49,6 +54,11 @@ def most_drafts(text: str) -> int:
     return max((k for _, k in read_speculate(text)), default=MOST)
 
 
+def speculation_of(text: str, draft: str, past: Past | None) -> Speculation | None:
+    """Return the rule that the settings state; None for no speculation."""
+    return Speculation(text, past, costly=draft != "ngram") if text != "0" else None
+
+
 class Speculation(Extension):
     """The rule of `--speculate`. costly: to propose a draft token takes time, so that it should not
     be in vain.
@@ -60,9 +70,17 @@ class Speculation(Extension):
         self._hits = self._tries = 0.0
 
     def draft(self, running: Iterable[Inference], drafter: Drafter) -> None:
-        """Propose draft tokens for what runs, to be verified in the next iteration."""
+        """Propose draft tokens for what runs, to be verified in the next iteration.
+
+        A drafter that raises proposes nothing: requests need it for their speed alone.
+        """
         wanted = self.wanted(running)
-        for (inference, _), ids in zip(wanted, drafter.propose(wanted)):
+        try:
+            proposed = drafter.propose(wanted) if wanted else []
+        except Exception:
+            log.exception("no draft tokens were proposed; requests are served without them")
+            return
+        for (inference, _), ids in zip(wanted, proposed):
             inference.drafts.ids = ids
 
     def wanted(self, running: Iterable[Inference]) -> Shares:
@@ -117,16 +135,24 @@ class Speculation(Extension):
         for row in rows:  # whatever was not taken is proposed anew
             row.inference.drafts.ids = []
 
-    def verified(self, inference: Inference, drafts: Sequence[int], accepted: int) -> None:
-        """Note how many of a row's drafts were accepted."""
-        record, tries = inference.drafts, accepted + (accepted < len(drafts))
-        record.verified += len(drafts)
-        record.accepted += accepted
-        record.hits, record.tries = record.hits + accepted, record.tries + tries
-        self._hits, self._tries = self._hits + accepted, self._tries + tries
+    def verified(self, row: Row, pool: BlockPool) -> int:
+        """Count the accepted drafts of a row that has its tokens, and give back what the others
+        took; return how many of the row's tokens are kept.
+        """
+        inference, drafts = row.inference, row.inference.drafts
+        n = len(inference.prompt_ids) + len(inference.tokens) - 1 - row.start
+        pool.trim(inference, max(drafts.blocks, -(-(row.start + n) // pool.block_size)))
+        if inference.scores is not None:  # those of tokens after the one that ended it
+            inference.scores.cut(row.start + n + 1)
+        hits, tries = n - 1, min(n, len(row.drafts))  # a rejection ends a try
+        drafts.verified, drafts.accepted = drafts.verified + len(row.drafts), drafts.accepted + hits
+        drafts.hits, drafts.tries = drafts.hits + hits, drafts.tries + tries
+        self._hits, self._tries = self._hits + hits, self._tries + tries
+        return n
 
     def sampled(self, inferences: Sequence[Inference], now: float) -> None:
-        self._hits, self._tries = KEPT_OF_ALL * self._hits, KEPT_OF_ALL * self._tries
+        kept = KEPT_OF_ALL ** len(inferences)
+        self._hits, self._tries = kept * self._hits, kept * self._tries
         for inference in inferences:
             drafts = inference.drafts
             drafts.hits, drafts.tries = KEPT * drafts.hits, KEPT * drafts.tries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduling.inference import IterationRecord
+from scheduling.records import IterationRecord
 from simulate.replica import Stretch
 from simulate.time import PS
 from stats import ROW_KINDS

@@ -15,7 +15,8 @@ from typing import Any
 from config import Config
 from observers.recording import OPTIONAL, ROW, VERSION, Entry, line_of, record
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
-from scheduling.inference import Inference, Iteration, IterationRecord, Observer
+from scheduling.inference import Inference, Iteration
+from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 

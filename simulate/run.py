@@ -24,9 +24,10 @@ from observers.server_stats import ServerStats
 from scheduling.building import build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
 from scheduling.guard import reason
-from scheduling.inference import Inference, Iteration, IterationRecord, Observer
+from scheduling.inference import Inference, Iteration
 from scheduling.policies import MODES, ORDERS
 from scheduling.prefix_cache import block_keys
+from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs

@@ -11,7 +11,7 @@ import itertools
 from typing import Any
 
 from compare.report.drawing import PALETTE, Look
-from scheduling.inference import IterationRecord
+from scheduling.records import IterationRecord
 from studies import virtual
 from studies.study import Against, Case, Panel, Study, Table
 from studies.virtual import VIRTUAL, Settings

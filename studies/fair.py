@@ -14,7 +14,8 @@ import numpy as np
 
 from client.traces import Request
 from compare.report.drawing import PALETTE, Look
-from scheduling.inference import Inference, IterationRecord, State
+from scheduling.inference import Inference, State
+from scheduling.records import IterationRecord
 from studies import virtual
 from studies.study import Against, Case, Cases, Panel, Study, Table
 from studies.virtual import VIRTUAL, Capacity, Settings

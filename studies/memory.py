@@ -15,8 +15,8 @@ from typing import Any
 from client.traces import Request
 from client.workloads import Workload
 from compare.report.drawing import LOOKS
-from scheduling.inference import IterationRecord
 from scheduling.policies import VICTIMS
+from scheduling.records import IterationRecord
 from studies import virtual
 from studies.study import Against, Case, Panel, Study, Table
 from studies.virtual import CAPACITY_SEED, VIRTUAL, Settings

@@ -21,7 +21,8 @@ from client.workloads import Workload
 from compare.report.drawing import PALETTE, Look
 from config import build
 from generate.fake import PREFILL_TOKEN_S
-from scheduling.inference import Inference, IterationRecord
+from scheduling.inference import Inference
+from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
 from simulate.costs import FAKE
 from simulate.run import SimulatedServer

@@ -14,7 +14,8 @@ from client.workloads import Workload
 from config import build
 from generate.fake import cost_s
 from scheduling.building import build_scheduler
-from scheduling.inference import Inference, Iteration, IterationRecord, State
+from scheduling.inference import Inference, Iteration, State
+from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
 from simulate import drive
 from stats import times_of

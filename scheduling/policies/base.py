@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scheduling.past import Past
     from scheduling.policies.orders import Order
     from scheduling.queue import Queue
+    from scheduling.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class View(NamedTuple):
     processed: int = 0  # prompt and completion tokens since the start
     ledger: Ledger | None = None  # service of each user, for orders by user
     past: Past | None = None  # earlier iterations, for policies that depend on them
+    speculation: Speculation | None = None  # adds draft tokens to rows of the plan
 
     @property
     def waiting(self) -> Iterator[Inference]:

@@ -15,9 +15,10 @@ from live.observer import BACKLOG, LEASE_S, Live, RunObserver
 from live.reading import iterations
 from live.snapshot import QueueSnapshot, snapshot_of
 from scheduling.errors import Cancelled
-from scheduling.inference import Inference, Iteration, IterationRecord, Row
+from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import ORDERS, Dynamic, MultiBin, Srpt, Static
 from scheduling.prefix_cache import block_keys
+from scheduling.records import IterationRecord
 from simulate import PS, Loop, SimulatedReplica, seconds
 from simulate.costs import Costs, Line
 from simulate.replica import Stretch

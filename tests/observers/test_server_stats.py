@@ -16,7 +16,8 @@ from observers.ring import Ring
 from observers.run import added
 from observers.server_stats import ServerStats
 from scheduling.errors import ServingError
-from scheduling.inference import Inference, Iteration, IterationRecord, Row, State
+from scheduling.inference import Inference, Iteration, Row, State
+from scheduling.records import IterationRecord
 
 
 def finished(arrived: float, tokens: int, answered: float) -> Inference:

@@ -12,8 +12,9 @@ import pytest
 from batching import BatchingManager
 from generate.fake import FakeGenerator, token
 from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed, InvalidRequest
-from scheduling.inference import Generator, Inference, Iteration, IterationRecord, State, TokenEvent
+from scheduling.inference import Generator, Inference, Iteration, State, TokenEvent
 from scheduling.policies import Dynamic, NoBatching, Policy, Windowed
+from scheduling.records import IterationRecord
 from tests.virtual import every_policy, make_scheduler
 
 ALL = every_policy()

@@ -22,8 +22,9 @@ from client.load import replay
 from config import build
 from generate.fake import FakeGenerator, FaultyGenerator
 from scheduling.errors import ServingError
-from scheduling.inference import Generator, Inference, IterationRecord
+from scheduling.inference import Generator, Inference
 from scheduling.policies import ORDERS, Victim
+from scheduling.records import IterationRecord
 from serving import Exchange, Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES
