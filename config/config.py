@@ -17,6 +17,7 @@ from config.pool import PoolSize, read_size
 from config.resolve import VOCABULARIES, onednn_multiplies_bfloat16
 from config.settings import SPARE_FILES, Settings
 from config.tables import flag
+from scheduling.drafts import read_draft, read_rates
 from scheduling.policies import MODES, ORDERS, chosen
 from scheduling.speculation import most_drafts
 from shapes import Shape, shape_of
@@ -89,6 +90,12 @@ class Config(Settings):
     @property
     def kv_bytes(self) -> int:
         return self.n_blocks * self.block_bytes
+
+    @property
+    def forced_rates(self) -> list[float]:
+        """Chances that draft tokens are accepted, where they are stated."""
+        kind, rates = read_draft(self.draft)
+        return read_rates(rates) if kind == "acceptance" else []
 
     @property
     def captures(self) -> bool:

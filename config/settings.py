@@ -18,6 +18,7 @@ from pydantic import (
 from config.keys import read_key, read_keys
 from config.pool import in_todays_names, read_size
 from config.tables import of_tables, setting
+from scheduling.drafts import read_draft
 from scheduling.policies.deadlines import EXAMPLE, read_slo_classes
 from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
@@ -65,8 +66,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "draft tokens that a row verifies in an iteration: a number; numbers with the most rows "
         "for which each holds, as 4:8,2:16; or auto (those that raise the tokens a second)")
     draft: str = setting("ngram",
-        "draft tokens come from: ngram (what followed the same words before) or model:FOLDER (a "
-        "small GPT-2 of the same vocabulary)")
+        "draft tokens come from: ngram (what followed the same words before), model:FOLDER (a "
+        "small GPT-2 of the same vocabulary), or acceptance:0.7 (anywhere, and so many are "
+        "accepted: texts mean nothing, speed is real)")
     length_predictor: str = setting("exact",
         "completion tokens that orders and bins by length go by: exact (the stated ones), "
         "noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)")
@@ -212,7 +214,13 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         return tuple(sorted({*sizes, most}, reverse=True))
 
     @field_validator(
-        "length_predictor", "prefill", "queue_policy", "user_weights", "slo_classes", "speculate"
+        "length_predictor",
+        "prefill",
+        "queue_policy",
+        "user_weights",
+        "slo_classes",
+        "speculate",
+        "draft",
     )
     @classmethod
     def _read_list(cls, text: str, info: ValidationInfo) -> str:
@@ -224,6 +232,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
             "user_weights": read_user_weights,
             "slo_classes": read_slo_classes,
             "speculate": read_speculate,
+            "draft": read_draft,
         }
         readers[str(info.field_name)](text)
         return text

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from generate.forced import ForcedAcceptance
 from scheduling.inference import Generator
 
 if TYPE_CHECKING:
@@ -41,11 +42,16 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
     `path`: the checkpoint, as `weights.locate` returned it. `n_vocab`: ids that the tokenizer can
     decode. torch is imported here, in the thread that will use it, and not at all for the fake.
     """
+    generator: Generator
     if config.model == "fake":
         from generate.fake import FakeGenerator
         from generate.ngram import Ngram
 
-        return FakeGenerator(slowdown=config.fake_slowdown, drafter=Ngram())
-    from generate.loading import load
+        generator = FakeGenerator(slowdown=config.fake_slowdown, drafter=Ngram())
+    else:
+        from generate.loading import load
 
-    return load(config, path, n_vocab)
+        generator = load(config, path, n_vocab)
+    if config.forced_rates:
+        return ForcedAcceptance(generator.generate, config.forced_rates, generator.n_blocks)
+    return generator

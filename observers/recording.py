@@ -124,7 +124,8 @@ class RecordingScheduler(Scheduler):
             entry["ids"] = _ids(inferences)
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
-        with self._called("schedule", now=now) as entry:
+        proposed = {str(i.id): len(i.drafts.ids) for i in self.running.values() if i.drafts.ids}
+        with self._called("schedule", now=now, drafts=proposed) as entry:
             iteration, wake_at = super().schedule(now)
             size = self.limits.block_size
             entry["iteration"], entry["wake_at"] = iteration, wake_at
@@ -150,6 +151,11 @@ class RecordingScheduler(Scheduler):
                 str(inference.id): _hex(inference.keys[n:])
                 for inference, n in keyed
                 if inference.keys is not None and len(inference.keys) > n
+            }
+            entry["tokens"] = {
+                str(row.inference.id): row.inference.computed - row.start
+                for row in iteration.rows
+                if row.drafts and row.inference.computed > row.start
             }
             entry["answered"] = _ids(answered)
         return answered

@@ -34,6 +34,31 @@ class Drafter(Protocol):
         ...
 
 
+def read_draft(text: str) -> tuple[str, str]:
+    """Return where draft tokens come from: a kind, and its folder or rates.
+
+    Raises ValueError, with a sentence.
+    """
+    kind, colon, value = text.partition(":")
+    if (kind, colon) == ("ngram", "") or (kind == "model" and value):
+        return kind, value
+    if kind == "acceptance" and read_rates(value):
+        return kind, value
+    raise ValueError(
+        "must be ngram, model:FOLDER, or acceptance:0.7 (with a chance from 0 to 1 that a draft "
+        "token is right; acceptance:0.5,0.9 has another one for those after the first)"
+    )
+
+
+def read_rates(text: str) -> list[float]:
+    """Return the chances of draft tokens by their place; none where one is no chance."""
+    try:
+        rates = [float(rate) for rate in text.split(",")]
+    except ValueError:
+        return []
+    return rates if all(0 <= rate <= 1 for rate in rates) else []
+
+
 def kept(drafts: Sequence[int], sampled: Iterator[int]) -> list[int]:
     """Return a row's new tokens, of the 1 + len(drafts) ids that were sampled for it: those up to
     the first that is not the draft token in its place, for what follows came of that draft token.

@@ -20,6 +20,7 @@ from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 
+WRONG = 1  # a draft token in the place of one that was not recorded; texts are zeros
 ENDINGS = {kind.code: kind for kind in (Cancelled, DeadlinePassed)}  # all others are failures
 Observe = Callable[[Scheduler, Any], Observer]  # of a recording's scheduler and its settings
 
@@ -199,6 +200,8 @@ class _Server:
                 scheduler.enqueue(group, now)
                 self._in_flight |= {inference.id: inference for inference in group}
             case "schedule":
+                for id_, n in entry.get("drafts", {}).items():
+                    self._inference(int(id_)).drafts.ids = [WRONG] * n
                 self._iteration, _ = scheduler.schedule(now)
                 self._begun = now
             case "apply":
@@ -219,13 +222,18 @@ class _Server:
 
     def _apply(self, entry: Entry, now: float) -> Iterable[Inference]:
         iteration, begun = self._iteration, self._begun
+        tokens = {int(id_): n for id_, n in entry.get("tokens", {}).items()}
         for id_ in entry.get("stopped", ()):
-            self._inference(id_).stop = lambda token: True
+            last = len((inference := self._inference(id_)).tokens) + tokens.get(id_, 1)
+            inference.stop = lambda _, i=inference, last=last: len(i.tokens) == last
         for id_, keys in entry.get("keys", {}).items():
             inference = self._inference(int(id_))
             inference.keys = [*(inference.keys or ()), *map(bytes.fromhex, keys)]
-        samples = sum(row.samples for row in iteration.rows)
-        answered = self._scheduler.apply(iteration, [0] * samples, now)
+        ids: list[int] = []  # the drafts themselves, as far as they were accepted
+        for row in iteration.rows:
+            n = tokens.get(row.inference.id, 1) - 1
+            ids += [*row.drafts[:n], *[0] * (len(row.drafts[n:]) + row.samples)]
+        answered = self._scheduler.apply(iteration, ids, now)
         if self._observer is not None:
             self._observer.iteration(IterationRecord(begun, now - begun, iteration))
         return answered

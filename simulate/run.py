@@ -20,6 +20,7 @@ from client.load import TICK_S, UNSENT, Interrupted, Watch
 from client.outcomes import Outcome, Outcomes
 from client.traces import Request, Trace
 from config import Config
+from generate.forced import ForcedAcceptance
 from observers.server_stats import ServerStats
 from scheduling.building import build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
@@ -141,12 +142,16 @@ class _Run:
         by_time = firsts[np.argsort(trace.at[firsts], kind="stable")]
         self._unsent = iter(by_time.tolist())
         self._loop = Loop()
+        generate = self._generate if server.config.prefix_caching else any_ids
+        rates = server.config.forced_rates
+        forced = ForcedAcceptance(generate, rates)
         self._fleet = Fleet(
             self._loop,
             server.layout,
             self._build,
             server.costs,
-            generate=self._generate if server.config.prefix_caching else any_ids,
+            generate=forced.generate if rates else generate,
+            drafter=forced,
             computed=self._computed,
             ended=self._ended,
             session=self._session,
@@ -270,7 +275,7 @@ class _Run:
         return [
             int(self._in_flight.get(row.inference, ended)[-1])
             for row in iteration.rows
-            if row.samples
+            for _ in range(row.samples + len(row.drafts))
         ]
 
     def _computed(self, replica: int, stretch: Stretch) -> None:

@@ -90,7 +90,13 @@ class Simulation(Options):
             return whole | own if costs.source else resolve(whole | own)
 
         mode = self.variants[name].mode
-        return build(mode, flags, from_environment(os.environ), fill_in)
+        config = build(mode, flags, from_environment(os.environ), fill_in)
+        if config.speculate != "0" and not config.forced_rates:
+            raise ConfigError(
+                f"--draft {config.draft} looks at texts, and virtual time has none; say how many "
+                "draft tokens are accepted, as --draft acceptance:0.7 does"
+            )
+        return config
 
 
 class Simulating(compare.Comparison):

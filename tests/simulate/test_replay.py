@@ -21,6 +21,7 @@ import pytest
 from client.load import replay
 from config import build
 from generate.fake import FakeGenerator, FaultyGenerator
+from generate.forced import ForcedAcceptance
 from scheduling.errors import ServingError
 from scheduling.inference import Generator, Inference
 from scheduling.policies import ORDERS, Victim
@@ -61,6 +62,7 @@ class Witness:
     def answered(self, inference: Inference) -> None:
         self.seen[inference.error.code if inference.error else inference.finish_reason] += 1
         self.seen["found" if inference.leader is None else "shared"] += inference.cached_tokens
+        self.seen["verified"] += inference.drafts.verified
         self.seen["paused"] += inference.interruptions.paused_s > 0
 
 
@@ -78,7 +80,7 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         draw.randint(1, 24),
         seed=draw.choice([None, 7]),
         timeout_s=draw.choice([None, None, None, 0.002, 0.01]),
-        stop=draw.choice([None, ["t", "e", "na"]]),
+        stop=draw.choice([None, ["t", "e", "na", "\0\0\0"]]),
         user=draw.choice([None, "ann", "bob"]),
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
         queue_timeout_s=draw.choice([None, None, None, None, 0.002]),
@@ -101,9 +103,8 @@ def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None 
     def load(*config: Any) -> Generator:
         for _ in range(CLIENTS):
             begun.acquire()
-        engine = FakeGenerator(sleep=lambda _: time.sleep(1e-4))
-        engine.n_blocks = n_blocks
-        return FaultyGenerator(engine, "raise", every=41)
+        fake = FakeGenerator(sleep=lambda _: time.sleep(1e-4))
+        return FaultyGenerator(ForcedAcceptance(fake.generate, [0.6], n_blocks), "raise", every=41)
 
     def client(seed: int) -> None:
         draw = random.Random(seed)
@@ -216,6 +217,10 @@ OTHERS = {
     "decoded tokens count": case("dynamic", "chunk", budget_counts="all"),
     "prompts apart": case("dynamic", "paused", prefill="every:2"),
     "prompts by a limit": case("dynamic", "chunk", prefill="adaptive", tbt_ms=0.5),
+    "draft tokens": case("dynamic", "verified", "stop", speculate="4:3,2:9", prefix_caching=True),
+    "draft tokens as they pay": case(
+        "dynamic", "verified", "preempted", speculate="auto", kv_reservation="demand",
+    ),
     "padding rows": case("dynamic", "padding", decoder_batch_sizes="4,2"),
     "preferred sizes": case("windowed", preferred_batch_sizes="3,4"),
     "the engine has fewer blocks": case("static", n_blocks=18, kv_cache="40blocks"),
