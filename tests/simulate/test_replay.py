@@ -80,7 +80,7 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         draw.randint(1, 24),
         seed=draw.choice([None, 7]),
         timeout_s=draw.choice([None, None, None, 0.002, 0.01]),
-        stop=draw.choice([None, ["t", "e", "na", "\0\0\0"]]),
+        stop=draw.choice([None, ["t", "e", "na", "\0\0"]]),
         user=draw.choice([None, "ann", "bob"]),
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
         queue_timeout_s=draw.choice([None, None, None, None, 0.002]),
