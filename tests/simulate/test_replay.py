@@ -80,7 +80,7 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         draw.randint(1, 24),
         seed=draw.choice([None, 7]),
         timeout_s=draw.choice([None, None, None, 0.002, 0.01]),
-        stop=draw.choice([None, ["t", "e", "na", "\0\0"]]),
+        stop=draw.choice([None, ["t", "e", "na", "\0\0\0"]]),
         user=draw.choice([None, "ann", "bob"]),
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
         queue_timeout_s=draw.choice([None, None, None, None, 0.002]),
@@ -217,7 +217,7 @@ OTHERS = {
     "decoded tokens count": case("dynamic", "chunk", budget_counts="all"),
     "prompts apart": case("dynamic", "paused", prefill="every:2"),
     "prompts by a limit": case("dynamic", "chunk", prefill="adaptive", tbt_ms=0.5),
-    "draft tokens": case("dynamic", "verified", "stop", speculate="4:3,2:9", prefix_caching=True),
+    "draft tokens": case("dynamic", "verified", speculate="4:3,2:9", prefix_caching=True),
     "draft tokens as they pay": case(
         "dynamic", "verified", "preempted", speculate="auto", kv_reservation="demand",
     ),
