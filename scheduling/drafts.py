@@ -21,7 +21,7 @@ class Drafts:
     blocks: int = 0  # KV blocks that it would have without those that are verified now
     verified: int = 0  # draft tokens so far
     accepted: int = 0  # of these
-    # the same, of which later ones count more: accepted ones, and those that ended at a rejection
+    # rows whose first draft token was accepted, and all that had one; later ones count more
     hits: float = 0.0
     tries: float = 0.0
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from scheduling.drafts import Drafter
 from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row
 from scheduling.memory import BlockPool
-from scheduling.past import Past
+from scheduling.past import Past, last_of_step
 from scheduling.prefix_cache import Account
 
 MOST = 8  # draft tokens of a row with auto
-# weights of a request's draft tokens, and of all, when it gets its next token, and when any does:
-# so a text that was hard to guess is tried again
-KEPT, KEPT_OF_ALL = 0.95, 0.999
-PRIOR = 0.5  # acceptance before anything is known
+KEPT = 0.98  # weight of an iteration's outcome when the next is over: what failed is tried again
+WORTH = 1.03  # gain in tokens a second below which auto verifies nothing: estimates are no better
+PRIOR = 0.5  # chance of acceptance before anything is known
 
 log = logging.getLogger("effective_batching")
 
@@ -67,7 +68,8 @@ class Speculation(Extension):
     def __init__(self, text: str, past: Past | None, costly: bool):
         self._table, self._most = read_speculate(text), most_drafts(text)
         self._past, self._costly = past, costly
-        self._hits = self._tries = 0.0
+        # by place in a row: accepted, and verified after those before it were accepted
+        self._hits, self._tries = [0.0] * MOST, [0.0] * MOST
 
     def draft(self, running: Iterable[Inference], drafter: Drafter) -> None:
         """Propose draft tokens for what runs, to be verified in the next iteration.
@@ -132,8 +134,13 @@ class Speculation(Extension):
             rows[i] = row._replace(n_tokens=1 + k, drafts=drafts.ids[:k])
 
     def planned(self, rows: Sequence[Row], now: float) -> None:
-        for row in rows:  # whatever was not taken is proposed anew
-            row.inference.drafts.ids = []
+        for place in range(MOST):
+            self._hits[place] *= KEPT
+            self._tries[place] *= KEPT
+        for row in rows:
+            drafts = row.inference.drafts
+            drafts.ids = []  # what was not taken is proposed anew
+            drafts.hits, drafts.tries = KEPT * drafts.hits, KEPT * drafts.tries
 
     def verified(self, row: Row, pool: BlockPool) -> int:
         """Count the accepted drafts of a row that has its tokens, and give back what the others
@@ -144,46 +151,50 @@ class Speculation(Extension):
         pool.trim(inference, max(drafts.blocks, -(-(row.start + n) // pool.block_size)))
         if inference.scores is not None:  # those of tokens after the one that ended it
             inference.scores.cut(row.start + n + 1)
-        hits, tries = n - 1, min(n, len(row.drafts))  # a rejection ends a try
-        drafts.verified, drafts.accepted = drafts.verified + len(row.drafts), drafts.accepted + hits
-        drafts.hits, drafts.tries = drafts.hits + hits, drafts.tries + tries
-        self._hits, self._tries = self._hits + hits, self._tries + tries
+        drafts.verified, drafts.accepted = (
+            drafts.verified + len(row.drafts),
+            drafts.accepted + n - 1,
+        )
+        drafts.hits, drafts.tries = drafts.hits + (n > 1), drafts.tries + 1
+        for place in range(min(n, len(row.drafts), MOST)):  # the first rejection is the last try
+            self._hits[place] += place < n - 1
+            self._tries[place] += 1
         return n
 
-    def sampled(self, inferences: Sequence[Inference], now: float) -> None:
-        kept = KEPT_OF_ALL ** len(inferences)
-        self._hits, self._tries = kept * self._hits, kept * self._tries
-        for inference in inferences:
-            drafts = inference.drafts
-            drafts.hits, drafts.tries = KEPT * drafts.hits, KEPT * drafts.tries
-
-    def acceptance(self, inference: Inference) -> float:
-        """Return the chance that a draft token after accepted ones is accepted, too: the request's
-        own experience, and in its absence that of all.
+    def chances(self, inference: Inference) -> Iterator[float]:
+        """Return the chance of its first, second, … draft token to be accepted: of the first by its
+        own experience, and by that of all, which alone decides on later ones; where there is none
+        a place is like the one before it.
         """
-        of_all = (PRIOR + self._hits) / (1 + self._tries)
-        return (2 * of_all + inference.drafts.hits) / (2 + inference.drafts.tries)
+        accepted, chance, own = PRIOR, 1.0, inference.drafts
+        for place, (hits, tries) in enumerate(zip(self._hits, self._tries)):
+            accepted = (accepted + hits) / (1 + tries)
+            chance *= accepted if place else (accepted + own.hits) / (1 + own.tries)
+            yield chance
 
     def _by_rows(self, n: int) -> int:
         return next((k for rows, k in self._table if n <= rows), 0) if self._table else MOST
 
     def _worthwhile(self, wanted: Shares, rows: int) -> Shares:
-        """Return of each row's draft tokens those that raise the tokens a second, by the time of
-        past iterations and the chance of each to be accepted; `rows` decode.
-
-        The likeliest are added first, until one adds fewer tokens than its time is worth.
+        """Return of each row's draft tokens those that raise the tokens a second most, by the time
+        of past iterations and the chance of each to be accepted; `rows` decode.
         """
         assert self._past is not None
-        base_s, token_s = self._past.decode_line(rows)
-        chances = []
-        for i, (inference, k) in enumerate(wanted):
-            p = chance = self.acceptance(inference)
-            for _ in range(k):
-                chances.append((chance, i))
-                chance *= p
-        tokens, seconds, taken = float(rows), base_s, [0] * len(wanted)
-        for chance, i in sorted(chances, reverse=True):
-            if chance * seconds <= token_s * tokens:
-                break
-            tokens, seconds, taken[i] = tokens + chance, seconds + token_s, taken[i] + 1
-        return [(inference, n) for (inference, _), n in zip(wanted, taken)]
+        if not self._past.is_known:
+            return [(inference, 0) for inference, _ in wanted]
+        chances = [
+            (chance, i)
+            for i, (inference, k) in enumerate(wanted)
+            for chance in islice(self.chances(inference), k)
+        ]
+        chances.sort(reverse=True)
+        seconds, tokens, most = self._past.of_tokens.at, float(rows), 0
+        best = WORTH * tokens / seconds(rows)
+        for n, (chance, _) in enumerate(chances, 1):
+            tokens += chance
+            if rows + n == last_of_step(rows + n) or n == len(chances):
+                rate = tokens / seconds(rows + n)
+                if rate > best:
+                    best, most = rate, n
+        taken = Counter(i for _, i in chances[:most])
+        return [(inference, taken[i]) for i, (inference, _) in enumerate(wanted)]
