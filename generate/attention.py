@@ -95,6 +95,19 @@ class PlainAttention:
         return torch.arange(end, device=self._device)[None] <= queries
 
 
+def one_by_one(rows: list[Row]) -> list[Row]:
+    """Return the rows, those with drafts as a row for each token: so attention comes to the same
+    bits as without drafts.
+    """
+    if not any(row.drafts for row in rows):
+        return rows
+    return [
+        row._replace(start=row.start + i, n_tokens=1) if row.drafts else row
+        for row in rows
+        for i in range(row.n_tokens if row.drafts else 1)
+    ]
+
+
 class KernelAttention:
     """Raises kernels.KernelUnavailable where the kernel cannot be loaded."""
 

@@ -44,6 +44,15 @@ SENTENCES = {
     "or none",
     "dynamic --decoder-batch-sizes 8 --generator naive": "decoder_batch_sizes are the cached "
     "engine's",
+    **{
+        f"static --speculate {text}": f"--speculate '{text}': must be a number of draft tokens (4)"
+        for text in ("many", "-1", "4:0", "4:8,2:4", "4,2:16")
+    },
+    "dynamic --draft acceptance:1.1 --speculate 1": "--draft 'acceptance:1.1': must be ngram, mod",
+    "dynamic --draft acceptance:0.5": "state --speculate 4, or leave it out",
+    "nobatch --speculate 4 --generator naive": "verified in the KV cache, and --generator naive",
+    "dynamic --speculate 2:8,1024:32": "1024 draft tokens do not fit into max_model_len 1024 and "
+    "token_budget 256, which counts them; lower --speculate",
     "dynamic --enforce-eager": "--enforce-eager has no meaning on a CPU; leave it out",
     "dynamic --kv-cache 4": "--kv-cache '4': must be a size with its unit: 4GB, 2048blocks, or 90%",
     "dynamic --kv-cache nanGB": "--kv-cache 'nanGB': must be a size with its unit",

@@ -22,7 +22,7 @@ from model import GPT2
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching, Policy
 from scheduling.sampling import Sampling, Score, Scores
-from tests.oracle import N_VOCAB, POLICIES, SHAPE, engine, enliven, serve, workload
+from tests.oracle import N_VOCAB, POLICIES, SHAPE, Guesses, engine, enliven, serve, workload
 from tests.sse import events
 from tokenizer import load_tokenizer
 from wire.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
@@ -81,6 +81,10 @@ def test_scores_are_the_models_log_softmax_in_every_mode(
         cached = engine(model, n_blocks, 4, path)
         assert serve(policy, cached, asked, n_blocks=n_blocks) == expected, "scores change no token"
         check(model, asked)
+        drafted = scored(12, SAMPLED)
+        cached.drafter = Guesses(drafted, expected)
+        assert serve(policy, cached, drafted, n_blocks=n_blocks, speculate="3") == expected
+        check(model, drafted)
         preempted += sum(inference.interruptions.preemptions for inference in asked)
     assert preempted > 3, "what is computed again is not scored again"
     asked = scored(12, SAMPLED)
@@ -131,8 +135,10 @@ def test_penalties_and_min_tokens_are_each_rows_own_in_every_mode(model: GPT2) -
     ends = [len(found) < i.num_tokens for found, i in zip(expected, asked)]
     assert any(ends) and sum(a != b[: len(a)] for a, b in zip(expected, plain)) > 4
     for policy in [*POLICIES, DEMAND]:
-        cached = engine(model, 80, 4)
-        assert serve(policy, cached, [fresh(each) for each in asked]) == expected
+        for speculate in ("0", "3"):
+            cached, again = engine(model, 80, 4), [fresh(each) for each in asked]
+            cached.drafter = Guesses(again, expected)
+            assert serve(policy, cached, again, speculate=speculate) == expected
 
 
 def fresh(inference: Inference) -> Inference:

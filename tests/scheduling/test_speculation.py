@@ -1,0 +1,183 @@
+"""Speculative decoding: how many draft tokens rows verify, what those cost, and that no answer
+shows them. Texts of every policy and order are in test_texts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config import build
+from generate.forced import ForcedAcceptance
+from generate.ngram import Ngram
+from scheduling.drafts import Drafter
+from scheduling.inference import Inference, Iteration
+from scheduling.policies import Dynamic, Order, Policy
+from serving import Exchange, Server
+from simulate import drive
+from simulate.replica import any_ids
+from tests.counts import examples
+from tests.virtual import Ask, any_order, any_policy, make_scheduler
+from wire.request import Request
+
+
+def serve(
+    asks: Sequence[Ask],
+    policy: Policy = Dynamic(),  # noqa: B008  (it is frozen)
+    rates: Sequence[float] = (1.0,),
+    seconds: Any = lambda rows: 1.0,
+    **settings: Any,
+) -> tuple[list[Inference], list[Iteration]]:
+    """Serve asks; seconds: of an iteration by its rows. Every KV block comes back."""
+    scheduler, seen = make_scheduler(policy, **settings), list[Iteration]()
+    groups = [ask.group(4) for ask in asks]
+    engine = ForcedAcceptance(any_ids, rates)
+    drive(
+        scheduler,
+        [(ask.at, group) for ask, group in zip(asks, groups)],
+        lambda iteration: seconds(iteration.rows),
+        engine.generate,
+        lambda now, iteration: seen.append(iteration),
+        drafter=engine,
+    )
+    assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
+    return [inference for group in groups for inference in group], seen
+
+
+def sizes(iterations: Sequence[Iteration]) -> list[list[int]]:
+    return [[row.n_tokens for row in iteration.rows] for iteration in iterations if iteration.rows]
+
+
+def test_drafts_use_what_prompts_leave_of_the_budget_and_end_with_the_request() -> None:
+    asks = [Ask(0.0, 1, 9), Ask(0.5, 7, 1)]
+    served, iterations = serve(asks, speculate="4", token_budget=6)
+    # B's prompt takes the whole budget, then one token of it; A has 4 tokens left to draft, then 2
+    assert sizes(iterations) == [[1], [1, 6], [5, 1], [2]]
+    assert served[0].drafts.verified == served[0].drafts.accepted == 5
+    # where decoded tokens count, too, they come before drafts
+    _, iterations = serve(asks, Dynamic(budget_counts="all"), speculate="4", token_budget=6)
+    assert sizes(iterations) == [[1], [1, 5], [4, 2], [3]]
+
+
+def test_drafts_take_no_block_that_another_row_could_have() -> None:
+    """Blocks of four tokens: rejected drafts give theirs back, so that nobody is preempted."""
+    asks = [Ask(0.0, 4, 8), Ask(0.0, 4, 8)]
+    policy = Dynamic("demand", watermark=0.0)
+    _, plain = serve(asks, policy, n_blocks=5)
+    _, iterations = serve(asks, policy, [0.0], n_blocks=5, speculate="4")
+    assert any(row.drafts for iteration in iterations for row in iteration.rows)
+    assert [i.preempted for i in iterations] == [i.preempted for i in plain]
+    assert sum(i.preempted for i in plain) == 1
+
+
+@given(
+    st.lists(
+        st.builds(
+            Ask, at=st.floats(0, 9), prompt=st.integers(1, 20), tokens=st.integers(1, 20),
+            content=st.none() | st.integers(1, 2), seed=st.integers(0, 99),
+        ), min_size=1, max_size=8,
+    ),
+    any_policy(), any_order(), st.sampled_from(["1", "3:1,1:2", "7", "auto"]),
+    st.lists(st.floats(0, 1), min_size=1, max_size=3), st.integers(12, 40),
+)  # fmt: skip
+@examples(200)
+def test_every_request_has_its_tokens_within_every_limit(
+    asks: list[Ask], policy: Policy, order: Order, speculate: str, rates: list[float], blocks: int
+) -> None:
+    if order.preemptive and not isinstance(policy, Dynamic):
+        return
+    asks.sort(key=lambda ask: ask.at)
+    served, iterations = serve(
+        asks, policy, rates, order=order, speculate=speculate, token_budget=9, n_blocks=blocks
+    )
+    for inference in served:
+        assert inference.error or len(inference.tokens) == inference.num_tokens
+    for rows in (iteration.rows for iteration in iterations):
+        assert sum(len(row.drafts) if row.decodes else row.n_tokens for row in rows) <= 9
+    for inference in served:
+        assert 0 <= inference.drafts.accepted <= inference.drafts.verified
+        assert inference.token_times == sorted(inference.token_times)
+
+
+def test_a_table_goes_by_the_rows_that_decode() -> None:
+    asks = [Ask(0.0, 1, 9), Ask(2.5, 1, 5), Ask(4.5, 1, 2)]
+    _, iterations = serve(asks, rates=[0.0], speculate="4:1,2:2", max_batch_size=3)
+    assert [max(row) for row in sizes(iterations)] == [1, 5, 5, 5, 3, 3, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rates", "least", "most"),
+    [
+        (lambda rows: 1.0, [0.9], 3.0, 8.0),  # draft tokens cost nothing
+        (lambda rows: 1.0, [0.1], 0.0, 8.0),
+        (lambda rows: sum(row.n_tokens for row in rows), [0.9], 0.0, 0.2),  # as much as any other
+        (lambda rows: 4 + sum(row.n_tokens for row in rows), [0.0], 0.0, 0.2),
+        (lambda rows: 4 + sum(row.n_tokens for row in rows), [0.9, 0.0], 0.8, 1.3),
+    ],
+)
+def test_auto_verifies_what_raises_the_tokens_a_second(
+    seconds: Any, rates: list[float], least: float, most: float
+) -> None:
+    asks = [Ask(0.0, 1, 300, seed=seed) for seed in range(2)]
+    served, iterations = serve(asks, rates=rates, seconds=seconds, speculate="auto")
+    rows = sum(len(iteration.rows) for iteration in iterations)
+    assert least <= sum(inference.drafts.verified for inference in served) / rows <= most
+
+
+class Broken(Drafter):
+    def propose(self, wanted: object) -> list[list[int]]:
+        raise RuntimeError("out of ideas")
+
+
+def test_a_drafter_that_raises_costs_speed_alone(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = make_scheduler(Dynamic(), speculate="4")
+    group = Ask(0.0, 1, 3).group(4)
+    drive(scheduler, [(0.0, group)], lambda _: 1.0, drafter=Broken())
+    assert len(group[0].tokens) == 3
+    assert "no draft tokens were proposed; requests are served without them" in caplog.text
+
+
+def test_ngram_proposes_what_followed_the_longest_ending() -> None:
+    inference = Inference([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], 9)
+    ngram = Ngram()
+    assert ngram.propose([(inference, 3)]) == [[4, 9, 2]]  # 1 2 3, though 2 3 came later
+    inference.tokens = [7]
+    assert ngram.propose([(inference, 3)]) == [[]]
+    inference.tokens += [7, 7]
+    assert ngram.propose([(inference, 3)]) == [[7, 7, 7]], "it repeats itself"
+
+
+REQUESTS = [
+    Request([list(b"Raises ValueError if x is not. Raises ValueError if ")], 60, n=2, seed=3),
+    Request([list(b"def f(x): return x\ndef g(x): return ")], 60, stop=["turn"], logprobs=2),
+    Request([list(b"a b c a b c a b c ")], 40, logprobs=1, echo=True),
+]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"dtype": "bfloat16"}, {"linear": "int8", "kv_dtype": "int8"}, {"kernels": "plain"}],
+    ids=str,
+)
+def test_answers_are_the_same_with_stop_strings_scores_and_every_type(
+    settings: dict[str, Any],
+) -> None:
+    answers: list[Any] = []
+    for speculate in ("0", "6"):
+        server = Server(build("static", {"model": "demo", "speculate": speculate} | settings, {}))
+        exchanges = [Exchange(server, request) for request in REQUESTS]
+        for exchange in exchanges:
+            server.manager.enqueue(exchange.group)
+        members = [member for exchange in exchanges for member in exchange.group]
+        assert all(member.done.wait(60) for member in members)
+        wholes = [exchange.whole() for exchange in exchanges]
+        answers.append([(m.tokens, m.finish_reason, m.scores and m.scores.of) for m in members])
+        answers[-1].append([whole.get("text") for whole in wholes])
+        accepted = [member.drafts.accepted for member in members]
+        server.close()
+    assert answers[0] == answers[1]
+    assert min(accepted) > 3
