@@ -18,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     from scheduling.inference import Inference
 
-ROW_KINDS = ("live", "idle", "padding", "recomputed")  # of computed rows
+ROW_KINDS = ("live", "idle", "padding", "recomputed", "rejected")  # of computed rows
 
 
 class Measure(NamedTuple):
@@ -227,6 +227,8 @@ def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any
         "arrived_at": times.started_at + epoch_offset,
         **{measure.field: round(measure.of(times), 6) for measure in TIMINGS},
         "recomputed_tokens": inference.interruptions.recomputed_tokens,
+        "draft_tokens": inference.drafts.verified,
+        "accepted_tokens": inference.drafts.accepted,
     }
 
 
@@ -239,9 +241,7 @@ def times_from(timings: Mapping[str, Any], started_at: Any = 0.0) -> Times:
     return Times(started_at, started_at + timings["queue_s"], first, last, end)
 
 
-_STATISTICS: dict[str, Callable[[np.ndarray], Any]] = {
-    "mean": np.mean, "std": np.std, "min": np.min, "max": np.max,
-}  # fmt: skip
+_STATISTICS: Any = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 _PERCENTILES = (50, 90, 95, 99)
 
 
@@ -294,8 +294,7 @@ DEFINITIONS = {
     "offered_throughput": "completion tokens a second that a trace asks for: requested_rate * its "
     "mean_num_tokens",
     "nominal_num_tokens": "mean completion tokens of the distribution that a trace is drawn from",
-    "index_of_dispersion": "variance / mean of arrivals counted in windows of ten mean gaps; 1 for "
-    "Poisson",
+    "index_of_dispersion": "variance / mean of arrivals in windows of ten mean gaps; 1 for Poisson",
     "mean_in_flight": "requests sent and not ended, counted at a random instant of each 50 ms from "
     "the first send to the last ending, averaged",
     "littles_law": "in_flight: mean_in_flight; rate_x_latency: request_throughput * mean e2el at "
@@ -327,8 +326,11 @@ DEFINITIONS = {
     "beyond a limit, or theirs out of reach",
     "mean_paused_ms": "mean of paused_s over answers; likewise mean_preempted_ms of preempted_s",
     "largest_batch": "most inferences admitted at once",
-    "occupancy": "live rows / max_batch_size, weighted by iteration time",
-    "useful_fraction": "live rows / computed rows (live, idle, padding and recomputed)",
+    "occupancy": "live rows, each once, / max_batch_size, weighted by iteration time",
+    "useful_fraction": "live / computed rows of all kinds; a draft token is one, live or rejected",
+    "draft_tokens": "guesses at next tokens that were verified (speculative decoding)",
+    "accepted_tokens": "draft tokens that became completion tokens",
+    "acceptance": "accepted_tokens / draft_tokens",
     "recomputed_rows": "rows that computed tokens once more, after a preemption",
     "recomputed_tokens": "tokens computed once more, after a preemption",
     "cached_tokens": "prompt tokens found in the prefix cache, and not computed again",
@@ -337,11 +339,9 @@ DEFINITIONS = {
     "users": "measures of each `user`, under an empty name those of requests without one; of the "
     "first 32 names in a run, and of all later ones together as (others); completed, tokens and "
     "means are exact, p50 and p99 of the last 1,000 answers",
-    "priorities": "the same of each priority; 0 where levels have no meaning and a request names "
-    "none",
+    "priorities": "the same of each priority; 0: none is named, or levels have no meaning",
     "kv_blocks": "KV blocks in the pool",
-    "padding_rows": "rows that serve no request, computed to fill a decoder batch size in "
-    "iterations of decode rows",
+    "padding_rows": "rows that serve no request, to fill a decoder batch size",
     "latency-per-token": "mean of e2el / completion tokens, seconds",
     "throughput": "completion tokens / total-elapsed-time, tok/s",
     "total-tokens-handled": "completion tokens of answered requests",

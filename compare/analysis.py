@@ -271,7 +271,7 @@ def occupancy_over_time(
     span: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
     """Mean rows of each kind in equal time bins, from rows of [started_at, seconds, live, idle,
-    padding, recomputed].
+    padding, recomputed, rejected].
 
     Time without an iteration counts as no rows, so the means are over wall-clock. span: of the
     bins, if it is not that of these iterations.

@@ -239,11 +239,12 @@ def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any
     """Return the measures that a server of ours reports of the run. Raises ServerError."""
     engine, over_time, config = target.report()
     engine.pop("definitions")
-    prompt_tokens = engine["total_input_tokens"]
+    prompt_tokens, drafts = engine["total_input_tokens"], engine["draft_tokens"]
     measures = {key: engine[key] for key in ENGINE} | {
         "server": engine,
         "config": config,
         "cached_fraction": engine["cached_tokens"] / prompt_tokens if prompt_tokens else None,
+        "acceptance": engine["accepted_tokens"] / drafts if drafts else None,
         "occupancy_over_time": over_time,
     }
     policy = MODES[config["mode"]]

@@ -53,12 +53,13 @@ WITHOUT_COLUMN = (  # of each rate of a sweep and the summary
     "completed", "failed", "errors", "client_limited", "wall_clock_s", "requested_rate",
     "mean_num_tokens", "request_throughput", "busy_throughput", "busy_s", "mean_tpot_ms",
     "mean_queue_time_ms", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "mean_in_flight",
+    "draft_tokens", "accepted_tokens",
 )  # fmt: skip
 SUMMARY_ALONE = (
     "total_token_throughput", "p50_ttft_from_schedule_ms",
     "mean_held_time_ms", "expected_useful_fraction", "live_rows", "idle_rows", "padding_rows",
-    "recomputed_rows", "latency_line", "littles_law", "by_length", "by_user", "by_priority",
-    "by_class", "partial", "sample", "other_length",
+    "recomputed_rows", "rejected_rows", "latency_line", "littles_law", "by_length", "by_user",
+    "by_priority", "by_class", "partial", "sample", "other_length",
 )  # fmt: skip
 KEYS = {key.name: key for key in (
     *(Key(name) for name in WITHOUT_COLUMN),
@@ -86,6 +87,7 @@ KEYS = {key.name: key for key in (
     Key("recomputed_tokens", "point", "recomputed tokens", rare=True),
     Key("cached_tokens", "point", "prompt tokens found cached", rare=True),
     Key("cached_fraction", "point", "prompt tokens found cached, %", 100, rare=True),
+    Key("acceptance", "point", "draft tokens accepted, %", 100),
     _of("preempted", "mean", "group", rare=True),
     _of("paused", "mean", "group", rare=True),
     Key("rate", "sweep", "requests/s", 1, "{:g}"),
@@ -95,10 +97,10 @@ KEYS = {key.name: key for key in (
 )}  # fmt: skip
 ENGINE = (  # as /stats of our own servers has them
     "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
-    "cached_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),
+    "cached_tokens", "draft_tokens", "accepted_tokens", *(f"{kind}_rows" for kind in ROW_KINDS),
 )  # fmt: skip
 # of our own servers alone, and what follows from them
-OURS = (*ENGINE, "cached_fraction", "expected_useful_fraction", "littles_law")
+OURS = (*ENGINE, "cached_fraction", "acceptance", "expected_useful_fraction", "littles_law")
 
 
 def keys(*names: str) -> list[Key]:

@@ -21,8 +21,9 @@ from prometheus_client.core import (
 
 from observers.run import Run
 from observers.tallies import ENDINGS, Tallies
-from scheduling.inference import Inference, State
+from scheduling.inference import Inference, Iteration, State
 from scheduling.records import IterationRecord
+from scheduling.speculation import most_drafts
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, Measure, times_of
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ class Seen(NamedTuple):
 
     now: Snapshot
     run: Run  # since the server's start
-    rows: dict[str, int]  # of the latest iteration
+    latest: IterationRecord
     max_batch_size: int
     caches: bool  # without, prefix queries and hits are of several completions of one prompt
+    most_drafts: int  # of a row
 
 
 OF_SERVER = (
@@ -97,11 +99,24 @@ OF_SERVER = (
     Declared(COUNTER, "batching_flush", "times that requests were admitted",
              lambda seen: dict(seen.run.reasons), "reason"),
     Declared(GAUGE, "batching_rows", "rows of the latest iteration",
-             lambda seen: seen.rows, "kind"),
+             lambda seen: seen.latest.rows, "kind"),
     Declared(COUNTER, "batching_computed_rows", "rows of all iterations",
              lambda seen: {kind: seen.run.counts[f"{kind}_rows"] for kind in ROW_KINDS}, "kind"),
     Declared(GAUGE, "batching_occupancy", "live rows of the latest iteration / max_batch_size",
-             lambda seen: seen.rows["live"] / seen.max_batch_size),
+             lambda seen: seen.latest.live / seen.max_batch_size),
+)  # fmt: skip
+# of one that speculates, as vLLM's
+OF_SPECULATION = (
+    Declared(COUNTER, "vllm:spec_decode_num_drafts", "rows that verified draft tokens",
+             lambda seen: seen.run.counts["drafts"]),
+    Declared(COUNTER, "vllm:spec_decode_num_draft_tokens", DEFINITIONS["draft_tokens"],
+             lambda seen: seen.run.counts["draft_tokens"]),
+    Declared(COUNTER, "vllm:spec_decode_num_accepted_tokens", DEFINITIONS["accepted_tokens"],
+             lambda seen: seen.run.counts["accepted_tokens"]),
+    Declared(COUNTER, "vllm:spec_decode_num_accepted_tokens_per_pos",
+             "accepted tokens by their place among a row's draft tokens, from 0",
+             lambda seen: {str(i): seen.run.accepted_at[i] for i in range(seen.most_drafts)},
+             "position"),
 )  # fmt: skip
 # of each user, and of each priority
 OF_TALLIES = (
@@ -131,7 +146,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._manager = manager
         self._max_batch_size = config.max_batch_size
-        self._caches = config.prefix_caching
+        self._caches, self._most_drafts = config.prefix_caching, most_drafts(config.speculate)
+        self._declared = OF_SERVER + (OF_SPECULATION if self._most_drafts else ())
         self._labels = {"model_name": config.model_name, "mode": config.mode}
         if replica is not None:
             self._labels["replica"] = replica
@@ -145,7 +161,7 @@ class Metrics:
         )
         self._lock = threading.Lock()  # of all that follows
         self._run = Run()
-        self._rows = dict.fromkeys(ROW_KINDS, 0)
+        self._latest = IterationRecord(0.0, 0.0, Iteration([], 0, 0, 0))
         self._tallies = Tallies.keeping()
         self._gaps = np.zeros(len(SECONDS) + 1, np.int64)  # between tokens, by bucket
         self._gaps_s = 0.0
@@ -160,7 +176,7 @@ class Metrics:
         rows = record.iteration.rows
         self._tokens.observe(sum(row.n_tokens for row in rows if not row.idle))
         with self._lock:
-            self._rows = record.rows
+            self._latest = record
             self._run.iteration(record, self._max_batch_size)
 
     def answered(self, inference: Inference) -> None:
@@ -188,8 +204,10 @@ class Metrics:
         names, values = tuple(self._labels), tuple(self._labels.values())
         now = self._manager.snapshot()
         with self._lock:
-            seen = Seen(now, self._run, self._rows, self._max_batch_size, self._caches)
-            counted = [(declared, declared.value(seen)) for declared in OF_SERVER]
+            seen = Seen(
+                now, self._run, self._latest, self._max_batch_size, self._caches, self._most_drafts
+            )
+            counted = [(declared, declared.value(seen)) for declared in self._declared]
             gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
             users, priorities = (names.tallies() for names in self._tallies)
         for declared, value in counted:

@@ -65,6 +65,8 @@ class RequestLog:
             "preempted_s": round(i.interruptions.preempted_s, 6),
             "paused_s": round(i.interruptions.paused_s, 6),
             "recomputed_tokens": i.interruptions.recomputed_tokens,
+            "draft_tokens": i.drafts.verified,
+            "accepted_tokens": i.drafts.accepted,
             "arrived_at": epoch(i.arrived_at),
             "admitted_at": epoch(i.admitted_at),
             "token_times": [epoch(seconds) for seconds in i.token_times],

@@ -17,7 +17,9 @@ from scheduling.records import IterationRecord
 from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
 
 Named = Mapping[str, tuple[Tally, np.ndarray]]  # by user or priority, with the TIMES that are kept
-REPORTED = ("preemptions", "recomputed_tokens", "cached_tokens")  # counts, as /stats names them
+REPORTED = (  # counts, as /stats names them
+    "preemptions", "recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens",
+)  # fmt: skip
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Run:
     by_tokens: Counter[int] = field(default_factory=Counter)  # answers, by the tokens asked for
     latency_by_tokens: Any = field(default_factory=Counter)  # sums of seconds, by the same
     largest_batch: int = 0
+    accepted_at: Counter[int] = field(default_factory=Counter)  # draft tokens, by position from 0
     samples: Mapping[str, np.ndarray] = field(default_factory=dict)
     users: Named = field(default_factory=dict)
     priorities: Named = field(default_factory=dict)
@@ -75,8 +78,13 @@ class Run:
         self.counts["preemptions"] += iteration.preempted
         if rows["recomputed"]:
             self.counts["recomputed_tokens"] += sum([row.recomputed for row in iteration.rows])
+        if drafts := record.drafts:
+            self.counts["drafts"] += len(drafts)
+            self.counts["draft_tokens"] += sum([n for n, _ in drafts])
+            self.counts["accepted_tokens"] += rows["live"] - record.live
+            self.accepted_at.update(i for _, accepted in drafts for i in range(accepted))
         self.seconds["busy"] += record.seconds
-        self.seconds["occupied"] += record.seconds * rows["live"] / max_batch_size
+        self.seconds["occupied"] += record.seconds * record.live / max_batch_size
         self.largest_batch = max(self.largest_batch, iteration.running)
         if iteration.reason:
             self.reasons[iteration.reason] += 1
@@ -120,6 +128,7 @@ class Run:
             a.by_tokens + b.by_tokens,
             a.latency_by_tokens + b.latency_by_tokens,
             max(a.largest_batch, b.largest_batch),
+            a.accepted_at + b.accepted_at,
             {n: np.concatenate([r.samples[n] for r in (a, b) if n in r.samples]) for n in names},
             _together(a.users, b.users),
             _together(a.priorities, b.priorities),

@@ -30,7 +30,7 @@ class ServerStats:
     `window` values, and iterations are kept for four times as many.
 
     A run begins with the first request that arrives after `reset`; those in flight at the reset are
-    left out. Thread-safe: the handler thread observes, HTTP threads read. Its memory, 17 MB, is
+    left out. Thread-safe: the handler thread observes, HTTP threads read. Its memory, 20 MB, is
     taken at the start; users and priorities add 16 kB each until as many are known as have measures
     of their own, 1 MB in all.
     """
@@ -92,7 +92,7 @@ class ServerStats:
     def iterations(self, since: int = 0) -> dict[str, Any]:
         """A page of the run's iterations from number `since` on, at most PAGE of them.
 
-        {"iterations": [(started_at, seconds, live, idle, padding, recomputed rows)],
+        {"iterations": [(started_at, seconds, live, idle, padding, recomputed, rejected rows)],
         "iterations_lost": how many from `since` on are no longer kept, "next_iteration": number of
         the first one after this page, None where it is the last}
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import Inference, Iteration, Row
 
 
 @dataclass(slots=True)
@@ -17,14 +17,28 @@ class IterationRecord:
     iteration: Iteration
     # this iteration and later ones in which its rows compute a token each; `seconds` is of all
     n: int = 1
-    rows: dict[str, int] = field(init=False)  # number in each of them, by `stats.ROW_KINDS`
+    # number in each of them, by `stats.ROW_KINDS`: a row with drafts counts as 1 + their number
+    rows: dict[str, int] = field(init=False)
+    live: int = field(init=False)  # live rows, each once
+    drafts: list[tuple[int, int]] = field(init=False)  # of rows with drafts: their number, accepted
 
     def __post_init__(self) -> None:
         rows, padding = self.iteration.rows, self.iteration.padding
         idle = [row.idle for row in rows].count(True)
         recomputed = len(rows) - [row.recomputed for row in rows].count(0)
-        live = len(rows) - idle - recomputed
-        self.rows = {"live": live, "idle": idle, "padding": padding, "recomputed": recomputed}
+        self.live = live = len(rows) - idle - recomputed
+        self.drafts = [(len(row.drafts), _accepted(row)) for row in rows if row.drafts]
+        accepted = sum([accepted for _, accepted in self.drafts])
+        rejected = sum([n for n, _ in self.drafts]) - accepted
+        self.rows = {
+            "live": live + accepted, "idle": idle, "padding": padding, "recomputed": recomputed,
+            "rejected": rejected,
+        }  # fmt: skip
+
+
+def _accepted(row: Row) -> int:
+    """Return how many drafts of a row were accepted: none where it was cancelled in the middle."""
+    return max(0, min(row.inference.computed - row.start - 1, len(row.drafts)))
 
 
 class Observer(Protocol):

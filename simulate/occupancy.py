@@ -35,7 +35,7 @@ class Occupancy:
             bin_ += 1
         done += self._add(bin_, rows, stretch.busy(stretch.n) - done)
         self.busy += done
-        self.occupied += done * rows["live"]
+        self.occupied += done * record.live
 
     def over_time(self) -> dict[str, Any]:
         """Return means of each bin, in the format of `stats.occupancy_over_time`."""

@@ -53,6 +53,8 @@ class Timings(_Answer):
     """Seconds; `arrived_at` since the epoch. `preempted_s` and `paused_s` lie inside the others."""
 
     recomputed_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
     itl_s: list[float]
 
 
@@ -213,7 +215,7 @@ class OfName(_Answer):
 COUNTS = _all(
     int, *ENDINGS, "invalid", "kv_blocks", "total_input_tokens", "total_output_tokens",
     "largest_batch", *(f"{kind}_rows" for kind in ROW_KINDS), "preemptions", "recomputed_tokens",
-    "cached_tokens",
+    "cached_tokens", "draft_tokens", "accepted_tokens",
 )  # fmt: skip
 NUMBERS = _all(
     float, "request_throughput", "output_throughput", "total_token_throughput", "throughput",
@@ -245,10 +247,10 @@ class Stats(_Answer):
     users: dict[str, OfName]
     priorities: dict[str, OfName]
     definitions: dict[str, str]
-    iterations: list[tuple[float, float, int, int, int, int]] = Field(
+    iterations: list[tuple[float, float, int, int, int, int, int]] = Field(
         [],
-        description="with ?iterations=1: started_at, seconds, live, idle, padding and recomputed "
-        "rows of each",
+        description="with ?iterations=1: started_at, seconds, live, idle, padding, recomputed "
+        "and rejected rows of each",
     )
     iterations_lost: int = Field(
         0, description="with ?iterations=1: iterations from `since` on that are no longer kept"

@@ -30,6 +30,7 @@ KINDS = {  # of computed rows that serve no request
     "idle": ("#e6ab02", "idle: computed for a request that is done"),
     "padding": ("#8c6d4f", "padding: computed to fill a decoder batch size"),
     "recomputed": ("#c51b1b", "recomputed: once more, after a preemption"),
+    "rejected": ("#9a5cc6", "rejected: a draft token that was not the next one"),
 }
 HOLLOW: dict[str, Any] = {"mfc": "white", "mew": 2, "ms": 8}  # a mark
 LIVE = (INK, "live (in the variant's colour)")
@@ -77,7 +78,7 @@ def occupancy(
     caption: str,
 ) -> Figure:
     """Rows over time, the same seconds in every variant: live, idle (computed for a request that is
-    done), padding, recomputed, empty.
+    done), padding, recomputed, rejected, empty.
 
     runs: {variant: {"bin_s", "live": [rows], KIND: [rows]}}. The window ends a
     little after the quickest of the variants that are `whole` does.
@@ -86,15 +87,17 @@ def occupancy(
     spans = {name: run["bin_s"] * len(run["live"]) for name, run in runs.items()}
     finished = [span for name, span in spans.items() if whole[name]]
     window = 1.15 * min(finished, default=max(spans.values()))
-    figure, axes, look = _over_time(list(runs), caption, "rows", "the first iteration")
+    counted = "rows + draft tokens" if "rejected" in kinds else "rows"
+    figure, axes, look = _over_time(list(runs), caption, counted, "the first iteration")
+    top: float = max_batch_size  # draft tokens may lie above
     for axis, (name, run) in zip(axes, runs.items()):
         axis.axhspan(0, max_batch_size, color=EMPTY, lw=0)
         edges = run["bin_s"] * np.arange(len(run["live"]) + 1)
-        layers = [(look[name].colour, run["live"]), *((KINDS[k][0], run[k]) for k in kinds)]
-        _stack(axis, edges, layers)
+        layers = [(look[name].colour, run["live"]), *((KINDS[k][0], run.get(k, 0)) for k in kinds)]
+        top = max(top, _stack(axis, edges, layers))
         note = f"done after {spans[name]:.1f} s" + (" →" if spans[name] > window else "")
         axis.set_title(note, loc="right", fontsize=11, fontweight="normal")
-        axis.set(ylim=(0, max_batch_size), xlim=(0, window))
+        axis.set(ylim=(0, top), xlim=(0, window))
     colours, labels = zip(LIVE, *(KINDS[kind] for kind in kinds), (EMPTY, "empty"))
     legend_below(figure, patches(colours), labels, 3 if len(labels) < 4 else 2)
     return figure
@@ -135,19 +138,20 @@ def _over_time(
 
 
 def _stack(
-    axis: Any, edges: Sequence[float] | np.ndarray, layers: Iterable[tuple[str, Sequence[float]]]
-) -> None:
-    """Counts between edges, each layer of a colour on top of the one before."""
+    axis: Any, edges: Sequence[float] | np.ndarray, layers: Iterable[tuple[str, Any]]
+) -> float:
+    """Counts between edges, each layer of a colour on top of the one before; return the highest."""
     below: Any = 0
     for colour, counts in layers:
         above = below + np.array(counts)
         axis.stairs(above, edges, baseline=below, fill=True, color=colour)
         below = above
+    return float(np.max(below))
 
 
 def _kinds(runs: Collection[Mapping[str, Any]]) -> list[str]:
     """Kinds of rows to draw: idle ones, and others of which there are any."""
-    return [kind for kind in KINDS if kind == "idle" or any(np.any(run[kind]) for run in runs)]
+    return [kind for kind in KINDS if kind == "idle" or any(np.any(r.get(kind, 0)) for r in runs)]
 
 
 @styled
@@ -242,8 +246,8 @@ def computed_rows(
         centred: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "fontsize": 11}
         axis.text(share["live"] / 2, y, text, **centred)
         if (fraction := expected[name]) is not None:
-            # of live and idle rows: padding is not the batch's doing
-            at = (100 - share["padding"]) * fraction
+            # of live and idle rows: the others are not the batch's doing
+            at = (100 - share["padding"] - share["rejected"]) * fraction
             axis.plot([at, at], [y - 0.42, y + 0.42], color="black", lw=2.5)
     axis.set_yticks(range(len(rows)), list(rows))
     axis.invert_yaxis()

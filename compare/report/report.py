@@ -78,7 +78,8 @@ def drawings(run: Run) -> dict[str, Drawing]:
         drawn["occupancy"] = partial(figures.occupancy, over_time, whole, rows, of_one)
         computed = {
             name: {
-                kind: sum(r[f"{kind}_rows"] or 0 for r in run.variants[name]) for kind in ROW_KINDS
+                kind: sum(r.get(f"{kind}_rows") or 0 for r in run.variants[name])
+                for kind in ROW_KINDS
             }
             for name in ours
         }

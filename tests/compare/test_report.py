@@ -11,6 +11,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -204,7 +205,11 @@ def test_twelve_variants_and_runs_side_by_side_are_told_apart() -> None:
 def test_figures_are_drawn_of_runs_in_which_nothing_was_answered_or_all_is_equal(
     tmp_path: Path,
 ) -> None:
-    rows = {"bin_s": 1.0, **{kind: [0] for kind in ROW_KINDS}}
+    rows: dict[str, Any] = {"bin_s": 1.0} | {kind: [0] for kind in ROW_KINDS}
+    speculated = {"new": rows | {"live": [9], "rejected": [3]}, "old": rows | {"live": [6]}}
+    del speculated["old"]["rejected"]  # as in runs of versions without draft tokens
+    above = figures.occupancy(speculated, dict.fromkeys(speculated, True), 8, "")
+    assert above.axes[0].get_ylim() == (0, 12)
     equal = {"ttft": [1.0], "tpot": [1.0, 1.0 + 2e-16, 1.0 - 2e-16], "e2el": [3.0, 3.0]}
     for figure in (
         figures.latency_vs_tokens({"static": ([], [], None)}, ""),

@@ -109,6 +109,7 @@ def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
     result.seconds.update({"busy": busy_s, "occupied": occupied_s})
     result.counts.update({f"{kind}_rows": n for kind, n in zip(ROW_KINDS, rows)})
     result.counts.update({"finished": largest, "completion_tokens": rows[0], "prompt_tokens": 7})
+    result.counts["draft_tokens"] = 9
     result.by_tokens[5], result.latency_by_tokens[5] = largest, busy_s
     result.samples = {"ttft": np.array([busy_s])}
     return result
@@ -116,7 +117,7 @@ def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
 
 def test_reports_of_single_servers_are_added_as_those_of_replicas_are() -> None:
     """Ray's ingress has all values; measures that need these are left out here."""
-    a, b = run([30, 10, 0, 0], 4.0, 1.0, 3), run([10, 0, 5, 0], 1.0, 0.5, 9)
+    a, b = run([30, 10, 0, 0, 4], 4.0, 1.0, 3), run([10, 0, 5, 0, 1], 1.0, 0.5, 9)
     head = {"mode": "dynamic", "model": "fake", "kv_blocks": 100}
     added, true = together([head | a.report(), head | b.report()]), (a + b).report()
     assert added["largest_batch"] == 9 and added["kv_blocks"] == 200
@@ -129,7 +130,7 @@ def test_reports_of_single_servers_are_added_as_those_of_replicas_are() -> None:
 
 def test_rows_of_replicas_over_time_add_up() -> None:
     """One runs 2 rows from 0 to 4, the other 3 rows from 2 to 6; a third nothing."""
-    total = added_over_time([[[0.0, 4.0, 2, 0, 0, 0]], [[2.0, 4.0, 3, 0, 0, 0]], []])
+    total = added_over_time([[[0.0, 4.0, 2, 0, 0, 0, 0]], [[2.0, 4.0, 3, 0, 0, 0, 0]], []])
     thirds = [float(np.mean(part)) for part in np.array_split(total["live"], 3)]
     assert thirds == pytest.approx([2.0, 5.0, 3.0], abs=0.02)
     assert total["started_at"] == 0 and total["bin_s"] * len(total["live"]) == pytest.approx(6)

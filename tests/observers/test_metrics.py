@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
@@ -41,7 +43,7 @@ def values(text: str) -> dict[str, float]:
     found = {}
     for family in families(text).values():
         for sample in family.samples:
-            labels = map(sample.labels.get, ("finished_reason", "reason", "kind", "le"))
+            labels = map(sample.labels.get, ("finished_reason", "reason", "kind", "le", "position"))
             found["/".join([sample.name, *filter(None, labels)])] = sample.value
     return found
 
@@ -139,3 +141,26 @@ def test_rows_and_occupancy_are_those_of_the_latest_iteration(
     rows: Mapping[str, float] = metrics(client)
     assert [rows[f"batching_rows/{kind}"] for kind in ("live", "idle", "padding")] == [2, 0, 0]
     assert rows["batching_occupancy"] == 0.5
+
+
+def test_draft_tokens_are_counted_alike_by_metrics_stats_timings_and_the_request_log(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
+    client = client_of(speculate="3", request_log=str(tmp_path / "log"), max_batch_size=1)
+    ask = {"prompt": "hi", "num_tokens": 400, "seed": 1}
+    timings = client.post("/inference", json=ask).get_json()["timings"]
+    stats, found = client.get("/stats").get_json(), metrics(client)
+    drafted = timings["draft_tokens"], timings["accepted_tokens"]
+    assert drafted[0] > drafted[1] > 0
+    assert drafted == (stats["draft_tokens"], stats["accepted_tokens"])
+    names = ("num_draft_tokens", "num_accepted_tokens")
+    assert drafted == tuple(found[f"vllm:spec_decode_{name}_total"] for name in names)
+    at = [found[f"vllm:spec_decode_num_accepted_tokens_per_pos_total/{i}"] for i in range(3)]
+    assert sum(at) == drafted[1] and at == sorted(at, reverse=True)
+    rows = found["vllm:spec_decode_num_drafts_total"]
+    assert at[0] <= rows <= 400 - drafted[1] - 1 and drafted[0] <= 3 * rows
+    assert stats["live_rows"] == 400 and stats["rejected_rows"] == drafted[0] - drafted[1]
+    wait_until(lambda: (tmp_path / "log").read_text().endswith("\n"))
+    line = json.loads((tmp_path / "log").read_text())
+    assert (line["draft_tokens"], line["accepted_tokens"]) == drafted
+    assert not any("spec_decode" in name for name in metrics(client_of()))

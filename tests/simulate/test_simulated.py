@@ -25,10 +25,10 @@ from client.outcomes import Outcome
 from client.progress import Progress, Replayed
 from client.traces import Request
 from client.workloads import Workload
-from compare import runs
+from compare import results, runs
 from compare.machine import cpu
 from compare.measure import measure, with_requests
-from compare.report import drawing, replicas, report, side_by_side
+from compare.report import drawing, replicas, report, side_by_side, tables
 from config import Config, ConfigError, build
 from scheduling.policies import MODES, ORDERS
 from simulate import PS
@@ -78,6 +78,19 @@ def test_a_request_alone_takes_what_its_iterations_take() -> None:
     assert result["live_rows"] == 300 and result["server"]["busy_s"] == pytest.approx(
         sum(latencies(outcomes))
     )
+
+
+@pytest.mark.parametrize(("rate", "useful"), [("1", 1.0), ("0", 400 / (1 + 397 * 3 + 2 + 1))])
+def test_draft_tokens_are_useful_as_often_as_they_are_accepted(rate: str, useful: float) -> None:
+    """Before the last two tokens there are fewer: one, and none."""
+    draft = f"acceptance:{rate}"
+    result, _ = served([ask(0, tokens=400)], "dynamic", speculate="2", draft=draft)
+    assert result["acceptance"] == float(rate) and result["live_rows"] == 400
+    assert result["useful_fraction"] == pytest.approx(useful)
+    assert result["occupancy"] == pytest.approx(1 / 32)
+    shown, without = results.keys("acceptance"), served([ask(0)])[0]
+    assert tables.present(shown, [{"dynamic": [result]}]) == shown
+    assert tables.present(shown, [{"dynamic": [without]}]) == []
 
 
 def test_a_queue_of_requests_one_at_a_time_is_lindleys() -> None:
