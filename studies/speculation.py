@@ -1,0 +1,345 @@
+"""Speculative decoding by rows: what draft tokens are worth, from one row to 64, on real engines.
+
+Forced: the server's scheduler and engine without HTTP, with draft tokens that are accepted as often
+as is stated. Texts: `demo` with its own drafts. Live: `demo` over HTTP, at loads of its capacity.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import demo
+from client.load import Watch
+from client.traces import Request
+from client.wire import Plain
+from compare.analysis import Estimate, estimate
+from compare.measure import Target, measure, warm_up
+from compare.report.tables import markdown
+from compare.servers import server
+from config import Config, build
+from generate import load_generator
+from generate.forced import ForcedAcceptance
+from scheduling.building import build_scheduler
+from scheduling.inference import Generator, Inference
+from scheduling.sampling import Sampling
+from serving import Server
+from studies.runner import FinishedRuns
+from studies.study import Against, Case, Cases, Panel, Study, Table, only, ratio
+from weights import locate
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "demo": ("demo", {"model": "demo"}),
+    "gpt2": ("GPT-2 124M", {"model": "gpt2", "weights": "random"}),
+    "gpt2-medium": ("GPT-2 355M", {"model": "gpt2-medium", "weights": "random"}),
+}
+SHARED = {"dtype": "bfloat16", "tokenizer": "bytes"}  # of the larger ones
+ROWS = dict.fromkeys(MODELS, (1, 2, 4, 8, 16, 32, 64)) | {"gpt2-medium": (1, 4, 16, 64)}
+DRAFTS, RATES = (1, 2, 4, 8), (0.0, 0.3, 0.6, 0.9)
+LIMITS = {"max_batch_size": 64, "token_budget": 640}
+PROMPT = 8  # tokens
+ITERATIONS = 96  # of all rows together, and at least a few
+QUOTED, PROSE, RANDOM = "quoted", "prose", "random ids"
+TEXTS, SOURCES = (QUOTED, PROSE, RANDOM), ("ngram", "model:demo-draft")
+LENGTH = 128  # completion tokens of a text
+LOADS = (0.2, 0.4, 0.6, 0.8, 1.1)
+RULES = ("0", "4", "auto")
+LIVE = {"model": "demo", "max_batch_size": 8}
+
+
+def cases(n: int) -> list[dict[str, Any]]:
+    forced = [
+        {"table": "forced", "model": model, "rows": rows, "speculate": k, "rate": rate}
+        for model in MODELS
+        for rows in ROWS[model]
+        for k, rate in [("0", None), *itertools.product(map(str, DRAFTS), RATES)]
+    ]
+    texts = [
+        {"table": "texts", "text": text, "rows": rows, "draft": source, "speculate": k}
+        for text, rows in itertools.product(TEXTS, (1, 8, 32))
+        for source, k in [("none", "0"), *itertools.product(SOURCES, ("4", "auto"))]
+    ]
+    live = [
+        {"table": "live", "load": load, "speculate": rule}
+        for load, rule in itertools.product(LOADS, RULES)
+    ]
+    return forced + texts + live
+
+
+def config_of(speculate: str, draft: str, **settings: Any) -> Config:
+    drafting = {"speculate": speculate, "draft": draft} if speculate != "0" else {}
+    return build("dynamic", settings | drafting, {})
+
+
+# ---- forced
+
+
+@functools.cache
+def engine(model: str) -> tuple[Config, Generator]:
+    own = MODELS[model][1]
+    config = config_of("0", "", **LIMITS, **own, **(SHARED if model != "demo" else {}))
+    return config, load_generator(config, locate(config), 257)
+
+
+def forced(case: Case, seed: int) -> dict[str, Any]:
+    """Return tokens a second of rows that decode, over some iterations."""
+    (config, plain), rates = engine(case["model"]), [case["rate"] or 0.0]
+    rows, accepting = case["rows"], ForcedAcceptance(plain.generate, rates)
+    scheduler = build_scheduler(config.model_copy(update={"speculate": case["speculate"]}))
+    draw = random.Random(seed)
+    asked = [
+        Inference(draw.choices(range(256), k=PROMPT), 1000, Sampling(seed=97 * seed + i))
+        for i in range(rows)
+    ]
+    scheduler.enqueue(asked, 0.0)
+
+    def iterate(drafts: bool) -> None:
+        if drafts and scheduler.speculation is not None:
+            scheduler.speculation.draft(scheduler.running.values(), accepting)
+        now = time.perf_counter()
+        iteration, _ = scheduler.schedule(now)
+        scheduler.apply(iteration, accepting.generate(iteration), now)
+
+    while len(scheduler.running) < rows or not all(i.decodes for i in scheduler.running.values()):
+        iterate(drafts=False)
+    iterate(drafts=True)  # the first one of a kind is slower
+    before, start = scheduler.completion_tokens, time.perf_counter()
+    for _ in range(max(6, ITERATIONS // rows)):
+        iterate(drafts=True)
+    seconds = time.perf_counter() - start
+    return {"output_throughput": (scheduler.completion_tokens - before) / seconds}
+
+
+def expected(rate: float, k: int) -> float:
+    """Return the tokens of a row that verifies k draft tokens, each accepted with this chance if
+    all before it were (Leviathan et al., 2023, equation 1).
+    """
+    return sum(rate**place for place in range(k + 1))
+
+
+# ---- texts
+
+
+def prompt(text: str, seed: int) -> list[int]:
+    """Return a prompt of about 250 bytes of documentation that `demo` has not seen; quoted: a part
+    of it, and its beginning again.
+    """
+    draw, whole = random.Random(seed), (Path(demo.__file__).parent / "held_out.txt").read_bytes()
+    if text == RANDOM:
+        return [draw.randrange(256) for _ in range(250)]
+    at = draw.randrange(len(whole) - 250)
+    return list(whole[at : at + 200] * (1 + (text == QUOTED))) + list(whole[at : at + 50])
+
+
+def texts(case: Case, seed: int) -> dict[str, Any]:
+    """Return tokens a second of a burst, and the share of draft tokens that were accepted."""
+    rows, text = case["rows"], case["text"]
+    serving = Server(config_of(case["speculate"], case["draft"], model="demo", max_batch_size=32))
+    serving.manager.wait_until_loaded()
+    sampling = Sampling(1.0 if text == RANDOM else 0.0, seed=seed)
+    asked = [Inference(prompt(text, 1000 * seed + i), LENGTH, sampling) for i in range(rows)]
+    start = time.perf_counter()
+    serving.manager.enqueue(asked)
+    for inference in asked:
+        inference.done.wait()
+    seconds = time.perf_counter() - start
+    serving.close()
+    return {"output_throughput": rows * LENGTH / seconds, "acceptance": _acceptance(asked)}
+
+
+def _acceptance(asked: Iterable[Inference]) -> float | None:
+    verified = sum(inference.drafts.verified for inference in asked)
+    return sum(inference.drafts.accepted for inference in asked) / verified if verified else None
+
+
+# ---- live
+
+
+def trace(n: int, seed: int, rate: float | None) -> list[Request]:
+    """Return requests at so many a second; None: all at once."""
+    draw, at, requests = random.Random(seed), 0.0, []
+    for i in range(n):
+        at += draw.expovariate(rate) if rate else 0.0
+        tokens = min(400, 16 + int(draw.expovariate(1 / 100)))
+        ids = prompt(PROSE, 1000 * seed + i)
+        requests.append(Request(id=i, at=at, prompt_ids=ids, num_tokens=tokens))
+    return requests
+
+
+def live(case: Case, n: int, seed: int) -> dict[str, Any]:
+    rate = case["load"] * capacity(n)
+    with server("dynamic", LIVE | {"speculate": case["speculate"]}) as url:
+        target = Target(case["speculate"], url, Plain())
+        warm_up(target)
+        result, _ = measure(target, trace(n, seed, rate), {}, 600.0, Watch())
+    return {name: result[name] for name in OF_LIVE}
+
+
+@functools.cache
+def capacity(n: int) -> float:
+    """Return the requests a second that are completed without speculation when all come at once."""
+    with server("dynamic", LIVE) as url:
+        target = Target("burst", url, Plain())
+        warm_up(target)
+        result, _ = measure(target, trace(n, 1, None), {}, 600.0, Watch())
+    return n / float(result["wall_clock_s"])
+
+
+OF_LIVE = {
+    "output_throughput": ("tok/s", "{:,.0f}"),
+    "mean_e2el_ms": ("latency mean, ms", "{:,.1f}"),
+    "p99_e2el_ms": ("latency p99, ms", "{:,.0f}"),
+}
+
+
+def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
+    if case["table"] == "forced":
+        return forced(case, seed)
+    return texts(case, seed) if case["table"] == "texts" else live(case, n, seed)
+
+
+def with_closed_form(cases: Cases) -> list[dict[str, Any]]:
+    """Add gains: tokens a second ÷ those without speculation; and what the formula says: expected
+    tokens, times the ratio of iterations' times, which is the gain of drafts that are all rejected.
+    """
+    same = "model", "rows"
+    result = []
+    for case in cases:
+        if case["table"] == "forced" and case["speculate"] != "0":
+            keys = {key: case[key] for key in same} | {"table": "forced"}
+            [plain] = only(cases, keys | {"speculate": "0"})
+            [rejected] = only(cases, keys | {"speculate": case["speculate"], "rate": 0.0})
+            factor = expected(case["rate"], int(case["speculate"]))
+            seeds = [
+                own
+                | {
+                    "gain": own["output_throughput"] / base["output_throughput"],
+                    "closed_form": factor * none["output_throughput"] / base["output_throughput"],
+                }
+                for own, base, none in zip(case["seeds"], plain["seeds"], rejected["seeds"])
+            ]
+            case = {**case, "seeds": seeds}
+        result.append(dict(case))
+    return result
+
+
+def break_even(cases: Cases, model: str, rate: float, k: int) -> str:
+    """Return the rows up to which draft tokens raise the tokens a second, with the interval in
+    which the gain's own reaches 1: on a straight line over the logarithm of rows.
+    """
+    keys = {"table": "forced", "model": model, "rate": rate, "speculate": str(k)}
+    gains = [
+        (case["rows"], estimate([seed["gain"] for seed in case["seeds"]]))
+        for case in only(cases, keys)
+    ]
+
+    def crossing(sign: float) -> str:
+        above = [(rows, gain.mean + sign * (gain.half or 0.0)) for rows, gain in gains]
+        for (few, high), (many, low) in itertools.pairwise(above):
+            if high >= 1 > low:
+                return f"{few * (many / few) ** ((high - 1) / (high - low)):.1f}"
+        return "> 64" if above[-1][1] >= 1 else "none"
+
+    return f"{crossing(0)} ({crossing(-1)} to {crossing(1)})"
+
+
+def verdict(cases: Cases) -> str:
+    rows = [["", "drafts", *(f"{rate:.0%}" for rate in RATES[1:])]]
+    for (model, (name, _)), k in itertools.product(MODELS.items(), DRAFTS):
+        rows.append([name, str(k), *(break_even(cases, model, rate, k) for rate in RATES[1:])])
+    return (
+        "Rows up to which draft tokens raise the tokens a second, by the share of them that is "
+        "accepted, with the interval of the gains' own:\n\n"
+        f"{markdown(rows, left=1)}\n\n{_worst(cases)}"
+    )
+
+
+def _worst(cases: Cases) -> str:
+    """Return how `auto` did at its worst load beside the better of the other two rules."""
+    found: list[tuple[float, float, Estimate]] = []
+    for load in LOADS:
+        rules = {c["speculate"]: c for c in only(cases, {"table": "live", "load": load})}
+        if len(rules) < len(RULES):
+            return ""
+        against = [ratio(rules[rule], rules["auto"], "mean_e2el_ms") for rule in ("0", "4")]
+        worst = max(against, key=lambda each: each.mean)
+        found.append((worst.mean, load, worst))
+    _, load, worst = max(found)
+    return (
+        f"Live, auto's mean latency is at most {worst.mean:.2f} ± {worst.half or 0:.2f} of "
+        f"that of the better of 0 and 4, at a load of {load}."
+    )
+
+
+def name_of(case: Case) -> str:
+    return f"{case['speculate']} at {case['rate']:.0%}"
+
+
+def gain_panel(model: str, rate: float) -> Panel:
+    return Panel(
+        f"{MODELS[model][0]}, {rate:.0%} accepted",
+        "tok/s ÷ without drafts",
+        "gain",
+        "rows",
+        "rows",
+        line=lambda case: f"{case['speculate']} draft tokens",
+        where={"table": "forced", "model": model, "rate": rate},
+        expected="closed_form",
+        log=True,
+    )
+
+
+OF_PLAIN = {"speculate": "0"}
+STUDY = Study(
+    name="speculation",
+    title="Speculative decoding, by rows",
+    question="Up to how many rows do draft tokens pay, and does --speculate auto know it?",
+    source="tokens a row and iteration are (1 − a^(K+1)) ÷ (1 − a) (Leviathan et al., ICML 2023); "
+    "up to 2.8 times as fast at low load, 1.4 to 1.8 times as slow at high load (vLLM, 2024)",
+    workload="{seeds} seeds on 2 cores; random weights and bfloat16 but for demo, prompts of "
+    f"{PROMPT} tokens where acceptance is forced; live: {{n}} requests",
+    requests=150,
+    seeds=3,
+    cases=cases,
+    run=run,
+    servers=True,
+    summarized=with_closed_form,
+    measures={
+        **OF_LIVE,
+        "gain": ("gain", "{:.2f}"),
+        "closed_form": ("closed form", "{:.2f}"),
+        "acceptance": ("accepted, %", "{:.0%}"),
+    },
+    text=verdict,
+    tables=[
+        Table(
+            ("load", "speculate"),
+            list(OF_LIVE),
+            [Against(OF_PLAIN, ratios=[*OF_LIVE])],
+            {"table": "live"},
+            "demo over HTTP, by load",
+            "Load: of what is completed without speculation; 8 rows, completions of documentation.",
+        ),
+        Table(
+            ("text", "rows", "draft", "speculate"),
+            ["output_throughput", "acceptance"],
+            [Against({"draft": "none", **OF_PLAIN}, ratios=["output_throughput"])],
+            {"table": "texts"},
+            "demo with draft tokens of its own",
+        ),
+        Table(
+            ("model", "rows", "speculate", "rate"),
+            ["gain", "closed_form"],
+            [],
+            {"table": "forced", "speculate": tuple(map(str, DRAFTS))},
+            "Gain where so many draft tokens are accepted",
+        ),
+    ],
+    figure="Gain over rows by draft tokens and acceptance, beside the closed form (dotted)",
+    panels=[gain_panel(model, rate) for model in MODELS for rate in RATES[1:]],
+)
