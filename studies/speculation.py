@@ -20,7 +20,7 @@ from client.traces import Request
 from client.wire import Plain
 from compare.analysis import Estimate, estimate
 from compare.measure import Target, measure, warm_up
-from compare.report.tables import markdown
+from compare.report.tables import NONE, markdown
 from compare.servers import server
 from config import Config, build
 from generate import load_generator
@@ -43,7 +43,8 @@ ROWS = dict.fromkeys(MODELS, (1, 2, 4, 8, 16, 32, 64)) | {"gpt2-medium": (1, 4, 
 DRAFTS, RATES = (1, 2, 4, 8), (0.0, 0.3, 0.6, 0.9)
 LIMITS = {"max_batch_size": 64, "token_budget": 640}
 PROMPT = 8  # tokens
-ITERATIONS = 96  # of all rows together, and at least a few
+# rows of all iterations of a case together, so that demo's short ones are enough
+COMPUTED = {"demo": 1500, "gpt2": 96, "gpt2-medium": 48}
 QUOTED, PROSE, RANDOM = "quoted", "prose", "random ids"
 TEXTS, SOURCES = (QUOTED, PROSE, RANDOM), ("ngram", "model:demo-draft")
 LENGTH = 128  # completion tokens of a text
@@ -109,7 +110,7 @@ def forced(case: Case, seed: int) -> dict[str, Any]:
         iterate(drafts=False)
     iterate(drafts=True)  # the first one of a kind is slower
     before, start = scheduler.completion_tokens, time.perf_counter()
-    for _ in range(max(6, ITERATIONS // rows)):
+    for _ in range(max(6, COMPUTED[case["model"]] // rows)):
         iterate(drafts=True)
     seconds = time.perf_counter() - start
     return {"output_throughput": (scheduler.completion_tokens - before) / seconds}
@@ -237,6 +238,9 @@ def break_even(cases: Cases, model: str, rate: float, k: int) -> str:
         (case["rows"], estimate([seed["gain"] for seed in case["seeds"]]))
         for case in only(cases, keys)
     ]
+
+    if not gains:
+        return NONE
 
     def crossing(sign: float) -> str:
         above = [(rows, gain.mean + sign * (gain.half or 0.0)) for rows, gain in gains]
