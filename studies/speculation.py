@@ -11,14 +11,13 @@ import itertools
 import random
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import demo
 from client.load import Watch
 from client.traces import Request
 from client.wire import Plain
 from compare.analysis import Estimate, estimate
+from compare.machine import ROOT
 from compare.measure import Target, measure, warm_up
 from compare.report.tables import NONE, markdown
 from compare.servers import server
@@ -130,7 +129,7 @@ def prompt(text: str, seed: int) -> list[int]:
     """Return a prompt of about 250 bytes of documentation that `demo` has not seen; quoted: a part
     of it, and its beginning again.
     """
-    draw, whole = random.Random(seed), (Path(demo.__file__).parent / "held_out.txt").read_bytes()
+    draw, whole = random.Random(seed), (ROOT / "demo" / "held_out.txt").read_bytes()
     if text == RANDOM:
         return [draw.randrange(256) for _ in range(250)]
     at = draw.randrange(len(whole) - 250)

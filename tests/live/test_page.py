@@ -73,7 +73,9 @@ def test_cells_appear_as_a_load_is_served_and_are_what_stats_count(
             tab.click("#in")
         tab.evaluate(FRAMES)
         drawn = drawn_rows(tab, meaning)
-        assert len(drawn) > 20 and all(rows.items() <= counts[i].items() for i, rows in drawn.items())
+        assert len(drawn) > 20 and all(
+            rows.items() <= counts[i].items() for i, rows in drawn.items()
+        )
 
 
 def test_pausing_holds_still_and_steps_and_scrubs(opened: Callable[..., Any]) -> None:
