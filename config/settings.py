@@ -57,7 +57,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
 
     # fmt: off
     max_batch_size: Count = setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU")
-    token_budget: Count = setting(256, "prefill tokens in an iteration at most",
+    token_budget: Count = setting(256, "prefill tokens and draft tokens in an iteration at most",
         "256 on a CPU, 2048 on a GPU")
     loop_interval_ms: NotNegative = setting(0.0,
         "sleep between iterations; 10 reproduces the original experiment's loop")
