@@ -87,6 +87,7 @@ class Shape:
 
 SHAPES = {
     "demo": Shape(n_layer=2, n_head=4, n_embd=256, vocab_size=257),
+    "demo-draft": Shape(n_layer=1, n_head=3, n_embd=192, vocab_size=257),  # its draft model
     "fake": Shape(n_layer=1, n_head=1, n_embd=1, vocab_size=257),  # has no tensors
     "gpt2": Shape(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": Shape(n_layer=24, n_head=16, n_embd=1024),

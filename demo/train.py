@@ -1,4 +1,4 @@
-"""Train `demo`:  .venv/bin/python -m demo.train
+"""Train `demo`:  .venv/bin/python -m demo.train  (--draft: `demo-draft`)
 
 Writes model.safetensors (16-bit) and config.json, Hugging Face's form of a GPT-2, and held_out.txt,
 the text that its bits per byte are measured on. Stop it with Ctrl-C and run it again: it goes on
@@ -59,6 +59,9 @@ class Recipe:
     clip: float = 1.0  # norm of the gradient
     seed: int = 0
     report: int = 250  # steps between progress lines, each with a checkpoint
+
+
+DRAFT = Recipe(shape=SHAPES["demo-draft"], steps=2400)
 
 
 class CheckpointUnusable(Exception):
@@ -231,9 +234,12 @@ def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m demo.train", description="Train the demo model.")
-    out, about = Path("runs/demo"), "what it writes and resumes from (default: %(default)s)"
-    parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help=about)
-    folder: Path = parser.parse_args().out
+    about = "what it writes and resumes from (default: runs/demo or runs/demo-draft)"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=about)
+    about = "train the small model that proposes draft tokens for demo"
+    parser.add_argument("--draft", action="store_true", help=about)
+    args = parser.parse_args()
+    folder: Path = args.out or Path("runs/demo-draft" if args.draft else "runs/demo")
     checkpoint = folder / "checkpoint.pt"
     torch.set_num_threads(physical_cores())
     try:
@@ -248,7 +254,8 @@ def main() -> int:
                 f"is another",
                 file=sys.stderr,
             )
-        model = train(Recipe(), corpus, checkpoint, lambda line: print(line, flush=True))
+        recipe = DRAFT if args.draft else Recipe()
+        model = train(recipe, corpus, checkpoint, lambda line: print(line, flush=True))
         export(model, corpus, folder)
         checkpoint.unlink()
     except CheckpointUnusable as error:

@@ -34,7 +34,7 @@ SENTENCES = {
     "dynamic --slo-classes a=1": "--slo-classes 'a=1': 'a=1' is no class; write NAME=ttft:MS",
     "dynamic --dtype int8": "--dtype 'int8': input should be 'float32' or 'bfloat16'",
     "dynamic --device cuda": "no GPU is usable here; use --device cpu",
-    "dynamic --model gpt5": "'gpt5' is neither a folder nor one of demo, fake, gpt2",
+    "dynamic --model gpt5": "'gpt5' is neither a folder nor one of demo, demo-draft,",
     "dynamic --max-model-len 2048": "max_model_len 2048 is beyond the 1024 positions of demo",
     "dynamic --tokenizer r50k_base": "tokenizer r50k_base has 50257 ids and demo only 257",
     "dynamic --decoder-batch-sizes 64,8": "'64,8': 64 is beyond max_batch_size 32; leave it out, "
