@@ -27,19 +27,23 @@ class WeightsUnavailable(Exception):
 
 
 def locate(config: Config) -> Path | None:
-    """Return the safetensors file of `config`, fetched if need be; None for random weights.
+    """Return the safetensors file of `config`, fetched if need be; None for random weights. See
+    that its draft model's is there, too.
 
     Raises WeightsUnavailable, within seconds when there is no network.
     """
+    if config.draft_model is not None:
+        locate(config.draft_model)
     if config.weights == "random" or config.model == "fake":
         return None
+    shipped = {"demo": DEMO, "demo-draft": DEMO / "draft"}
     if config.model in GPT2_REPOSITORIES:
         path = _fetch(config.model)
     else:
-        path = (DEMO if config.model == "demo" else Path(config.model)) / "model.safetensors"
+        path = shipped.get(config.model, Path(config.model)) / "model.safetensors"
     if not path.is_file():
         mend = "restore it with git checkout"
-        if config.model != "demo":
+        if config.model not in shipped:
             mend = "save the checkpoint in safetensors form"
         raise WeightsUnavailable(f"{path} does not exist; {mend}, or use --weights random")
     check(path, config.shape)

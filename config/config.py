@@ -98,6 +98,23 @@ class Config(Settings):
         return read_rates(rates) if kind == "acceptance" else []
 
     @property
+    def max_tokens(self) -> int:
+        """Tokens of an iteration at most."""
+        return self.max_batch_size + self.token_budget
+
+    @property
+    def draft_model(self) -> Config | None:
+        """Settings of the model that proposes draft tokens: the server's own, with KV blocks for
+        all rows; None if there is none.
+        """
+        kind, model = read_draft(self.draft)
+        if kind != "model":
+            return None
+        kv_cache = f"{self.max_batch_size * self.blocks_per_request}blocks"
+        ours = {"model": model, "kv_cache": kv_cache, "draft": "ngram", "speculate": "0"}
+        return self.model_copy(update=ours)
+
+    @property
     def captures(self) -> bool:
         """True if forward passes become CUDA graphs; with PyTorch's attention they cannot."""
         triton = self.attention == "triton" and self.generator == "cached"
@@ -205,6 +222,22 @@ def _unfit_drafts(config: Config) -> Iterator[str]:
             f"{most} draft tokens do not fit into max_model_len {config.max_model_len} and "
             f"token_budget {config.token_budget}, which counts them; lower --speculate"
         )
+    if (draft := config.draft_model) is None:
+        return
+    if "fake" in (config.model, draft.model):
+        yield f"--draft {config.draft} needs a model to guess, and fake is none; use --draft ngram"
+        return
+    if draft.shape.vocab_size != config.shape.vocab_size:
+        yield (
+            f"{draft.model} has a vocabulary of {draft.shape.vocab_size:,} ids and {config.model} "
+            f"one of {config.shape.vocab_size:,}; choose a --draft model with the same"
+        )
+    if draft.shape.n_ctx < config.max_model_len:
+        yield (
+            f"max_model_len {config.max_model_len} is beyond the {draft.shape.n_ctx} positions of "
+            f"{draft.model}; lower it, or choose another --draft"
+        )
+    yield from _unfit_parts(draft)
 
 
 def _unfit_parts(config: Config) -> Iterator[str]:
@@ -246,14 +279,16 @@ def _too_large(config: Config) -> Iterator[str]:
             f"({needed * config.block_size * token / 1e9:.3f} GB); raise --kv-cache or lower "
             "--max-model-len"
         )
-    weights = shape.weight_bytes(config.dtype, config.multiplied_as)
-    memory = psutil.virtual_memory().total
+    models = [each for each in (config, config.draft_model) if each is not None]
+    weights = sum(each.shape.weight_bytes(each.dtype, each.multiplied_as) for each in models)
+    kv, memory = sum(each.kv_bytes for each in models), psutil.virtual_memory().total
     # a GPU's free memory is known once the weights are there
-    if config.device == "cpu" and weights + config.kv_bytes > memory:
+    if config.device == "cpu" and weights + kv > memory:
+        names = " and ".join(each.model for each in models)
         yield (
-            f"{config.model} needs {weights / 1e9:.2f} GB of weights + {config.kv_bytes / 1e9:.2f} "
-            f"GB of keys and values = {(weights + config.kv_bytes) / 1e9:.2f} GB, and this machine "
-            f"has {memory / 1e9:.2f} GB; lower --kv-cache or choose a smaller --model"
+            f"{names} need {weights / 1e9:.2f} GB of weights + {kv / 1e9:.2f} GB of keys and "
+            f"values = {(weights + kv) / 1e9:.2f} GB, and this machine has {memory / 1e9:.2f} GB; "
+            "lower --kv-cache or choose a smaller --model"
         )
 
 

@@ -37,8 +37,9 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("device cuda: no GPU is usable here; use --device cpu")
     gpu = device == "cuda"
     model = str(given.get("model") or ("gpt2-medium" if gpu else "demo"))
-    if model not in SHAPES and Path(model).expanduser().is_dir():
-        model = str(Path(model).expanduser().resolve())
+    model, (kind, colon, draft) = _in_full(model), str(given.get("draft", "")).partition(":")
+    if kind == "model" and draft:
+        given["draft"] = kind + colon + _in_full(draft)
     shape = shape_of(model)
     small = model in ("demo", "fake")
     resolved = {
@@ -97,6 +98,12 @@ def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict
         if prefers_onednn and (not in_bfloat16 or onednn_multiplies_bfloat16()):
             parts["linear"] = "onednn"
     return parts
+
+
+def _in_full(model: str) -> str:
+    """Return a model's name, or the whole path of its folder."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if model not in SHAPES and folder.is_dir() else model
 
 
 def _tokenizer_of(model: str, vocab_size: int) -> str:

@@ -67,8 +67,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "for which each holds, as 4:8,2:16; or auto (those that raise the tokens a second)")
     draft: str = setting("ngram",
         "draft tokens come from: ngram (what followed the same words before), model:FOLDER (a "
-        "small GPT-2 of the same vocabulary), or acceptance:0.7 (anywhere, and so many are "
-        "accepted: texts mean nothing, speed is real)")
+        "small GPT-2 of the same vocabulary, with KV blocks of its own beside kv_cache; for demo "
+        "model:demo-draft), or acceptance:0.7 (anywhere, and so many are accepted: texts mean "
+        "nothing, speed is real)")
     length_predictor: str = setting("exact",
         "completion tokens that orders and bins by length go by: exact (the stated ones), "
         "noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)")

@@ -13,6 +13,7 @@ from generate import OutOfMemory, memory_for
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
+from generate.draft_model import DraftModel
 from generate.forward import KernelForward, in_one_call
 from generate.graphs import Capture
 from generate.linear import pack, pad_head
@@ -21,45 +22,59 @@ from generate.ngram import Ngram
 from generate.norms import NORMS, fuse_norms
 from generate.sampling import sample, sample_on_cpu
 from model import GPT2, KVCache
+from scheduling.drafts import Drafter
 from scheduling.inference import Generator
+from weights import locate
 
 
 def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
     """See generate.load_generator."""
     torch.set_num_threads(config.threads)
     with memory_for(f"{config.model} and an iteration of {config.max_batch_size} rows"):
-        dtype = getattr(torch, config.dtype)
-        model = load_model(config.shape, path, config.weights_seed, dtype, config.device)
+        model = _load(config, path)
         if config.generator == "naive":
             return NaiveGenerator(model, n_vocab)
-        if config.linear != "plain":
-            pack(model, config.linear)
-        if config.norms != "plain":
-            fuse_norms(model, NORMS[config.norms])
-        if config.device == "cuda":
-            pad_head(model)
+        drafter: Drafter = Ngram()
+        if (draft := config.draft_model) is not None:
+            engine = _cached(draft, _load(draft, locate(draft)), n_vocab, draft.n_blocks)
+            blocks = config.blocks_per_request
+            drafter = DraftModel(engine, config.max_batch_size, blocks, config.max_tokens)
 
         def on_pool(n_blocks: int) -> CachedGenerator:
-            return _cached(config, model, n_vocab, n_blocks)
+            return _cached(config, model, n_vocab, n_blocks, drafter)
 
         return on_pool(config.n_blocks if config.pool_is_known else fitting_blocks(config, on_pool))
 
 
-def _cached(config: Config, model: GPT2, n_vocab: int, n_blocks: int) -> CachedGenerator:
+def _load(config: Config, path: Path | None) -> GPT2:
+    """Return the model with the parts of the settings."""
+    dtype = getattr(torch, config.dtype)
+    model = load_model(config.shape, path, config.weights_seed, dtype, config.device)
+    if config.linear != "plain":
+        pack(model, config.linear)
+    if config.norms != "plain":
+        fuse_norms(model, NORMS[config.norms])
+    if config.device == "cuda" and config.generator == "cached":
+        pad_head(model)
+    return model
+
+
+def _cached(
+    config: Config, model: GPT2, n_vocab: int, n_blocks: int, drafter: Drafter | None = None
+) -> CachedGenerator:
     """Return the engine on a pool of n_blocks, captured where it can be, and warm."""
     dtype = getattr(torch, config.kept_as)
     cache = KVCache(config.shape, n_blocks, config.block_size, dtype, config.device)
-    max_tokens = config.max_batch_size + config.token_budget
     attention: Attention = PlainAttention(cache)
     one_call = None
     if config.attention == "kernel":
         attention = KernelAttention(cache)
         one_call = KernelForward(model, attention) if in_one_call(config) else None
     elif config.attention == "triton":
-        attention = TritonAttention(cache, max_tokens)
+        attention = TritonAttention(cache, config.max_tokens)
     sampler = sample_on_cpu if config.sampler == "kernel" else sample
     generator = CachedGenerator(
-        model, n_vocab, attention, sampler, max_tokens, n_blocks, one_call, Ngram()
+        model, n_vocab, attention, sampler, config.max_tokens, n_blocks, one_call, drafter
     )
     if config.captures:
         generator.capture(config.decoder_batch_sizes, Capture())

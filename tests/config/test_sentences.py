@@ -76,6 +76,13 @@ SENTENCES = {
     "dynamic --model fake --fake-slowdown 0": "--fake-slowdown '0': input should be greater than 0",
     "dynamic --record x --request-log x": "choose another --record",
     "dynamic --live off --live-prompts": "live_prompts are shown on the page that live off leaves",
+    "dynamic --speculate 4 --draft gpt2": "--draft 'gpt2': must be ngram, model:FOLDER, or",
+    "dynamic --speculate 4 --draft model:": "--draft 'model:': must be ngram, model:FOLDER, or",
+    "dynamic --speculate 4 --draft model:gpt5": "'gpt5' is neither a folder nor one of demo, ",
+    "dynamic --speculate 4 --draft model:gpt2": "gpt2 has a vocabulary of 50,257 ids and demo one "
+    "of 257; choose a --draft model with the same",
+    "dynamic --model fake --speculate 4 --draft model:demo": "--draft model:demo needs a model to "
+    "guess, and fake is none; use --draft ngram",
     "dynamic --port": "--port: expected one argument",
 }
 

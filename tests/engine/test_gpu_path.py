@@ -232,8 +232,9 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     # a budget of three of the longest prompts, in which the pool of the trial holds one
     settings = {"max_batch_size": 7, "token_budget": 93, "decoder_batch_sizes": "7,3,1"}
-    settings |= {"block_size": 4, "dtype": "float32"}
-    config = gpu_config(model=str(tmp_path), tokenizer="bytes", **settings)
+    settings |= {"block_size": 4, "dtype": "float32", "weights": "random", "tokenizer": "bytes"}
+    settings |= {"model": str(tmp_path), "draft": f"model:{tmp_path}", "speculate": "4"}
+    config = gpu_config(**settings)
     config = config.model_copy(update={"device": "cpu"})
     captures: list[Replaying] = []
 
@@ -251,11 +252,17 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     assert generator.n_blocks == 8 + 7, "one request of 32 tokens, and what remains"
     gc.collect()
     engines = sum(type(thing) is CachedGenerator for thing in gc.get_objects())
-    assert engines == 1, "the trial is gone"
+    assert engines == 2, "the trial is gone, and there is the draft model's"
     expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
     limits = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
     for policy in (Static(), Dynamic()):
-        captures[1].replayed.clear()
+        captures[2].replayed.clear()
         served = serve(policy, generator, requests(), **limits, decoder_batch_sizes=[3, 1])
-        assert served == expected and len(captures) == 2
-        assert {*captures[1].replayed} == {1, 3, 7}, "decodes of two sizes, and some with a prompt"
+        assert served == expected and len(captures) == 3
+        assert {*captures[2].replayed} == {1, 3, 7}, "decodes of two sizes, and some with a prompt"
+    asks, drafter = requests(), generator.drafter
+    assert drafter is not None
+    for each, text in zip(asks, expected):
+        each.tokens = text[:1]
+    proposed = drafter.propose([(each, len(text) - 1) for each, text in zip(asks, expected)])
+    assert proposed == [text[1:] for text in expected] and captures[0].replayed
