@@ -42,6 +42,19 @@ class _Span:
     mask: Tensor | None  # live tokens of each query, for a later chunk: bool [T, L]
 
 
+def one_by_one(rows: list[Row]) -> list[Row]:
+    """Return the rows, those with drafts as a row for each token, so that attention comes to the
+    same bits as without drafts. All keys and values of an iteration must be kept first.
+    """
+    if not any(row.drafts for row in rows):
+        return rows
+    return [
+        row._replace(start=row.start + i, n_tokens=1) if row.drafts else row
+        for row in rows
+        for i in range(row.n_tokens if row.drafts else 1)
+    ]
+
+
 class PlainAttention:
     def __init__(self, cache: KVCache):
         self.cache = cache
@@ -52,7 +65,7 @@ class PlainAttention:
         stored: list[int] = []  # indices into the flat list of the tokens that have a slot
         slots: list[Tensor] = []  # of these
         spans: list[_Span] = []
-        for row in rows:
+        for row in one_by_one(rows):
             first, end = n, row.start + row.n_tokens
             n += row.n_tokens
             blocks = None
@@ -95,19 +108,6 @@ class PlainAttention:
         return torch.arange(end, device=self._device)[None] <= queries
 
 
-def one_by_one(rows: list[Row]) -> list[Row]:
-    """Return the rows, those with drafts as a row for each token: so attention comes to the same
-    bits as without drafts.
-    """
-    if not any(row.drafts for row in rows):
-        return rows
-    return [
-        row._replace(start=row.start + i, n_tokens=1) if row.drafts else row
-        for row in rows
-        for i in range(row.n_tokens if row.drafts else 1)
-    ]
-
-
 class KernelAttention:
     """Raises kernels.KernelUnavailable where the kernel cannot be loaded."""
 
@@ -135,7 +135,7 @@ class KernelAttend:
     def __init__(self, attention: KernelAttention, rows: list[Row]):
         self._attention = attention
         positions, tables, blocks = array("q"), array("q"), array("q")
-        for row in rows:
+        for row in one_by_one(rows):
             positions.extend(range(row.start, row.start + row.n_tokens))
             tables.extend([len(blocks) if row.blocks else -1] * row.n_tokens)
             blocks.extend(row.blocks)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from generate import memory_for
-from generate.attention import Attention, one_by_one
+from generate.attention import Attention
 from generate.buffers import Buffer
 from generate.sampling import Sample
 from generate.scoring import choose, record_prompts, split
@@ -121,7 +121,7 @@ class CachedGenerator(Generator):
         # a captured pass samples every token
         samples.frombytes(bytes(samples.itemsize * (n - n_samples)))
         inputs = self._inputs.load(ids + positions + samples)
-        attend = self.attention.prepare(one_by_one(rows))
+        attend = self.attention.prepare(rows)
         tokens, places, sampled = inputs[:n], inputs[n : 2 * n], inputs[2 * n : 2 * n + n_samples]
         return lambda: self.model(tokens, places, attend, sampled)
 

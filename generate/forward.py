@@ -13,7 +13,7 @@ from torch import Tensor
 
 import kernels
 from config import Config
-from generate.attention import KernelAttention, one_by_one
+from generate.attention import KernelAttention
 from generate.cached import flat
 from generate.linear import INPUTS, PackedLinear
 from generate.norms import KernelAddNorm
@@ -64,7 +64,7 @@ class KernelForward:
         after every token: [N, V]. Raises IndexError for an id or a position that the model has not.
         """
         ids, _, samples = arrays = flat(rows, every)
-        attend = self._attention.prepare(one_by_one(rows))
+        attend = self._attention.prepare(rows)
         logits = self._wte.new_empty(len(samples), self._wte.shape[0])
         at_ids, at_positions, at_samples = (each.buffer_info()[0] for each in arrays)
         _, tables, blocks = attend.addresses

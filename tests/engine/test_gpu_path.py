@@ -31,7 +31,7 @@ from scheduling.inference import Inference, Iteration
 from scheduling.policies import Dynamic, NoBatching, Static
 from scheduling.sampling import Sampling
 from shapes import Shape
-from tests.oracle import N_VOCAB, Oracle, enliven, row, serve
+from tests.oracle import N_VOCAB, Guesses, Oracle, enliven, row, serve
 from tests.servers import ROOT
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
@@ -254,13 +254,16 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     engines = sum(type(thing) is CachedGenerator for thing in gc.get_objects())
     assert engines == 2, "the trial is gone, and there is the draft model's"
     expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
-    limits = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
-    for policy in (Static(), Dynamic()):
-        captures[2].replayed.clear()
-        served = serve(policy, generator, requests(), **limits, decoder_batch_sizes=[3, 1])
-        assert served == expected and len(captures) == 3
-        assert {*captures[2].replayed} == {1, 3, 7}, "decodes of two sizes, and some with a prompt"
+    limits: dict[str, Any] = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
     asks, drafter = requests(), generator.drafter
+    for policy, limits["speculate"] in ((Static(), "0"), (Dynamic(), "0"), (Dynamic(), "2")):
+        captures[2].replayed.clear()
+        asked = requests()
+        generator.drafter = Guesses(asked, expected)
+        served = serve(policy, generator, asked, **limits, decoder_batch_sizes=[3, 1])
+        assert served == expected and len(captures) == 3
+        decodes = {1, 3, 7} if limits["speculate"] == "0" else {3, 7}
+        assert {*captures[2].replayed} == decodes, "decodes of two sizes, and some with a prompt"
     assert drafter is not None
     for each, text in zip(asks, expected):
         each.tokens = text[:1]
