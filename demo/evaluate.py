@@ -1,4 +1,4 @@
-"""Measure `demo`:  .venv/bin/python -m demo.evaluate
+"""Measure `demo`:  .venv/bin/python -m demo.evaluate  (demo-draft: its draft model)
 
 Bits per byte on demo/held_out.txt beside those of xz and gzip, and completions to read. Everything
 is seeded; it takes a minute or two.
@@ -30,6 +30,7 @@ from scheduling.inference import Inference
 from scheduling.policies import Dynamic, Limits
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
+from shapes import SHAPES
 from simulate import drive
 from tokenizer import load_tokenizer
 from weights import DEMO, WeightsUnavailable, locate
@@ -81,6 +82,14 @@ def bits_per_byte(model: GPT2, text: bytes, context: int) -> float:
     return bits_of_bytes(model, text, context, stride=context // 2)[0].mean().item()
 
 
+@torch.inference_mode()
+def likeliest(model: GPT2, text: bytes, context: int) -> Tensor:
+    """Return the byte that is likeliest after each of text, in windows of `context` bytes: [N]."""
+    windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().split(context)
+    logits = [causal_logits(model, ids[None], torch.arange(len(ids))[None]) for ids in windows]
+    return torch.cat(logits).argmax(-1)
+
+
 def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: float) -> list[str]:
     """Return the server's completions of these prompts; their seeds are 0, 1, 2, …"""
     tokenizer = load_tokenizer("bytes")
@@ -97,17 +106,16 @@ def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: 
     return [tokenizer.decode(inference.tokens) for inference in inferences]
 
 
-def report(folder: Path) -> Iterator[str]:
+def report(name: str) -> Iterator[str]:
     """Yield the lines of demo/README.md that are measured. Raises ConfigError, WeightsUnavailable
     or OSError.
     """
-    config = build("dynamic", {"model": str(folder)}, {})
-    model = load_model(config.shape, locate(config), 0, torch.float32, "cpu")
-    text = (folder / "held_out.txt").read_bytes()
-    shape, n = config.shape, config.shape.n_ctx
+    model, own = _load(name), Path(name) / "held_out.txt"
+    text = (own if own.exists() else DEMO / "held_out.txt").read_bytes()
+    shape, n = model.shape, model.shape.n_ctx
     yield f"| on held_out.txt, {len(text):,} bytes | bits per byte |\n| --- | --: |"
     bits, _ = bits_of_bytes(model, text, n, stride=n // 2)
-    yield f"| demo, {shape.parameters / 1e6:.2f}M parameters | {bits.mean():.3f} |"
+    yield f"| {Path(name).name}, {shape.parameters / 1e6:.2f}M parameters | {bits.mean():.3f} |"
     corpus = load_corpus()
     if corpus.held_out == text:
         copied = torch.tensor(corpus.copied_bytes()[1:])
@@ -123,19 +131,28 @@ def report(folder: Path) -> Iterator[str]:
     for name, packed in (("xz -9e", xz), ("gzip -9", gzip.compress(text, 9, mtime=0))):
         yield f"| {name} | {8 * len(packed) / len(text):.3f} |"
 
+    if shape != SHAPES["demo"]:
+        same = likeliest(model, text, n) == likeliest(_load("demo"), text, n)
+        yield f"\nIts likeliest byte is demo's in {same.float().mean():.1%} of places."
+
     yield "\nCompletions of 200 bytes at temperature 0.8:"
     for prompt, completion in zip(PROMPTS, complete(model, PROMPTS, 200, temperature=0.8)):
         yield f"\n```\n{prompt}▸{completion}\n```"
 
 
+def _load(name: str) -> GPT2:
+    config = build("dynamic", {"model": name}, {})
+    return load_model(config.shape, locate(config), 0, torch.float32, "cpu")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser("python -m demo.evaluate", description="Measure `demo`.")
-    about = "what demo.train wrote (default: the shipped model)"
-    parser.add_argument("folder", type=Path, nargs="?", default=DEMO, metavar="FOLDER", help=about)
-    folder = parser.parse_args().folder.resolve()
+    about = "demo, demo-draft, or the folder that demo.train wrote (default: demo)"
+    parser.add_argument("model", nargs="?", default="demo", metavar="MODEL", help=about)
+    name = parser.parse_args().model
     torch.set_num_threads(physical_cores())
     try:
-        for line in report(folder):
+        for line in report(name):
             print(line, flush=True)
     except (ConfigError, WeightsUnavailable, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -24,6 +24,9 @@ from demo.evaluate import bits_of_bytes, causal_logits, complete
 from demo.train import CheckpointUnusable, Recipe, _batch, train
 from generate.checkpoint import load_model
 from model import GPT2, causal_attention
+from scheduling.inference import Inference
+from scheduling.sampling import Sampling
+from serving import Server
 from shapes import SHAPES, Shape, shape_of
 from tests.servers import ROOT
 from weights import DEMO, locate
@@ -47,13 +50,34 @@ def stated_bits_per_byte() -> float:
 # ---- the shipped model
 
 
-def test_the_files_are_small_and_of_the_shape_in_the_code() -> None:
-    path = DEMO / "model.safetensors"
-    assert path.stat().st_size <= 8_000_000
-    assert shape_of(str(DEMO)) == SHAPES["demo"]
-    assert SHAPES["demo"].parameters <= 3.9e6 and SHAPES["demo"].n_ctx == 1024
+@pytest.mark.parametrize(
+    ("name", "folder", "most"), [("demo", DEMO, 8e6), ("demo-draft", DEMO / "draft", 1.5e6)]
+)
+def test_the_files_are_small_and_of_the_shape_in_the_code(
+    name: str, folder: Path, most: float
+) -> None:
+    path = folder / "model.safetensors"
+    assert path.stat().st_size <= most
+    assert shape_of(str(folder)) == SHAPES[name] and SHAPES[name].n_ctx == 1024
     with safe_open(path, framework="pt") as file:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F16"}  # noqa: SIM118
+
+
+def test_its_draft_model_guesses_what_it_writes() -> None:
+    texts, drafts = [], {"speculate": "4", "draft": "model:demo-draft"}
+    for settings in ({}, drafts):
+        server = Server(build("dynamic", {"model": "demo"} | settings, {}))
+        group = [
+            Inference([*prompt.encode()], 60, Sampling(seed % 2 * 0.8, seed=seed))
+            for seed, prompt in enumerate(evaluate.PROMPTS)
+        ]
+        server.manager.enqueue(group)
+        assert all(each.done.wait(60) for each in group)
+        server.close()
+        texts.append([each.tokens for each in group])
+    assert texts[0] == texts[1]
+    verified = sum(each.drafts.verified for each in group)
+    assert sum(each.drafts.accepted for each in group) > 0.3 * verified > 100
 
 
 @pytest.mark.nightly
@@ -215,7 +239,8 @@ def test_what_training_writes_can_be_measured_and_served(
     assert locate(build("dynamic", {"model": str(folder)}, {})) == folder / "model.safetensors"
     assert run(monkeypatch, evaluate.main, folder) == 0
     output = capsys.readouterr().out
-    assert all(f"| {name} | " in output for name in ("demo, 0.01M parameters", "xz -9e", "gzip -9"))
+    assert all(f"| {name} | " in output for name in ("folder, 0.01M parameters", "gzip -9"))
+    assert re.search(r"likeliest byte is demo's in \d+\.\d% of places", output)
     assert "without the 100% that are copied" in output
     assert "predicted from 145 to 288 bytes" in output
 
