@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
-from scheduling.guard import reason
+from scheduling.guard import reason, watched
 from scheduling.inference import Generator, Inference, Iteration
 from scheduling.policies.own import described
 from scheduling.records import IterationRecord, Observer
@@ -89,7 +89,7 @@ class BatchingManager:
 
         Raises InvalidRequest, Overloaded, EngineFailed or Draining.
         """
-        with self._changed:
+        with self._changed, watched(self._scheduler.order):
             if self._why_failed:
                 raise self._refusal()
             if self.draining or self._closed:
@@ -282,7 +282,7 @@ class BatchingManager:
         return None
 
     def _apply(self, iteration: Iteration, ids: Sequence[int]) -> list[Inference]:
-        with self._changed:
+        with self._changed, watched(self._scheduler.order):
             try:
                 return self._scheduler.apply(iteration, ids, self.clock())
             except Exception as error:
