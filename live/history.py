@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from live.snapshot import QueueSnapshot
-from scheduling.inference import Inference, Iteration, State
+from scheduling.inference import Inference, Iteration, Row, State
 from stats import times_of
 
 KEPT = 2000  # iterations that a page can go back to
@@ -23,6 +23,7 @@ DECODE, PREFILL, RECOMPUTE, IDLE, PAUSED, NO_BUDGET, FREE = "d", "p", "r", "i", 
 UNKNOWN = "u"
 _LASTING = {DECODE, IDLE, PAUSED, NO_BUDGET, UNKNOWN}  # until the next change
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
+Drafted = Sequence[tuple[int, int]]  # of each row with drafts: their number, and of accepted ones
 
 
 class Skipped(NamedTuple):
@@ -38,17 +39,18 @@ class Cell(NamedTuple):
 
     id: int  # of the request
     kind: str
-    n: int  # tokens
+    n: int  # tokens, without rejected ones
     start: int  # position of the first
+    rejected: int  # draft tokens after them
     since: int  # the iteration
 
     def at(self, number: int) -> Cell:
         """Return the content at a later iteration."""
-        later = number - self.since if self.kind == DECODE else 0
+        later = self.n * (number - self.since) if self.kind == DECODE else 0
         return self._replace(start=self.start + later, since=number)
 
 
-EMPTY = Cell(-1, FREE, 0, 0, 0)
+EMPTY = Cell(-1, FREE, 0, 0, 0, 0)
 
 
 class SkipFinder:
@@ -92,13 +94,13 @@ class Grid:
         self._steady: tuple[list[int], list[bool]] | None = None
 
     def changes(
-        self, number: int, iteration: Iteration, skipped: Sequence[Skipped]
+        self, number: int, iteration: Iteration, skipped: Sequence[Skipped], drafts: Drafted
     ) -> list[tuple[int, Cell]]:
         """Return the lines whose content at iteration `number` does not follow from the last."""
         rows = iteration.rows
         ids = [row[0].id for row in rows]
         idle = [row[5] for row in rows]
-        if (ids, idle) == self._steady and not skipped:
+        if (ids, idle) == self._steady and not skipped and not drafts:
             return []  # most iterations
         changes: dict[int, Cell] = {}  # by line; one that is freed and given at once has one change
         running = dict.fromkeys(ids) | {skip.inference.id: None for skip in skipped}
@@ -107,15 +109,15 @@ class Grid:
             del self.cells[line]
             heapq.heappush(self._free, line)
             changes[line] = EMPTY._replace(since=number)
-        contents = [
-            *((row[0].id, _kind(row), row.n_tokens, row.start) for row in rows),
-            *((skip.inference.id, skip.kind, 0, skip.computed) for skip in skipped),
-        ]
-        for id_, kind, n, start in contents:
-            line = self._line_of(id_)
-            if not _follows(self.cells.get(line, EMPTY), id_, kind, start, number):
-                changes[line] = self.cells[line] = Cell(id_, kind, n, start, number)
-        steady = all(kind in (DECODE, IDLE) for _, kind, _, _ in contents)
+        rejected = (n - accepted for n, accepted in drafts)
+        contents = [_cell(row, next(rejected) if row.drafts else 0, number) for row in rows]
+        for skip in skipped:
+            contents.append(Cell(skip.inference.id, skip.kind, 0, skip.computed, 0, number))
+        for cell in contents:
+            line = self._line_of(cell.id)
+            if not _follows(self.cells.get(line, EMPTY), cell):
+                changes[line] = self.cells[line] = cell
+        steady = not drafts and all(cell.kind in (DECODE, IDLE) for cell in contents)
         self._steady = (ids, idle) if steady else None
         return list(changes.items())
 
@@ -128,7 +130,11 @@ class Grid:
         return self._line[id_]
 
 
-def _kind(row: Any) -> str:
+def _cell(row: Row, rejected: int, number: int) -> Cell:
+    return Cell(row[0].id, _kind(row), row.n_tokens - rejected, row.start, rejected, number)
+
+
+def _kind(row: Row) -> str:
     if row.idle:
         return IDLE
     if row.recomputed:
@@ -136,13 +142,13 @@ def _kind(row: Any) -> str:
     return DECODE if row.decodes else PREFILL
 
 
-def _follows(before: Cell, id_: int, kind: str, start: int, number: int) -> bool:
-    """True if a line with the content `before` has this one in iteration `number`."""
-    if before.id != id_ or before.kind != kind or kind not in _LASTING:
+def _follows(before: Cell, cell: Cell) -> bool:
+    """True if a line with the content `before` has this one at its iteration."""
+    if before.id != cell.id or before.kind != cell.kind or cell.kind not in _LASTING:
         return False
-    if kind == UNKNOWN:
-        return start == before.start
-    return kind != DECODE or start - before.start == number - before.since
+    if cell.kind == UNKNOWN:
+        return cell.start == before.start
+    return cell.kind != DECODE or cell == before.at(cell.since)
 
 
 class Note(NamedTuple):
@@ -197,16 +203,24 @@ class History:
         return self._dropped + len(self._notes)
 
     def iteration(
-        self, at: float, seconds: float, iteration: Iteration, skipped: Sequence[Skipped] = ()
+        self,
+        at: float,
+        seconds: float,
+        iteration: Iteration,
+        skipped: Sequence[Skipped] = (),
+        drafts: Drafted = (),
     ) -> None:
-        """Note a finished iteration. at: its beginning."""
+        """Note a finished iteration. at: its beginning. drafts: as IterationRecord has them."""
         for row in iteration.rows:
             self._introduce(row[0])
             if row.idle and row[0].answered_at is not None:  # before the first note
                 self.answered(row[0])
-        changes = self._grid.changes(self._next, iteration, skipped)
+        changes = self._grid.changes(self._next, iteration, skipped, drafts)
         texts = ",".join(
-            [f'{line},{cell.id},"{cell.kind}",{cell.n},{cell.start}' for line, cell in changes]
+            [
+                f'{line},{cell.id},"{cell.kind}",{cell.n},{cell.start},{cell.rejected}'
+                for line, cell in changes
+            ]
         )
         begin, end = round(at - self.zero, 6), round(at + seconds - self.zero, 6)
         text = (
@@ -252,7 +266,7 @@ class History:
         if restart:
             new = [*self._requests.values(), *notes]
             cells = sorted(self._cells.items())
-            more["lines"] = [[line, *cell.at(first)[:4]] for line, cell in cells]
+            more["lines"] = [[line, *cell.at(first)[:5]] for line, cell in cells]
         elif cursor is not None:
             new = list(itertools.islice(notes, cursor - self._dropped, None))
         texts = {name: [note.text for note in new if note.kind == name] for name in LISTS}

@@ -63,7 +63,7 @@ class Live:
             return
         iteration = record.iteration
         skipped = self._skips.find(iteration)
-        self._put((record.started_at, record.seconds, iteration, skipped))
+        self._put((record.started_at, record.seconds, iteration, skipped, record.drafts))
 
     def answered(self, inference: Inference) -> None:
         assert inference.answered_at is not None
@@ -129,7 +129,8 @@ class RunObserver:
         self._begin(min(row.inference.arrived_at for row in record.iteration.rows))
         iteration = record.iteration
         skipped = self._skips.find(iteration)
-        self.history.iteration(record.started_at, record.seconds, iteration, skipped)
+        begun, seconds = record.started_at, record.seconds
+        self.history.iteration(begun, seconds, iteration, skipped, record.drafts)
         if record.started_at - self._snapshot_at >= EVERY_S:
             self._snapshot_at = record.started_at
             self.history.snapshot(snapshot_of(self._scheduler, QUEUE, record.started_at))

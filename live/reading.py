@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from live.history import FREE, Cell
 
-STEP = 5  # values of a change
+STEP = 6  # values of a change
 
 
 class ReadIteration(NamedTuple):
@@ -41,5 +41,5 @@ def iterations(history: Mapping[str, Any]) -> Iterator[ReadIteration]:
 
 
 def _cell(values: Sequence[Any], since: int) -> Cell:
-    id_, kind, n, start = values
-    return Cell(id_, kind, n, start, since)
+    id_, kind, n, start, rejected = values
+    return Cell(id_, kind, n, start, rejected, since)

@@ -47,13 +47,13 @@ def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict
             if cell.kind == UNKNOWN or cell.n < 0:
                 tokens = None
             elif tokens is not None and cell.kind in (DECODE, PREFILL, RECOMPUTE):
-                tokens += cell.n
+                tokens += cell.n + cell.rejected
             yield {
                 "ph": "X", "pid": SERVER, "tid": line + 1, "ts": at, "dur": duration,
                 "name": f"{cell.id if cell.id >= 0 else '?'} {NAMES[cell.kind]}",
                 "cat": NAMES[cell.kind],
                 "args": {"request": cell.id, "iteration": iteration.number, "start": cell.start,
-                         "tokens": cell.n},
+                         "tokens": cell.n, "rejected": cell.rejected},
             }  # fmt: skip
         if iteration.waiting >= 0:
             yield _counter("queue", at, {"waiting": iteration.waiting})

@@ -14,7 +14,7 @@ Colours = frozenset[int]  # of a cell: red, green, blue and alpha in one number
 PALETTE = 16  # colours that requests have
 COLUMNS = 40  # in sight at once they are wide, and have no room for figures
 # what lines do in iterations 0, 1, …; the last of them lasts; w, u and s differ by pattern alone
-LETTERS = "pirwusd"
+LETTERS = "pirwusvd"
 # of an iteration the pixels of each line's cell, without the thin line that is left between cells
 PIXELS = """([iteration, lines]) => {
   const canvas = document.querySelector('canvas[tabindex]'), height = canvas.height / lines;
@@ -55,7 +55,9 @@ def every_kind() -> str:
     iterations = []
     for i in range(COLUMNS):
         letter = LETTERS[i : i + 1]
-        changes = [word for k in range(PALETTE) for word in (k, k, letter, 4, 0) if letter]
+        # v: a decode of two tokens, and two rejected ones
+        does = ("d", 2, 0, 2) if letter == "v" else (letter, 1 if letter == "d" else 4, 0, 0)
+        changes = [word for k in range(PALETTE) for word in (k, k, *does) if letter]
         iterations.append([0.1 * i, 0.1, 0, PALETTE, 50, 1, changes])
     history = {
         "about": about, "now": 0.1 * COLUMNS, "restart": True, "first": 0, "next": COLUMNS,

@@ -15,7 +15,7 @@ from live.reading import iterations
 from stats import ROW_KINDS
 
 # kinds of rows by the page's letters, and by the timeline's words
-KINDS = {"d": "live", "p": "live", "r": "recomputed", "i": "idle", "s": "paused"}
+KINDS = {"d": "live", "v": "live", "p": "live", "r": "recomputed", "i": "idle", "s": "paused"}
 CATEGORIES = {
     "decode": "live", "prefill": "live", "recompute": "recomputed", "idle": "idle",
     "paused": "paused",
@@ -44,6 +44,7 @@ CASES = {
     ),
     "multibin": case("multibin", "idle", bins=2),
     "dynamic": case("dynamic"),
+    "draft tokens": case("dynamic", "rejected", speculate="3", draft="acceptance:0.6"),
     "demand, few blocks": case(
         "dynamic", "recomputed", kv_reservation="demand", kv_cache="8blocks", max_model_len=128
     ),
@@ -57,7 +58,8 @@ def rows_of(history: Mapping[str, Any]) -> list[Rows]:
     for seen in iterations(history):
         rows = dict.fromkeys((*ROW_KINDS, "paused"), 0) | {"padding": seen.padding}
         for cell in seen.cells.values():
-            rows[KINDS[cell.kind]] += 1
+            rows[KINDS[cell.kind]] += cell.n if cell.kind == "d" else 1
+            rows["rejected"] += cell.rejected
         result.append(rows)
     return result
 
@@ -92,7 +94,12 @@ def assert_pauses_lasted(
 
 def assert_timeline_says(events: Sequence[Mapping[str, Any]], stats: Mapping[str, Any]) -> None:
     """Check rows by kind, tokens and requests of a timeline against /stats; all have finished."""
-    rows = Counter(CATEGORIES[event["cat"]] for event in events if event["ph"] == "X")
+    rows = Counter[str]()
+    for event in events:
+        if event["ph"] == "X":
+            kind, args = event["cat"], event["args"]
+            rows[CATEGORIES[kind]] += args["tokens"] if kind == "decode" else 1
+            rows["rejected"] += args["rejected"]
     counters = Counter[str]()
     for event in events:
         if event["ph"] == "C":
@@ -106,4 +113,4 @@ def assert_timeline_says(events: Sequence[Mapping[str, Any]], stats: Mapping[str
     assert prompts == stats["total_input_tokens"] and completions == stats["total_output_tokens"]
     # nothing is computed for the last token of a completion
     computed = prompts + completions - stats["completed"] + stats["recomputed_tokens"]
-    assert counters["tokens"] == computed > 0
+    assert counters["tokens"] == computed + stats["rejected_rows"] > 0

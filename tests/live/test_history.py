@@ -121,9 +121,9 @@ def test_a_worked_example() -> None:
     watched = served(Dynamic(), [(0.0, [a]), (0.0, [b]), (0.001, [c])], max_batch_size=2)
     history = json.loads(watched.kept.json("dynamic"))
     assert [iteration[-1] for iteration in history["iterations"]] == [
-        [0, 0, "p", 3, 0, 1, 1, "p", 1, 0],
-        [0, 0, "d", 1, 3, 1, 1, "d", 1, 1],
-        [0, 2, "p", 4, 0],
+        [0, 0, "p", 3, 0, 0, 1, 1, "p", 1, 0, 0],
+        [0, 0, "d", 1, 3, 0, 1, 1, "d", 1, 1, 0],
+        [0, 2, "p", 4, 0, 0],
     ]
     assert [iteration[:5] for iteration in history["iterations"]] == [
         [0.0, 0.01, 0, 2, 3], [0.01, 0.01, 1, 2, 3], [0.02, 0.01, 0, 2, 3],
@@ -186,7 +186,7 @@ class Reader:
         else:  # as after the last one that it knows
             before = self.cells.get(events["first"] - 1, {})
             cells = sorted(before.items())
-            events["lines"] = [[line, *cell.at(events["first"])[:4]] for line, cell in cells]
+            events["lines"] = [[line, *cell.at(events["first"])[:5]] for line, cell in cells]
         self.known |= {request[0]: request for request in events["requests"]}
         for seen in iterations(events):
             self.cells[seen.number] = dict(seen.cells)
@@ -246,7 +246,7 @@ def test_a_page_that_comes_late_gets_the_last_iterations_whole() -> None:
             first.ask()
     new = Reader(server)
     assert (new.last["first"], new.last["next"], len(new.last["iterations"])) == (500, n, KEPT)
-    assert new.last["lines"] == [[0, 0, "d", 1, 505]] and new.known[0][4] == "old"
+    assert new.last["lines"] == [[0, 0, "d", 1, 505, 0]] and new.known[0][4] == "old"
     first.ask()
     assert all(first.cells[k] == new.cells[k] for k in range(500, n))
 

@@ -77,16 +77,18 @@ def test_each_request_has_a_colour_and_each_kind_a_texture_that_the_legend_shows
     assert early == late and all(len(cell) == 1 for cell in early), "decode is one plain colour"
     assert len({*early}) == PALETTE, "requests differ"
     chips = dict(tab.evaluate(CHIPS))
-    assert set(chips) == {*NAMES.values(), "padding"}
-    assert len({tuple(chip) for chip in chips.values()}) == 8, "textures differ"
+    drafts = {f"draft, {ending}" for ending in ("accepted", "rejected")}
+    assert set(chips) == {*NAMES.values(), *drafts, "padding"}
+    assert len({tuple(chip) for chip in chips.values()}) == 10, "textures differ"
     cells = {letter: pixels(tab, i) for i, letter in enumerate(LETTERS)}
     shown = 14  # the request whose colour the legend has
     for letter, name in NAMES.items():
         assert set(cells[letter][shown]) == set(chips[name]), name
+    assert set(cells["v"][shown]) == set().union(*(chips[name] for name in ("decode", *drafts)))
     assert set(cells["d"][PALETTE]) == set(chips["padding"])
     [decoded] = early[shown]
     idle = cells["i"][shown]
     assert 0 < idle.count(decoded) < len(idle) / 4, "its request's colour, but for most of it dim"
     assert cells["s"][shown][0] == decoded != cells["w"][shown][0], "paused: a line at its edges"
-    # of all requests: prefill, recomputed, idle, paused and decode, and nobody's two
-    assert len(meanings(tab)) == 5 * PALETTE + 2
+    # of all requests: prefill, recomputed, idle, paused and decode with drafts or without; nobody's
+    assert len(meanings(tab)) == 6 * PALETTE + 2
