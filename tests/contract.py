@@ -174,8 +174,8 @@ def _schedule(policy: Policy, order: Order, asks: Sequence[Ask], **limits: int) 
         f"{limits['budget']}, {limits['spare_blocks']} spare KV blocks of 4 tokens"
     ]
     for number, ask in enumerate(asks):
-        parts = [f"{ask.rows} prompts of {ask.prompt}", f"{ask.tokens} tokens each"]
-        parts += [f"{ask.n} completions"] if ask.n > 1 else []
+        parts = [f"{ask.rows} × (prompt of {ask.prompt}, completion of {ask.tokens} tokens)"]
+        parts += [f"{ask.n} completions of each prompt"] if ask.n > 1 else []
         parts += [f"user {ask.user}"] if ask.user else []
         lines.append(f"  request {number} at {ask.at:g} s: {', '.join(parts)}")
     return "\n".join(lines)
