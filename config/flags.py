@@ -28,7 +28,7 @@ from config.pool import EARLIER, as_size, in_todays_names
 from config.resolve import OPERATIONS, resolve
 from config.settings import ConfigError
 from config.tables import NEEDS, ONLY_IN, flag, meaningful
-from scheduling.policies import MODES
+from scheduling.policies import MODES, ORDERS
 from scheduling.policies.own import PROBLEMS
 
 # settings without a meaning with an engine without a KV cache, and with none at all
@@ -115,9 +115,14 @@ def build(
     fill_in: resolves `auto` and what is left out, if not by this machine.
     """
     mode = mode or values.get("mode")
-    for name in (mode, flags.get("order", values.get("order"))):
+    order = flags.get("order", values.get("order"))
+    for name in (mode, order):
         if name in PROBLEMS:
             raise ConfigError(PROBLEMS[name])
+    if mode in ORDERS:
+        raise ConfigError(f"{mode} is an order, not a mode; write dynamic --order {mode}")
+    if order in MODES:
+        raise ConfigError(f"{order} is a mode, not an order; write it without --order")
     if mode not in MODES:
         what = f"unknown mode {mode!r}{_suggest(mode, MODES)}" if mode else "no mode given"
         raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}")

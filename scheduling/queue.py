@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sortedcontainers import SortedDict
 
+from scheduling.guard import watched
 from scheduling.inference import Inference, State
 
 if TYPE_CHECKING:  # a file with an order of its own may need this module before those are complete
@@ -111,7 +112,8 @@ class WaitingQueue:
     def put(self, inference: Inference) -> None:
         """Put an inference at the place that its order gives it now."""
         inference.state = State.WAITING
-        inference.standing.key = self._order.turn(inference)
+        with watched(self._order):
+            inference.standing.key = self._order.turn(inference)
         self.by_id[inference.id] = inference
         self.queues[inference.standing.bin].add(inference, self._order.by_user)
 

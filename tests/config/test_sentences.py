@@ -20,6 +20,8 @@ SENTENCES = {
     "contnuous": "unknown mode 'contnuous'; valid modes are nobatch, static, windowed, dynamic",
     "dynmic": "unknown mode 'dynmic' (did you mean dynamic?)",
     "": "no mode given; valid modes are nobatch, static",
+    "sjf": "sjf is an order, not a mode; write dynamic --order sjf",
+    "dynamic --order static": "static is a mode, not an order; write it without --order",
     "dynamic --prot 1": "unknown flag --prot (did you mean --port?); valid flags are --help, --max",
     "static --batch-size-target 4": "--batch-size-target has no meaning in mode static; it belongs "
     "to windowed",
