@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sortedcontainers import SortedDict
 
-from scheduling.guard import watched
 from scheduling.inference import Inference, State
 
 if TYPE_CHECKING:  # a file with an order of its own may need this module before those are complete
@@ -111,6 +110,8 @@ class WaitingQueue:
 
     def put(self, inference: Inference) -> None:
         """Put an inference at the place that its order gives it now."""
+        from scheduling.guard import watched  # it loads users' files, which may need this module
+
         inference.state = State.WAITING
         with watched(self._order):
             inference.standing.key = self._order.turn(inference)
