@@ -215,14 +215,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         return tuple(sorted({*sizes, most}, reverse=True))
 
     @field_validator(
-        "length_predictor",
-        "prefill",
-        "queue_policy",
-        "user_weights",
-        "slo_classes",
-        "speculate",
+        "length_predictor", "prefill", "queue_policy", "user_weights", "slo_classes", "speculate",
         "draft",
-    )
+    )  # fmt: skip
     @classmethod
     def _read_list(cls, text: str, info: ValidationInfo) -> str:
         """Refuse a text that its reader cannot read, with the reader's sentence."""

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
 
 from generate.buffers import to_device
 from generate.sampling import Sample, penalized
-from scheduling.drafts import kept
 from scheduling.inference import Row
 from scheduling.sampling import Score, Scores
 
@@ -24,21 +24,20 @@ def choose(logits: Tensor, rows: Sequence[Row], n_vocab: int, sample: Sample) ->
     """Return an id for each row, and one after each of its drafts; append scores where they are
     wanted. logits: [N, V], one for each id.
     """
-    places = [(row.inference, row.drafts[:n]) for row in rows for n in range(len(row.drafts) + 1)]
-    draws = [(each.sampling, len(each.tokens) + len(drafts)) for each, drafts in places]
-    scored = [row for row in rows if row.inference.scores is not None and not row.idle]
-    raw = logits.clone() if scored else logits  # before penalties
-    ids = sample(penalized(logits, places), draws, n_vocab)
-    if scored:
-        wanted: list[tuple[int, Scores]] = []
-        first = 0
-        for row in rows:
-            if (scores := row.inference.scores) is not None and not row.idle:
-                n = len(kept(row.drafts, iter(ids[first:])))
-                wanted += [(i, scores) for i in range(first, first + n)]
-            first += len(row.drafts) + 1
-        at = [i for i, _ in wanted]
-        record(raw[at], [(scores, ids[i]) for i, scores in wanted], n_vocab)
+    places = [(row, row.drafts[:n]) for row in rows for n in range(len(row.drafts) + 1)]
+    inferences = [(row.inference, drafts) for row, drafts in places]
+    draws = [(each.sampling, len(each.tokens) + len(drafts)) for each, drafts in inferences]
+    scored = [
+        (i, row.inference.scores, list(drafts))
+        for i, (row, drafts) in enumerate(places)
+        if row.inference.scores is not None and not row.idle
+    ]
+    raw = logits[[i for i, _, _ in scored]] if scored else logits  # a copy, before penalties
+    ids = sample(penalized(logits, inferences), draws, n_vocab)
+    if scored:  # but for what follows a rejected draft
+        right = [ids[i - len(drafts) : i] == drafts for i, _, drafts in scored]
+        wanted = [(scores, ids[i]) for i, scores, _ in compress(scored, right)]
+        record(raw[right], wanted, n_vocab)
     return ids
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from scheduling.drafts import Drafter
@@ -57,7 +57,7 @@ def most_drafts(text: str) -> int:
 
 def speculation_of(text: str, draft: str, past: Past | None) -> Speculation | None:
     """Return the rule that the settings state; None for no speculation."""
-    return Speculation(text, past, costly=draft != "ngram") if text != "0" else None
+    return Speculation(text, past, costly=draft.startswith("model:")) if text != "0" else None
 
 
 class Speculation(Extension):
@@ -66,16 +66,18 @@ class Speculation(Extension):
     """
 
     def __init__(self, text: str, past: Past | None, costly: bool):
-        self._table, self._most = read_speculate(text), most_drafts(text)
+        self._table = read_speculate(text)
         self._past, self._costly = past, costly
         # by place in a row: accepted, and verified after those before it were accepted
         self._hits, self._tries = [0.0] * MOST, [0.0] * MOST
 
-    def draft(self, running: Iterable[Inference], drafter: Drafter) -> None:
+    def draft(self, running: Collection[Inference], drafter: Drafter) -> None:
         """Propose draft tokens for what runs, to be verified in the next iteration.
 
         A drafter that raises proposes nothing: requests need it for their speed alone.
         """
+        for inference in running:
+            inference.drafts.ids = []  # those that were not taken may be too many by now
         wanted = self.wanted(running)
         try:
             proposed = drafter.propose(wanted) if wanted else []
@@ -85,7 +87,7 @@ class Speculation(Extension):
         for (inference, _), ids in zip(wanted, proposed):
             inference.drafts.ids = ids
 
-    def wanted(self, running: Iterable[Inference]) -> Shares:
+    def wanted(self, running: Collection[Inference]) -> Shares:
         """Return how many draft tokens to propose for each running inference that decodes."""
         decoding = [each for each in running if each.decodes and not each.is_over]
         most = self._by_rows(len(decoding))
@@ -139,8 +141,10 @@ class Speculation(Extension):
             self._tries[place] *= KEPT
         for row in rows:
             drafts = row.inference.drafts
-            drafts.ids = []  # what was not taken is proposed anew
             drafts.hits, drafts.tries = KEPT * drafts.hits, KEPT * drafts.tries
+
+    def stop_running(self, inference: Inference, now: float) -> None:
+        inference.drafts.ids = []
 
     def verified(self, row: Row, pool: BlockPool) -> int:
         """Count the accepted drafts of a row that has its tokens, and give back what the others
@@ -151,10 +155,8 @@ class Speculation(Extension):
         pool.trim(inference, max(drafts.blocks, -(-(row.start + n) // pool.block_size)))
         if inference.scores is not None:  # those of tokens after the one that ended it
             inference.scores.cut(row.start + n + 1)
-        drafts.verified, drafts.accepted = (
-            drafts.verified + len(row.drafts),
-            drafts.accepted + n - 1,
-        )
+        drafts.verified += len(row.drafts)
+        drafts.accepted += n - 1
         drafts.hits, drafts.tries = drafts.hits + (n > 1), drafts.tries + 1
         for place in range(min(n, len(row.drafts), MOST)):  # the first rejection is the last try
             self._hits[place] += place < n - 1
@@ -189,12 +191,12 @@ class Speculation(Extension):
         ]
         chances.sort(reverse=True)
         seconds, tokens, most = self._past.of_tokens.at, float(rows), 0
-        best = WORTH * tokens / seconds(rows)
+        best, best_s = WORTH * tokens, seconds(rows)
         for n, (chance, _) in enumerate(chances, 1):
             tokens += chance
             if rows + n == last_of_step(rows + n) or n == len(chances):
-                rate = tokens / seconds(rows + n)
-                if rate > best:
-                    best, most = rate, n
+                took_s = seconds(rows + n)
+                if tokens * best_s > best * took_s:
+                    best, best_s, most = tokens, took_s, n
         taken = Counter(i for _, i in chances[:most])
         return [(inference, taken[i]) for i, (inference, _) in enumerate(wanted)]

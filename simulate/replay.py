@@ -200,8 +200,9 @@ class _Server:
                 scheduler.enqueue(group, now)
                 self._in_flight |= {inference.id: inference for inference in group}
             case "schedule":
-                for id_, n in entry.get("drafts", {}).items():
-                    self._inference(int(id_)).drafts.ids = [WRONG] * n
+                drafts = entry.get("drafts", {})
+                for id_, inference in self._in_flight.items():
+                    inference.drafts.ids = [WRONG] * drafts.get(str(id_), 0)
                 self._iteration, _ = scheduler.schedule(now)
                 self._begun = now
             case "apply":

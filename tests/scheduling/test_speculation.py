@@ -141,6 +141,21 @@ def test_a_drafter_that_raises_costs_speed_alone(caplog: pytest.LogCaptureFixtur
     assert "no draft tokens were proposed; requests are served without them" in caplog.text
 
 
+def test_drafts_that_were_not_taken_are_none_later() -> None:
+    """They may be more than the rows, or the tokens that are left, allow by then."""
+    scheduler = make_scheduler(Dynamic(), speculate="4:1", max_batch_size=2)
+    first, second = Ask(0.0, 1, 9).group(4)[0], Ask(0.0, 1, 9).group(4)[0]
+    engine, speculation = ForcedAcceptance(any_ids, [1.0]), scheduler.speculation
+    assert speculation is not None
+    scheduler.enqueue([first], 0.0)
+    scheduler.apply(scheduler.schedule(0.0)[0], [0], 1.0)
+    speculation.draft(scheduler.running.values(), engine)
+    assert len(first.drafts.ids) == 4
+    second.decodes = True
+    speculation.draft([first, second], engine)
+    assert first.drafts.ids == second.drafts.ids == []
+
+
 def test_ngram_proposes_what_followed_the_longest_ending() -> None:
     inference = Inference([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], 9)
     ngram = Ngram()
