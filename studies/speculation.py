@@ -41,7 +41,7 @@ SHARED = {"dtype": "bfloat16", "tokenizer": "bytes"}  # of the larger ones
 ROWS = dict.fromkeys(MODELS, (1, 2, 4, 8, 16, 32, 64)) | {"gpt2-medium": (1, 4, 16, 64)}
 DRAFTS, RATES = (1, 2, 4, 8), (0.0, 0.3, 0.6, 0.9)
 LIMITS = {"max_batch_size": 64, "token_budget": 640}
-PROMPT = 8  # tokens
+PROMPT, LONGEST = 8, 900  # tokens
 # rows of all iterations of a case together, so that demo's short ones are enough
 COMPUTED = {"demo": 1500, "gpt2": 96, "gpt2-medium": 48}
 QUOTED, PROSE, RANDOM = "quoted", "prose", "random ids"
@@ -90,10 +90,14 @@ def forced(case: Case, seed: int) -> dict[str, Any]:
     """Return tokens a second of rows that decode, over some iterations."""
     (config, plain), rates = engine(case["model"]), [case["rate"] or 0.0]
     rows, accepting = case["rows"], ForcedAcceptance(plain.generate, rates)
+    most = 1 + int(case["speculate"])  # tokens of a row in an iteration
+    n = min(max(6, COMPUTED[case["model"]] // rows), LONGEST // most)
     scheduler = build_scheduler(config.model_copy(update={"speculate": case["speculate"]}))
     draw = random.Random(seed)
     asked = [
-        Inference(draw.choices(range(256), k=PROMPT), 1000, Sampling(seed=97 * seed + i))
+        Inference(
+            draw.choices(range(256), k=PROMPT), 1 + (n + 2) * most, Sampling(seed=97 * seed + i)
+        )
         for i in range(rows)
     ]
     scheduler.enqueue(asked, 0.0)
@@ -109,9 +113,10 @@ def forced(case: Case, seed: int) -> dict[str, Any]:
         iterate(drafts=False)
     iterate(drafts=True)  # the first one of a kind is slower
     before, start = scheduler.completion_tokens, time.perf_counter()
-    for _ in range(max(6, COMPUTED[case["model"]] // rows)):
+    for _ in range(n):
         iterate(drafts=True)
     seconds = time.perf_counter() - start
+    assert len(scheduler.running) == rows, "each still decodes"
     return {"output_throughput": (scheduler.completion_tokens - before) / seconds}
 
 
