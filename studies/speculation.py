@@ -212,11 +212,10 @@ def with_closed_form(cases: Cases) -> list[dict[str, Any]]:
     """Add gains: tokens a second ÷ those without speculation; and what the formula says: expected
     tokens, times the ratio of iterations' times, which is the gain of drafts that are all rejected.
     """
-    same = "model", "rows"
     result = []
     for case in cases:
         if case["table"] == "forced" and case["speculate"] != "0":
-            keys = {key: case[key] for key in same} | {"table": "forced"}
+            keys = {key: case[key] for key in ("table", "model", "rows")}
             [plain] = only(cases, keys | {"speculate": "0"})
             [rejected] = only(cases, keys | {"speculate": case["speculate"], "rate": 0.0})
             factor = expected(case["rate"], int(case["speculate"]))
