@@ -19,6 +19,7 @@ from compare.options import parse as parse_comparison
 from compare.servers import wait_until_ready
 from config import ConfigError
 from config import parse as parse_server
+from config.config import Config
 from config.groups import table
 from deploy import proxy, serve
 from simulate.simulation import parse as parse_simulation
@@ -40,7 +41,10 @@ BLOCKS = [
 LINES = dict.fromkeys(
     line.split(" #")[0].rstrip() for block in BLOCKS for line in block.splitlines() if line.strip()
 )
-COMMANDS = [shlex.split(line) for line in LINES]
+FIELD = re.findall(r"^\|[^|]*\| `([^`|]+)` \|", TEXT[ROOT / "docs" / "field.md"], re.MULTILINE)
+COMMANDS = [shlex.split(line) for line in LINES] + [
+    shlex.split(cell if cell.startswith("./") else f"./server.sh {cell}") for cell in FIELD
+]
 SMALL = "--model fake --numsamples 4 --modes nobatch,windowed --skip-calibration --arrival burst"
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "./server.sh": lambda argv: "--help" in argv or parse_server(argv),
@@ -149,10 +153,18 @@ def test_the_scripts_themselves_run(tmp_path: Path) -> None:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the names by which links reach a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere() -> None:
     for page, text in TEXT.items():
-        for path in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text):
-            assert (page.parent / path).exists(), f"{page.name} links to {path}"
+        for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.name} links to {path}"
+            assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
 
 
 def test_results_are_few_and_each_figure_is_on_a_page() -> None:
@@ -175,4 +187,7 @@ def test_the_first_page_and_the_marked_path_are_short_and_the_settings_those_tha
     marked = [(ROOT / row[0], int(row[1])) for row in rows if row]
     lines = [line for file, _ in marked for line in file.read_text().splitlines() if line.strip()]
     assert len(lines) <= 1800 and sum(minutes for _, minutes in marked) <= 66, "about an hour"
-    assert table() in TEXT[ROOT / "docs" / "settings.md"], "python -m config prints the table"
+    settings = TEXT[ROOT / "docs" / "settings.md"]
+    assert table() in settings, "python -m config prints the table"
+    ours = re.findall(r"^\| `(\w+)", settings.split("## What others call them")[1], re.MULTILINE)
+    assert set(ours) <= {*Config.model_fields}
