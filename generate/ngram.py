@@ -18,38 +18,23 @@ class Ngram(Drafter):
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, _Places] = {}  # by the id of an inference
+        # by inference: its tokens as characters, since nothing searches faster than a string
+        self._texts: dict[Inference, str] = {}
 
     def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
-        before, self._places = self._places, {}
+        before, self._texts = self._texts, {}
         for inference, _ in wanted:
-            places = before.get(inference.id)
-            if places is None or places.inference is not inference:
-                places = _Places(inference)
-            self._places[inference.id] = places
-        return [self._places[inference.id].after_the_last(k) for inference, k in wanted]
+            text = before.get(inference) or "".join(map(chr, inference.prompt_ids))
+            new = inference.tokens[len(text) - len(inference.prompt_ids) :]
+            self._texts[inference] = text + "".join(map(chr, new))
+        return [_after_the_last(self._texts[inference], inference, k) for inference, k in wanted]
 
 
-class _Places:
-    """Where each run of tokens of an inference ended last."""
-
-    def __init__(self, inference: Inference):
-        self.inference = inference
-        self._ids = list(inference.prompt_ids)
-        self._ends: dict[tuple[int, ...], int] = {}  # of the runs before the last token
-        self._noted = 0
-
-    def after_the_last(self, k: int) -> list[int]:
-        """Return the k ids after the last place that ends like the whole; none where none does."""
-        ids, ends = self._ids, self._ends
-        ids += self.inference.tokens[len(ids) - len(self.inference.prompt_ids) :]
-        for end in range(self._noted + 1, len(ids)):
-            for n in LENGTHS:
-                if n <= end:
-                    ends[tuple(ids[end - n : end])] = end
-        self._noted = len(ids) - 1
-        for n in LENGTHS:
-            after = ends.get(tuple(ids[-n:]))
-            if after is not None:
-                return [ids[after + i % (len(ids) - after)] for i in range(k)]
-        return []
+def _after_the_last(text: str, inference: Inference, k: int) -> list[int]:
+    """Return the k ids after the last place that ends like the whole; none where none does."""
+    for n in LENGTHS:
+        if (found := text.rfind(text[-n:], 0, -1)) >= 0:
+            inference.drafts.matched = n
+            after = text[found + n :]
+            return [ord(after[i % len(after)]) for i in range(k)]
+    return []

@@ -5,15 +5,12 @@ took.
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row
 
 KEPT = 0.98  # weight of a sample when the next one comes: about fifty count
-# of a curve: weight of a new sample, samples after which a mean is forgotten, and share
-NEW, FORGOTTEN, UNSEEN = 0.1, 1000, 0.25
 
 
 class Line:
@@ -43,54 +40,6 @@ class Line:
         return max(0.0, self._xy / self._xx) if self._xx else 0.0
 
 
-class Curve:
-    """Time by number of tokens, which need not lie on a line: a CPU's kernels work in tiles. Means
-    of late samples for each number up to 15 and each step from there on, eight an octave, with
-    straight lines between them.
-    """
-
-    def __init__(self) -> None:
-        self._samples = 0
-        self._known: list[int] = []  # steps that have a mean, ascending
-        self._means: dict[int, tuple[float, int]] = {}  # seconds, and the number of its last sample
-
-    def add(self, n: int, seconds: float) -> None:
-        step = last_of_step(n)
-        mean, _ = self._means.get(step, (seconds, 0))
-        if step not in self._means:
-            insort(self._known, step)
-        self._samples += 1
-        self._means[step] = mean + (seconds - mean) * NEW, self._samples
-        if self._samples % FORGOTTEN == 0:
-            old = self._samples - FORGOTTEN
-            self._known = [step for step in self._known if self._means[step][1] > old]
-            self._means = {step: self._means[step] for step in self._known}
-
-    def at(self, n: int) -> float:
-        """Return the time of n tokens. There must be a sample.
-
-        More tokens than were seen are taken to cost a quarter of what those seen did, each, so that
-        they are tried.
-        """
-        known, means = self._known, self._means
-        i = bisect_left(known, n)
-        if i == len(known):
-            most = known[-1]
-            return means[most][0] * (1 + UNSEEN * (n / most - 1))
-        after, seconds = known[i], means[known[i]][0]
-        if i == 0 or after == n:
-            return seconds
-        before = known[i - 1]
-        share = (n - before) / (after - before)
-        return means[before][0] * (1 - share) + seconds * share
-
-
-def last_of_step(n: int) -> int:
-    """Return the last of the numbers that a `Curve` takes together."""
-    width = 1 << max(0, n.bit_length() - 4)
-    return -(-n // width) * width
-
-
 class Past(Extension):
     """Record of iterations. An iteration with decode rows takes the time from the one before it, so
     that the gap between them is counted: it is a part of the time between two tokens.
@@ -102,25 +51,24 @@ class Past(Extension):
     def __init__(self) -> None:
         self.without_prompts = 0  # iterations since the last one that computed a prompt
         self._of_decodes, self._of_prompts = Line(), Line()
-        self.of_tokens = Curve()  # time of iterations of decode rows and their drafts alone
-        self._decoded = self._prompt_tokens = 0  # of the iteration that is computed now
+        self.decoded = self._prompt_tokens = 0  # tokens in the iteration that is computed now
+        self.took_s = 0.0  # time of the last one
         self._begun_at = self._ended_at = 0.0
 
     def planned(self, rows: Sequence[Row], now: float) -> None:
         if not rows:
             return
-        self._decoded = sum(row.n_tokens for row in rows if row.decodes)
+        self.decoded = sum(row.n_tokens for row in rows if row.decodes)
         self._prompt_tokens = sum(row.n_tokens for row in rows if not row.decodes)
-        self._begun_at = self._ended_at if self._decoded else now
+        self._begun_at = self._ended_at if self.decoded else now
         self.without_prompts = 0 if self._prompt_tokens else self.without_prompts + 1
 
     def sampled(self, inferences: Sequence[Inference], now: float) -> None:
-        self._ended_at, took_s = now, now - self._begun_at
+        self._ended_at, self.took_s = now, now - self._begun_at
         if not self._prompt_tokens:
-            self._of_decodes.add(self._decoded, took_s)
-            self.of_tokens.add(self._decoded, took_s)
+            self._of_decodes.add(self.decoded, self.took_s)
         elif self._of_decodes.n:
-            longer_s = took_s - self._of_decodes.at(self._decoded)
+            longer_s = self.took_s - self._of_decodes.at(self.decoded)
             self._of_prompts.add(self._prompt_tokens, longer_s)
 
     @property

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from collections.abc import Collection, Sequence
 
 from scheduling.drafts import Drafter
 from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row
 from scheduling.memory import BlockPool
-from scheduling.past import Past, last_of_step
+from scheduling.past import Past
 from scheduling.prefix_cache import Account
-
-MOST = 8  # draft tokens of a row with auto
-KEPT = 0.98  # weight of an iteration's outcome when the next is over: what failed is tried again
-WORTH = 1.03  # gain in tokens a second below which auto verifies nothing: estimates are no better
-PRIOR = 0.5  # chance of acceptance before anything is known
+from scheduling.worth import MOST, Shares, Worth
 
 log = logging.getLogger("effective_batching")
-
-Shares = list[tuple[Inference, int]]  # a number of tokens for each
 
 
 def read_speculate(text: str) -> list[tuple[int, int]]:
@@ -67,9 +59,8 @@ class Speculation(Extension):
 
     def __init__(self, text: str, past: Past | None, costly: bool):
         self._table = read_speculate(text)
-        self._past, self._costly = past, costly
-        # by place in a row: accepted, and verified after those before it were accepted
-        self._hits, self._tries = [0.0] * MOST, [0.0] * MOST
+        self._costly = costly
+        self._worth = Worth(past, costly) if past and not self._table else None
 
     def draft(self, running: Collection[Inference], drafter: Drafter) -> None:
         """Propose draft tokens for what runs, to be verified in the next iteration.
@@ -89,12 +80,14 @@ class Speculation(Extension):
 
     def wanted(self, running: Collection[Inference]) -> Shares:
         """Return how many draft tokens to propose for each running inference that decodes."""
+        if self._worth is not None and not self._worth.proposes:
+            return []
         decoding = [each for each in running if each.decodes and not each.is_over]
         most = self._by_rows(len(decoding))
         # none for the last token, after which nothing is sampled
         wanted = [(each, min(most, each.num_tokens - len(each.tokens) - 1)) for each in decoding]
-        if self._costly and not self._table:
-            wanted = self._worthwhile(wanted, len(decoding))
+        if self._worth is not None and self._costly:
+            wanted = self._worth.of(wanted, len(decoding))
         return [(each, k) for each, k in wanted if k > 0]
 
     def add(
@@ -118,8 +111,8 @@ class Speculation(Extension):
         if not places:
             return
         drafted = [(rows[i].inference, len(rows[i].inference.drafts.ids)) for i in places.values()]
-        if not self._table:
-            drafted = self._worthwhile(drafted, [row.decodes for row in rows].count(True))
+        if self._worth is not None:
+            drafted = self._worth.of(drafted, [row.decodes for row in rows].count(True))
         for inference, k in drafted:
             i, drafts = places[inference.id], inference.drafts
             row = rows[i]
@@ -136,12 +129,13 @@ class Speculation(Extension):
             rows[i] = row._replace(n_tokens=1 + k, drafts=drafts.ids[:k])
 
     def planned(self, rows: Sequence[Row], now: float) -> None:
-        for place in range(MOST):
-            self._hits[place] *= KEPT
-            self._tries[place] *= KEPT
-        for row in rows:
-            drafts = row.inference.drafts
-            drafts.hits, drafts.tries = KEPT * drafts.hits, KEPT * drafts.tries
+        self._rows = len(rows)
+        if self._worth is not None:
+            self._worth.planned([row.inference for row in rows])
+
+    def sampled(self, inferences: Sequence[Inference], now: float) -> None:
+        if self._worth is not None:
+            self._worth.sampled(self._rows, len(inferences))
 
     def stop_running(self, inference: Inference, now: float) -> None:
         inference.drafts.ids = []
@@ -157,46 +151,9 @@ class Speculation(Extension):
             inference.scores.cut(row.start + n + 1)
         drafts.verified += len(row.drafts)
         drafts.accepted += n - 1
-        drafts.hits, drafts.tries = drafts.hits + (n > 1), drafts.tries + 1
-        for place in range(min(n, len(row.drafts), MOST)):  # the first rejection is the last try
-            self._hits[place] += place < n - 1
-            self._tries[place] += 1
+        if self._worth is not None:
+            self._worth.verified(drafts, len(row.drafts), n - 1)
         return n
-
-    def chances(self, inference: Inference) -> Iterator[float]:
-        """Return the chance of its first, second, … draft token to be accepted: of the first by its
-        own experience, and by that of all, which alone decides on later ones; where there is none
-        a place is like the one before it.
-        """
-        accepted, chance, own = PRIOR, 1.0, inference.drafts
-        for place, (hits, tries) in enumerate(zip(self._hits, self._tries)):
-            accepted = (accepted + hits) / (1 + tries)
-            chance *= accepted if place else (accepted + own.hits) / (1 + own.tries)
-            yield chance
 
     def _by_rows(self, n: int) -> int:
         return next((k for rows, k in self._table if n <= rows), 0) if self._table else MOST
-
-    def _worthwhile(self, wanted: Shares, rows: int) -> Shares:
-        """Return of each row's draft tokens those that raise the tokens a second most, by the time
-        of past iterations and the chance of each to be accepted; `rows` decode.
-        """
-        assert self._past is not None
-        if not self._past.is_known:
-            return [(inference, 0) for inference, _ in wanted]
-        chances = [
-            (chance, i)
-            for i, (inference, k) in enumerate(wanted)
-            for chance in islice(self.chances(inference), k)
-        ]
-        chances.sort(reverse=True)
-        seconds, tokens, most = self._past.of_tokens.at, float(rows), 0
-        best, best_s = WORTH * tokens, seconds(rows)
-        for n, (chance, _) in enumerate(chances, 1):
-            tokens += chance
-            if rows + n == last_of_step(rows + n) or n == len(chances):
-                took_s = seconds(rows + n)
-                if tokens * best_s > best * took_s:
-                    best, best_s, most = tokens, took_s, n
-        taken = Counter(i for _, i in chances[:most])
-        return [(inference, taken[i]) for i, (inference, _) in enumerate(wanted)]

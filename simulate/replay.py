@@ -202,7 +202,8 @@ class _Server:
             case "schedule":
                 drafts = entry.get("drafts", {})
                 for id_, inference in self._in_flight.items():
-                    inference.drafts.ids = [WRONG] * drafts.get(str(id_), 0)
+                    n, inference.drafts.matched = drafts.get(str(id_), (0, 0))
+                    inference.drafts.ids = [WRONG] * n
                 self._iteration, _ = scheduler.schedule(now)
                 self._begun = now
             case "apply":

@@ -128,6 +128,39 @@ def test_auto_verifies_what_raises_the_tokens_a_second(
     assert least <= sum(inference.drafts.verified for inference in served) / rows <= most
 
 
+class Costly(ForcedAcceptance):
+    """Proposals of a model: each token takes time."""
+
+    token_s, spent_s = 0.0, 0.0
+
+    def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
+        self.spent_s += self.token_s * sum(k for _, k in wanted)
+        return super().propose(wanted)
+
+    def time(self, iteration: Iteration) -> float:
+        spent_s, self.spent_s = self.spent_s, 0.0
+        return 4 + 0.1 * sum(row.n_tokens for row in iteration.rows) + spent_s
+
+
+@pytest.mark.parametrize(
+    ("token_s", "least", "most"), [(0.0, 0.2, 0.35), (1.0, 0.5, 0.7), (20.0, 0.98, 1.03)]
+)
+def test_auto_asks_a_costly_drafter_only_where_that_pays(
+    token_s: float, least: float, most: float
+) -> None:
+    took_s = []
+    for speculate in ("0", "auto"):
+        scheduler = make_scheduler(
+            Dynamic(), speculate=speculate, draft="model:small", n_blocks=999
+        )
+        engine = Costly(any_ids, [0.8])
+        engine.token_s = token_s
+        group = Ask(0.0, 1, 3000).group(4)
+        ended = drive(scheduler, [(0.0, group)], engine.time, engine.generate, drafter=engine)
+        took_s.append(ended)
+    assert least < took_s[1] / took_s[0] < most
+
+
 class Broken(Drafter):
     def propose(self, wanted: object) -> list[list[int]]:
         raise RuntimeError("out of ideas")

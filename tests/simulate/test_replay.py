@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 from urllib.request import Request as Post
@@ -66,6 +67,15 @@ class Witness:
         self.seen["paused"] += inference.interruptions.paused_s > 0
 
 
+class Matching(ForcedAcceptance):
+    """As if some proposals came after a longer match than others."""
+
+    def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
+        for inference, _ in wanted:
+            inference.drafts.matched = len(inference.tokens) % 5
+        return super().propose(wanted)
+
+
 def random_request(server: Server, draw: random.Random) -> list[Inference]:
     """Draw a request: groups, prompts that begin alike, completions of one prompt, stop
     strings, deadlines, levels, streams.
@@ -104,7 +114,7 @@ def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None 
         for _ in range(CLIENTS):
             begun.acquire()
         fake = FakeGenerator(sleep=lambda _: time.sleep(1e-4))
-        return FaultyGenerator(ForcedAcceptance(fake.generate, [0.6], n_blocks), "raise", every=41)
+        return FaultyGenerator(Matching(fake.generate, [0.6], n_blocks), "raise", every=41)
 
     def client(seed: int) -> None:
         draw = random.Random(seed)

@@ -1,0 +1,194 @@
+"""How many draft tokens are worth their time: the rule of `--speculate auto`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+
+from scheduling.drafts import Drafts
+from scheduling.inference import Inference
+from scheduling.past import Past
+
+MOST = 8  # draft tokens of a row
+KEPT = 0.98  # weight of an iteration's outcome when the next is over: what failed is tried again
+GAIN = 1.03  # in tokens a second below which nothing is verified: estimates are no better
+PRIOR = 0.5  # chance of acceptance before anything is known
+# of a curve: weight of a new sample, samples after which a mean is forgotten, and share
+NEW, FORGOTTEN, UNSEEN = 0.1, 1000, 0.25
+# of a trial: iterations of a stretch, weight of earlier ones when one begins, share of time to lose
+STRETCH, EARLIER, LOST = 16, 0.9, 0.02
+
+Shares = list[tuple[Inference, int]]  # a number of tokens for each
+
+
+class Curve:
+    """Time by number of tokens, which need not lie on a line: a CPU's kernels work in tiles. Means
+    of late samples for each number up to 15 and each step from there on, eight an octave, with
+    straight lines between them. Where more tokens took less, the fewer are taken to take as long:
+    what is measured now and then is too high rather than too low.
+    """
+
+    def __init__(self) -> None:
+        self._samples = 0
+        self._known: list[int] = []  # steps that have a mean, ascending
+        self._seconds: list[float] = []  # of each
+        self._means: dict[int, tuple[float, int]] = {}  # seconds, and the number of its last sample
+
+    def add(self, n: int, seconds: float) -> None:
+        step = last_of_step(n)
+        mean, _ = self._means.get(step, (seconds, 0))
+        if step not in self._means:
+            insort(self._known, step)
+        self._samples += 1
+        self._means[step] = mean + (seconds - mean) * NEW, self._samples
+        if self._samples % FORGOTTEN == 0:
+            old = self._samples - FORGOTTEN
+            self._known = [step for step in self._known if self._means[step][1] > old]
+            self._means = {step: self._means[step] for step in self._known}
+        means = [self._means[step][0] for step in reversed(self._known)]
+        self._seconds = list(accumulate(means, min))[::-1]
+
+    def __bool__(self) -> bool:
+        return self._samples > 0
+
+    def at(self, n: int) -> float:
+        """Return the time of n tokens. There must be a sample.
+
+        More tokens than were seen are taken to cost a quarter of what those seen did, each, so that
+        they are tried.
+        """
+        known, seconds = self._known, self._seconds
+        i = bisect_left(known, n)
+        if i == len(known):
+            return seconds[-1] * (1 + UNSEEN * (n / known[-1] - 1))
+        if i == 0 or known[i] == n:
+            return seconds[i]
+        share = (n - known[i - 1]) / (known[i] - known[i - 1])
+        return seconds[i - 1] * (1 - share) + seconds[i] * share
+
+
+def last_of_step(n: int) -> int:
+    """Return the last of the numbers that a `Curve` takes together."""
+    width = 1 << max(0, n.bit_length() - 4)
+    return -(-n // width) * width
+
+
+class Trial:
+    """Tokens a second with drafts and without, each measured in stretches of iterations: what
+    proposing and deciding cost shows in nothing else. Of what seems worse there is a stretch now
+    and then, as often as no more than a share of all time is lost by it.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self._tokens, self._seconds = [0.0, 0.0], [0.0, 0.0]  # without, with
+        self._left = 0  # iterations of this stretch, and what it had
+        self._got, self._spent_s = 0, 0.0
+        self._wait_s = 0.0  # until the next stretch of what seems worse
+
+    def add(self, tokens: int, seconds: float, is_typical: bool) -> None:
+        if is_typical:
+            self._tokens[self.on] += tokens
+            self._seconds[self.on] += seconds
+        self._got, self._spent_s = self._got + tokens, self._spent_s + seconds
+        self._wait_s -= seconds
+
+    def next(self) -> bool:
+        """Return whether the next iteration has drafts."""
+        if not self._left:
+            better = self._rate(True) >= self._rate(False)
+            if self.on != better:
+                self._wait_s = (self._spent_s - self._got / self._rate(better)) / LOST
+                self.on = better
+            elif self._wait_s <= 0:
+                self.on = not better
+            self._tokens[self.on] *= EARLIER
+            self._seconds[self.on] *= EARLIER
+            self._left, self._got, self._spent_s = STRETCH, 0, 0.0
+        self._left -= 1
+        return self.on
+
+    def _rate(self, on: bool) -> float:
+        return self._tokens[on] / self._seconds[on] if self._seconds[on] else float("inf")
+
+
+class Worth:
+    """What draft tokens gained so far. Two estimates decide: whether any are proposed, from trials
+    at about as many rows; and which of those proposed are verified, from the time of iterations of
+    so many tokens and the chance of each to be accepted.
+    """
+
+    def __init__(self, past: Past, costly: bool):
+        self.proposes = True  # in the next iteration
+        self._begins = True  # until an iteration had some
+        self._past, self._curve, self._costly = past, Curve(), costly
+        self._trials: defaultdict[int, Trial] = defaultdict(Trial)  # by the octave of rows
+        self._trial = Trial()  # of this iteration
+        # by tokens that matched before a draft token, those before it in its row included:
+        # accepted, and verified after those before it were accepted
+        self._hits, self._tries = [0.0] * 2 * MOST, [0.0] * 2 * MOST
+
+    def planned(self, running: Sequence[Inference]) -> None:
+        """The next iteration computes these."""
+        for counts in (self._hits, self._tries):
+            counts[:] = [KEPT * count for count in counts]
+        for inference in running:
+            drafts = inference.drafts
+            drafts.hits, drafts.tries = KEPT * drafts.hits, KEPT * drafts.tries
+
+    def verified(self, drafts: Drafts, n: int, accepted: int) -> None:
+        """Count a row's outcome: so many of n draft tokens were accepted."""
+        drafts.hits, drafts.tries = drafts.hits + (accepted > 0), drafts.tries + 1
+        for place in range(min(accepted + 1, n, MOST)):  # the first rejection is the last try
+            self._hits[drafts.matched + place] += place < accepted
+            self._tries[drafts.matched + place] += 1
+
+    def sampled(self, rows: int, tokens: int) -> None:
+        """Count an iteration that is over, and decide whether the next one has drafts."""
+        past, drafted = self._past, self._past.decoded > rows
+        catches_up = self._begins and drafted  # a draft model then computes what it has missed
+        if past.without_prompts:
+            self._trial.add(tokens, past.took_s, is_typical=not catches_up)
+            # before the first, drafts are looked for in whole prompts
+            if self.proposes and not catches_up and past.without_prompts > 1:
+                self._curve.add(past.decoded, past.took_s)
+        self._begins = self._begins and not drafted
+        self._trial, proposed = self._trials[rows.bit_length()], self.proposes
+        self.proposes = not self._costly or self._trial.next()
+        self._begins |= self.proposes > proposed
+
+    def of(self, wanted: Shares, rows: int) -> Shares:
+        """Return of each row's draft tokens those that raise the tokens a second most; `rows`
+        decode.
+        """
+        if not self._curve:
+            return [(inference, 0) for inference, _ in wanted]
+        found = [
+            (chance, i)
+            for i, (inference, k) in enumerate(wanted)
+            for chance in self.chances(inference.drafts)[:k]
+        ]
+        found.sort(reverse=True)
+        totals = list(accumulate((chance for chance, _ in found), initial=float(rows)))
+        best, most = GAIN * rows / self._curve.at(rows), 0
+        n, end = 0, len(found)
+        while n < end:
+            n = min(last_of_step(rows + n + 1) - rows, end)
+            if (rate := totals[n] / self._curve.at(rows + n)) > best:
+                best, most = rate, n
+        taken = Counter(i for _, i in found[:most])
+        return [(inference, taken[i]) for i, (inference, _) in enumerate(wanted)]
+
+    def chances(self, drafts: Drafts) -> list[float]:
+        """Return the chance of the first, second, … draft token to be accepted: by how many tokens
+        matched before it, or, where none is looked for, of the first by its request's own
+        experience; where there is none a place is like the one before it.
+        """
+        accepted, chance, chances = PRIOR, 1.0, list[float]()
+        for matched in range(drafts.matched, drafts.matched + MOST):
+            accepted = (accepted + self._hits[matched]) / (1 + self._tries[matched])
+            chance *= accepted if matched else (accepted + drafts.hits) / (1 + drafts.tries)
+            chances.append(chance)
+        return chances
