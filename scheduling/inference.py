@@ -88,6 +88,7 @@ class Inference:
     # tokens are sent as they are sampled: in a request-level batch it ends with its own last one
     streamed: bool = False
     user: str | None = None
+    adapter: str = ""  # LoRA adapter of its model; the base model has none
     request_id: str = ""  # the client's name for it, for the request log
     priority: int = 0  # level, 1 first; 0: the default level
     queue_timeout_s: float | None = None  # shortens the limit of its level's queue policy
@@ -223,6 +224,7 @@ class Iteration(NamedTuple):
     reason: str = ""
     padding: int = 0  # rows without a request, added to fill a decoder batch size
     preempted: int = 0  # inferences that gave their KV blocks up before it
+    loads: Sequence[tuple[int, str]] = ()  # adapters to load first: slot and name
 
 
 class Generator(Protocol):
