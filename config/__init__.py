@@ -2,6 +2,7 @@
 
 tables     settings that are fields of modes and orders
 keys       API keys and their users
+adapters   LoRA adapters in folders, or random ones
 pool       the size of the KV cache, with its unit
 settings   every setting, with its meaning and its limits
 resolve    what `auto` means on this machine

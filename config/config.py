@@ -12,6 +12,7 @@ import psutil
 from pydantic import model_validator
 
 import kernels
+from config.adapters import Source, read_lora, read_lora_random, unfit_adapters
 from config.keys import digest
 from config.pool import PoolSize, read_size
 from config.resolve import VOCABULARIES, onednn_multiplies_bfloat16
@@ -112,7 +113,18 @@ class Config(Settings):
             return None
         kv_cache = f"{self.max_batch_size * self.blocks_per_request}blocks"
         ours = {"model": model, "kv_cache": kv_cache, "draft": "ngram", "speculate": "0"}
+        ours |= {"lora": "", "lora_random": ""}
         return self.model_copy(update=ours)
+
+    @property
+    def adapters(self) -> dict[str, Source]:
+        """Where each LoRA adapter comes from, by its name."""
+        return read_lora(self.lora) | read_lora_random(self.lora_random)
+
+    @property
+    def lora_slots(self) -> int:
+        """Adapters that the engine holds at once; 0: there are none."""
+        return self.max_loras * bool(self.lora or self.lora_random)
 
     @property
     def captures(self) -> bool:
@@ -181,6 +193,7 @@ def _contradictions(config: Config) -> Iterator[str]:
             "--generator naive out"
         )
     yield from _unfit_drafts(config)
+    yield from unfit_adapters(config)
     vocabulary = VOCABULARIES[config.tokenizer]
     if vocabulary > shape.vocab_size:
         yield (

@@ -168,6 +168,12 @@ def _meaningless(mode: str, flags: Mapping[str, Any], chosen: Mapping[str, Any])
                 yield (
                     f"{flag(name)} has no meaning with {flag(other)} {value}; leave one of them out"
                 )
+    for name in flags.keys() & {"max_loras", "lora_policy"}:
+        if not (chosen.get("lora") or chosen.get("lora_random")):
+            yield (
+                f"{flag(name)} has no meaning without --lora or --lora-random; add one of them, or "
+                "leave it out"
+            )
     for name, what in (("api_key", "a key"), ("api_keys", "a file of keys")):
         if chosen.get(name) == "":  # left out it would be open to everyone
             yield f"{flag(name)} is empty; give {what}, or none"

@@ -27,6 +27,7 @@ GROUPS = {
         "generator", "fake_slowdown",
     ),
     "Speculative decoding": ("speculate", "draft"),
+    "LoRA adapters": ("lora", "lora_random", "max_loras", "lora_policy"),
     "HTTP and limits": (
         "host", "port", "api_key", "api_keys", "allowed_hosts", "max_waiting",
         "user_requests_per_minute", "user_tokens_per_minute", "request_timeout_s",

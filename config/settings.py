@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )  # fmt: skip
 
+from config.adapters import read_lora, read_lora_random
 from config.keys import read_key, read_keys
 from config.pool import in_todays_names, read_size
 from config.tables import of_tables, setting
@@ -110,6 +111,17 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "cached, or naive: recompute everything, no KV cache")
     fake_slowdown: Positive = setting(1.0,
         "with --model fake: factor by which its iterations take longer")
+    lora: str = setting("",
+        "LoRA adapters in PEFT's form, which requests name as their model: "
+        "NAME=FOLDER,NAME=FOLDER", "none")
+    lora_random: str = setting("",
+        "random LoRA adapters, for measurements: N:RANK makes lora-0, lora-1, … of that rank",
+        "none")
+    max_loras: Count = setting(8,
+        "adapters that the engine holds at once; the others are loaded when requests need them")
+    lora_policy: Literal["mixed", "grouped", "skip", "drain"] = setting("mixed",
+        "adapters of a batch: mixed (as many as the engine holds), grouped (one), skip (a request "
+        "whose adapter must wait is overtaken) or drain (a running adapter gives way)")
     attention: Literal["kernel", "triton", "plain"] = setting("plain",
         "attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)",
         "auto: kernel on a CPU with a C++ compiler, triton on a GPU")
@@ -216,7 +228,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
 
     @field_validator(
         "length_predictor", "prefill", "queue_policy", "user_weights", "slo_classes", "speculate",
-        "draft",
+        "draft", "lora_random",
     )  # fmt: skip
     @classmethod
     def _read_list(cls, text: str, info: ValidationInfo) -> str:
@@ -229,6 +241,13 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
             "slo_classes": read_slo_classes,
             "speculate": read_speculate,
             "draft": read_draft,
+            "lora_random": read_lora_random,
         }
         readers[str(info.field_name)](text)
         return text
+
+    @field_validator("lora")
+    @classmethod
+    def _with_whole_paths(cls, text: str) -> str:
+        """The server runs in a folder of its own."""
+        return ",".join(f"{name}={source.folder}" for name, source in read_lora(text).items())

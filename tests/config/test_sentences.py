@@ -85,6 +85,20 @@ SENTENCES = {
     "of 257; choose a --draft model with the same",
     "dynamic --model fake --speculate 4 --draft model:demo": "--draft model:demo needs a model to "
     "guess, and fake is none; use --draft ngram",
+    "dynamic --lora a": "--lora 'a': a must have one folder; write NAME=FOLDER,NAME=FOLDER",
+    "dynamic --lora =/x": "--lora '=/x': '' is no name; use 1 … 128 letters, digits and ._-/",
+    "dynamic --lora é=/x": "'é' is no name; use 1 … 128 letters, digits and ._-/",
+    "dynamic --lora a=/x,a=/y": "a must have one folder",
+    "dynamic --lora demo=/x": "--lora names an adapter demo, as another model is named; choose",
+    "dynamic --lora lora-1=/x --lora-random 2:8": "--lora names an adapter lora-1, as another mod",
+    "dynamic --lora a=/x --model fake": "hold weights, and the model fake has none; use --lora-ran",
+    "dynamic --lora-random 2:8 --generator naive": "adapters are the cached engine's; leave --gen",
+    **{
+        f"dynamic --lora-random {text}": f"--lora-random '{text}': must be N:RANK, such as 8:16: how"
+        for text in ("8", "0:8", "8:0", "8:65")
+    },
+    "dynamic --max-loras 4": "--max-loras has no meaning without --lora or --lora-random; add one",
+    "dynamic --lora-policy skip": "--lora-policy has no meaning without --lora or --lora-random;",
     "dynamic --port": "--port: expected one argument",
 }
 
