@@ -31,10 +31,7 @@ class State(enum.Enum):
 
 
 class TokenEvent(NamedTuple):
-    """Progress of one inference, for its stream: how many tokens there are, and whether it is over.
-
-    A consistent copy: the handler thread may be changing the fields themselves.
-    """
+    """Progress of one inference, for its stream: a consistent copy, which no thread changes."""
 
     inference: Inference
     n_tokens: int

@@ -94,7 +94,7 @@ SENTENCES = {
     "dynamic --lora a=/x --model fake": "hold weights, and the model fake has none; use --lora-ran",
     "dynamic --lora-random 2:8 --generator naive": "adapters are the cached engine's; leave --gen",
     **{
-        f"dynamic --lora-random {text}": f"--lora-random '{text}': must be N:RANK, such as 8:16: how"
+        f"dynamic --lora-random {text}": f"--lora-random '{text}': must be N:RANK, such as 8:16"
         for text in ("8", "0:8", "8:0", "8:65")
     },
     "dynamic --max-loras 4": "--max-loras has no meaning without --lora or --lora-random; add one",
