@@ -53,5 +53,7 @@ def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator
 
         generator = load(config, path, n_vocab)
     if config.forced_rates:
-        return ForcedAcceptance(generator.generate, config.forced_rates, generator.n_blocks)
+        forced = ForcedAcceptance(generator.generate, config.forced_rates, generator.n_blocks)
+        forced.adapters = generator.adapters
+        return forced
     return generator

@@ -90,6 +90,7 @@ class FaultyGenerator(Generator):
 
     def __init__(self, generator: Generator, fault: str, every: int):
         self.n_blocks, self.drafter = generator.n_blocks, generator.drafter
+        self.adapters = generator.adapters
         self._generator = generator
         self._fault = FAULTS[fault]
         self._every = every

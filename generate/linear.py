@@ -120,12 +120,13 @@ KINDS: dict[str, type[KernelLinear] | type[Int8Linear] | type[OneDNNLinear]] = {
 }  # of the setting --linear
 
 
-def pack(model: GPT2, linear: str) -> None:
+def pack(model: GPT2, linear: str, adapted: bool = False) -> None:
     """Replace the model's linear layers by packed ones, each weight as soon as its copy is made.
 
-    The LM head becomes a packed copy of wte, which stays for reading rows.
+    The LM head becomes a packed copy of wte, which stays for reading rows. adapted: adapters
+    will be added to what the layers return.
     """
-    kind = KINDS[linear]
+    kind, fused = KINDS[linear], linear != "onednn" or not adapted
 
     def packed(layer: nn.Module, gelu: bool = False) -> nn.Module:
         assert isinstance(layer, Linear)
@@ -135,8 +136,8 @@ def pack(model: GPT2, linear: str) -> None:
         assert isinstance(block, Block)
         attention, mlp = block.attn, block.mlp
         attention.c_attn, attention.c_proj = packed(attention.c_attn), packed(attention.c_proj)
-        mlp.c_fc, mlp.c_proj = packed(mlp.c_fc, gelu=True), packed(mlp.c_proj)
-        mlp.gelu = nn.Identity()
+        mlp.c_fc, mlp.c_proj = packed(mlp.c_fc, gelu=fused), packed(mlp.c_proj)
+        mlp.gelu = nn.Identity() if fused else mlp.gelu
     model.lm_head = kind(model.wte.weight.detach().T, None)
 
 

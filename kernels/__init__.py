@@ -1,5 +1,5 @@
 """Operations that PyTorch does too slowly: in C++ for CPUs, and in Triton for GPUs
-(paged_attention.py, add_norm.py).
+(paged_attention.py, add_norm.py, lora.py).
 
 The C++ is built once, kept in the user's cache folder, and called by ctypes. Neither this module
 nor the sources know torch, so that a build takes seconds; a call passes addresses, and other
@@ -30,6 +30,7 @@ FOLDER = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC"]
 TIMEOUT_S = 120
 LARGEST_HEAD = 256  # as in attention.cpp
+LARGEST_RANK = 64  # of adapters; as in lora.h
 # GPT-2's; in float32 a program with wider ones needs more shared memory than small GPUs have
 LARGEST_TRITON_HEAD = 64
 
@@ -44,12 +45,22 @@ SIGNATURES = {
 }
 
 
+class Lora(ctypes.Structure):
+    """Adapters of a linear layer as lora.h takes them."""
+
+    _fields_ = [
+        *((name, _ADDRESS) for name in ("memory", "slots", "ranks", "low")),
+        *((name, _SIZE) for name in ("stride", "offset")),
+    ]
+
+
 class Linear(ctypes.Structure):
-    """A linear layer as linear.cpp takes it: addresses, sizes, and whether a gelu follows."""
+    """A linear layer as linear.cpp takes it: addresses, sizes, whether a gelu follows, adapters."""
 
     _fields_ = [
         *((name, _ADDRESS) for name in ("packed", "start", "scales", "bias")),
         *((name, _SIZE) for name in ("n_in", "n_out", "with_gelu")),
+        ("lora", ctypes.POINTER(Lora)),
     ]
 
 

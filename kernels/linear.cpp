@@ -11,6 +11,7 @@
 // of int8 as int32, so that a token's result does not depend on the other tokens.
 
 #include "amx.h"
+#include "lora.h"
 #include "team.h"
 
 #include <cmath>
@@ -41,6 +42,7 @@ struct Linear {
     const int32_t* start;           // of int8: what each output's sum begins with
     const float *scales, *bias;     // [outputs of all panels]; scales: of int8
     int64_t n_in, n_out, with_gelu;  // n_in: a multiple of 32
+    const Lora* lora;               // null: no adapters
 };
 
 // A pair as floats, in the order of multiply_add.
@@ -77,12 +79,19 @@ static void compute_panels(const Linear& layer, const Sum* start, Y* y, int64_t 
             }
             multiply_block(k, w, n, sums.data(), (const char*)next);
         }
-        for (int64_t t = 0; t < n_tokens; t++) {
-            float values[PANEL];
-            for (int i = 0; i < PANEL; i++) values[i] = value(t, o + i, sums[t * PANEL + i]);
-            if (layer.with_gelu)
-                for (int i = 0; i < PANEL; i++) values[i] = gelu(values[i]);
-            for (int64_t i = 0; i < width; i++) y[t * layer.n_out + o + i] = Y(values[i]);
+        for (int64_t t = 0, n = 1; t < n_tokens; t += n) {
+            if (layer.lora) n = layer.lora->alike(t, n_tokens);
+            float values[ROWS][PANEL];
+            for (int64_t r = 0; r < n; r++)
+                for (int i = 0; i < PANEL; i++)
+                    values[r][i] = value(t + r, o + i, sums[(t + r) * PANEL + i]);
+            if (layer.lora) layer.lora->add(t, n, panel, layer.n_in, values[0]);
+            for (int64_t r = 0; r < n; r++) {
+                if (layer.with_gelu)
+                    for (int i = 0; i < PANEL; i++) values[r][i] = gelu(values[r][i]);
+                for (int64_t i = 0; i < width; i++)
+                    y[(t + r) * layer.n_out + o + i] = Y(values[r][i]);
+            }
         }
     });
 }
@@ -93,6 +102,7 @@ const int LINES = PANEL * 4 / CACHE_LINE;  // of an element
 
 static void linear(const Linear& layer, const float* x, float* y, int64_t n_tokens, int n_threads) {
     as_team(n_threads, 0, [&](Member& me) {
+        if (layer.lora) layer.lora->lower(x, layer.n_in, n_tokens, me);
         compute_panels<float>(
             layer, layer.bias, y, n_tokens, n_tokens, me,
             [&](int64_t k, const float* w, int64_t n, float* sums, const char* next) {
@@ -109,6 +119,7 @@ static void linear(const Linear& layer, const Pair* x, BFloat16* y, int64_t n_to
                widened = !PAIRED && !tiled && (n_tokens > ROWS || !FUSED);
     const int64_t rows = tiled ? (n_tokens + TILE - 1) / TILE * TILE : n_tokens;
     as_team(n_threads, linear_bytes(n_tokens, layer.n_in), [&](Member& me) {
+        if (layer.lora) layer.lora->lower((const BFloat16*)x, layer.n_in, n_tokens, me);
         Pair* const whole_x = (Pair*)me.team->memory;
         float* const wide_x = (float*)me.team->memory;
         if (tiled || widened)
@@ -157,6 +168,7 @@ template <typename X>
 static void linear_int8(const Linear& layer, const X* x, X* y, int64_t n_tokens, int n_threads) {
     const int64_t n_in = layer.n_in / 4;
     as_team(n_threads, linear_bytes(n_tokens, layer.n_in), [&](Member& me) {
+        if (layer.lora) layer.lora->lower(x, layer.n_in, n_tokens, me);
         Quad* const quads = (Quad*)me.team->memory;
         float* const x_scales = (float*)(quads + n_tokens * n_in);
         me.share_rows(n_tokens, layer.n_in, [&](int64_t t) {

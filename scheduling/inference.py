@@ -229,7 +229,7 @@ class Generator(Protocol):
 
     n_blocks: int | None = None  # KV blocks of the engine; None: those of the settings
     drafter: Drafter | None = None
+    adapters: Any = None  # generate/lora.py's Adapters, if it serves any
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Compute the iteration; return the ids of rows with `samples`, in row order."""
-        ...

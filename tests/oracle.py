@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from generate.attention import Attention, KernelAttention, PlainAttention
+from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.forward import KernelForward
 from generate.linear import pack
+from generate.lora import AdaptedGenerator, Adapter, Adapters
 from generate.naive import NaiveGenerator
 from generate.norms import KernelAddNorm, fuse_norms
 from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniform
@@ -73,16 +74,27 @@ def row(start: int, n_tokens: int, blocks: list[int], samples: bool = True) -> R
 
 
 def engine(
-    model: GPT2, n_blocks: int, block_size: int, path: str = "kernels in one call"
+    model: GPT2,
+    n_blocks: int,
+    block_size: int,
+    path: str = "kernels in one call",
+    adapters: Sequence[Adapter] = (),
+    slots: int = 8,
 ) -> CachedGenerator:
     attend, sampler, linear = PATHS[path]
-    if linear != "plain":
+    if linear != "plain" or adapters:
         model = copy.deepcopy(model)
-        pack(model, linear)
+    if linear != "plain":
+        pack(model, linear, bool(adapters))
         fuse_norms(model, KernelAddNorm)
     cache = KVCache(model.shape, n_blocks, block_size, model.wte.weight.dtype, "cpu")
     attention = attend(cache)
     generator = CachedGenerator(model, N_VOCAB, attention, sampler, MAX_TOKENS)
+    if adapters:
+        store = Adapters(model, slots, MAX_TOKENS, triton=isinstance(attention, TritonAttention))
+        for adapter in adapters:
+            store.add(adapter)
+        generator = AdaptedGenerator(store, model, N_VOCAB, attention, sampler, MAX_TOKENS)
     if path == "kernels in one call":
         assert isinstance(attention, KernelAttention)
         generator.one_call = KernelForward(model, attention)

@@ -115,6 +115,7 @@ EXTRAS = {
     "deploy.ray_serve": "fastapi",
     "deploy.ray_routers": "ray",
     "kernels.add_norm": "triton",
+    "kernels.lora": "triton",
     "kernels.paged_attention": "triton",
     "live.vllm_recorder": "vllm",
 }

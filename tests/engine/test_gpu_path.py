@@ -80,8 +80,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 import triton.language as tl
 from kernels.add_norm import add_norm_kernel
+from kernels import lora
 from kernels.paged_attention import KEYS, QUERIES, TILE, attention_kernel
 
+LORA = {n: getattr(lora, n) for n in ("TOKENS", "TILE", "RANKS", "INPUTS", "OUTPUTS")}
 for name, dtype in (("bf16", tl.bfloat16), ("fp32", tl.float32)):
     sizes = {"N_HEAD": 16, "HEAD": 64, "WIDTH": 64, "BLOCK_SIZE": 16}
     sizes |= {"QUERIES": QUERIES, "KEYS": KEYS, "TILE": TILE}
@@ -89,6 +91,8 @@ for name, dtype in (("bf16", tl.bfloat16), ("fp32", tl.float32)):
         (attention_kernel, {"tiles": "*i32", "tables": "*i32"},
          {"SCALE": 0.125, "DTYPE": dtype, "PRECISION": "ieee", **sizes}),
         (add_norm_kernel, {}, {"WIDTH": 1600, "POWER": 2048, "EPSILON": 1e-5}),
+        (lora.lora_kernel, {"memory": "*fp32", "tiles": "*i32", "ranks": "*i32", "stride": "i64",
+         "offset": "i32"}, {"N_IN": 1600, "WIDTH": 1600, "N_OUT": 6400, **LORA}),
     ):
         types = {n: pointers.get(n, f"*{name}") for n in kernel.arg_names}
         types |= dict.fromkeys(constants, "constexpr")
@@ -110,7 +114,7 @@ def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     made = [line.split() for line in done.stdout.splitlines()]
-    assert len(made) == 8 and all(int(size) > 1000 for *_, size, _ in made)
+    assert len(made) == 12 and all(int(size) > 1000 for *_, size, _ in made)
     assert max(int(shared) for *_, shared in made) <= 99 * 1024, "what a program may use on an L4"
 
 
